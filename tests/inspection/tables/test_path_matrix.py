@@ -238,7 +238,7 @@ def test_draws_are_those_of_repeated_rows():
             count = weights[i] if i == j else weights[i] * weights[j]
             energy += count * s[i, j] ** 2
             turned += count * s[i, j] * s[j, i]
-    found = module._ratios(left, right, weights[:, None].astype(float))
+    found = module._Ratios(left, right, weights[:, None].astype(float)).measure(0, module.BLOCK)
     assert found[0, 0] == pytest.approx(2 - 2 * turned / energy, abs=1e-12)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -78,8 +78,8 @@ class Score:
     @property
     def p(self) -> float:
         """Return (1 + permutations that reach the score) / (1 + permutations); small values need many of them."""
-        reached = sum(value >= self.estimate.value for value in self.null)
-        return (1 + reached) / (1 + len(self.null))
+        reached = [value for value in self.null if value >= self.estimate.value]
+        return (1 + len(reached)) / (1 + len(self.null))
 
     @property
     def by_chance(self) -> str:
@@ -118,12 +118,14 @@ class Alignment:
         title = f"The two tables of {of}" if of else "Input against output"
         unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
         for score in sorted(self.scores, key=lambda score: not _is_main_map(score, unseen)):
-            wording = _map_wording(score, unseen, decides) if score.rows else _measure_wording(score, self.k)
+            if score.rows:
+                wording, below, above = _map_wording(score, unseen, decides), TWO, ONE
+            else:
+                wording, below, above = _measure_wording(score, self.k), NEITHER, NEITHER
             yield Quantity.of_estimate(
                 wording.name, score.estimate, chance=score.chance, null=score.null, unit=wording.unit, of=of,
                 main=wording.is_main and not of, figure=title if wording.is_main else "", why=wording.why,
-                question=wording.question,
-                below=TWO if score.rows else NEITHER, above=ONE if score.rows else NEITHER,
+                question=wording.question, below=below, above=above,
             )  # fmt: skip
         yield from self._further(of)
 
@@ -164,7 +166,8 @@ def _map_wording(score: Score, unseen: str, decides: bool) -> _Wording:
     relation, on_rows = "has not seen", "held out"
     if score.rows == FITTED:
         relation, on_rows = "was fitted on", "it was fitted on"
-    question, why = "", f"tokens that the map {relation}; by chance {plain(score.chance, 3)} {score.by_chance}"
+    chance = f"{plain(score.chance, 3)} {score.by_chance}"
+    question, why = "", f"tokens that the map {relation}; by chance {chance}"
     if decides and is_main and (score.measure, score.rows) == (IDENTITY, HELD_OUT):
         question = "Are input and output table alike?"
         why = "above chance both stored tables point the same way row by row, whether trained or started so"
@@ -201,33 +204,30 @@ def align(
     if counts is not None and np.shape(counts) != (len(pairs),):
         shape = list(np.shape(counts))
         raise DataError(f"counts of shape {shape} for {len(pairs):,} pairs", "give one count for each pair")
-    frequency = None if counts is None else directions(counts)
+    frequency = None
+    if counts is not None:
+        frequency = directions(counts)
     fitter = Fitter(as_table(a), as_table(b), pairs, settings, frequency)
     scores = _map_scores(fitter, settings)
     which, k = settings.sample(len(pairs))
     if k:
         scores.append(_neighbour_score(fitter, settings, which, k))
     # maps are fitted: from here on the sums are over all pairs
-    products, norms, _ = fitter.sums(fitter.held, onto=fitter.products)
-    centred = products.without()
-    taken_out: dict[str, tuple[float, float]] = {}
-    highest = products.along_a.shape[1]
-    for powers in sorted({0, min(LINE, highest), min(CURVE, highest)}):
-        score, shares = _cka_score(products, centred, powers)
-        scores.append(score)
-        if powers:
-            taken_out[score.measure] = shares
-    norms_a, norms_b = (np.concatenate(both) for both in zip(fitter.norms, norms, strict=True))
+    products, norms_of_held, _ = fitter.sums(fitter.held, onto=fitter.products)
+    cka_scores, taken_out = _cka_scores(products)
+    norms_a = np.concatenate([fitter.norms[0], norms_of_held[0]])
+    norms_b = np.concatenate([fitter.norms[1], norms_of_held[1]])
     by_value, by_rank = norm_correlations(norms_a, norms_b)
     both_spectra, subspaces = spectra(products, settings.subspaces)
+    is_zero = (norms_a == 0) | (norms_b == 0)
     return Alignment(
         pairs=len(pairs),
         matched=pairs.how,
         fitted_rows=len(fitter.rows),
-        zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
+        zero_rows=int(is_zero.sum()),
         precision="fp64" if fitter.dtype == np.float64 else "fp32",
         error=fitter.error,
-        scores=(*scores, by_rank, by_value),
+        scores=(*scores, *cka_scores, by_rank, by_value),
         k=k,
         taken_out=taken_out,
         left_out=fitter.left_out,
@@ -242,32 +242,48 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(held) else len(fit)
     place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
-    scored = {FITTED: fit[place]}
+    scored = {FITTED: _ScoredRows(FITTED, fit[place])}
     if len(held):
-        scored[HELD_OUT] = held
+        scored[HELD_OUT] = _ScoredRows(HELD_OUT, held)
     maps = fitter.fit()
-    cosines = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
-    nulls: dict[str, list[dict[Key, Matrix]]] = {rows: [] for rows in scored}
+    for rows in scored.values():
+        rows.cosines = fitter.cosines(maps, rows.which, rows.which)
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
         partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}
-        again = fitter.fit(order)
-        for rows, which in scored.items():
-            nulls[rows].append(fitter.cosines(again, which, partners[rows]))
-    scores = []
-    for rows, by_map in cosines.items():
-        for (name, view), values in by_map.items():
-            score = Score(
+        refitted = fitter.fit(order)
+        for kind, rows in scored.items():
+            rows.permuted.append(fitter.cosines(refitted, rows.which, partners[kind]))
+    scores: list[Score] = []
+    for rows in scored.values():
+        scores += rows.scores(len(fit), fitter.widths)
+    return scores
+
+
+@dataclass
+class _ScoredRows:
+    """Pairs that maps are scored on, and the cosines of these by every map."""
+
+    kind: str  # FITTED or HELD_OUT
+    which: Ids  # the pairs [n]
+    cosines: dict[Key, Matrix] = field(default_factory=dict)  # of each map [n]
+    permuted: list[dict[Key, Matrix]] = field(default_factory=list)  # the same with permuted rows, maps fitted again
+
+    def scores(self, fitted: int, widths: tuple[int, int]) -> Iterator[Score]:
+        """Yield the score of every map, fitted on `fitted` pairs of rows of these widths."""
+        for (name, view), values in self.cosines.items():
+            chance = 0.0
+            if self.kind == FITTED:
+                chance = fitted_chance(name, fitted, *widths)
+            yield Score(
                 measure=name,
                 estimate=mean_interval(values),
-                chance=fitted_chance(name, len(fit), *fitter.widths) if rows == FITTED else 0.0,
-                deviation=1 / math.sqrt(len(values) * fitter.widths[1]),
-                null=tuple(float(null[name, view].mean()) for null in nulls[rows]),
-                rows=rows,
+                chance=chance,
+                deviation=1 / math.sqrt(len(values) * widths[1]),
+                null=tuple(float(cosines[name, view].mean()) for cosines in self.permuted),
+                rows=self.kind,
                 view=view,
             )
-            scores.append(score)
-    return scores
 
 
 def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int) -> Score:
@@ -278,9 +294,30 @@ def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int
     null = []
     for _ in range(max(1, settings.permutations)):
         order = generator.permutation(len(which))
-        null.append(float(shared(ids_a, np.argsort(order)[ids_b[order]]).mean()))
+        permuted = np.argsort(order)[ids_b[order]]
+        null.append(float(shared(ids_a, permuted).mean()))
     # rows share neighbours, so that the interval is a little narrow
-    return Score(NEIGHBOURS, mean_interval(shared(ids_a, ids_b)), k / (len(which) - 1), null=tuple(null))
+    estimate = mean_interval(shared(ids_a, ids_b))
+    return Score(NEIGHBOURS, estimate, _neighbour_chance(k, len(which)), null=tuple(null))
+
+
+def _neighbour_chance(k: int, rows: int) -> float:
+    """Return the share of k nearest neighbours among `rows` rows that two unrelated tables have in common."""
+    return k / (rows - 1)
+
+
+def _cka_scores(products: Products) -> tuple[list[Score], dict[str, tuple[float, float]]]:
+    """Return CKA as it is and with frequency taken out, and by measure what shares of A and B went with that."""
+    centred = products.without()
+    highest = products.along_a.shape[1]
+    scores: list[Score] = []
+    taken_out: dict[str, tuple[float, float]] = {}
+    for powers in sorted({0, min(LINE, highest), min(CURVE, highest)}):
+        score, shares = _cka_score(products, centred, powers)
+        scores.append(score)
+        if powers:
+            taken_out[score.measure] = shares
+    return scores, taken_out
 
 
 def _cka_score(products: Products, centred: Products, powers: int) -> tuple[Score, tuple[float, float]]:
@@ -299,7 +336,9 @@ def _cka_score(products: Products, centred: Products, powers: int) -> tuple[Scor
 def _share_taken(rest: Matrix, gram: Matrix) -> float:
     """Return the share of a table's variance that is missing in what is left of it."""
     total = np.trace(gram)
-    return 1 - float(np.trace(rest) / total) if total else 0.0
+    if not total:
+        return 0.0
+    return 1 - float(np.trace(rest) / total)
 
 
 def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> Ids:
@@ -309,7 +348,8 @@ def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> 
     """
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
-    n, norms = len(rows), np.linalg.norm(rows, axis=1, keepdims=True)
+    n = len(rows)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(norms > 0, norms, 1)
     best = _Nearest(n, k, unit.dtype)
     starts = range(0, n, BLOCK)
@@ -384,7 +424,8 @@ def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
     if not scale:
         return 0.0, 0.0
     traces = float(np.trace(centred.gram_a) * np.trace(centred.gram_b))
-    return float(np.square(centred.cross).sum()) / scale, traces / (scale * (centred.rows - taken_out - 1))
+    by_chance = traces / (scale * (centred.rows - taken_out - 1))
+    return float(np.square(centred.cross).sum()) / scale, by_chance
 
 
 @dataclass(frozen=True)
@@ -409,7 +450,8 @@ class Subspace:
 
 def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
     """Return (spectra of both tables, their leading subspaces of `ks` directions), of rows less their mean."""
-    (mean_a, mean_b), centred = products.means, products.without()
+    mean_a, mean_b = products.means
+    centred = products.without()
     a = _Principal.of(centred.gram_a)
     b = _Principal.of(centred.gram_b)
     both = (
@@ -419,9 +461,11 @@ def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Sp
     between = a.axes.T @ centred.cross @ b.axes
     rank = min(a.rank, b.rank)
     spaces = []
-    for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
-        over_tokens = between[:k, :k] / np.sqrt(np.outer(a.values[:k], b.values[:k]))
-        spaces.append(_subspace("tokens", k, over_tokens, k / (products.rows - 1)))
+    for k in sorted({min(k, rank) for k in ks}):
+        if k <= 0:
+            continue
+        scales = np.sqrt(np.outer(a.values[:k], b.values[:k]))
+        spaces.append(_subspace("tokens", k, between[:k, :k] / scales, k / (products.rows - 1)))
         if a.axes.shape == b.axes.shape:
             over_coordinates = a.axes[:, :k].T @ b.axes[:, :k]
             spaces.append(_subspace("coordinates", k, over_coordinates, k / len(a.axes)))
@@ -445,25 +489,30 @@ class _Principal:
     def rank(self) -> int:
         """Return how many eigenvalues are more than rounding."""
         values = self.values
-        return int((values > len(values) * np.finfo(np.float64).eps * values[0]).sum())
+        rounding = len(values) * np.finfo(np.float64).eps * values[0]
+        return int((values > rounding).sum())
 
     def spectrum(self, mean_share: float) -> Spectrum:
         """Return singular values and how many directions they fill, with the mean row's share of the energy."""
         values, participation = self.values, 0.0
         if values.any():
             participation = float(values.sum() ** 2 / (values @ values))
-        return Spectrum(tuple(np.sqrt(values).tolist()), participation, mean_share)
+        singular = tuple(np.sqrt(values).tolist())
+        return Spectrum(singular, participation, mean_share)
 
 
 def _mean_share(gram: Matrix, mean: Matrix, rows: int) -> float:
     """Return the share of Σ‖row‖² that is the mean row's; `gram` is of rows that are not centred."""
-    return rows * float(mean @ mean / np.trace(gram)) if gram.any() else 0.0
+    if not gram.any():
+        return 0.0
+    return rows * float(mean @ mean / np.trace(gram))
 
 
 def _subspace(over: str, k: int, product: Matrix, chance: float) -> Subspace:
     """Return how far two subspaces agree, from the product [k, k] of their orthonormal bases."""
     cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
-    return Subspace(over, k, float(cosines @ cosines) / k, min(1.0, chance), tuple(cosines.tolist()))
+    mean_square = float(cosines @ cosines) / k
+    return Subspace(over, k, mean_square, min(1.0, chance), tuple(cosines.tolist()))
 
 
 def norm_correlations(norms_a: Matrix, norms_b: Matrix) -> tuple[Score, Score]:
@@ -474,10 +523,14 @@ def norm_correlations(norms_a: Matrix, norms_b: Matrix) -> tuple[Score, Score]:
 
 def _correlation(measure: str, first: Matrix, second: Matrix) -> Score:
     """Correlate two vectors [n] (Pearson); 0 where one is constant."""
-    n, x, y = len(first), first - first.mean(), second - second.mean()
+    n = len(first)
+    x, y = first - first.mean(), second - second.mean()
     scale = float(np.sqrt((x @ x) * (y @ y)))
-    value = float(x @ y) / scale if scale else 0.0
-    return Score(measure, correlation_interval(value, n), 0.0, (n - 1) ** -0.5)
+    value = 0.0
+    if scale:
+        value = float(x @ y) / scale
+    estimate = correlation_interval(value, n)
+    return Score(measure, estimate, chance=0.0, deviation=(n - 1) ** -0.5)
 
 
 def _ranks(values: Matrix) -> Matrix:
@@ -505,7 +558,9 @@ def toward(difference: Estimate) -> str:
         return NOT_KNOWN
     if difference.low > 0:
         return "output"
-    return "input" if difference.high < 0 else NEITHER
+    if difference.high < 0:
+        return "input"
+    return NEITHER
 
 
 def nearer_end(
@@ -523,15 +578,9 @@ def nearer_end(
     settings = settings or AlignSettings()
     nearer = as_table(table)
     which, k = settings.sample(len(pairs))
-    neighbours = nearest(nearer, pairs.a[which], k, np.float32) if k else None
-    turned = Pairs(pairs.b, pairs.a, pairs.how)
-    scores = []
-    for other in (as_table(input_other), as_table(output_other)):
-        of_rows = _row_scores(Fitter(other, nearer, turned, settings))
-        if neighbours is not None:
-            of_rows[NEIGHBOURS, CENTRED] = shared(neighbours, nearest(other, pairs.b[which], k, np.float32))
-        scores.append(of_rows)
-    to_input, to_output = scores
+    of_rows = _RowScores(nearer, pairs, settings, which, k)
+    to_input, to_output = of_rows.against(as_table(input_other)), of_rows.against(as_table(output_other))
+    chances = {NEIGHBOURS: _neighbour_chance(k, len(which))} if k else {}
     leans = []
     for (measure, view), of_output in to_output.items():
         of_input = to_input.get((measure, view))
@@ -542,14 +591,32 @@ def nearer_end(
             input=mean_interval(of_input),
             output=mean_interval(of_output),
             difference=paired_bootstrap(of_input, of_output, settings.seed),
-            chance=k / (len(which) - 1) if measure == NEIGHBOURS else 0.0,
+            chance=chances.get(measure, 0.0),
             view=view,
         )
         leans.append(lean)
     return tuple(leans)
 
 
-def _row_scores(fitter: Fitter) -> dict[Key, Matrix]:
-    """Return the cosine of each held-out row after every map; of all rows where none is held out."""
-    seen = fitter.held if len(fitter.held) else fitter.rows
-    return fitter.cosines(fitter.fit(), seen, seen)
+class _RowScores:
+    """How well other tables map onto one table, row by row."""
+
+    def __init__(self, table: TokenTable, pairs: Pairs, settings: AlignSettings, which: Ids, k: int) -> None:
+        """Take the table (a of `pairs`), and among pairs `which` find k neighbours of each row; 0 leaves them out."""
+        self.table, self.pairs, self.settings, self.which, self.k = table, pairs, settings, which, k
+        if k:
+            self.neighbours = nearest(table, pairs.a[which], k, np.float32)
+
+    def against(self, other: TokenTable) -> dict[Key, Matrix]:
+        """Return by measure the cosine of each held-out row, or its share of common neighbours.
+
+        Cosines are of all rows where none is held out.
+        """
+        turned = Pairs(self.pairs.b, self.pairs.a, self.pairs.how)
+        fitter = Fitter(other, self.table, turned, self.settings)
+        scored = fitter.held if len(fitter.held) else fitter.rows
+        scores = fitter.cosines(fitter.fit(), scored, scored)
+        if self.k:
+            of_other = nearest(other, self.pairs.b[self.which], self.k, np.float32)
+            scores[NEIGHBOURS, CENTRED] = shared(self.neighbours, of_other)
+        return scores

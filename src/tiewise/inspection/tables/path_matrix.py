@@ -29,7 +29,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, advance, no_numbers
 from tiewise.core.estimates import Estimate, wilson
 from tiewise.core.found import Quantity, visible
-from tiewise.inspection.tables.model_tables import Array, Ids
+from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 from tiewise.inspection.tables.open_path import DirectPath
 from tiewise.inspection.tables.token_texts import find_tokens
 
@@ -38,6 +38,7 @@ BLOCK = 1024  # tokens that are held against as many others
 RESAMPLES = 200  # of sampled tokens
 MOST_PAIRS = 4096  # held against one block of output rows
 ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
+AsymmetricPair = tuple[int, int, float, float]  # i, j, M[i, j], M[j, i]
 WordOrders = dict[str, tuple[float, float, int]]  # "New → York" → logit, log-probability, rank
 
 
@@ -63,14 +64,12 @@ class Grams:
     def centred(self) -> Grams:
         """The same of tables without their mean rows, for `asymmetry` and `definiteness`."""
 
-        def without(product: Array, a: Array, b: Array) -> Array:
-            return product - np.outer(a, b) / self.rows
-
-        left = right = cross = without(self.left, self.left_sum, self.left_sum)
+        left = right = cross = self.left - np.outer(self.left_sum, self.left_sum) / self.rows
         if not self.shared:
-            right = without(self.right, self.right_sum, self.right_sum)
-            cross = without(self.cross, self.right_sum, self.left_sum)
-        zero, diagonal = np.zeros_like(self.left_sum), float(np.trace(cross * self.weights))
+            right = self.right - np.outer(self.right_sum, self.right_sum) / self.rows
+            cross = self.cross - np.outer(self.right_sum, self.left_sum) / self.rows
+        zero = np.zeros_like(self.left_sum)
+        diagonal = float(np.trace(cross * self.weights))
         return Grams(left, right, cross, self.weights, zero, zero, diagonal, self.rows)
 
 
@@ -82,7 +81,8 @@ def grams(path: DirectPath) -> Grams:
     left_sum, right_sum, diagonal = np.zeros(width), np.zeros(width), 0.0
     for start, stop in path.input.spans(path.rows):
         raw = path.input.read(start, stop)
-        base, out = path.base(raw), raw if path.tied else path.output.read(start, stop)
+        base = path.base(raw)
+        out = raw if path.tied else path.output.read(start, stop)
         left += base.T @ base
         if not shared:
             right += out.T @ out
@@ -93,7 +93,7 @@ def grams(path: DirectPath) -> Grams:
         advance(stop)
     if not path.rows:
         raise DataError("a table without rows", "give a model that has some")
-    if not all(np.isfinite(product).all() for product in (left, right, cross)):
+    if not np.isfinite([left, right, cross]).all():
         raise no_numbers("a table or a norm")
     left = (left + left.T) / 2
     if shared:
@@ -105,8 +105,11 @@ def asymmetry(g: Grams) -> tuple[float, float]:
     """(‖M‖², ‖M − Mᵀ‖² / ‖M‖²): 0 symmetric, as a tied linear path is exactly, 2 no relation, 4 antisymmetric."""
     weights = np.outer(g.weights, g.weights)
     straight, turned = g.left * g.right, g.cross * g.cross.T
-    energy, apart = float((weights * straight).sum()), float((weights * (straight - turned)).sum())
-    return energy, 2 * max(0.0, apart) / energy if energy > 0 else 0.0
+    energy = float((weights * straight).sum())
+    if energy <= 0:
+        return energy, 0.0
+    apart = float((weights * (straight - turned)).sum())
+    return energy, 2 * max(0.0, apart) / energy
 
 
 def eigenvalues(g: Grams) -> Array:
@@ -124,8 +127,9 @@ def eigenvalues(g: Grams) -> Array:
         half = len(g.weights)
         product = root[:, :half] @ root[:, half:].T
         values = np.linalg.eigvalsh((product + product.T) / 2)
-    found: Array = values[np.abs(values) > COUNTED * np.sqrt(asymmetry(g)[0])]
-    return found
+    energy, _ = asymmetry(g)
+    counted: Array = values[np.abs(values) > COUNTED * np.sqrt(energy)]
+    return counted
 
 
 def _root(product: Array) -> Array:
@@ -147,43 +151,74 @@ def sampled_asymmetry(
     diagonal count by the product of both tokens' draws, those on it by the token's draws. Entries of S are computed in
     blocks of `block` · `block`.
     """
-    if (n := len(right)) < 8:
-        raise DataError(f"{n} tokens", "sample 8 tokens or more")
-    if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
-        raise no_numbers("a table or a norm")
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-    weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
-    ratios = [_ratios(left, right, weights, place * n, block) for place, left in enumerate(lefts)]
-    found = []
-    for one in (*ratios, ratios[-1] - ratios[0]):
-        low, high = np.quantile(one[:, 1:], [0.025, 0.975], axis=1)
-        raw, centred = (Estimate(float(one[k, 0]), float(low[k]), float(high[k]), n) for k in (0, 1))
-        found.append((raw, centred))
-    return found
-
-
-def _ratios(left: Array, right: Array, weights: Array, before: int = 0, block: int = BLOCK) -> Array:
-    """Ratios [2, draws] of S = A Uᵀ and of the centred S, for each column of weights [n, draws]; block by block."""
-    rows, columns, mean = left @ right.mean(0), right @ left.mean(0), float(left.mean(0) @ right.mean(0))
-    energy, turned = np.zeros((2, 2, weights.shape[1]))
     n = len(right)
-    for one in range(0, n, block):
-        first = slice(one, min(one + block, n))
-        for other in range(one, n, block):
-            second = slice(other, min(other + block, n))
-            there, back = left[first] @ right[second].T, (left[second] @ right[first].T).T
-            s = there - rows[first, None] - columns[None, second] + mean
-            t = back - columns[first, None] - rows[None, second] + mean
-            for kind, (a, b) in enumerate(((there, back), (s, t))):
-                # this block and its mirror image in ‖S‖² and in ⟨S, Sᵀ⟩
-                both = (a * a, a * b) if one == other else (a * a + b * b, 2 * a * b)
-                for total, values in zip((energy[kind], turned[kind]), both, strict=True):
-                    if one == other:
-                        total += values.diagonal() @ weights[first]
-                        np.fill_diagonal(values, 0.0)
-                    total += np.einsum("nb,nb->b", weights[first], values @ weights[second])
-        advance(before + first.stop)
-    return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
+    if n < 8:
+        raise DataError(f"{n} tokens", "sample 8 tokens or more")
+    for rows in (*lefts, right):
+        if not np.isfinite(rows).all():
+            raise no_numbers("a table or a norm")
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    weights = np.concatenate([np.ones((n, 1)), draws.T], axis=1)  # the sample itself comes first
+    ratios = [_Ratios(left, right, weights).measure(place * n, block) for place, left in enumerate(lefts)]
+    estimates = []
+    for raw, centred in (*ratios, ratios[-1] - ratios[0]):
+        estimates.append((_bootstrapped(raw, n), _bootstrapped(centred, n)))
+    return estimates
+
+
+def _bootstrapped(values: Array, rows: int) -> Estimate:
+    """Return the first of values [1 + draws], that of the sample, with the interval of the others."""
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high), rows)
+
+
+class _Ratios:
+    """Ratios of S = A Uᵀ and of the centred S, for each column of weights [n, draws]."""
+
+    def __init__(self, left: Array, right: Array, weights: Array) -> None:
+        """Take the rows A and U [n, E]; nothing is summed yet."""
+        self.left, self.right, self.weights = left, right, weights
+        # means of S along its rows and its columns [n], and over all
+        self.rows, self.columns = left @ right.mean(0), right @ left.mean(0)
+        self.mean = float(left.mean(0) @ right.mean(0))
+        # of S and of the centred S [2, draws]: ‖S‖², and ⟨S, Sᵀ⟩
+        self.energy, self.turned = np.zeros((2, 2, weights.shape[1]))
+
+    def measure(self, before: int, block: int) -> Array:
+        """Return ‖S − Sᵀ‖² / ‖S‖² of both [2, draws], block by block; `before` tokens count as done."""
+        n = len(self.right)
+        for start in range(0, n, block):
+            first = slice(start, min(start + block, n))
+            for other in range(start, n, block):
+                self._add(first, slice(other, min(other + block, n)))
+            advance(before + first.stop)
+        difference = 2 * self.energy - 2 * self.turned
+        return np.divide(difference, self.energy, out=np.zeros_like(difference), where=self.energy > 0)
+
+    def _add(self, first: slice, second: slice) -> None:
+        """Add a block of S and its mirror image."""
+        there = self.left[first] @ self.right[second].T
+        back = (self.left[second] @ self.right[first].T).T
+        self._add_kind(0, there, back, first, second)
+        centred_there = there - self.rows[first, None] - self.columns[None, second] + self.mean
+        centred_back = back - self.columns[first, None] - self.rows[None, second] + self.mean
+        self._add_kind(1, centred_there, centred_back, first, second)
+
+    def _add_kind(self, kind: int, a: Array, b: Array, first: slice, second: slice) -> None:
+        """Add the products of a block `a` and of its mirror image `b`, transposed, to the sums of one kind of S."""
+        if first == second:
+            self._add_values(self.energy[kind], a * a, first, second)
+            self._add_values(self.turned[kind], a * b, first, second)
+        else:
+            self._add_values(self.energy[kind], a * a + b * b, first, second)
+            self._add_values(self.turned[kind], 2 * a * b, first, second)
+
+    def _add_values(self, total: Array, values: Array, first: slice, second: slice) -> None:
+        """Add values of a block to sums [draws]: off the diagonal by both tokens' draws, on it by the token's."""
+        if first == second:
+            total += values.diagonal() @ self.weights[first]
+            np.fill_diagonal(values, 0.0)
+        total += np.einsum("nb,nb->b", self.weights[first], values @ self.weights[second])
 
 
 def logit_blocks(path: DirectPath, left: Array, beside: int = 0) -> Iterator[tuple[int, int, Array]]:
@@ -205,20 +240,23 @@ def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
 
     Logits are the head's, the softmax runs over every output row, and a rank counts the tokens with a larger logit.
     """
-    wanted = np.asarray(pairs, np.int64).reshape(-1, 2)
-    logits, logs, ranks = np.empty(len(wanted)), np.empty(len(wanted)), np.zeros(len(wanted), np.int64)
-    for first in range(0, len(wanted), MOST_PAIRS):
+    ways = np.asarray(pairs, np.int64).reshape(-1, 2)
+    logits, logs, ranks = np.empty(len(ways)), np.empty(len(ways)), np.zeros(len(ways), np.int64)
+    for first in range(0, len(ways), MOST_PAIRS):
         some = slice(first, first + MOST_PAIRS)
-        before, place = np.unique(wanted[some, 0], return_inverse=True)
+        before, place = np.unique(ways[some, 0], return_inverse=True)
         left = path.left(path.input.take(before))
-        own = logits_of(path, left[place], wanted[some, 1])
+        of_pairs = logits_of(path, left[place], ways[some, 1])
+        least = beyond(of_pairs)[:, None]
         highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
-        for _, _, block in logit_blocks(path, left, beside=len(own)):
-            ranks[some] += (block[place] > beyond(own)[:, None]).sum(1)
+        for _, _, block in logit_blocks(path, left, beside=len(of_pairs)):
+            ranks[some] += (block[place] > least).sum(1)
             larger = np.maximum(highest, block.max(1))
             total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
             highest = larger
-        logits[some], logs[some] = own, own - (highest + np.log(total))[place]
+        normaliser = highest + np.log(total)
+        logits[some] = of_pairs
+        logs[some] = of_pairs - normaliser[place]
     return logits, logs, ranks
 
 
@@ -234,51 +272,69 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
     """
     if path.rows < 2:
         raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
-    whole = float(g.left_sum * g.weights @ g.right_sum)
-    diagonal, elsewhere = g.diagonal / g.rows, (whole - g.diagonal) / (g.rows * (g.rows - 1))
-    spread = math.sqrt(max(0.0, asymmetry(g)[0] / g.rows**2 - (whole / g.rows**2) ** 2))
-    excess = (diagonal - elsewhere) / spread if spread > 0 else 0.0
+    total = float(g.left_sum * g.weights @ g.right_sum)
+    diagonal = g.diagonal / g.rows
+    elsewhere = (total - g.diagonal) / (g.rows * (g.rows - 1))
+    energy, _ = asymmetry(g)
+    variance = max(0.0, energy / g.rows**2 - (total / g.rows**2) ** 2)
+    excess = 0.0
+    if variance > 0:
+        excess = (diagonal - elsewhere) / math.sqrt(variance)
     ids = sampled(path.rows, sample, seed)
-    left = path.left(path.input.take(ids))
-    least, first = beyond(logits_of(path, left, ids)), np.ones(len(ids), bool)
-    for start, stop, block in logit_blocks(path, left):
-        here = np.nonzero((ids >= start) & (ids < stop))[0]
-        block[here, ids[here] - start] = -np.inf
-        first &= block.max(1) <= least
-    share, chance = float(first.mean()), 1 / path.output.rows
+    share, chance = float(_is_first(path, ids).mean()), 1 / path.output.rows
+    low, high = wilson(share, len(ids))
     why = "tokens that have no likelier successor than themselves"
     return [
-        Quantity("own token first", share, *wilson(share, len(ids)), len(ids), chance, unit="%", why=why),
+        Quantity("own token first", share, low, high, len(ids), chance, unit="%", why=why),
         Quantity("mean of the diagonal", diagonal, chance=elsewhere, unit="logits", main=False),
         Quantity("diagonal less the rest", excess, unit="standard deviations of M", main=False),
     ]
 
 
-def asymmetric_pairs(
-    path: DirectPath, ids: ArrayLike, top: int = 20, block: int = BLOCK
-) -> list[tuple[int, int, float, float]]:
+def _is_first(path: DirectPath, ids: Ids) -> Mask:
+    """Mark the tokens [n] behind which none is likelier than they themselves."""
+    left = path.left(path.input.take(ids))
+    least = beyond(logits_of(path, left, ids))
+    is_first = np.ones(len(ids), bool)
+    for start, stop, block in logit_blocks(path, left):
+        here = np.flatnonzero((ids >= start) & (ids < stop))
+        block[here, ids[here] - start] = -np.inf
+        is_first &= block.max(1) <= least
+    return is_first
+
+
+def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20, block: int = BLOCK) -> list[AsymmetricPair]:
     """Return the `top` pairs (i, j, M[i, j], M[j, i]) of `ids` with the largest M[i, j] − M[j, i], falling.
 
     n tokens cost n²·E; `block` · `block` differences are in memory at a time.
     """
     chosen = np.unique(np.asarray(ids, np.int64))
-    best: list[tuple[int, int, float, float]] = []
-    for one in range(0, len(chosen), block):
-        first = chosen[one : one + block]
+    best: list[AsymmetricPair] = []
+    for start in range(0, len(chosen), block):
+        first = chosen[start : start + block]
         a, b = path.left(path.input.take(first)), path.output.take(first)
-        for other in range(one, len(chosen), block):
+        for other in range(start, len(chosen), block):
             second = chosen[other : other + block]
             forward = a @ path.output.take(second).T
             backward = b @ path.left(path.input.take(second)).T
-            difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
-            places = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
-            for place in places[difference[places] >= 0].tolist():
-                row, column = divmod(place, len(second))
-                i, j = int(first[row]), int(second[column])
-                there, back = float(forward[row, column]), float(backward[row, column])
-                best.append((i, j, there, back) if there >= back else (j, i, back, there))
+            best += _most_asymmetric(first, second, forward, backward, top)
             best = sorted(best, key=lambda pair: (pair[3] - pair[2], pair[:2]))[:top]
     return best
+
+
+def _most_asymmetric(first: Ids, second: Ids, forward: Array, backward: Array, top: int) -> Iterator[AsymmetricPair]:
+    """Yield the `top` pairs of one block with the largest difference of both logits [n, m], the larger one first."""
+    is_once = first[:, None] < second[None, :]
+    difference = np.where(is_once, np.abs(forward - backward), -1.0).ravel()
+    places = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
+    for place in places[difference[places] >= 0].tolist():
+        row, column = divmod(place, len(second))
+        i, j = int(first[row]), int(second[column])
+        there, back = float(forward[row, column]), float(backward[row, column])
+        if there >= back:
+            yield i, j, there, back
+        else:
+            yield j, i, back, there
 
 
 def sampled(rows: int, count: int, seed: int) -> Ids:
@@ -292,12 +348,14 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
     """Return the ids of each pair of words, by the folder's tokenizer.json; each must be one of `rows` tokens."""
     if not words:
         return []
-    asked = [word for pair in words for word in pair]
-    found = find_tokens(folder, asked)
-    if (token := max(found)) >= rows:
-        what = f"{folder.path}: {asked[found.index(token)]!r} is token {token}, its tables have {rows:,} rows"
+    texts = [word for pair in words for word in pair]
+    ids = find_tokens(folder, texts)
+    largest = max(ids)
+    if largest >= rows:
+        text = texts[ids.index(largest)]
+        what = f"{folder.path}: {text!r} is token {largest}, its tables have {rows:,} rows"
         raise DataError(what, "put the tokenizer that belongs to the model beside it")
-    return list(zip(found[::2], found[1::2], strict=True))
+    return list(zip(ids[::2], ids[1::2], strict=True))
 
 
 def word_orders(path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]) -> WordOrders:

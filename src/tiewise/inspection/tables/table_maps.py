@@ -69,17 +69,28 @@ class Products:
     @classmethod
     def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
         """Return sums over no rows."""
-        shapes = (d1,), (d2,), (d1, d1), (d2, d2), (d1, d2), (d1, k), (d2, k)
-        return cls(0, *(np.zeros(shape) for shape in shapes))
+        return cls(
+            rows=0,
+            sum_a=np.zeros(d1),
+            sum_b=np.zeros(d2),
+            gram_a=np.zeros((d1, d1)),
+            gram_b=np.zeros((d2, d2)),
+            cross=np.zeros((d1, d2)),
+            along_a=np.zeros((d1, k)),
+            along_b=np.zeros((d2, k)),
+        )
 
     def add(self, a: Rows, b: Rows, q: Rows) -> None:
         """Add rows a [n, d1], b [n, d2] and q [n, k], multiplied in the type of a and b."""
         self.rows += len(a)
         self.sum_a += a.sum(axis=0, dtype=np.float64)
         self.sum_b += b.sum(axis=0, dtype=np.float64)
-        totals = self.gram_a, self.gram_b, self.cross, self.along_a, self.along_b
-        for total, x, y in zip(totals, (a, b, a, a, b), (a, b, b, q, q), strict=True):
-            total += x.T @ y.astype(x.dtype, copy=False)
+        narrow: Rows = q.astype(a.dtype, copy=False)
+        self.gram_a += a.T @ a
+        self.gram_b += b.T @ b
+        self.cross += a.T @ b
+        self.along_a += a.T @ narrow
+        self.along_b += b.T @ narrow
 
     @property
     def means(self) -> tuple[Matrix, Matrix]:
@@ -111,8 +122,8 @@ def directions(counts: ArrayLike) -> Matrix:
     k is less where there are too few different counts: then a lower power says all of it.
     """
     numbers = np.asarray(counts, np.float64)
-    is_counts = numbers.ndim == 1 and np.isfinite(numbers).all() and not (numbers < 0).any()
-    if not is_counts:
+    is_count = np.isfinite(numbers) & (numbers >= 0)
+    if numbers.ndim != 1 or not is_count.all():
         raise DataError("counts of tokens must be one number of 0 or more for each", "count them in the training text")
     f = np.log1p(numbers)
     spread = float(np.ptp(f))
@@ -121,7 +132,8 @@ def directions(counts: ArrayLike) -> Matrix:
         x = (2 * f - f.max() - f.min()) / spread  # from −1 to 1, which keeps the powers well conditioned
     highest = min(CURVE, len(np.unique(f)) - 1)
     powers = np.vander(x, 1 + highest, increasing=True)
-    return np.linalg.qr(powers)[0][:, 1:]
+    basis, _ = np.linalg.qr(powers)
+    return basis[:, 1:]
 
 
 def orthogonal(cross: Matrix) -> Matrix:
@@ -221,20 +233,25 @@ class AlignSettings:
     @classmethod
     def sized(cls, pairs: int, width: int, seed: int = 0, held_out: float = held_out) -> AlignSettings:
         """Return settings for tables of this size: one permutation instead of three for large ones."""
-        is_large = pairs * width**2 > LARGE
-        return cls(seed=seed, held_out=held_out, permutations=1 if is_large else cls.permutations)
+        permutations = cls.permutations
+        if pairs * width**2 > LARGE:
+            permutations = 1
+        return cls(seed=seed, held_out=held_out, permutations=permutations)
 
     def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
         """Return the type in which rows are multiplied."""
         if self.precision not in ("auto", "fp32", "fp64"):
             raise CheckpointError(f"no precision is called {self.precision}", "choose of auto, fp32 and fp64")
-        few = self.precision == "auto" and pairs * sum(widths) ** 2 <= FP64_WORK
-        return np.float64 if few or self.precision == "fp64" else np.float32
+        if self.precision == "auto":
+            is_quick = pairs * sum(widths) ** 2 <= FP64_WORK
+            return np.float64 if is_quick else np.float32
+        return np.float64 if self.precision == "fp64" else np.float32
 
     def sample(self, pairs: int) -> tuple[Ids, int]:
         """Return (at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
         size = min(self.sampled, pairs)
-        chosen = np.random.default_rng([self.seed, 2]).choice(pairs, size, replace=False)
+        generator = np.random.default_rng([self.seed, 2])
+        chosen = generator.choice(pairs, size, replace=False)
         return np.sort(chosen), min(self.neighbours, size - 1)
 
 
@@ -389,39 +406,56 @@ def _product_error(a: Rows, b: Rows) -> float:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
     distance = float(np.linalg.norm(a.T @ b - wide_a.T @ wide_b))
-    return distance / scale if scale else 0.0
+    if not scale:
+        return 0.0
+    return distance / scale
 
 
 def _row_cosines(x: Rows, y: Rows) -> Matrix:
     """Return the cosine of each row of x [n, d] with that of y; 0 where either is zero."""
-    dot, left, right = (np.einsum("ij,ij->i", *pair).astype(np.float64) for pair in ((x, y), (x, x), (y, y)))
-    scale = np.sqrt(left * right)
+    dot = _row_dots(x, y)
+    scale = np.sqrt(_row_dots(x, x) * _row_dots(y, y))
     cosines: Matrix = np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
     return cosines
+
+
+def _row_dots(x: Rows, y: Rows) -> Matrix:
+    """Return the product of each row of x [n, d] with that of y."""
+    dots: Matrix = np.einsum("ij,ij->i", x, y).astype(np.float64)
+    return dots
 
 
 def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tuple[list[str], tuple[str, ...]]:
     """Return (maps that apply to tables of these widths and rows to fit on, why the others do not)."""
     names = [*settings.maps, *(f"{RANK}{rank}" for rank in settings.ranks)]
-    obstacles = {name: _obstacle(name, widths, rows) for name in names}
-    left_out = tuple(f"no {name} map: {why}" for name, why in obstacles.items() if why)
-    if len(left_out) == len(obstacles):
-        fix = "give more rows"
-        if widths[0] != widths[1] and rows > max(widths):
-            fix = "orthogonal, linear and reduced-rank maps apply"
-        raise CheckpointError("; ".join(left_out), fix)
-    return [name for name, why in obstacles.items() if not why], left_out
+    applying: list[str] = []
+    left_out: list[str] = []
+    for name in dict.fromkeys(names):
+        why = _obstacle(name, widths, rows)
+        if why:
+            left_out.append(f"no {name} map: {why}")
+        else:
+            applying.append(name)
+    if applying:
+        return applying, tuple(left_out)
+    fix = "give more rows"
+    if widths[0] != widths[1] and rows > max(widths):
+        fix = "orthogonal, linear and reduced-rank maps apply"
+    raise CheckpointError("; ".join(left_out), fix)
 
 
 def _obstacle(name: str, widths: tuple[int, int], rows: int) -> str:
     """Say why a map does not apply; "" if it does. CheckpointError for a name that no map has."""
     if name == IDENTITY:
-        return "" if widths[0] == widths[1] else f"widths {widths[0]} and {widths[1]} differ"
-    if name.startswith(RANK):
-        if not 0 < rank_of(name) <= min(widths):
-            return f"ranks go from 1 to {min(widths)}"
-    elif name not in (ORTHOGONAL, LINEAR):
+        first, second = widths
+        return f"widths {first} and {second} differ" if first != second else ""
+    is_reduced = name.startswith(RANK)
+    if is_reduced and not 0 < rank_of(name) <= min(widths):
+        return f"ranks go from 1 to {min(widths)}"
+    if not is_reduced and name not in (ORTHOGONAL, LINEAR):
         raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
     # a map of least squares is determined by more rows than A is wide, a rotation by more than either is
     least = max(widths) if name == ORTHOGONAL else widths[0]
-    return "" if rows > least else f"{rows:,} rows to fit on, and more than {least:,} are needed"
+    if rows <= least:
+        return f"{rows:,} rows to fit on, and more than {least:,} are needed"
+    return ""
