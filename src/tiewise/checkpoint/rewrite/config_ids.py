@@ -22,7 +22,7 @@ _IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id
 _GONE: Final = object()  # replaces an entry whose token is gone
 MAP = "vocabulary_map"  # {text of a token: its id}, in Chameleon's and Emu3's configs
 DECODER = "added_tokens_decoder"  # {id as text: the token}, in tokenizer_config.json
-MOST_DIGITS = 18  # of an id that is written as text
+_ID_AS_TEXT = re.compile(r"[0-9]{1,18}")  # longer ones are no ids
 
 NewId = Callable[[int], int | None]  # the new id of a token, None where the token is gone
 
@@ -30,26 +30,38 @@ NewId = Callable[[int], int | None]  # the new id of a token, None where the tok
 def values_with_ids(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted path, value) of everything in a config that is ids of the text's tokens."""
     for key, value in record.items():
-        place = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping):
-            if key == MAP:
+        place = str(key)
+        if path:
+            place = f"{path}.{key}"
+        if not isinstance(value, Mapping):
+            if _KEYS.search(place) and not OTHER_VOCABULARY.search(str(key)):
                 yield place, value
-            elif not is_foreign_level(str(key)):
-                yield from values_with_ids(value, place)
-        elif _KEYS.search(place) and not OTHER_VOCABULARY.search(str(key)):
+        elif key == MAP:
             yield place, value
+        elif not is_foreign_level(str(key)):
+            yield from values_with_ids(value, place)
 
 
 def with_ids(path: str, value: Any, new_id: NewId) -> Any:
-    """Return a value of `values_with_ids` with other ids. An entry with an id for which `new_id` returns None goes."""
+    """Return a value of `values_with_ids` with other ids.
+
+    An entry with an id for which `new_id` returns None goes.
+    """
     if isinstance(value, Mapping):
-        entries = {text: _replaced(number, new_id) for text, number in value.items()}
-        return {text: number for text, number in entries.items() if number is not _GONE}
+        entries: dict[Any, Any] = {}
+        for text, old in value.items():
+            number = _replaced(old, new_id)
+            if number is not _GONE:
+                entries[text] = number
+        return entries
     if isinstance(value, list):
-        replaced = _replaced_entries(value, _IN_PAIRS.get(path.rpartition(".")[2]), new_id)
+        place = _IN_PAIRS.get(path.rpartition(".")[2])
+        replaced = _replaced_entries(value, place, new_id)
         return [entry for entry in replaced if entry is not _GONE]
     number = _replaced(value, new_id)
-    return None if number is _GONE else number
+    if number is _GONE:
+        return None
+    return number
 
 
 def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> list[Any]:
@@ -59,9 +71,14 @@ def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> l
     """
     if place is None:
         return [_replaced(entry, new_id) for entry in entries]
-    if all(isinstance(pair, list) and len(pair) == 2 for pair in entries):
+    if all(_is_pair(entry) for entry in entries):
         return [_replaced_in_pair(pair, place, new_id) for pair in entries]
     return entries
+
+
+def _is_pair(entry: Any) -> bool:
+    """Return True for a list of two items."""
+    return isinstance(entry, list) and len(entry) == 2
 
 
 def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
@@ -72,7 +89,9 @@ def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
     replaced = _replaced(pair[place], new_id)
     if replaced is _GONE:
         return _GONE
-    return [replaced, pair[1]] if place == 0 else [pair[0], replaced]
+    result = list(pair)
+    result[place] = replaced
+    return result
 
 
 def _replaced(value: Any, new_id: NewId) -> Any:
@@ -82,11 +101,15 @@ def _replaced(value: Any, new_id: NewId) -> Any:
     """
     if isinstance(value, list):
         word = [_replaced(part, new_id) for part in value]
-        return _GONE if any(part is _GONE for part in word) else word
+        if _GONE in word:
+            return _GONE
+        return word
     if not is_id(value):
         return value
     number = new_id(value)
-    return _GONE if number is None else number
+    if number is None:
+        return _GONE
+    return number
 
 
 def ids_named(record: Mapping[str, Any]) -> list[int]:
@@ -123,5 +146,6 @@ def renumbered(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[st
 
 def _renumbered_key(key: str, new_ids: Mapping[int, int]) -> str:
     """Return a key that is an id with the new id; other keys stay."""
-    is_number = key.isascii() and key.isdigit() and len(key) <= MOST_DIGITS
-    return str(new_ids[int(key)]) if is_number else key
+    if _ID_AS_TEXT.fullmatch(key) is None:
+        return key
+    return str(new_ids[int(key)])

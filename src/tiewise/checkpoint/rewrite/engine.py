@@ -70,15 +70,16 @@ class Receipt:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return it as (heading, text), for the terminal and for a notebook."""
-        lines = [("would write" if self.dry_run else "written", str(self.to))]
+        heading = "written"
+        if self.dry_run:
+            heading = "would write"
+        lines = [(heading, str(self.to))]
         if self.written:
             lines.append(("tensors in", names(self.written, SHOWN)))
         if self.dropped:
             lines.append(("tensors out", names(self.dropped, SHOWN)))
-        counts = (("rewritten", self.rewritten), ("linked", self.linked), ("copied", self.copied))
-        files = ", ".join(f"{len(files)} {word}" for word, files in counts if files)
         lines += [
-            ("files", files or "none"),
+            ("files", self._counts_of_files()),
             ("bytes", f"{size(self.bytes_before)} → {size(self.bytes_after)}"),
             ("logits at one state", f"largest change {self.logit_change:.3g}"),
             ("input rows", f"largest change {self.input_change:.3g}"),
@@ -90,9 +91,19 @@ class Receipt:
             lines.append(("next", self.next_command))
         return lines
 
+    def _counts_of_files(self) -> str:
+        """Return how many files were rewritten, linked and copied, "none" without any."""
+        counts = []
+        for word, files in (("rewritten", self.rewritten), ("linked", self.linked), ("copied", self.copied)):
+            if files:
+                counts.append(f"{len(files)} {word}")
+        return ", ".join(counts) or "none"
+
     def _repr_html_(self) -> str:
         """Return a table of its lines, for a notebook."""
-        rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in self.lines())
+        rows = []
+        for name, text in self.lines():
+            rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>")
         return f"<table>{''.join(rows)}</table>"
 
 
@@ -181,7 +192,8 @@ def _states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
     """Return the state of every file of the source that is read."""
     texts = [name for name in plan.texts if folder.has(name)]
     states: dict[str, FileState] = {}
-    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *texts]):
+    read_files = dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *texts])  # each once
+    for name in read_files:
         try:
             state = os.stat(inside(folder.path, name))
         except FileNotFoundError:
@@ -222,7 +234,8 @@ class _Rewrite:
         except OSError as error:
             raise cannot_write(self.to, error) from None
         copied = sum(self.states[file].nbytes for file in self.copied_files(linked))
-        needed = self.plan.new_bytes + copied + sum(map(len, self.plan.texts.values()))
+        texts = sum(len(text) for text in self.plan.texts.values())
+        needed = self.plan.new_bytes + copied + texts
         if free < needed:
             what = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
             raise CheckpointError(what, "free some, or write elsewhere")
@@ -247,23 +260,22 @@ class _Rewrite:
     def _require_unchanged_source(self) -> None:
         """Raise if a file of the source changed while it was read."""
         folder = self.facts.folder
-        after = _states(folder, self.plan)
+        states = _states(folder, self.plan)
         for name, state in self.states.items():
-            if after.get(name) != state:
+            if states.get(name) != state:
                 what = f"{folder.path / name}: it changed while it was read; no result was made"
                 raise CheckpointError(what, "run again when nothing writes there")
 
     def receipt(self, linked: tuple[str, ...], dry_run: bool) -> Receipt:
         """Return the receipt of the rewrite, done or foreseen."""
         folder, change, plan = self.facts.folder, self.change, self.plan
-        stored = [tensor for header in folder.headers.values() for tensor in header.tensors.values()]
         return Receipt(
             verb=self.verb,
             source=self.facts.path,
             to=self.to,
-            dropped=tuple(sorted(change.drop & set(folder.tensors))),
+            dropped=tuple(sorted(change.drop & folder.tensors.keys())),
             written=tuple(sorted(tensor.name for tensor in change.put)),
-            bytes_before=sum(tensor.nbytes for tensor in stored),
+            bytes_before=_stored_bytes(folder),
             bytes_after=sum(tensor.nbytes for tensor in plan.tensors.values()),
             rewritten=tuple(plan.shards),
             linked=linked,
@@ -274,16 +286,26 @@ class _Rewrite:
             notes=(*change.notes, *plan.notes),
             dry_run=dry_run,
             lost=change.lost,
-            next_command=_healing(self.facts, self.to) if change.lost else None,
+            next_command=self._healing(),
         )
 
+    def _healing(self) -> str | None:
+        """Return the command that trains back what the rewrite lost.
 
-def _healing(facts: Facts, to: Path) -> str | None:
-    """Return the command that trains back what a rewrite lost.
+        None if it lost nothing, and for models that `heal` does not train.
+        """
+        facts = self.facts
+        name = architecture(facts.config) or ""
+        if not self.change.lost or facts.folder.single:
+            return None
+        if not name.endswith(("ForCausalLM", "LMHeadModel")):
+            return None
+        return f"tiewise heal {shlex.quote(str(self.to))} --teacher {shlex.quote(str(facts.path))}"
 
-    None for models that `heal` does not train.
-    """
-    name = architecture(facts.config) or ""
-    if facts.folder.single or not name.endswith(("ForCausalLM", "LMHeadModel")):
-        return None
-    return f"tiewise heal {shlex.quote(str(to))} --teacher {shlex.quote(str(facts.path))}"
+
+def _stored_bytes(folder: Folder) -> int:
+    """Return the bytes of all tensors of a folder, those that are stored twice included."""
+    total = 0
+    for header in folder.headers.values():
+        total += sum(tensor.nbytes for tensor in header.tensors.values())
+    return total

@@ -11,13 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile
+from tiewise.checkpoint.rewrite.tokenizer_file import WORDPIECE, TokenizerFile
 from tiewise.checkpoint.rewrite.tokenizer_text import encoded, loaded
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
 
 MEASURED_SHARE = 0.1  # of the text, at its end, is what the measured choice does not see
 MOST_MEASURED = 4 << 20  # characters that are measured at most
+LIST_FIX = "write a token on each line as tokenizer.json has it (Ġword, ▁word), or on each line an id"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ def read_use(words: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
     These have `MOST_MEASURED` characters or one piece more.
     """
     use = TextUse()
-    size = os.path.getsize(text) if os.path.isfile(text) else 0
+    size = 0
+    if os.path.isfile(text):
+        size = os.path.getsize(text)
     end = (1 - MEASURED_SHARE) * size
     letters = 0
     for bytes_before, piece, ids in encoded(words.engine, Path(text), f"counting {short(text)}"):
@@ -53,22 +56,28 @@ def listed_tokens(path: Path, words: TokenizerFile) -> set[int]:
 
     All of its lines are ids, or all are tokens as the vocabulary has them.
     """
-    fix = "write a token on each line as tokenizer.json has it (Ġword, ▁word), or on each line an id"
-    try:
-        text = read_whole(path, MOST_BYTES).decode()
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: not UTF-8 text", fix) from None
-    stripped = (line.rstrip("\r") for line in text.split("\n"))
-    lines = [line for line in stripped if line]
+    lines = _read_lines(path)
     if not lines:
-        raise CheckpointError(f"{path}: empty", fix)
+        raise CheckpointError(f"{path}: empty", LIST_FIX)
     id_of = words.ids
     if all(re.fullmatch("[0-9]+", line) for line in lines):  # `str.isdigit` accepts ², which is a token
         id_of = {str(number): number for number in words.ids.values()}
+    ids = set[int]()
     for line in lines:
         if line not in id_of:
-            raise CheckpointError(f"{path}: {short(line)!r} is no token of this tokenizer", fix)
-    return {id_of[line] for line in lines}
+            raise CheckpointError(f"{path}: {short(line)!r} is no token of this tokenizer", LIST_FIX)
+        ids.add(id_of[line])
+    return ids
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Read the lines of a text file that are not empty."""
+    try:
+        text = read_whole(path, MOST_BYTES).decode()
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8 text", LIST_FIX) from None
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    return [line for line in lines if line]
 
 
 def choose_tokens(words: TokenizerFile, must: set[int], counts: Counter[int], size: int | None) -> set[int]:
@@ -85,14 +94,17 @@ def choose_tokens(words: TokenizerFile, must: set[int], counts: Counter[int], si
     """
     if size is None:
         return must | words.closed(counts)
+    by_use = sorted(words.ids.values())
+    by_use.sort(key=counts.__getitem__, reverse=True)  # stable: of equal counts the smallest ids first
     stay = set(must)
-    for token in sorted(words.ids.values(), key=lambda token: (-counts[token], token)):
+    for token in by_use:
         if len(stay) == size:
             break
-        if token not in stay:
-            more = words.closed([token]) - stay
-            if len(stay) + len(more) <= size:
-                stay |= more
+        if token in stay:
+            continue
+        more = words.closed([token]) - stay
+        if len(stay) + len(more) <= size:
+            stay |= more
     return stay
 
 
@@ -105,24 +117,46 @@ def cost_on_text(words: TokenizerFile, stay: set[int], pieces: list[tuple[str, l
         stay: a closed set of tokens that was chosen without these pieces.
         pieces: pieces of text, each with its tokens in the whole vocabulary.
     """
-    new_ids = {old: number for number, old in enumerate(sorted(stay))}
-    trial = loaded(words.without(new_ids), "the trimmed tokenizer")
+    trimmed = _TrimmedTokenizer(words, stay)
     length = {number: len(token) for token, number in words.ids.items()}
-    tokens_before = tokens_after = letters = missed_letters = 0
+    characters = tokens_before = tokens_after = letters = missed_letters = 0
     for piece, old in pieces:
-        new = trial.encode(piece, add_special_tokens=False).ids
-        all_stay = all(token in new_ids for token in old)
-        is_cut_otherwise = all_stay and new != [new_ids[token] for token in old]
-        # a word that WordPiece did not know may be known without a piece that led it astray
-        must_read_alike = words.kind != "WordPiece"
-        if is_cut_otherwise or (must_read_alike and trial.decode(new) != words.engine.decode(old)):
-            what = f"{words.where}: without some tokens a text is cut or read otherwise"
-            raise CheckpointError(what, "it is not trimmed: report this with the tokenizer's name")
+        new = trimmed.engine.encode(piece, add_special_tokens=False).ids
+        trimmed.require_same_text(old, new)
+        gone = [token for token in old if token not in stay]
+        characters += len(piece)
         tokens_before += len(old)
         tokens_after += len(new)
         letters += sum(length[token] for token in old)
-        missed_letters += sum(length[token] for token in old if token not in new_ids)
-    characters = sum(len(piece) for piece, _ in pieces)
+        missed_letters += sum(length[token] for token in gone)
     more = f"{tokens_after / tokens_before - 1:.2%} more tokens"
     missed = f"{missed_letters / letters:.2%} of it stood in tokens that are gone"
     return f"the text's last {characters:,} letters, with tokens that only its start chose: {more}; {missed}"
+
+
+class _TrimmedTokenizer:
+    """A tokenizer without the tokens that go."""
+
+    def __init__(self, words: TokenizerFile, stay: set[int]) -> None:
+        self.words = words
+        self.new_ids = {old: number for number, old in enumerate(sorted(stay))}
+        self.engine = loaded(words.without(self.new_ids), "the trimmed tokenizer")
+
+    def require_same_text(self, old: list[int], new: list[int]) -> None:
+        """Raise if a text's tokens before and after show that the trimmed tokenizer loses text."""
+        if self._is_cut_otherwise(old, new) or self._is_read_otherwise(old, new):
+            what = f"{self.words.where}: without some tokens a text is cut or read otherwise"
+            raise CheckpointError(what, "it is not trimmed: report this with the tokenizer's name")
+
+    def _is_cut_otherwise(self, old: list[int], new: list[int]) -> bool:
+        """Return True if a text all of whose tokens stay now has other ones."""
+        if not self.new_ids.keys() >= set(old):
+            return False
+        return new != [self.new_ids[token] for token in old]
+
+    def _is_read_otherwise(self, old: list[int], new: list[int]) -> bool:
+        """Return True if a text's new tokens are read as another text than its old ones."""
+        if self.words.kind == WORDPIECE:  # a word that it did not know may be known without a piece that led it astray
+            return False
+        text_before, text_after = self.words.engine.decode(old), self.engine.decode(new)
+        return bool(text_before != text_after)

@@ -40,12 +40,18 @@ def _earlier_operations(folder: Folder) -> list[Any]:
         operations = json_object(folder.path, PROVENANCE).get("operations")
     except CheckpointError:
         return []
-    return operations if isinstance(operations, list) else []
+    if not isinstance(operations, list):
+        return []
+    return operations
 
 
 def _operation(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> dict[str, Any]:
     """Return the record of one rewrite."""
     put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
+    config = dict(change.config)
+    for key, value in config.items():
+        if value is DELETE:
+            config[key] = "DELETE"
     return {
         "command": command,
         "version": __version__,
@@ -55,8 +61,8 @@ def _operation(folder: Folder, change: Change, plan: FilePlan, command: str, for
         "dropped": sorted(change.drop & stored),
         "added": sorted(put - stored),
         "replaced": sorted(put & stored),
-        "kept": len(set(plan.tensors) - put),
-        "config": {key: "DELETE" if value is DELETE else value for key, value in change.config.items()},
+        "kept": len(plan.tensors.keys() - put),
+        "config": config,
         "measured": to_record(change.moved),
         "notes": [*change.notes, *plan.notes],
     }
@@ -69,6 +75,7 @@ def _digests(folder: Folder, change: Change) -> dict[str, str]:
     """
     contents = folder.read(CONFIG, INDEX, *change.texts)
     for file, header in folder.headers.items():
-        with os.fdopen(open_regular(header.path), "rb") as opened:
+        descriptor = open_regular(header.path)
+        with os.fdopen(descriptor, "rb") as opened:
             contents[f"{file} (header)"] = opened.read(header.data_start)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

@@ -24,23 +24,35 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
         counts: numbers, a map from token id to number, or the path of a file with them.
     """
     name = "counts"
+    if isinstance(counts, str | os.PathLike):
+        name = os.fspath(counts)
     try:
-        if isinstance(counts, str | os.PathLike):
-            name = os.fspath(counts)
-            counts = _contents(name)
-        if isinstance(counts, dict):
-            counts = _by_token(counts)
-        vector = np.asarray(counts, np.float64)
+        vector = _vector(counts)
     except CheckpointError:
         raise  # it is a ValueError too
     except (ValueError, TypeError, OverflowError, EOFError) as error:
         raise CheckpointError(f"{name}: no token counts ({short(error)})", FORMATS) from None
-    if vector.ndim != 1 or not np.isfinite(vector).all() or (vector < 0).any():
+    if vector.ndim != 1 or not _are_counts(vector):
         raise CheckpointError(f"{name}: its values are no token counts", FORMATS)
     if len(vector) > rows:
         what = f"{name}: it counts token {len(vector) - 1:,}, and the table has {rows:,} rows"
         raise CheckpointError(what, "were they made with this model's tokenizer?")
     return np.pad(vector, (0, rows - len(vector)))
+
+
+def _are_counts(values: NDArray[np.float64]) -> bool:
+    """Return True if all values are finite and not negative."""
+    smallest, largest = values.min(initial=0.0), values.max(initial=0.0)
+    return bool(0 <= smallest <= largest < np.inf)  # false for NaN too, which no comparison accepts
+
+
+def _vector(counts: Any) -> NDArray[np.float64]:
+    """Return counts as a vector, from a file if they are a path."""
+    if isinstance(counts, str | os.PathLike):
+        counts = _contents(os.fspath(counts))
+    if isinstance(counts, dict):
+        counts = _by_token(counts)
+    return np.asarray(counts, np.float64)
 
 
 def _contents(name: str) -> Any:

@@ -42,9 +42,19 @@ class TokenParts:
         return (*self.tables, *self.others)
 
     @property
+    def names(self) -> set[str]:
+        """Names of all of them."""
+        return {part.name for part in self.all}
+
+    @property
     def rows(self) -> int:
         """Number of rows of the input table."""
         return self.tables[0].rows
+
+    @property
+    def fewest_rows(self) -> int:
+        """Number of rows of the shortest of all."""
+        return min(part.rows for part in self.all)
 
 
 def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> TokenParts:
@@ -67,8 +77,9 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
         what = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
         raise CheckpointError(what, "no verb changes such a vocabulary: keep it, or train another model")
     for part in parts.all:
-        may_be_shorter = may_lack_rows and part in parts.others
-        has_rows = part.rows == parts.rows or (may_be_shorter and part.rows < parts.rows)
+        has_rows = part.rows == parts.rows
+        if may_lack_rows and part in parts.others:
+            has_rows = part.rows <= parts.rows
         if not has_rows or part.dtype not in FLOATING:
             what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {parts.rows:,}"
             fix = "both ends, every bias and every other table of tokens must have one number of rows first"
@@ -84,9 +95,11 @@ def with_rows(
     Args:
         pieces: gives the bytes of a part's new rows.
     """
-    return tuple(
-        NewTensor.like(part, partial(pieces, part), shape=_shape_with_rows(facts, part, count)) for part in parts
-    )
+    tensors = []
+    for part in parts:
+        shape = _shape_with_rows(facts, part, count)
+        tensors.append(NewTensor.like(part, partial(pieces, part), shape=shape))
+    return tuple(tensors)
 
 
 def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
@@ -96,7 +109,9 @@ def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
     """
     stored = facts.folder.tensors[part.name].shape
     is_bias = part.shape != stored or len(stored) == 1
-    return (*stored[:-1], count) if is_bias else (count, *stored[1:])
+    if is_bias:
+        return (*stored[:-1], count)
+    return (count, *stored[1:])
 
 
 def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
@@ -109,13 +124,17 @@ def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
     if facts.folder.config is None:
         return {}
     keys = [SIZE]
-    if any(other.role == PER_LAYER for other in facts.roles.others):
+    roles = {other.role for other in facts.roles.others}
+    if PER_LAYER in roles:
         keys.append(PER_LAYER_SIZE)
-    level = facts.text.level if facts.text.level in facts.levels else ""
+    level = ""
+    if facts.text.level in facts.levels:
+        level = facts.text.level
     sizes: dict[str, int] = {}
     for key in keys:
-        paths = _paths_of_size(facts.config, key, before)
-        sizes |= dict.fromkeys(paths or [f"{level}.{key}".lstrip(".")], count)
+        new_path = f"{level}.{key}".lstrip(".")
+        paths = _paths_of_size(facts.config, key, before) or [new_path]
+        sizes |= dict.fromkeys(paths, count)
     return sizes
 
 
@@ -126,8 +145,9 @@ def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
     """
     paths = []
     for path, value in leaves_of(config):
-        is_size = path.endswith(key) and not path.endswith(SEGMENTS)
-        if is_size and (value == rows or key == PER_LAYER_SIZE):
+        if path.endswith(SEGMENTS) or not path.endswith(key):
+            continue
+        if value == rows or key == PER_LAYER_SIZE:
             paths.append(path)
     return paths
 
@@ -154,9 +174,11 @@ def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
     Tables that are `resized`, and those of positions, are left out.
     """
     for name, tensor in facts.folder.tensors.items():
+        if len(tensor.shape) != 2 or tensor.rows != rows:
+            continue
         if name in resized or tensor in facts.roles.positions:
             continue
-        if len(tensor.shape) == 2 and tensor.rows == rows and _may_be_of_tokens(name):
+        if _may_be_of_tokens(name):
             yield f"{facts.path}: {short(name)} has {rows:,} rows too, and plays no part that is known"
 
 

@@ -59,7 +59,8 @@ class TokenizerFile:
         self.model: dict[str, Any] = self.record["model"]
         self.kind = self._read_kind()
         self.pieces = self._read_pieces()
-        self.ids = self.pieces | {token["content"]: token["id"] for token in self.record.get("added_tokens") or ()}
+        added_tokens = self.record.get("added_tokens") or ()
+        self.ids = self.pieces | {token["content"]: token["id"] for token in added_tokens}
         self._texts = {number: piece for piece, number in self.pieces.items()}
         self._parents: dict[int, tuple[int, ...]] = {}  # by token, as far as `_last_parts` was asked
         self._require_ids_of_library()
@@ -85,8 +86,10 @@ class TokenizerFile:
     def _read_pieces(self) -> dict[str, int]:
         """Return {piece: id} of the model's vocabulary, added tokens left out."""
         vocabulary = self.model.get("vocab")
+        if isinstance(vocabulary, dict):
+            return vocabulary
         if not isinstance(vocabulary, list):
-            return vocabulary if isinstance(vocabulary, dict) else {}
+            return {}
         pieces = {piece: number for number, (piece, _) in enumerate(vocabulary)}
         if len(pieces) < len(vocabulary):
             raise self.refused("it has one piece twice", "nothing says which of the two is meant")
@@ -103,12 +106,16 @@ class TokenizerFile:
 
         Tokens so long that the search for ancestors takes too many steps are refused too.
         """
-        for key in UNPROVED:
-            if self.kind == BPE and self.model.get(key):
-                raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
-        if sum(len(piece) ** 2 for piece in self.pieces) > MOST_STEPS:
+        if self.kind == BPE:
+            for key in UNPROVED:
+                if self.model.get(key):
+                    raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
+        steps = sum(len(piece) ** 2 for piece in self.pieces)
+        if steps > MOST_STEPS:
             raise self.refused("its tokens are longer than any tokenizer's", "take it from its source again")
-        not_letters = {"", *BYTES} if self.model.get("byte_fallback") else {""}
+        not_letters = {""}
+        if self.model.get("byte_fallback"):
+            not_letters.update(BYTES)
         for number, parts in enumerate(self._merges()):
             if not not_letters.isdisjoint(parts):
                 what = f"merge {number} joins {short(parts[0])!r} and {short(parts[1])!r}"
@@ -116,8 +123,13 @@ class TokenizerFile:
 
     def _merges(self) -> Iterator[tuple[str, str]]:
         """Yield both parts of every merge, which older files write as one text."""
-        for merge in self.model["merges"] if self.kind == BPE else ():
-            a, b = merge.split(" ") if isinstance(merge, str) else merge
+        if self.kind != BPE:
+            return
+        for merge in self.model["merges"]:
+            parts = merge
+            if isinstance(merge, str):
+                parts = merge.split(" ")
+            a, b = parts
             yield a, b
 
     @cached_property
@@ -126,8 +138,11 @@ class TokenizerFile:
 
         Of a merge that is there twice the last counts.
         """
-        of = self.pieces
-        return {(of[a], of[b]): (rank, of[a + b]) for rank, (a, b) in enumerate(self._merges())}
+        ids = self.pieces
+        ranks: dict[tuple[int, int], tuple[int, int]] = {}
+        for rank, (a, b) in enumerate(self._merges()):
+            ranks[ids[a], ids[b]] = (rank, ids[a + b])
+        return ranks
 
     # what must stay
 
@@ -172,14 +187,16 @@ class TokenizerFile:
 
         WordPiece writes a letter within a word with a prefix.
         """
-        prefix = self.model.get("continuing_subword_prefix", "") if self.kind == WORDPIECE else ""
+        prefix = ""
+        if self.kind == WORDPIECE:
+            prefix = self.model.get("continuing_subword_prefix", "")
         letters = piece.removeprefix(prefix)
         if len(letters) < 2:
             return False
         forms = [prefix + letter for letter in letters]
         if letters == piece:  # it begins a word
             forms[0] = letters[0]
-        return all(form in self.pieces for form in forms)
+        return self.pieces.keys() >= set(forms)
 
     def _least_score(self) -> set[int]:
         """Return the first token of the least score.
@@ -187,7 +204,9 @@ class TokenizerFile:
         The library derives the score of unknown letters from it.
         """
         scores = [score for _, score in self.model["vocab"]]
-        return {scores.index(min(scores))} if scores else set()
+        if not scores:
+            return set()
+        return {scores.index(min(scores))}
 
     def closed(self, tokens: Iterable[int]) -> set[int]:
         """Return tokens and all their ancestors."""
@@ -198,15 +217,17 @@ class TokenizerFile:
                 continue
             closed.add(token)
             if token not in self._parents:
-                self._parents[token] = self._last_parts(token) if self.kind == BPE else ()
+                self._parents[token] = self._last_parts(token)
             left += self._parents[token]
         return closed
 
     def _last_parts(self, token: int) -> tuple[int, ...]:
         """Return the two tokens that BPE joins last to this one.
 
-        None if BPE does not make it of letters.
+        None if BPE does not make it of letters, and for the other kinds of models.
         """
+        if self.kind != BPE:
+            return ()
         symbols = [self.pieces.get(letter, -1) for letter in self._texts.get(token, "")]
         parts: tuple[int, ...] = ()
         no_merge = (math.inf, -1)
@@ -234,11 +255,8 @@ class TokenizerFile:
 
     def _merges_within(self, pieces: Set[str]) -> list[Any]:
         """Return the merges whose parts and result are among the pieces, as the file writes them."""
-        merges = []
-        for merge, (a, b) in zip(self.model["merges"], self._merges(), strict=True):
-            if a in pieces and b in pieces and a + b in pieces:
-                merges.append(merge)
-        return merges
+        merges = zip(self.model["merges"], self._merges(), strict=True)
+        return [merge for merge, (a, b) in merges if {a, b, a + b} <= pieces]
 
 
 def _renumbered_ids(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.audit import check, errors_of_result
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.rewrite.change import DELETE, Change
+from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
 from tiewise.checkpoint.rewrite.file_plan import FilePlan
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
@@ -40,8 +40,9 @@ def verify(source: Facts, change: Change, plan: FilePlan, written: Path, force: 
         raise _not_as_planned(flaw)
     if not force:
         _require_no_new_error(source, written, result)
-    for flaw in change.flaws(written) if change.flaws is not None else ():
-        raise _not_as_planned(flaw)
+    if change.flaws is not None:
+        for flaw in change.flaws(written):
+            raise _not_as_planned(flaw)
 
 
 def _not_as_planned(flaw: str) -> CheckpointError:
@@ -75,7 +76,9 @@ def _value_at(config: Any, path: str) -> Any:
     """Return the value at a dotted path of a config, `DELETE` if there is none."""
     value = config
     for key in path.split("."):
-        value = value.get(key, DELETE) if isinstance(value, dict) else DELETE
+        if not isinstance(value, dict):
+            return DELETE
+        value = value.get(key, DELETE)
     return value
 
 
@@ -85,7 +88,9 @@ def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder
     Files that were not rewritten are left out.
     """
     put = {tensor.name for tensor in change.put}
-    stay = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
+    stay: list[NewTensor] = []
+    for tensors in plan.shards.values():
+        stay += [tensor for tensor in tensors if tensor.name not in put]
     total, done = sum(tensor.nbytes for tensor in stay), 0
     for tensor in stay:
         before = source.folder.headers[tensor.file].tensors[tensor.name]

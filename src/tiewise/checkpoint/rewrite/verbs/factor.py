@@ -32,7 +32,7 @@ from tiewise.checkpoint.rewrite.token_counts import read_counts
 from tiewise.checkpoint.rewrite.tokenizer_text import count_tokens
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.untrusted import require_memory, short
+from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError, doing
 from tiewise.core.files import size
 from tiewise.core.spec import BoundarySpec, largest_rank
@@ -78,7 +78,9 @@ def factor(
     named = _named_class(facts)
     if text is not None:
         counts = count_tokens(facts.path, Path(text))
-    groups = [] if counts is None else _groups(read_counts(counts, ends.input.rows))
+    groups: list[TokenGroup] = []
+    if counts is not None:
+        groups = _groups(read_counts(counts, ends.input.rows))
     widest = max(table.shape[1] for table in ends.tables)
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
@@ -87,10 +89,11 @@ def factor(
         notes += result.notes(groups)
     notes += _notes_on_others(facts, ends)
     lookup, head = results[0], results[-1]
+    narrow_tables = [result.narrow_table() for result in results]
     return Change(
         Moved(head.errors.logits, lookup.longest_error(), MEASURED),
         drop=frozenset(table.name for table in ends.spare),
-        put=(*(result.narrow_table() for result in results), *_maps(ends, lookup.factored, head.factored)),
+        put=(*narrow_tables, *_maps(ends, lookup.factored, head.factored)),
         config=_config(facts, ends, named, rank),
         notes=tuple(notes),
         lost=tuple(result.lost() for result in results),
@@ -101,7 +104,8 @@ def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
     """Return notes on copies that are dropped, and on tables that stay."""
     notes = []
     if ends.spare:
-        notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
+        copies = ", ".join(short(table.name) for table in ends.spare)
+        notes.append(f"{copies}: a copy, dropped")
     if facts.roles.others:
         left = names([other.tensor.name for other in facts.roles.others])
         notes.append(f"{left}: left as they are, since only the two ends are factored")
@@ -110,12 +114,15 @@ def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
 
 def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
     """Raise unless factors of this rank have fewer numbers than each table."""
-    maps = 2 if ends.output is None else 1
+    maps = 2 // len(ends.tables)  # of each table: a tied one has those of both ends
     most = min(largest_rank(table.rows, table.shape[1], maps) for table in ends.tables)
-    if not 1 <= rank <= most:
-        sizes = " and ".join(f"{table.rows:,} × {table.shape[1]}" for table in ends.tables)
-        fix = f"the largest that does is {most}" if most else "no rank does: leave these tables as they are"
-        raise CheckpointError(f"{facts.path}: rank {rank} saves nothing on tables of {sizes}", fix)
+    if 1 <= rank <= most:
+        return
+    sizes = " and ".join(f"{table.rows:,} × {table.shape[1]}" for table in ends.tables)
+    fix = "no rank does: leave these tables as they are"
+    if most:
+        fix = f"the largest that does is {most}"
+    raise CheckpointError(f"{facts.path}: rank {rank} saves nothing on tables of {sizes}", fix)
 
 
 @dataclass(frozen=True)
@@ -132,14 +139,14 @@ def _named_class(facts: Facts) -> NamedClass:
     Raise if its config does not name it, or if it is custom code.
     """
     family, classes = facts.config.get("model_type"), facts.config.get("architectures")
-    are_names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
-    if not isinstance(family, str) or not are_names:
+    architectures = list(items_of(str, classes))
+    if not isinstance(family, str) or architectures != classes:
         fix = "write model_type and architectures into config.json"
         raise CheckpointError(f"{facts.path}: its config.json does not name the model's class", fix)
     if "auto_map" in facts.config:
         fix = "only families that transformers itself has can be factored"
         raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) come as custom code", fix)
-    return NamedClass(family, list(classes or ()))
+    return NamedClass(family, architectures)
 
 
 @dataclass(frozen=True)
@@ -219,12 +226,15 @@ def _stored_map(table: Stored, name: str, values: Rows) -> NewTensor:
 
 def _config(facts: Facts, ends: PlainEnds, named: NamedClass, rank: int) -> dict[str, Any]:
     """Return the entries of config.json that name the boundary and its class."""
-    kind = "factored" if ends.output is None else "factored-untied"
+    kind = "factored-untied"
+    if ends.output is None:
+        kind = "factored"
     # stacks that share one input table do so by the flag, whatever the head has
-    shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
+    shared_tables = {tied.source for tied in tied_names(facts) if len(tied.targets) > 1}
     config: dict[str, Any] = {}
-    if shared and not facts.claims.t5_like:
+    if ends.input.name in shared_tables and not facts.claims.t5_like:
         config |= flags(facts, True)
-    config |= {"model_type": OWN_TYPE, BASE_TYPE: named.family, SPEC: str(BoundarySpec(kind, width=rank))}
+    spec = BoundarySpec(kind, width=rank)
+    config |= {"model_type": OWN_TYPE, BASE_TYPE: named.family, SPEC: str(spec)}
     config["architectures"] = [OWN_PREFIX + name for name in named.architectures]
     return config

@@ -39,7 +39,7 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
         raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {by_hand}")
     change = Change()
     if rules & ENDS:
-        change = parted(facts) if facts.truth is False else joined(facts)
+        change = _as_stored(facts)
     if rules & INDEX:
         change = replace(change, reindex=True, drop=change.drop | _head_without_file(facts))
     if rules & COPIES:
@@ -55,8 +55,17 @@ def _repairs_by_hand(findings: Iterable[Finding]) -> str:
     for finding in findings:
         if not finding.safe and finding.severity != "info":
             repairs.append(f"{finding.rule}: {finding.repair}")
-    more = f"; and {len(repairs) - SHOWN} more" if len(repairs) > SHOWN else ""
-    return "; ".join(repairs[:SHOWN]) + more
+    line = "; ".join(repairs[:SHOWN])
+    if len(repairs) > SHOWN:
+        line += f"; and {len(repairs) - SHOWN} more"
+    return line
+
+
+def _as_stored(facts: Facts) -> Change:
+    """Return the change that stores one table or two, as the tensors show, and sets the flag to match."""
+    if facts.truth is False:
+        return parted(facts)
+    return joined(facts)
 
 
 def _head_without_file(facts: Facts) -> set[str]:
@@ -64,8 +73,8 @@ def _head_without_file(facts: Facts) -> set[str]:
     head, folder = facts.roles.output_name, facts.folder
     if head is None or not facts.claims.tied:
         return set()
-    is_only_named = head in (folder.weight_map or ()) and head not in folder.tensors
-    return {head} if is_only_named else set()
+    named_only = set(folder.weight_map or ()) - folder.tensors.keys()
+    return named_only & {head}
 
 
 def _equal_copies(facts: Facts) -> frozenset[tuple[str, str]]:

@@ -15,6 +15,7 @@ since gᵢ depends on nothing but the seed, the existing row and the new row.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -87,23 +88,22 @@ def resize(
         seed: of the new rows, 0 or more.
     """
     _require_arguments(vocab, multiple_of, tokenizer, rows, seed)
-    words = None if tokenizer is None else _tokenizer_of(tokenizer)
+    words = None
+    if tokenizer is not None:
+        words = _tokenizer_of(tokenizer)
     _require_resizable(facts)
     parts = parts_of_tokens(facts, "resize", may_lack_rows=True)
-    notes = still_to_do(facts, {part.name for part in parts.all}, parts.rows, force)
+    notes = still_to_do(facts, parts.names, parts.rows, force)
     count = _requested_rows(parts.rows, vocab, multiple_of, words, shrink)
-    lacks_rows = any(part.rows < parts.rows for part in parts.others)
-    if count == parts.rows and not lacks_rows:
+    if count == parts.rows == parts.fewest_rows:
         raise NothingToDo(f"{facts.path}: it has {parts.rows:,} rows already", "there is nothing to do")
     if count < parts.rows:
         _require_unused_end(facts, count, parts.rows, words, shrink)
 
     lengths = _row_lengths(parts)
     used = _rows_in_use(facts, words, lengths)
-    has_new_rows = count > min(part.rows for part in parts.all)
-    if has_new_rows and rows == DRAWN and not used.any():
-        fix = "train or repair the model first: new rows are drawn from those in use"
-        raise CheckpointError(f"{facts.path}: no row of {short(parts.tables[0].name)} is in use", fix)
+    if rows == DRAWN and count > parts.fewest_rows:
+        _require_rows_to_draw_from(facts, parts, used)
     repeats_first = family(facts.text.model_type).repeats_first_row
     resized = _Resized(parts, count, used, rows == DRAWN, seed, repeats_first)
     return Change(
@@ -120,7 +120,7 @@ def _require_arguments(
     """Raise if the options of `resize` contradict each other or are out of range."""
     if vocab is not None and tokenizer is not None:
         raise CheckpointError("vocab and tokenizer both say how many rows there shall be", "give one of them")
-    if vocab is None and tokenizer is None and multiple_of is None:
+    if (vocab, tokenizer, multiple_of) == (None, None, None):
         raise CheckpointError("nothing says how many rows there shall be", "give vocab, multiple_of or tokenizer")
     if rows not in (DRAWN, ZERO):
         raise CheckpointError(f"rows are {rows!r}", f"choose {DRAWN} or {ZERO}")
@@ -132,12 +132,13 @@ def _require_arguments(
 def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
     """Read the tokenizer of a folder; raise if it is missing or damaged."""
     words = read_tokenizer(open_folder(folder))
-    if words is not None and words.faults:
-        raise CheckpointError(words.faults[0].what, words.faults[0].fix)
-    if words is None or words.max_id < 0:
-        fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
-        raise CheckpointError(f"{os.fspath(folder)}: no tokenizer was found in it", fix)
-    return words
+    if words is not None:
+        if words.faults:
+            raise CheckpointError(words.faults[0].what, words.faults[0].fix)
+        if words.max_id >= 0:
+            return words
+    fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
+    raise CheckpointError(f"{os.fspath(folder)}: no tokenizer was found in it", fix)
 
 
 def _require_resizable(facts: Facts) -> None:
@@ -152,8 +153,10 @@ def _requested_rows(
     rows: int, vocab: int | None, multiple_of: int | None, words: Tokenizer | None, shrink: bool
 ) -> int:
     """Return the number of rows that the options ask for, of tables that have `rows` rows."""
-    needed = words.max_id + 1 if words is not None else 0
-    if vocab:
+    needed = 0
+    if words is not None:
+        needed = words.max_id + 1
+    if vocab is not None:
         count = vocab
     elif shrink and needed:
         count = needed
@@ -172,14 +175,25 @@ def _require_unused_end(facts: Facts, count: int, rows: int, words: Tokenizer | 
     if not shrink:
         fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
         raise CheckpointError(f"{facts.path}: {count:,} tokens are fewer than its {rows:,} rows", fix)
-    largest = max(-1 if tokenizer is None else tokenizer.max_id for tokenizer in (words, facts.tokenizer))
-    for record in (facts.config, facts.generation):
-        if isinstance(record, Mapping):  # else a generation_config.json that cannot be read
-            ids = [number for number in ids_named(record) if number < rows]
-            largest = max(largest, *ids) if ids else largest
+    largest = _largest_id(facts, rows, words)
     if count <= largest:
         fix = f"choose {largest + 1:,} or more"
         raise CheckpointError(f"{facts.path}: its tokenizer and config name token {largest:,}", fix)
+
+
+def _largest_id(facts: Facts, rows: int, words: Tokenizer | None) -> int:
+    """Return the largest id that a tokenizer or a config names, -1 without one.
+
+    Ids in a config from `rows` on do not count.
+    """
+    ids = [-1]
+    for tokenizer in (words, facts.tokenizer):
+        if tokenizer is not None:
+            ids.append(tokenizer.max_id)
+    for record in (facts.config, facts.generation):
+        if isinstance(record, Mapping):  # else a generation_config.json that cannot be read
+            ids += [number for number in ids_named(record) if number < rows]
+    return max(ids)
 
 
 def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
@@ -209,6 +223,13 @@ def _rows_in_use(facts: Facts, words: Tokenizer | None, lengths: NDArray[np.floa
     return is_sound
 
 
+def _require_rows_to_draw_from(facts: Facts, parts: TokenParts, used: NDArray[np.bool_]) -> None:
+    """Raise if no row is in use, so that none can be drawn."""
+    if not used.any():
+        fix = "train or repair the model first: new rows are drawn from those in use"
+        raise CheckpointError(f"{facts.path}: no row of {short(parts.tables[0].name)} is in use", fix)
+
+
 @dataclass(frozen=True)
 class _Resized:
     """Parts with another number of rows."""
@@ -235,7 +256,9 @@ class _Resized:
             notes.append(f"rows {count:,} to {rows - 1:,} are dropped")
         if self.added:
             notes.append(f"rows {rows:,} to {count - 1:,} are new, {how}")
-        become = "repeat its first, which their ids read so far" if self.repeats_first else f"are {how}"
+        become = f"are {how}"
+        if self.repeats_first:
+            become = "repeat its first, which their ids read so far"
         end = min(rows, count)
         for part in self.parts.others:
             if part.rows < end:
@@ -251,7 +274,9 @@ class _Resized:
             block = next(new_rows(table, self.used, self.added, self.seed))
             new = np.linalg.norm(block, axis=1)
             low, high = np.quantile(length[self.used], (0.05, 0.95))
-            which = "new rows" if len(new) == self.added else f"the first {len(new):,} new rows"
+            which = "new rows"
+            if len(new) < self.added:
+                which = f"the first {len(new):,} new rows"
             others = f"nine in ten of those in use {low:.4g} to {high:.4g}"
             notes.append(f"{short(table.name)}: {which} are {new.min():.4g} to {new.max():.4g} long, {others}")
         return notes
@@ -264,8 +289,9 @@ class _Resized:
         row_bytes = part.nbytes // max(1, part.rows)
         stay = min(part.rows, self.count)
         yield from stored_bytes(_first_rows(part, stay, row_bytes))
-        missing = max(0, min(self.parts.rows, self.count) - part.rows)
-        copies = missing if self.repeats_first else 0
+        copies = 0
+        if self.repeats_first:
+            copies = max(0, min(self.parts.rows, self.count) - part.rows)
         for _ in range(copies):
             yield from stored_bytes(_first_rows(part, 1, row_bytes))
         left = self.count - stay - copies
@@ -289,7 +315,7 @@ def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> It
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
     blocks, used_count = range(-(-count // NEW_BLOCK)), int(used.sum())
-    width = part.shape[1] if len(part.shape) == 2 else 1
+    width = math.prod(part.shape[1:])  # 1 of a bias
     at_once = max(1, SUM_BYTES // (8 * NEW_BLOCK * width))
     for first in blocks[::at_once]:  # each with one reading of the part
         group = blocks[first : first + at_once]
@@ -312,7 +338,7 @@ def _weighted_sums(
     Args:
         group: numbers of the blocks of new rows; each has other gᵢ.
     """
-    width = part.shape[1] if len(part.shape) == 2 else 1
+    width = math.prod(part.shape[1:])  # 1 of a bias
     sums = np.zeros((len(group), NEW_BLOCK, width))
     weights = np.zeros((len(group), NEW_BLOCK, 1))
     total = np.zeros(width)

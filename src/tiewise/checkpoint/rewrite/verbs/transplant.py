@@ -43,7 +43,7 @@ from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_o
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
-from tiewise.checkpoint.untrusted import require_memory, short
+from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError, progress
 
 GENERATION = "generation_config.json"
@@ -202,9 +202,12 @@ def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[s
     longest = max(map(len, id_of), default=0)
     count = 0
     for number, writes in new.writes.items():
-        pieces = spelled(writes, id_of, longest) if recipe.lacks(number) else []
+        if not recipe.lacks(number):
+            continue
+        pieces = spelled(writes, id_of, longest)
         if pieces:
-            recipe.mixed[number] = Mix(np.array(pieces), np.full(len(pieces), 0.5 / len(pieces)))
+            share = 0.5 / len(pieces)
+            recipe.mixed[number] = Mix(np.array(pieces), np.full(len(pieces), share))
             recipe.middle[number] = 0.5
             count += 1
     if not count:
@@ -292,13 +295,18 @@ def _renamed_configs(facts: Facts, recipe: Recipe, new: TokenBytes) -> RenamedCo
         if row >= 0:
             becomes.setdefault(row, number)
     changes = renamed(facts.config, new, becomes)
-    lost = {path for path, value in changes.items() if value is None}
+    lost = _paths_of_none(changes)
     texts: dict[str, bytes] = {}
     if isinstance(facts.generation, dict) and facts.generation:
         ids = renamed(facts.generation, new, becomes)
         texts[GENERATION] = edited_file(facts.folder, GENERATION, ids)
-        lost |= {path for path, value in ids.items() if value is None}
+        lost |= _paths_of_none(ids)
     return RenamedConfigs(changes, texts, lost)
+
+
+def _paths_of_none(changes: Mapping[str, Any]) -> set[str]:
+    """Return the paths whose new value is None."""
+    return {path for path, value in changes.items() if value is None}
 
 
 def renamed(record: Mapping[str, Any], new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
@@ -327,15 +335,19 @@ def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int
         role: the key without its ending, "eos_token".
         value: one id, or a list of ids.
     """
-    old_ids = value if isinstance(value, list) else [value]
+    old_ids = value
+    if not isinstance(value, list):
+        old_ids = [value]
     ids = []
     if role in new.roles:
         ids.append(new.roles[role])
         old_ids = old_ids[1:]
-    ids += [becomes[number] for number in old_ids if type(number) is int and number in becomes]
+    ids += [becomes[number] for number in items_of(int, old_ids) if number in becomes]
     if not ids:
         return None
-    return ids if isinstance(value, list) else ids[0]
+    if isinstance(value, list):
+        return ids
+    return ids[0]
 
 
 # new rows

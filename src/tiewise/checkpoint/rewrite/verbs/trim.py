@@ -63,7 +63,7 @@ def trim(
         keep: a file with a token, or with an id, on each line; these stay too.
         size: how many tokens stay: the most frequent of the text, then those of the smallest ids.
     """
-    if text is None and keep is None and size is None:
+    if (text, keep, size) == (None, None, None):
         raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
     if facts.folder.single or not facts.folder.has(CONFIG):
         what = f"{facts.path}: no folder with config.json and tokenizer.json"
@@ -74,7 +74,9 @@ def trim(
     must = _tokens_that_must_stay(facts, words, configs, keep)
     _require_sizes(facts, words, must, parts[0].rows, size)
 
-    use = TextUse() if text is None else read_use(words, text)
+    use = TextUse()
+    if text is not None:
+        use = read_use(words, text)
     stay = choose_tokens(words, must, use.counts, size)
     if len(stay) == parts[0].rows:
         what = f"{facts.path}: all {len(stay):,} tokens would stay"
@@ -123,7 +125,9 @@ class _Trimmed:
         texts = {"tokenizer.json": self.words.without(self.new_ids)}
         texts |= trimmed_vocabularies(self.facts, self.words, self.new_ids)
         for name, record in self.configs.items():
-            changes = renumbered(record, self.new_ids) if name != CONFIG else {}
+            if name == CONFIG:
+                continue
+            changes = renumbered(record, self.new_ids)
             if changes:
                 texts[name] = edited_file(self.facts.folder, name, changes)
         return texts
@@ -143,16 +147,20 @@ class _Trimmed:
         tokenizer = loaded((folder / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
         if tokenizer.get_vocab(with_added_tokens=True) != expected:
             yield "its tokenizer has other tokens than planned"
-        result = open_folder(folder).tensors
+        tensors = open_folder(folder).tensors
         for part in self.parts:
-            offset = 0
-            with Reader(result[part.name]) as reader:
-                for piece in self.pieces(part):
-                    written = bytearray(len(piece))
-                    reader.into(memoryview(written), offset)
-                    offset += len(piece)
-                    if written != piece:
-                        yield f"a row of {short(part.name)} differs"
+            yield from self._changed_rows(part, tensors[part.name])
+
+    def _changed_rows(self, part: Stored, result: Stored) -> Iterator[str]:
+        """Yield a sentence for each piece of a part's rows that the result stores otherwise."""
+        offset = 0
+        with Reader(result) as reader:
+            for piece in self.pieces(part):
+                written = bytearray(len(piece))
+                reader.into(memoryview(written), offset)
+                offset += len(piece)
+                if written != piece:
+                    yield f"a row of {short(part.name)} differs"
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:
@@ -165,7 +173,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
         if not other.by_id:
             what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
             raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
-    for what in unknown_tables(facts, {part.name for part in parts.all}, parts.rows):
+    for what in unknown_tables(facts, parts.names, parts.rows):
         raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
     return parts.all
 
@@ -188,12 +196,19 @@ def _tokens_that_must_stay(
             what = f"{facts.folder.path / name}: it is nested deeper than any config"
             raise CheckpointError(what, "take it from its source again") from None
     for name, record in configs.items():
-        for path, value in values_with_ids(record):
-            if isinstance(value, Mapping) and len(value) >= len(words.ids):
-                what = f"{facts.folder.path / name}: {path} names every token, those of pictures among them"
-                raise CheckpointError(what, "it does not say which may go: this model is not trimmed")
-    listed: set[int] = set() if keep is None else listed_tokens(Path(keep), words)
-    return words.closed(words.always | in_configs.keys() | listed)
+        _require_no_vocabulary(facts.folder.path / name, record, words)
+    must = words.always | in_configs.keys()
+    if keep is not None:
+        must |= listed_tokens(Path(keep), words)
+    return words.closed(must)
+
+
+def _require_no_vocabulary(path: Path, config: Mapping[str, Any], words: TokenizerFile) -> None:
+    """Raise if a config, the file `path`, names every token."""
+    for place, value in values_with_ids(config):
+        if isinstance(value, Mapping) and len(value) >= len(words.ids):
+            what = f"{path}: {place} names every token, those of pictures among them"
+            raise CheckpointError(what, "it does not say which may go: this model is not trimmed")
 
 
 def _require_sizes(facts: Facts, words: TokenizerFile, must: set[int], rows: int, size: int | None) -> None:
@@ -215,12 +230,12 @@ def _note_on_rows(result: _Trimmed, must: set[int]) -> str:
 
 def _note_on_text(result: _Trimmed, counts: Counter[int], text: str | os.PathLike[str]) -> str:
     """Say which share of the text's tokens are gone, and name the most frequent of these."""
-    gone = [(token, count) for token, count in counts.most_common() if token not in result.new_ids]
+    gone = [token for token, _ in counts.most_common() if token not in result.new_ids]
     if not gone:
         return f"{short(text)}: each of its tokens stays"
-    share = sum(count for _, count in gone) / max(1, counts.total())
+    share = sum(counts[token] for token in gone) / max(1, counts.total())
     decode = result.words.engine.decode
-    listed = ", ".join(f"{decode([token])!r} {count:,} times" for token, count in gone[:SHOWN])
+    listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:SHOWN])
     return f"{short(text)}: {share:.2%} of its tokens are gone, most often {short(listed, 200)}"
 
 
