@@ -83,7 +83,7 @@ def bigrams_of(
     frequent_tokens = _frequent_tokens(ids, chain, fits.kept)
     parts = _split_of(frequent_tokens, path.input.width, fits, seed, fitted)
     reduced_loss = frequent_loss(path, chain, frequent_tokens.ids, frequent_tokens.chain, seed)
-    report = _Report(chain, whole, loss, frequent_tokens, path.input.width, parts, reduced_loss)
+    report = _BigramReport(chain, whole, loss, frequent_tokens, path.input.width, parts, reduced_loss)
     return Found(
         answer=PAYS if whole.held_out.low > 0 else "nothing that is told from chance",
         quantities=(*report.text_quantities(), *report.frequent_quantities(), *follows),
@@ -142,7 +142,7 @@ def _split_of(tokens: _FrequentTokens, width: int, fits: Fits, seed: int, fitted
 
 
 @dataclass(frozen=True)
-class _Report:
+class _BigramReport:
     """Everything that was measured of one text and one direct path."""
 
     chain: Chain

@@ -227,7 +227,7 @@ def heat_maps(
     of_text = text_map(chain, tokens)
     is_coloured = ~np.eye(len(of_text), dtype=bool) & ~np.isnan(of_text)
     top = float(np.abs(interaction(of_text)[is_coloured]).max(initial=0.0))
-    drawn = _Maps(read_as(folder, tokens.tolist()), top or 1.0)
+    drawn = _MapAxes(read_as(folder, tokens.tolist()), top or 1.0)
     grids = [drawn.grid("Bigrams", of_text, "the text", IN_TEXT)]
     follows = []
     for title, (path_name, path) in paths.items():
@@ -238,7 +238,7 @@ def heat_maps(
 
 
 @dataclass(frozen=True)
-class _Maps:
+class _MapAxes:
     """Axes and colours that all heat maps of one text share."""
 
     texts: tuple[str, ...]  # of the tokens, on both axes

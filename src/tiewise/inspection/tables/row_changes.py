@@ -47,9 +47,9 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     """
     for each in (old, new):
         refuse_live_model("diff", each)
-    first, second = _Model.of(old), _Model.of(new)
+    first, second = _EndTables.of(old), _EndTables.of(new)
     is_shared = first.is_shared and second.is_shared
-    report = _Report(second.folder, top)
+    report = _ChangeReport(second.folder, top)
     report.notes += [*_head_notes(first.folder), *_head_notes(second.folder)]
     for end in ("input",) if is_shared else ("input", "output"):
         before, after = first.tables[end], second.tables[end]
@@ -72,14 +72,14 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
 
 
 @dataclass(frozen=True)
-class _Model:
+class _EndTables:
     """One checkpoint and the tables at its ends."""
 
     folder: Folder
     tables: dict[str, Stored | None]  # `input` and `output`; None where there is none whose numbers can be read
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> _Model:
+    def of(cls, path: str | os.PathLike[str]) -> _EndTables:
         """Open a checkpoint."""
         folder = open_folder(path)
         return cls(folder, _tables(Facts(folder)))
@@ -111,7 +111,7 @@ def _readable(facts: Facts, table: Stored | None) -> Stored | None:
     return table
 
 
-class _Report:
+class _ChangeReport:
     """Report on one table after the other; `add` takes the next."""
 
     def __init__(self, folder: Folder, top: int) -> None:
