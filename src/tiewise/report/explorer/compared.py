@@ -5,8 +5,10 @@ A comparison that is not finished has the curves that it has logged so far, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -42,7 +44,7 @@ FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # of a line
 
 
 def is_run(path: Path) -> bool:
-    """Return whether `tiewise compare` or `tiewise train` has started a run in this folder."""
+    """Return True if `tiewise compare` or `tiewise train` has started a run in this folder."""
     return (path / FILE).is_file()
 
 
@@ -86,7 +88,7 @@ def _difference_records(differences: Iterable[Difference | None]) -> list[dict[s
     """Return each difference with its interval, as number and text; a diverged run has none."""
     records: list[dict[str, Any]] = []
     for d in differences:
-        if d is None or d.mean != d.mean:  # NaN
+        if d is None or math.isnan(d.mean):
             continue
         record = {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high}
         record |= {"said": str(comparison_found.difference(d)), "detected": d.detected, "seeds": d.n}
@@ -110,29 +112,33 @@ def _run_plan(path: Path) -> _RunPlan:
         RunError: the settings name none.
     """
     record = read_yaml(path / FILE)
-    arms, single = record.get("arms"), record.get("seed")
-    seeds = record.get("seeds") if single is None else 1
+    arms, seeds, single = record.get("arms"), record.get("seeds"), record.get("seed")
+    if single is not None:
+        seeds = 1
     if not _are_names(arms) or not isinstance(seeds, int):
         raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
     return _RunPlan(arms, seeds, single)
 
 
 def _are_names(value: Any) -> TypeGuard[list[str]]:
-    """Return whether a value of YAML is a list of strings that is not empty."""
-    return isinstance(value, list) and bool(value) and all(isinstance(name, str) for name in value)
+    """Return True for a value of YAML that is a list of strings and not empty."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(name, str) for name in value)
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
     """Return the record of a run without results: the curves that it has logged so far."""
     plan = _run_plan(path)
     reference = plan.arms[0]
-    folders = {arm: {seed: seed_folder(path, arm, seed) for seed in _started_seeds(path, plan)} for arm in plan.arms}
-    logged: dict[str, dict[int, list[CurvePoint]]] = {}
+    logged: dict[str, dict[int, list[CurvePoint]]] = {arm: {} for arm in plan.arms}
     ended = 0
-    for arm, by_seed in folders.items():
-        curves = {seed: _logged(folder) for seed, folder in by_seed.items()}
-        logged[arm] = {seed: points for seed, points in curves.items() if points}
-        ended += sum((folder / RESULT).is_file() for folder in by_seed.values())
+    for arm, seed in product(plan.arms, _started_seeds(path, plan)):
+        folder = seed_folder(path, arm, seed)
+        points = _logged(folder)
+        if points:
+            logged[arm][seed] = points
+        ended += (folder / RESULT).is_file()
     if plan.single is None:
         runs = len(plan.arms) * plan.seeds
         verdict = f"Not finished: {ended} of {runs} runs have ended, so no difference is told yet."
@@ -156,9 +162,12 @@ def _started_seeds(path: Path, plan: _RunPlan) -> list[int]:
     """Return the seeds that have a folder; the settings may claim any number of them."""
     if plan.single:
         return [plan.single]
-    names = {folder.name.removeprefix("seed-") for folder in path.glob("*/seed-*")}
-    numbers = [int(name) for name in names if name.isdecimal()]
-    return sorted(number for number in numbers if 0 < number <= plan.seeds)
+    started = set()
+    for folder in path.glob("*/seed-*"):
+        number = folder.name.removeprefix("seed-")
+        if number.isdecimal() and 0 < int(number) <= plan.seeds:
+            started.add(int(number))
+    return sorted(started)
 
 
 def _logged(folder: Path) -> list[CurvePoint]:
@@ -178,8 +187,8 @@ def _measures(curves: Moments, reference: str) -> dict[str, Any]:
         means, single = over_training(curves, reference, measured)
         if not means:
             continue
-        lines: list[dict[str, Any]] = [{"arm": curve.of, "points": _points(curve)} for curve in means]
-        lines += [{"arm": curve.of, "points": _points(curve), "thin": True} for curve in single]
+        lines = [_line_record(curve) for curve in means]
+        lines += [_line_record(curve) | {"thin": True} for curve in single]
         measures[name] = {
             "title": means[0].name,
             "unit": measured.unit,
@@ -191,9 +200,17 @@ def _measures(curves: Moments, reference: str) -> dict[str, Any]:
     return measures
 
 
+def _line_record(curve: Curve) -> dict[str, Any]:
+    """Return a curve as the page draws it."""
+    return {"arm": curve.of, "points": _points(curve)}
+
+
 def _points(curve: Curve) -> list[tuple[float, float]]:
     """Return at most about `MOST_POINTS` points of a curve, always with the last."""
     stride = -(-len(curve.x) // MOST_POINTS)
-    last = len(curve.x) - 1
-    points = zip(curve.x, curve.y, strict=True)
-    return [(x, round(y, 6)) for i, (x, y) in enumerate(points) if i % stride == 0 or i == last]
+    points = [(x, round(y, 6)) for x, y in zip(curve.x, curve.y, strict=True)]
+    last = len(points) - 1
+    chosen = points[::stride]
+    if last % stride:
+        chosen.append(points[last])
+    return chosen

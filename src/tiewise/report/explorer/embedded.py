@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from tiewise.inspection.tables.token_texts import find_tokens, read_as
 MOST_BYTES = 20_000_000  # of the checkpoint, before they are written as text
 MOST_ROWS = 4096
 MOST_TOKENS = 2_000_000  # of a text, that are counted
+FINDING_FIELDS = ("rule", "severity", "where", "evidence", "repair")  # of a finding, as the page shows it
 _TOKENIZER = Late("tiewise.training.data.tokenizer")  # which needs transformers; a live model needs torch
 _LOCATE, _SAVED, _TORCH = Late("tiewise.boundary.locate"), Late("tiewise.boundary.saved"), Late("safetensors.torch")
 
@@ -57,11 +58,13 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
     name = Path(os.path.abspath(path)).name
     tables, choice, applied = _tables(facts), _choice(facts), _applied(facts)
     vector_bytes = _bytes_of_vectors(applied)
-    frequent = _frequent(folder, tables, texts) if texts and tables else []
+    frequent: list[int] = []
+    if texts and tables:
+        frequent = _frequent(folder, tables, texts)
     ids = _rows(folder, tables, MOST_BYTES - vector_bytes, words, frequent)
-    table_bytes = sum(len(ids) * table.nbytes // table.rows for table in tables)
     note = ""
     if not _all_rows(tables, ids):
+        table_bytes = sum(len(ids) * table.nbytes // table.rows for table in tables)
         part = f"This page holds {_rows_in_words(tables, ids)} of {name} ({size(vector_bytes + table_bytes)})"
         note = f"{part}: {_chosen(frequent, words)}. Ranks and neighbours are among them. Drop the folder for the rest."
     return {
@@ -75,15 +78,24 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         "verdict": _verdict(check(path), choice, name),
         "ids": ids,
         "ranks": _ranks(ids, frequent),
-        "texts": list(read_as(folder, ids)) if folder.has("tokenizer.json") else [],
+        "texts": _token_texts(folder, ids),
     }
+
+
+def _token_texts(folder: Folder, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; empty if the folder has no tokenizer."""
+    if not folder.has("tokenizer.json"):
+        return []
+    return list(read_as(folder, ids))
 
 
 def _folder_with_tensors(path: str | os.PathLike[str]) -> Folder:
     """Open a folder, or raise CheckpointError if it has no tensors."""
     folder = open_folder(path)
     if not folder.tensors:
-        what = f"{path}: pickled weights alone" if folder.pickles else f"{path}: no file of tensors in it"
+        what = f"{path}: no file of tensors in it"
+        if folder.pickles:
+            what = f"{path}: pickled weights alone"
         raise CheckpointError(what, "give one with safetensors, as save_pretrained writes, or one of `tiewise compare`")
     return folder
 
@@ -96,15 +108,16 @@ def _bytes_of_vectors(applied: Mapping[str, Any] | None) -> int:
 
 
 def _all_rows(tables: Sequence[Stored], ids: Sequence[int]) -> bool:
-    """Return whether there are tables, and these are all of their rows."""
-    return bool(tables) and all(len(ids) == table.rows for table in tables)
+    """Return True if there are tables, and these are all of their rows."""
+    return {table.rows for table in tables} == {len(ids)}
 
 
 def _rows_in_words(tables: Sequence[Stored], ids: Sequence[int]) -> str:
     """Return how many rows of the larger table are there."""
     if not tables:
         return "no rows"
-    return f"{count(len(ids))} of {count(max(table.rows for table in tables))} rows"
+    most_rows = max(table.rows for table in tables)
+    return f"{count(len(ids))} of {count(most_rows)} rows"
 
 
 def _tensor_records(folder: Folder, data: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -131,7 +144,7 @@ def _ranks(ids: Sequence[int], frequent: Sequence[int]) -> list[int]:
 
 def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) -> list[int]:
     """Return the tokens that the texts have, the most frequent first, those of one count by number."""
-    fewest_rows = min(table.rows for table in tables)
+    fewest_rows = _fewest_rows(tables)
     tokens = _TOKENIZER.read_tokens(folder.path, texts, fewest_rows, MOST_TOKENS)
     counts = token_counts(tokens, fewest_rows)
     if not counts.any():
@@ -140,28 +153,41 @@ def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) ->
     return by_count[: np.count_nonzero(counts)]
 
 
+def _fewest_rows(tables: Iterable[Stored]) -> int:
+    """Return the rows of the smallest table: a token below it is in all of them."""
+    return min(table.rows for table in tables)
+
+
 def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
     """Return in words which rows a page holds."""
     chosen = "the first, which tokenizers mostly give to frequent tokens"
     if frequent:
         chosen = f"the most frequent of the {count(len(frequent))} tokens that the text has"
-    return f"{chosen}, and those asked for" if words else chosen
+    if words:
+        chosen += ", and those asked for"
+    return chosen
 
 
 def _tables(facts: Facts) -> list[Stored]:
     """Return the tables that can be read row by row, the input's first, a tied one once."""
     if facts.is_own:  # its tables are behind maps and scales, so their products are not the model's
         return []
-    tables = [facts.roles.input]
-    if facts.ends is None or not facts.ends.equal:
-        tables.append(facts.roles.output)
-    return [table for table in tables if table is not None and _is_readable(table, facts)]
+    ends = [facts.roles.input]
+    if not _has_equal_ends(facts):
+        ends.append(facts.roles.output)
+    return [table for table in ends if _is_readable(table, facts)]
 
 
-def _is_readable(table: Stored, facts: Facts) -> bool:
-    """Return whether a table is a plain matrix with rows."""
-    is_plain = len(table.shape) == 2 and not facts.roles.packed(table)
-    return is_plain and table.nbytes > 0
+def _has_equal_ends(facts: Facts) -> bool:
+    """Return True if both ends have the same values."""
+    return facts.ends is not None and facts.ends.equal
+
+
+def _is_readable(table: Stored | None, facts: Facts) -> TypeGuard[Stored]:
+    """Return True for a table that is a plain matrix with rows."""
+    if table is None or facts.roles.packed(table):
+        return False
+    return len(table.shape) == 2 and table.nbytes > 0
 
 
 def _choice(facts: Facts) -> dict[str, str] | None:
@@ -169,12 +195,13 @@ def _choice(facts: Facts) -> dict[str, str] | None:
     roles = facts.roles
     if roles.input is None or facts.is_own:
         return None
-    is_equal = facts.ends is not None and facts.ends.equal
-    lacks_head = roles.headless or facts.tied is False
+    output = roles.input.name
     if roles.output is None:
-        output = "" if lacks_head else roles.input.name
-    else:
-        output = roles.input.name if is_equal else roles.output.name
+        lacks_head = roles.headless or facts.tied is False
+        if lacks_head:
+            output = ""
+    elif not _has_equal_ends(facts):
+        output = roles.output.name
     return {"input": roles.input.name, "output": output}
 
 
@@ -186,7 +213,6 @@ def _applied(facts: Facts) -> dict[str, Any] | None:
         path = path_of(facts)
     except (CheckpointError, DataError):
         return None
-
     return {
         "kind": path.norm.kind,
         "eps": path.norm.eps,
@@ -202,16 +228,19 @@ def _applied(facts: Facts) -> dict[str, Any] | None:
 
 def _vector(values: NDArray[Any] | None) -> str | None:
     """Return a vector as fp64, little-endian, in base64; None for none."""
-    return None if values is None else b64encode(values.astype("<f8").tobytes()).decode("ascii")
+    if values is None:
+        return None
+    return b64encode(values.astype("<f8").tobytes()).decode("ascii")
 
 
 def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[str, Any]:
     """Return the verdict of `tiewise check` as the page shows it, with `name` for an absolute path in commands."""
-    fields = ("rule", "severity", "where", "evidence", "repair")
-    findings = [{field: getattr(finding, field) for field in fields} for finding in audit.findings]
-    if audit.path.is_absolute():  # the page may be read on another machine
-        for finding in findings:
-            finding["repair"] = finding["repair"].replace(str(audit.path), name)
+    findings = []
+    for finding in audit.findings:
+        record = {field: getattr(finding, field) for field in FINDING_FIELDS}
+        if audit.path.is_absolute():  # the page may be read on another machine
+            record["repair"] = record["repair"].replace(str(audit.path), name)
+        findings.append(record)
     return {
         "sentence": f"{_stored_tables(choice)}; tiewise check: {counted_findings(audit)}",
         "severity": audit.worst,
@@ -227,7 +256,9 @@ def _stored_tables(choice: Mapping[str, str] | None) -> str:
         return "No table of tokens to show"
     if choice["input"] == choice["output"]:
         return "One table at both ends"
-    return "Two tables, one at each end" if choice["output"] else "An input table, and no output head"
+    if not choice["output"]:
+        return "An input table, and no output head"
+    return "Two tables, one at each end"
 
 
 def _rows(
@@ -239,9 +270,10 @@ def _rows(
     """
     if not tables:
         return []
-    fewest_rows = min(table.rows for table in tables)
+    fewest_rows = _fewest_rows(tables)
     required = [_token_of(folder, word, fewest_rows) for word in words]
-    most = min(MOST_ROWS, room // sum(table.nbytes // table.rows for table in tables))
+    bytes_of_token = sum(table.nbytes // table.rows for table in tables)
+    most = min(MOST_ROWS, room // bytes_of_token)
     by_priority = dict.fromkeys([*required, *frequent[:most], *range(min(fewest_rows, most))])
     return sorted(list(by_priority)[: max(most, len(set(required)))])
 
@@ -253,7 +285,10 @@ def _token_of(folder: Folder, word: str, rows: int) -> int:
         DataError: the word is no token, or the tables have fewer rows.
     """
     numbered = re.fullmatch(r"#([0-9]+)", word)
-    token = int(numbered[1]) if numbered else find_tokens(folder, [word])[0]
+    if numbered:
+        token = int(numbered[1])
+    else:
+        (token,) = find_tokens(folder, [word])
     if token >= rows:
         raise DataError(f"{word} is token {token}, the tables have {rows:,} rows", "choose another")
     return token

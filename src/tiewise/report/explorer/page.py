@@ -16,7 +16,7 @@ import os
 import pkgutil
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -91,14 +91,14 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
         DataError: a word that is no token; a text without tokens, or that no tokenizer beside the model reads.
         InstallError, UnsupportedError: a live model that has no two tables of tokens to show.
     """
-    sources = [one if hasattr(one, "state_dict") else Path(os.fspath(one)) for one in shown]
-    runs = [source for source in sources if isinstance(source, Path) and is_run(source)]
-    models = [source for source in sources if source not in runs]
+    runs, models = _runs_and_models(shown)
     if len(models) > 1:
         raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
     if texts and not models:
         raise RunError("a text to count, and no checkpoint", "name the checkpoint whose tokens are counted in it")
-    part = _part_of(models[0], words, texts, tokenizer) if models else None
+    part = None
+    if models:
+        part = _part_of(models[0], words, texts, tokenizer)
     page_facts: dict[str, Any] = {
         "at": _opened_at(part, runs),
         "counts": facts(),
@@ -107,6 +107,22 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
     if runs:
         page_facts["runs"] = compared(runs)
     return _filled_page(page_facts)
+
+
+def _runs_and_models(shown: Iterable[Any]) -> tuple[list[Path], list[Any]]:
+    """Return the folders of runs, and everything else: folders of checkpoints and live models."""
+    runs: list[Path] = []
+    models: list[Any] = []
+    for one in shown:
+        if hasattr(one, "state_dict"):
+            models.append(one)
+            continue
+        path = Path(os.fspath(one))
+        if is_run(path):
+            runs.append(path)
+        else:
+            models.append(path)
+    return runs, models
 
 
 def _part_of(model: Any, words: Sequence[str], texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
@@ -120,7 +136,9 @@ def _opened_at(part: Mapping[str, Any] | None, runs: Sequence[Path]) -> str:
     """Return the section that the page opens at."""
     if part:
         return "checkpoint"
-    return "runs" if runs else "symmetry"
+    if runs:
+        return "runs"
+    return "symmetry"
 
 
 def _filled_page(page_facts: Mapping[str, Any]) -> Explorer:
@@ -261,7 +279,7 @@ def picture(facts: Mapping[str, Any]) -> str:
     for text in sentences:
         lines += textwrap.wrap(text, WRAP)
     top = 24 + LINE * len(lines)
-    figure, height = _curves(runs, top) if runs else _scores(top)
+    figure, height = _figure(runs, top)
     body = [_label(20, 34 + LINE * i, line, size=15) for i, line in enumerate(lines)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + height}" width="{WIDTH}" '
@@ -270,14 +288,21 @@ def picture(facts: Mapping[str, Any]) -> str:
     )
 
 
+def _figure(runs: Mapping[str, Any] | None, top: int) -> tuple[list[str], int]:
+    """Return the picture's figure as (elements, height): curves of the runs, or without any the scores of a table."""
+    if runs:
+        return _curves(runs, top)
+    return _scores(top)
+
+
 def _tables_in_words(part: Mapping[str, Any]) -> str:
     """Return name, shape and type of the tables that a part of a checkpoint holds."""
-    tables = [tensor for tensor in part["tensors"] if "data" in tensor and len(tensor["shape"]) == 2]
-    described = []
-    for table in tables:
-        shape = ", ".join(count(size) for size in table["shape"])
-        described.append(f"{table['name']} [{shape}] {table['dtype']}")
-    return f"{part['name']}: {' and '.join(described) or 'no tables'}."
+    tables = []
+    for tensor in part["tensors"]:
+        if "data" in tensor and len(tensor["shape"]) == 2:
+            shape = ", ".join(count(size) for size in tensor["shape"])
+            tables.append(f"{tensor['name']} [{shape}] {tensor['dtype']}")
+    return f"{part['name']}: {' and '.join(tables) or 'no tables'}."
 
 
 def _scores(top: int) -> tuple[list[str], int]:
@@ -322,7 +347,9 @@ def _first_measure(runs: Mapping[str, Any]) -> Mapping[str, Any] | None:
     measures: list[Mapping[str, Any]] = []
     for run in runs["runs"]:
         measures += run["measures"].values()
-    return measures[0] if measures else None
+    if not measures:
+        return None
+    return measures[0]
 
 
 class _Axes:
@@ -353,7 +380,9 @@ class _Axes:
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Return the least and the largest value, apart from each other in any case."""
     low, high = min(values), max(values)
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
+    if low < high:
+        return low, high
+    return low - 0.5, high + 0.5
 
 
 def _label(x: float, y: float, text: str, fill: str = INK, size: int = 13) -> str:
