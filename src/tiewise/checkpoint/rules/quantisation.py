@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,49 +11,28 @@ from typing import Any
 from tiewise.checkpoint.claims import PACKED, count, ends_with
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.rules.quantisation_config import leaves, lists_of, method_of, packs
 from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, Stored
 from tiewise.checkpoint.stored_modules import End
-from tiewise.checkpoint.untrusted import items_of, short
+from tiewise.checkpoint.untrusted import object_of, short
 
-_LEFT_ALONE = (
-    "modules_to_not_convert",
-    "llm_int8_skip_modules",
-    "ignore",
-    "ignored_layers",
-    "exclude_modules",
-    "exclude",
-    "skip_modules",
-    "modules_to_exclude",
-    "exclude_layers",
-)
 # methods whose own list of modules left alone, which a list in the config replaces, has tied modules and the head
 _REPLACES_DEFAULT = ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
-MOST_LISTED = 100_000
 _SCALE = re.compile(r"weight_\w*scale|scales|SCB|absmax")  # in the name of what packed numbers are multiplied by
+_WEIGHT_SCALE = re.compile(r"^weight_scale")
+_SCALE_OF = {"qweight": "scales", "weight_packed": "weight_scale"}  # the part that a table of packed numbers needs
+_NAME = re.compile(r"[\w.]*")  # a module's name, and no pattern
 
 
-def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the modules that a quantisation leaves alone, by the key that lists them.
-
-    Patterns are returned as written, and never run.
-    """
-    lists = dict[str, list[Any]]()
-    for key in _LEFT_ALONE:
-        entries = section.get(key)
-        if isinstance(entries, list):
-            lists[key] = entries
-    dynamic = section.get("dynamic")
-    if isinstance(dynamic, Mapping):  # GPTQModel: "-:pattern" leaves modules alone
-        lists["dynamic"] = [key[2:] for key in dynamic if key.startswith("-:")]
-    return {key: list(items_of(str, entries[:MOST_LISTED])) for key, entries in lists.items()}
+def _matching(items: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
+    """Return the names that have a pattern in them."""
+    return [name for name in items if pattern.search(name)]
 
 
-def leaves(end: End, entries: list[str]) -> bool:
-    """Return whether a list names this end, a part above it, or a pattern of it."""
-    module = end.module or ""
-    last = module.rpartition(".")[2]
-    return any(last in entry or module.startswith(f"{entry}.") for entry in entries if entry)
+def _module(end: End) -> str:
+    """Return the name of an end's module; an empty text where none is known."""
+    return end.module or ""
 
 
 def _weight(end: End) -> Stored | None:
@@ -75,21 +54,36 @@ def half_quantised(facts: Facts) -> Told:
     if facts.complete:
         yield from _incomplete(table)
         yield from _incomplete(head)
-    if facts.claims.tied and table.parts and head.parts and table.quantised != head.quantised:
-        packed, plain = (table, head) if table.quantised else (head, table)
-        what = f"tie_word_embeddings is true, and {short(packed.module)} is stored quantised ({names(packed.parts)})"
-        what += f" beside a plain {short(plain.module)}"
-        what += ": a loader that ties drops one of the two, or finds no module for it"
-        fix = "set tie_word_embeddings to false at every level of config.json"
-        yield short(packed.module), what, f"{fix}, or quantise again with the head left alone"
+    if facts.claims.tied:
+        yield from _packed_beside_plain(table, head)
     if facts.complete and table.parts:
         yield from _wrong_lm_head(quantisation(facts.config).get("lm_head"), head)
 
 
+def _packed_beside_plain(table: End, head: End) -> Told:
+    """Report that one end of a tied pair is stored quantised, and the other one plain."""
+    if table.quantised == head.quantised:
+        return
+    if not table.parts or not head.parts:
+        return
+    packed, plain = table, head
+    if head.quantised:
+        packed, plain = head, table
+    where = short(packed.module)
+    what = f"tie_word_embeddings is true, and {where} is stored quantised ({names(packed.parts)})"
+    what += f" beside a plain {short(plain.module)}"
+    what += ": a loader that ties drops one of the two, or finds no module for it"
+    fix = "set tie_word_embeddings to false at every level of config.json"
+    fix += ", or quantise again with the head left alone"
+    yield where, what, fix
+
+
 def _incomplete(end: End) -> Told:
     """Report a quantised end that lacks the part without which the others are no table."""
+    if not end.quantised:
+        return
     needed = _needed_part(end)
-    if end.quantised and needed not in end.parts:
+    if needed not in end.parts:
         what = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
         yield short(end.module), what, "take the checkpoint from its source again"
 
@@ -98,8 +92,10 @@ def _needed_part(end: End) -> str:
     """Return the part that an end needs next to its packed numbers, or the numbers themselves."""
     for part in end.parts:
         if part in ("weight", *PACKED):
-            return {"qweight": "scales", "weight_packed": "weight_scale"}.get(part, part)
-    return "qweight" if "qzeros" in end.parts else "weight"
+            return _SCALE_OF.get(part, part)
+    if "qzeros" in end.parts:
+        return "qweight"
+    return "weight"
 
 
 def _wrong_lm_head(flag: Any, head: End) -> Told:
@@ -124,31 +120,16 @@ def left_alone(facts: Facts) -> Told:
     What to do: name the head, and name modules as the model has them.
     Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
     """
-    table, head = facts.roles.input_end, facts.roles.output_end
     if not _has_both_modules(facts):
         return
     section = facts.quantise or quantisation(facts.config)
     source = "--quantise" if facts.quantise else "quantization_config"
-    method = _method(section)
-    # models made of several are named otherwise in memory than on disk
-    is_one_model = not any(claim.level for claim in facts.claims.levels)
+    method = method_of(section)
     for key, entries in lists_of(section).items():
         where = f"{source}.{key}"
         if facts.claims.tied:
-            yield from _packed_all_the_same(where, entries, table, head)
-            yield from _packed_all_the_same(where, entries, head, table)
-        if facts.claims.tied and is_one_model:
-            yield from _wrong_prefix(where, entries, table)
-            yield from _wrong_prefix(where, entries, head)
-        yield from _replaced_default(where, entries, method, head)
-
-
-def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Told:
-    """Report a list that leaves one end alone, where the shared table is stored quantised."""
-    is_packed = end.quantised or (other.quantised and not end.parts)
-    if is_packed and leaves(end, entries) and not leaves(other, entries):
-        what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
-        yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
+            yield from _list_of_tied(facts, where, entries)
+        yield from _replaced_default(where, entries, method, facts.roles.output_end)
 
 
 def _has_both_modules(facts: Facts) -> bool:
@@ -157,33 +138,50 @@ def _has_both_modules(facts: Facts) -> bool:
     return not facts.roles.headless and None not in modules
 
 
-def _wrong_prefix(where: str, entries: list[str], end: End) -> Told:
-    """Report names in a list that end as an end's module does, and are not it."""
-    module = end.module or ""
-    last = module.rpartition(".")[2]
+def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Told:
+    """Report entries of one list that contradict a tied pair, or miss a module of it by their prefix."""
+    table, head = facts.roles.input_end, facts.roles.output_end
+    yield from _packed_all_the_same(where, entries, table, head)
+    yield from _packed_all_the_same(where, entries, head, table)
+    inner_levels = [claim for claim in facts.claims.levels if claim.level]
+    if not inner_levels:  # models made of several are named otherwise in memory than on disk
+        yield from _wrong_prefix(where, entries, _module(table))
+        yield from _wrong_prefix(where, entries, _module(head))
+
+
+def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Told:
+    """Report a list that leaves one end alone, where the shared table is stored quantised."""
+    stored = end if end.parts else other
+    if not stored.quantised:
+        return
+    if leaves(_module(end), entries) and not leaves(_module(other), entries):
+        module = short(end.module)
+        what = f"it leaves {module} alone, and on a tied model that table is stored quantised"
+        yield where, what, f'take "{module}" out of it, or quantise again'
+
+
+def _wrong_prefix(where: str, entries: list[str], module: str) -> Told:
+    """Report names in a list that end as a module's name does, and are not it."""
+    ending = "." + module.rpartition(".")[2]
     for entry in entries:
-        is_name = all(c.isalnum() or c in "._" for c in entry)  # and no pattern
-        if is_name and entry.endswith(f".{last}") and not ends_with(module, entry):
-            yield where, f'it names "{short(entry)}", and the module is {short(module)}', f'write "{short(module)}"'
-
-
-def _method(section: Mapping[str, Any]) -> str:
-    """Return the name of a quantisation's method; an empty text where it has none."""
-    for key in ("quant_method", "quant_algo", "mode"):
-        name = section.get(key)
-        if isinstance(name, str):
-            return name
-    return ""
+        if not entry.endswith(ending) or ends_with(module, entry):
+            continue
+        if _NAME.fullmatch(entry):
+            what = f'it names "{short(entry)}", and the module is {short(module)}'
+            yield where, what, f'write "{short(module)}"'
 
 
 def _replaced_default(where: str, entries: list[str], method: str, head: End) -> Told:
     """Report a list without the head that replaces a method's default, which has it."""
-    if method not in _REPLACES_DEFAULT or not entries or head.quantised or leaves(head, entries):
+    if method not in _REPLACES_DEFAULT or not entries:
         return
-    stored = "it is stored plain" if head.parts else "it is the input table"
-    what = (
-        f"{method} leaves alone {names(entries)}; a list replaces the default, so the head is converted, and {stored}"
-    )
+    if head.quantised or leaves(_module(head), entries):
+        return
+    stored = "it is the input table"
+    if head.parts:
+        stored = "it is stored plain"
+    what = f"{method} leaves alone {names(entries)}"
+    what += f"; a list replaces the default, so the head is converted, and {stored}"
     yield where, what, f'add "{short(head.module)}" to it'
 
 
@@ -203,11 +201,11 @@ def scale_lost(facts: Facts) -> Told:
         weight = _weight(end)
         if weight is None or weight.dtype in FLOATING:
             continue
-        scales = [part for part in end.parts if _SCALE.search(part)]
-        if scales and end is facts.roles.output_end:
+        scales = _matching(end.parts, _SCALE)
+        if not scales:
+            yield from _missing_scale(facts, weight)
+        elif end is facts.roles.output_end:
             yield from _scaled_head(end, weight, scales)
-        elif not scales and BITS[weight.dtype] == 8:
-            yield _missing_scale(facts, weight)
 
 
 def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Told:
@@ -219,14 +217,18 @@ def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Told:
         yield short(weight.name), what, fix
 
 
-def _missing_scale(facts: Facts, weight: Stored) -> Said:
-    """Return the finding about packed numbers without a scale. A plain cast to fp8 needs none, and is a warning."""
+def _missing_scale(facts: Facts, weight: Stored) -> Told:
+    """Report packed numbers of 8 bits without a scale. A plain cast to fp8 needs none, and is a warning."""
+    if BITS[weight.dtype] != 8:
+        return
+    where = short(weight.name)
     what = f"{describe(weight)} has no scale beside it, and loaders take its numbers as they stand"
     fix = "take the scale from the checkpoint's source"
-    speaks_of_scales = quantisation(facts.config) or any(map(_SCALE.search, facts.folder.tensors))
+    speaks_of_scales = quantisation(facts.config) or _matching(facts.folder.tensors, _SCALE)
     if speaks_of_scales or not weight.dtype.startswith("F8"):
-        return Said(short(weight.name), what, fix, severity="error")
-    return Said(short(weight.name), what, f"{fix}; none if it was cast without one", severity="warning")
+        yield Said(where, what, fix, severity="error")
+    else:
+        yield Said(where, what, f"{fix}; none if it was cast without one", severity="warning")
 
 
 @rule("B054", "error", "both ends are packed as the quantisation says")
@@ -253,13 +255,16 @@ def packed_otherwise(facts: Facts) -> Told:
 
 def _listed_as_plain(facts: Facts, end: End, other: End) -> Told:
     """Report lists that leave a packed end alone, except those that B051 reports."""
-    module = end.module or ""
+    module = _module(end)
     for where, entries in _lists(facts).items():
-        entry = next((entry for entry in entries if _is_pattern_of(entry, module)), None)
-        is_reported = facts.claims.tied and not where.startswith(MODELOPT) and not leaves(other, entries)
-        if entry is not None and not is_reported:
-            what = f'"{short(entry)}" leaves {short(module)} alone, and it is stored packed ({names(end.parts)})'
-            yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
+        entry = _first_pattern_of(module, entries)
+        if entry is None:
+            continue
+        may_be_reported = facts.claims.tied and not where.startswith(MODELOPT)
+        if may_be_reported and not leaves(_module(other), entries):
+            continue
+        what = f'"{short(entry)}" leaves {short(module)} alone, and it is stored packed ({names(end.parts)})'
+        yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
 
 
 MODELOPT = "hf_quant_config.json"
@@ -267,11 +272,23 @@ MODELOPT = "hf_quant_config.json"
 
 def _lists(facts: Facts) -> dict[str, list[str]]:
     """Return the modules that the folder's quantisations leave alone, by the place of the list."""
-    lists = {f"quantization_config.{key}": entries for key, entries in lists_of(quantisation(facts.config)).items()}
-    section = facts.modelopt.get("quantization") if isinstance(facts.modelopt, Mapping) else None
-    if isinstance(section, Mapping):
-        lists |= {f"{MODELOPT}.quantization.{key}": entries for key, entries in lists_of(section).items()}
+    sections = {
+        "quantization_config": quantisation(facts.config),
+        f"{MODELOPT}.quantization": object_of(object_of(facts.modelopt).get("quantization")),
+    }
+    lists = dict[str, list[str]]()
+    for place, section in sections.items():
+        for key, entries in lists_of(section).items():
+            lists[f"{place}.{key}"] = entries
     return lists
+
+
+def _first_pattern_of(module: str, entries: list[str]) -> str | None:
+    """Return the first entry of a list that surely names a module; None for none."""
+    for entry in entries:
+        if _is_pattern_of(entry, module):
+            return entry
+    return None
 
 
 def _is_pattern_of(entry: str, module: str) -> bool:
@@ -279,27 +296,32 @@ def _is_pattern_of(entry: str, module: str) -> bool:
 
     Of regular expressions, which are never run, those that mean a name behind anything are understood.
     """
-    plain = entry.removeprefix("re:").removeprefix("^").removesuffix("$").replace(r"\.", ".").replace(".*", "*")
+    plain = entry.removeprefix("re:").removeprefix("^").removesuffix("$")
+    plain = plain.replace(r"\.", ".").replace(".*", "*")
     if re.fullmatch(r"[\w.*]+", plain) is None:
         return False
-    has_stars = "*" in plain and plain.strip("*") != ""
-    if not has_stars:
+    letters = plain.replace("*", "")
+    if letters in ("", plain):  # stars alone, or none
         return ends_with(module, plain) or module.startswith(f"{plain}.")
-    if not all(part in f".{module}" for part in plain.split("*")):  # far cheaper than the match
-        return False
-    return fnmatchcase(module, plain) or fnmatchcase(module, f"*.{plain}")
+    dotted_module = f".{module}"
+    for part in plain.split("*"):  # far cheaper than the match
+        if part not in dotted_module:
+            return False
+    return fnmatchcase(dotted_module, f"*.{plain}")
 
 
 def _wrong_width(facts: Facts, end: End) -> Told:
     """Report packed rows that are neither as wide as the model nor half as wide."""
     weight, hidden = _weight(end), facts.text.hidden_size
-    if weight is None or weight.dtype != "U8" or len(weight.shape) != 2 or not hidden:
+    if weight is None or hidden is None:
         return
-    if not any(part.startswith("weight_scale") for part in end.parts):
+    is_byte_matrix = weight.dtype == "U8" and len(weight.shape) == 2
+    if not is_byte_matrix or not _matching(end.parts, _WEIGHT_SCALE):
         return
     rows, width = weight.shape
     for numbers_per_byte in (1, 2):
-        if facts.explains(replace(weight, shape=(rows, numbers_per_byte * width))):
+        unpacked = replace(weight, shape=(rows, numbers_per_byte * width))
+        if facts.explains(unpacked):
             return
     what = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
     what += f", or {hidden / 2:,g} of four bits"
@@ -308,27 +330,29 @@ def _wrong_width(facts: Facts, end: End) -> Told:
 
 def _wrong_bits(facts: Facts, end: End) -> Told:
     """Compare the bits of a table that MLX packed with those that config.json gives its module."""
-    section, weight, scales = facts.config.get("quantization"), end.parts.get("weight"), end.parts.get("scales")
-    if not isinstance(section, Mapping) or weight is None or weight.dtype != "U32" or scales is None:
+    weight, scales = end.parts.get("weight"), end.parts.get("scales")
+    if weight is None or scales is None or weight.dtype != "U32":
         return
-    module = short(end.module)
-    by_module = section.get(end.module)
+    section = object_of(facts.config.get("quantization"))
+    module, by_module = short(end.module), section.get(_module(end))
     if by_module is False:
         where = f"quantization.{module}"
         what = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
         yield where, what, f"write its bits and group_size there: {CONFIG_FIX}"
-    else:
-        settings = by_module if isinstance(by_module, Mapping) else section
-        yield from _other_packing(facts, module, settings, weight, scales)
+        return
+    settings = section
+    if isinstance(by_module, Mapping):
+        settings = by_module
+    yield from _other_packing(facts, module, settings, weight, scales)
 
 
 def _other_packing(facts: Facts, module: str, settings: Mapping[str, Any], weight: Stored, scales: Stored) -> Told:
     """Report a table whose shapes show other bits or groups than the settings of its module."""
     bits, group = count(settings.get("bits")), count(settings.get("group_size"))
-    columns, groups = _columns(weight), _columns(scales)
-    if bits is None or group is None or not columns or not groups:
+    if bits is None or group is None:
         return
-    if 32 * columns == bits * group * groups:
+    columns, groups = _columns(weight), _columns(scales)
+    if 0 in (columns, groups) or 32 * columns == bits * group * groups:
         return
     width = facts.text.hidden_size or group * groups
     stored_bits, stored_group = 32 * columns / width, width / groups
@@ -355,61 +379,24 @@ def half_to_be_quantised(facts: Facts) -> Told:
     What to do: leave both ends alone, pack both, or untie the model first.
     Sources: GPTQModel#3050; llm-compressor#2835; transformers#37905; auto-round#101
     """
-    table, head = facts.roles.input_end, facts.roles.output_end
     if not facts.tied or not _has_both_modules(facts):
         return
-    section = facts.quantise or quantisation(facts.config)
-    is_done = table.quantised or head.quantised or "lm_head" in section  # B050 judges what is stored
-    if is_done and not facts.quantise:
-        return
-    packs_table, packs_head = _packs(section, table, "Embedding"), _packs(section, head, "Linear")
+    table, head = facts.roles.input_end, facts.roles.output_end
+    where = "--quantise"
+    section = facts.quantise
+    if not section:
+        where = "config.json"
+        section = quantisation(facts.config)
+        if table.quantised or head.quantised or "lm_head" in section:
+            return  # B050 judges what is stored
+    packs_table = packs(section, _module(table), "Embedding")
+    packs_head = packs(section, _module(head), "Linear")
     if packs_table == packs_head:
         return
-    packed, plain = (table, head) if packs_table else (head, table)
+    packed, plain = table, head
+    if packs_head:
+        packed, plain = head, table
     what = f"the quantisation packs {short(packed.module)} and leaves {short(plain.module)} plain"
     what += ", and the model is tied: one table would become two"
     fix = f"leave both alone or pack both; or first {facts.command('untie')}"
-    yield "--quantise" if facts.quantise else "config.json", what, fix
-
-
-def _packs(section: Mapping[str, Any], end: End, kind: str) -> bool:
-    """Return whether a quantisation packs an end, a module of class `kind`. If nothing names the end, it does not."""
-    if any(leaves(end, entries) for entries in lists_of(section).values()):
-        return False
-    settings = next(_settings_of(section, end), None)
-    if settings is not None:
-        return settings.get("bits") not in (16, 32)
-    targets = _targets(section)
-    if targets is not None:
-        return kind in targets or leaves(end, targets)
-    if section.get("include_input_output_embeddings") is True:
-        return True
-    return kind == "Linear" and section.get("lm_head") is True
-
-
-def _settings_of(section: Mapping[str, Any], end: End) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings of GPTQModel and auto-round whose pattern names an end."""
-    for key in ("dynamic", "extra_config"):
-        by_pattern = section.get(key)
-        if not isinstance(by_pattern, Mapping):
-            continue
-        for pattern, settings in by_pattern.items():
-            if not isinstance(settings, Mapping) or pattern.startswith("-:"):
-                continue
-            if leaves(end, [pattern.removeprefix("+:")]):
-                yield settings
-
-
-def _targets(section: Mapping[str, Any]) -> list[str] | None:
-    """Return the names and classes that compressed-tensors packs; None for a quantisation without targets."""
-    groups: list[Any] = [section]
-    by_name = section.get("config_groups")
-    if isinstance(by_name, Mapping):
-        groups += by_name.values()
-    lists = [group["targets"] for group in groups if isinstance(group, Mapping) and "targets" in group]
-    if not lists:
-        return None
-    targets = list[str]()
-    for entries in lists:
-        targets += items_of(str, entries)[:MOST_LISTED]
-    return targets
+    yield where, what, fix
