@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable
+from itertools import chain
 from typing import NamedTuple
 
-from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, AdapterFacts, EndUpdate
+from tiewise.checkpoint.adapter import COPY, DELTA, LORA, PREFIX, TOKENS, AdapterFacts, EndUpdate
 from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
@@ -31,22 +32,30 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
     What to do: tiewise merge, which makes two tables where the ends come out different, or no merge at all.
     Sources: peft#2777; peft#2018; peft#2864; peft#2944; transformers#45127; unsloth#9331
     """
-    updates = [update for update in (facts.input, facts.output) if update is not None]
     if facts.base is None or facts.tied is None:
-        yield from _unknown_effect(facts, updates)
+        yield from _unknown_effect(facts)
     elif facts.tied:
-        yield from _low_rank_on_tied(facts, [update for update in updates if update.kind == LORA])
-        yield from _copies_on_tied(facts, facts.base, [update for update in updates if update.kind == COPY])
+        yield from _low_rank_on_tied(facts, _updates_of_kind(facts, LORA))
+        yield from _copies_on_tied(facts, facts.base, _updates_of_kind(facts, COPY))
         yield from _rows_on_tied(facts, facts.base)
 
 
-def _unknown_effect(facts: AdapterFacts, updates: list[EndUpdate]) -> Told:
+def _updates_of_kind(facts: AdapterFacts, *kinds: str) -> list[EndUpdate]:
+    """Return the updates of the two ends that are of one of some kinds."""
+    return [update for update in (facts.input, facts.output) if update is not None and update.kind in kinds]
+
+
+def _unknown_effect(facts: AdapterFacts) -> Told:
     """Report that a merge has an unknown effect, because nothing says that the base ties."""
-    if updates:
-        why = "no base was given" if facts.base is None else "whether the base ties its ends is not known"
-        what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
-        fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
-        yield Said(short(facts.path.name), what, fix, severity="info")
+    updates = _updates_of_kind(facts, LORA, COPY, TOKENS)
+    if not updates:
+        return
+    why = "whether the base ties its ends is not known"
+    if facts.base is None:
+        why = "no base was given"
+    what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
+    fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
+    yield Said(short(facts.path.name), what, fix, severity="info")
 
 
 def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Told:
@@ -74,28 +83,36 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
     """Report full copies that part the two ends of a tied base."""
     if not copies:
         return
-    # a copy of one end, where the two shall be tied: PEFT wraps the other end with the same table when it loads it
-    stays_tied = facts.ties if len(copies) == 1 else facts.equal
+    severity: Severity = "error"
+    if len(copies) == 1:
+        # PEFT wraps the other end with the same table when it loads it, if the two shall be tied
+        stays_tied = facts.ties
+        described = f"full copy of {_modules(copies)} alone"
+    else:
+        stays_tied = facts.equal is True
+        described = _described_pair(facts, copies)
+        if facts.equal is None:
+            severity = "warning"
     if stays_tied:
         return
-    what = f"{_described_copies(facts, copies)}, on a base whose two ends are one table: {_effect_of_merge(base)}"
+    what = f"{described}, on a base whose two ends are one table: {_effect_of_merge(base)}"
     fix = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
-    may_be_equal = len(copies) == 2 and facts.equal is None
-    yield Said(short(facts.path.name), what, fix, severity="warning" if may_be_equal else "error")
+    yield Said(short(facts.path.name), what, fix, severity=severity)
 
 
-def _described_copies(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
-    """Return which ends have full copies, and of two whether they differ."""
-    if len(copies) == 1:
-        return f"full copy of {_modules(copies)} alone"
-    read = "whose rows were not compared" if facts.equal is None else "which differ"
+def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
+    """Return that both ends have full copies, and whether they differ."""
+    read = "which differ"
+    if facts.equal is None:
+        read = "whose rows were not compared"
     flag = "on" if facts.ties else "off"
     return f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
 
 
 def _effect_of_merge(base: Facts) -> str:
     """Return the effect on tables and flags of merging two tables into a tied base."""
-    nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
+    true_levels = [claim.level for claim in base.claims.levels if claim.written]
+    nested = [dotted(level) for level in true_levels if level]
     if nested:
         return f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
     return "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
@@ -135,14 +152,24 @@ def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
     return EmptyTensors(empty[0], what, fix)
 
 
-def _updated_tables(facts: AdapterFacts, base: Facts) -> list[tuple[EndUpdate, Stored]]:
-    """Return the updates of both ends, each with the table of the base that it changes."""
-    roles = base.roles
-    pairs = []
-    for update, table in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
-        if update is not None and table is not None:
-            pairs.append((update, table))
-    return pairs
+class _UpdatedTable(NamedTuple):
+    """An update of one end, and the table of the base that it changes."""
+
+    update: EndUpdate
+    table: Stored
+
+
+def _updated_tables(facts: AdapterFacts, base: Facts) -> list[_UpdatedTable]:
+    """Return the updates of both ends whose tables the base stores."""
+    table, head = base.roles.input, base.roles.output
+    if head is None:
+        head = table
+    updated = []
+    if facts.input is not None and table is not None:
+        updated.append(_UpdatedTable(facts.input, table))
+    if facts.output is not None and head is not None:
+        updated.append(_UpdatedTable(facts.output, head))
+    return updated
 
 
 @rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
@@ -156,34 +183,54 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
     """
     empty = empty_tensors(facts)
     if empty is not None:
-        module = next(module for module, parts in facts.parts.items() if empty.first in parts.values())
+        module = _module_of(facts, empty.first)
         yield short(module), empty.evidence, empty.repair
-    base = facts.base
-    if base is None:
+    if facts.base is None:
         return
+    for update, table in _updated_tables(facts, facts.base):
+        yield from _other_shape(facts, facts.base, update, table)
+    yield from _rows_beyond(facts, facts.base)
+
+
+def _module_of(facts: AdapterFacts, tensor: Stored) -> str:
+    """Return the module that a tensor of the adapter belongs to."""
+    return next(module for module, parts in facts.parts.items() if tensor in parts.values())
+
+
+def _base_name(facts: AdapterFacts) -> str:
+    """Return the base that the adapter's config names; "unnamed" if it names none."""
     name = facts.config.get("base_model_name_or_path")
-    trained_on = short(name) if isinstance(name, str) and name else "unnamed"
-    for update, table in _updated_tables(facts, base):
-        yield from _other_shape(base, update, table, trained_on)
-    last = max((row for ids in facts.token_rows.values() for row in ids), default=-1)
+    if isinstance(name, str) and name:
+        return short(name)
+    return "unnamed"
+
+
+def _rows_beyond(facts: AdapterFacts, base: Facts) -> Told:
+    """Report trained rows that the base's table does not have."""
     stored = base.roles.input
-    if stored is not None and last >= stored.rows:
+    if stored is None:
+        return
+    last = max(chain.from_iterable(facts.token_rows.values()), default=-1)
+    if last >= stored.rows:
         what = f"trainable_token_indices name row {last:,}, and the base stores {describe(stored)}"
         yield ADAPTER_CONFIG, what, base.command("resize", f"--vocab {last + 1}")
 
 
-def _other_shape(base: Facts, update: EndUpdate, table: Stored, trained_on: str) -> Told:
-    """Report an update whose table has another shape than the base's. -1 is an unknown length."""
-    rows, width = update.shape or (-1, -1)
-    if len(table.shape) != 2 or 0 in (rows, width):
+_UNKNOWN = -1  # a length that the adapter's tensors do not say
+
+
+def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Stored) -> Told:
+    """Report an update whose table has another shape than the base's."""
+    if update.shape is None or len(table.shape) != 2 or 0 in update.shape:
         return
-    has_other_width = width not in (-1, table.shape[1])
-    if not has_other_width and rows in (-1, table.rows):
+    rows, width = update.shape
+    has_right_width = width in (_UNKNOWN, table.shape[1])
+    if has_right_width and rows in (_UNKNOWN, table.rows):
         return
     shape = f"[{rows}, {width}]".replace("-1", "?")
     what = f"its {update.kind} is of a table {shape}, and the base stores {describe(table)}"
-    fix = f"give the base that it was trained on ({trained_on})"
-    if rows > table.rows and not has_other_width:
+    fix = f"give the base that it was trained on ({_base_name(facts)})"
+    if has_right_width and rows > table.rows:
         fix = base.command("resize", f"--vocab {rows}")
     yield short(update.module), what, fix
 
@@ -197,7 +244,9 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     Sources: vllm#41754; vllm#38844
     """
     base = facts.base
-    if base is None or not base.complete or facts.listed("target_parameters"):
+    if base is None or not base.complete:
+        return
+    if facts.listed("target_parameters"):
         return
     # a whole module that the base lacks is a new head: of it the adapter brings every number
     modules = [module for module, parts in facts.parts.items() if not parts.keys() <= {"weight", "bias"}]
@@ -205,15 +254,22 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     if not lost:
         return
     what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
-    fix = f"give the base that it was trained on ({short(facts.config.get('base_model_name_or_path'))})"
+    severity: Severity = "warning"
+    if base.roles.known is not None:
+        severity = "error"
+    yield Said(short(facts.path.name), what, _way_to_names(facts, lost), severity=severity)
+
+
+def _way_to_names(facts: AdapterFacts, lost: list[str]) -> str:
+    """Return the prefix that gives lost modules the base's names, else the base to give."""
     prefixes = renamed(lost[0], facts.base_modules)
-    if prefixes is not None:
-        old, new = prefixes
-        right = _count_renamed(lost, old, new, facts.base_modules)
-        fix = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
-        fix += f": right for {right:,} of them"
-    severity: Severity = "error" if base.roles.known is not None else "warning"
-    yield Said(short(facts.path.name), what, fix, severity=severity)
+    if prefixes is None:
+        return f"give the base that it was trained on ({short(facts.config.get('base_model_name_or_path'))})"
+    old, new = prefixes
+    in_base = {name.removeprefix(new) for name in facts.base_modules if name.startswith(new)}
+    right = [module for module in lost if module.startswith(old) and module.removeprefix(old) in in_base]
+    fix = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
+    return f"{fix}: right for {len(right):,} of them"
 
 
 def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
@@ -230,15 +286,6 @@ def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def _count_renamed(modules: list[str], old: str, new: str, base_modules: Collection[str]) -> int:
-    """Return how many modules the base has once `new` replaces `old` in their names."""
-    count = 0
-    for module in modules:
-        if module.startswith(old) and new + module.removeprefix(old) in base_modules:
-            count += 1
-    return count
-
-
 @rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True, reads="its tables")
 def adapter_copies(facts: AdapterFacts) -> Told:
     """An adapter that trains some tokens as a module to save, or that PEFT saves together with its embedding layers,
@@ -250,16 +297,21 @@ def adapter_copies(facts: AdapterFacts) -> Told:
     if facts.base is None:
         return
     for update, table in _updated_tables(facts, facts.base):
-        copy = update.copy
-        if copy is None or copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
-            continue
-        with doing("comparing the adapter's copy with the base", copy.nbytes):
-            changed = len(changed_rows(copy, table))
-        if copy.rows and changed <= copy.rows // 2:
-            row_bytes = copy.nbytes // copy.rows
-            share = f"{changed:,} of {copy.rows:,}, {size(changed * row_bytes)} of {size(copy.nbytes)}"
-            what = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {share}"
-            yield short(copy.name), what, facts.command("slim")
+        if update.copy is not None:
+            yield from _mostly_equal_copy(facts, update.copy, table)
+
+
+def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Told:
+    """Report a full copy of a table if it changes at most half of the rows."""
+    if copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
+        return
+    with doing("comparing the adapter's copy with the base", copy.nbytes):
+        changed = len(changed_rows(copy, table))
+    if copy.rows and changed <= copy.rows // 2:
+        row_bytes = copy.nbytes // copy.rows
+        share = f"{changed:,} of {copy.rows:,}, {size(changed * row_bytes)} of {size(copy.nbytes)}"
+        what = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {share}"
+        yield short(copy.name), what, facts.command("slim")
 
 
 # parts of a module at which llama.cpp's converter stops
@@ -278,8 +330,8 @@ def adapter_engines(facts: AdapterFacts) -> Told:
     Sources: vllm#48934; vllm 0.33.0 lora/peft_helper.py, lora/utils.py:231; sglang 0.5.23 srt/lora/lora_manager.py:349,
     lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
-    sentences = [_vllm(facts), _sglang(facts), _llama_cpp(facts)]
-    stops = [sentence for sentence in sentences if sentence is not None]
+    sentences = (_vllm(facts), _sglang(facts), _llama_cpp(facts))
+    stops = [sentence for sentence in sentences if sentence]
     if stops:
         yield short(facts.path.name), "; ".join(stops), facts.command("merge")
 
@@ -292,39 +344,47 @@ def _tensors(facts: AdapterFacts, parts: Collection[str]) -> list[str]:
     return tensors
 
 
-def _vllm(facts: AdapterFacts) -> str | None:
-    """Return the sentence on what vLLM refuses of an adapter. None if it serves all of it."""
-    # the heads of classifiers are no tables of tokens
-    saved = [module for module in facts.listed("modules_to_save") if module not in ("classifier", "score")]
+_CLASSIFIERS = ("classifier", "score")  # heads that are no tables of tokens
+
+
+def _vllm(facts: AdapterFacts) -> str:
+    """Return the sentence on the parts of an adapter that vLLM refuses; empty if it serves all of it."""
+    saved = [module for module in facts.listed("modules_to_save") if module not in _CLASSIFIERS]
     if saved:
         return f"vLLM stops at modules_to_save ({names(saved)})"
     for flag in ("use_dora", "lora_bias"):
         if facts.config.get(flag) is True:
             return f"vLLM stops at {flag}"
     trained_rows = _tensors(facts, (DELTA,))
-    return f"vLLM stops at {names(trained_rows)}" if trained_rows else None
+    if trained_rows:
+        return f"vLLM stops at {names(trained_rows)}"
+    return ""
 
 
-def _sglang(facts: AdapterFacts) -> str | None:
-    """Return the sentence on what SGLang refuses or ignores of an adapter. None if it serves all of it."""
+def _sglang(facts: AdapterFacts) -> str:
+    """Return the sentence on the parts of an adapter that SGLang refuses or ignores; empty if it serves all of it."""
     if facts.config.get("use_dora") is True:
         return "SGLang stops at use_dora"
     targets = facts.config.get("target_modules")
+    if targets in ("all", "all-linear"):
+        return ""  # it keeps tables and trained rows; what then becomes of them was not read
     if isinstance(targets, str):
-        # under all-linear it keeps tables and trained rows; what then becomes of them was not read
-        return None if targets in ("all", "all-linear") else "SGLang stops at target_modules, a pattern"
+        return "SGLang stops at target_modules, a pattern"
     listed = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
     unnamed = {"embed_tokens", "lm_head"} - listed
     ignored = [name for name in _tensors(facts, ("weight", DELTA)) if name.split(".")[-2] in unnamed]
-    return f"SGLang passes by {names(ignored)} without a word" if ignored else None
+    if ignored:
+        return f"SGLang passes by {names(ignored)} without a word"
+    return ""
 
 
-def _llama_cpp(facts: AdapterFacts) -> str | None:
-    """Return the sentence on what llama.cpp's converter refuses of an adapter. None if it converts all of it."""
+def _llama_cpp(facts: AdapterFacts) -> str:
+    """Return the sentence on the parts of an adapter that llama.cpp's converter refuses; empty if it converts all."""
     stops = _tensors(facts, STOPS)
     if stops:
         return f"llama.cpp's converter stops at {names(stops)}"
-    kind = None if facts.base is None else family_type(facts.base.config)
-    if facts.output is not None and family(kind).llama_cpp == "no head":
+    if facts.base is None or facts.output is None:
+        return ""
+    if family(family_type(facts.base.config)).llama_cpp == "no head":
         return f"llama.cpp's converter stops at {short(facts.output.module)}"
-    return None
+    return ""

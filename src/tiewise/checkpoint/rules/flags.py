@@ -24,9 +24,14 @@ from tiewise.checkpoint.rules.rule import (
 from tiewise.checkpoint.untrusted import short
 
 
+def _has_reader(claim: Claim) -> bool:
+    """Return whether some loader reads a level's flag: it decides, or configures a text model."""
+    return claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS
+
+
 def _levels_with_reader(facts: Facts) -> list[Claim]:
-    """Return the levels whose flag some loader reads: the deciding one and those of text models."""
-    return [claim for claim in facts.claims.levels if claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS]
+    """Return the levels whose flag some loader reads."""
+    return [claim for claim in facts.claims.levels if _has_reader(claim)]
 
 
 class _FlagRepair(NamedTuple):
@@ -48,10 +53,14 @@ def _flag_repair(facts: Facts) -> _FlagRepair:
 def _means_more(facts: Facts) -> bool:
     """Return whether another flag would change more than the tie, or may be wrong."""
     claims = facts.claims
-    if claims.t5_like or (facts.layer_ties and facts.truth is not facts.tied):
+    if claims.t5_like:
         return True
+    if facts.layer_ties and facts.truth is not facts.tied:
+        return True
+    if facts.roles.output is not None or claims.tied is not False:
+        return False
     # a table without a head that was scaled up: it may have been trained untied, with scales that the class lacks
-    return facts.roles.output is None and claims.tied is False and facts.scaled_up is not None
+    return facts.scaled_up is not None
 
 
 @rule("B020", "warning", "the flag is written, as true or false")
@@ -65,27 +74,41 @@ def flag_absent(facts: Facts) -> Told:
     """
     for claim in facts.claims.levels:
         if claim.malformed is not None:
-            what = f"{dotted(claim.level)} is {claim.malformed}, which is neither true nor false"
+            where = dotted(claim.level)
+            what = f"{where} is {claim.malformed}, which is neither true nor false"
             repair = _flag_repair(facts)
-            yield dotted(claim.level), what, repair.fix, repair.is_safe
-    roles, levels = facts.roles, _levels_with_reader(facts)
-    if not levels or roles.headless or not roles.pair:
+            yield where, what, repair.fix, repair.is_safe
+    if facts.roles.headless or not facts.roles.pair:
         return
-    if all(claim.written is None and claim.malformed is None for claim in levels):
+    levels = _levels_with_reader(facts)
+    stated = [claim for claim in levels if (claim.written, claim.malformed) != (None, None)]
+    if levels and not stated:
         yield _absent_flag(facts)
+
+
+_ABSENT_MEANS = {  # by the class's default
+    True: "whose class takes true",
+    False: "whose class takes false",
+    None: "whose default is not known here",
+}
 
 
 def _absent_flag(facts: Facts) -> Said:
     """Return the finding about a config without the flag. If all loaders agree, it is a note."""
     default, kind = facts.claims.tied, facts.config.get("model_type")
-    family = short(kind) if isinstance(kind, str) else "an unknown family"
-    meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
-    has_head = facts.roles.output is not None
-    stored = "a head is stored" if has_head else "no head of its own is stored"
-    what = f"{FLAG} is absent in a config of {family}, {meant}, and {stored}; loaders' defaults differ"
+    family = "an unknown family"
+    if isinstance(kind, str):
+        family = short(kind)
+    stored = "a head is stored"
+    all_agree = facts.claims.fixed is not None
+    if facts.roles.output is None:
+        stored = "no head of its own is stored"
+        all_agree = all_agree or default is True
+    what = f"{FLAG} is absent in a config of {family}, {_ABSENT_MEANS[default]}, and {stored}"
+    what += "; loaders' defaults differ"
     repair = _flag_repair(facts)
-    all_agree = facts.claims.fixed is not None or (default is True and not has_head)
-    return Said(FLAG, what, repair.fix, repair.is_safe, severity="info" if all_agree else "warning")
+    severity: Severity = "info" if all_agree else "warning"
+    return Said(FLAG, what, repair.fix, repair.is_safe, severity)
 
 
 @rule("B021", "error", "all levels of a nested config say the same")
@@ -101,25 +124,35 @@ def levels_disagree(facts: Facts) -> Told:
     Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
     """
     claims = [claim for claim in _levels_with_reader(facts) if claim.written is not None]
-    if len({claim.written for claim in claims}) < 2 or facts.roles.headless:
+    flags = {claim.written for claim in claims}
+    if len(flags) < 2 or facts.roles.headless:
         return
     listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in claims)
-    truth = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}[facts.truth]
-    wrong = next((claim for claim in claims if claim.written is not facts.truth), claims[-1])
+    wrong = next(claim for claim in claims if claim.written is not facts.truth)
     repair = _flag_repair(facts)
-    what = f"{listed}; the tensors {truth}"
-    yield Said(dotted(wrong.level), what, repair.fix, repair.is_safe, severity=_severity_of_levels(facts))
+    what = f"{listed}; the tensors {_TRUTH[facts.truth]}"
+    yield Said(dotted(wrong.level), what, repair.fix, repair.is_safe, _severity_of_levels(facts))
+
+
+_TRUTH = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}
 
 
 def _severity_of_levels(facts: Facts) -> Severity:
     """Return how bad it is that levels disagree, by the class and then by other loaders."""
-    # where the class reads false, two stored tables are loaded as they are, whether or not they are equal
-    loads_both = facts.claims.tied is False and facts.complete and facts.roles.output is not None
-    is_class_right = facts.truth is not None and facts.truth is facts.claims.tied
-    if loads_both or is_class_right:
+    if _is_class_right(facts):
         others = _severity_of(predict(facts))
         return "info" if others in (None, "info") else "warning"
     return "warning" if facts.truth is None else "error"
+
+
+def _is_class_right(facts: Facts) -> bool:
+    """Return whether the class itself makes the right model of the tensors."""
+    reads = facts.claims.tied
+    if reads is None:
+        return False
+    # where the class reads false, two stored tables are loaded as they are, whether or not they are equal
+    loads_both = facts.complete and facts.roles.output is not None
+    return reads is facts.truth or (loads_both and not reads)
 
 
 @rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
@@ -135,20 +168,33 @@ def t5_ends(facts: Facts) -> Told:
     """
     if not facts.claims.t5_like or not facts.complete:
         return
-    roles, is_false = facts.roles, facts.claims.deciding.written is False
-    if is_false and roles.output is None and roles.input is not None and not roles.headless:
-        what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
-        fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
-        yield FLAG, what, fix
-    if facts.claims.tied is False:
+    if facts.claims.deciding.written is False:
+        yield from _t5_without_head(facts)
+    if facts.claims.tied is not False:
+        yield from _t5_input_tables(facts)
+
+
+def _t5_without_head(facts: Facts) -> Told:
+    """Report a T5-like model whose flag is false, and which stores no head."""
+    roles = facts.roles
+    if roles.headless or roles.input is None or roles.output is not None:
         return
-    for other in roles.inputs[1:]:
-        first = roles.inputs[0]
+    what = f"{FLAG} is false and no head is stored"
+    what += "; this family reads false also as 'do not scale before the head'"
+    fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
+    yield FLAG, what, fix
+
+
+def _t5_input_tables(facts: Facts) -> Told:
+    """Report stored input tables of a T5-like model that differ from the first one."""
+    for other in facts.roles.inputs[1:]:
+        first = facts.roles.inputs[0]
         alike = facts.compare(first, other)
         if alike is not None and alike.differing:
-            both = f"{short(first.name)} and {short(other.name)}"
+            where = short(other.name)
+            what = f"{short(first.name)} and {where} are one table in this family: {difference(alike)}"
             fix = "find out which one was trained, and store that one alone"
-            yield short(other.name), f"{both} are one table in this family: {difference(alike)}", fix
+            yield where, what, fix
 
 
 @rule("B080", "warning", "every loader makes the same model of it")
@@ -176,7 +222,8 @@ def loaders_disagree(facts: Facts) -> Told:
     if facts.is_own:
         fix = f"export it dense: {facts.command('densify')}"
     elif len(wrong) == len(outcomes):
-        fix = f"repair the other findings; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}"
+        first = wrong[0]
+        fix = f"repair the other findings; {first.loader} {first.versions}: {first.sentence}"
     yield Said(facts.path.name, what, fix, severity=severity)
 
 
@@ -187,12 +234,19 @@ def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
     return max(severities, key=SEVERITIES.index, default=None)
 
 
+# by (the loader is right in another version, the outcome is lost)
+_SEVERITY_OF_WRONG: dict[tuple[bool, bool], Severity] = {
+    (True, False): "info",
+    (True, True): "warning",
+    (False, False): "warning",
+    (False, True): "error",
+}
+
+
 def _severity_of_wrong(outcome: LoaderOutcome, loaders_right: set[str]) -> Severity:
     """Return how bad a wrong outcome is; `loaders_right` are right in another version."""
     # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
     if outcome.outcome == ERROR and outcome.loader != "transformers":
         return "info"
-    is_lost = outcome.outcome in LOST
-    if outcome.loader in loaders_right:
-        return "warning" if is_lost else "info"
-    return "error" if is_lost else "warning"
+    is_right_elsewhere, is_lost = outcome.loader in loaders_right, outcome.outcome in LOST
+    return _SEVERITY_OF_WRONG[is_right_elsewhere, is_lost]
