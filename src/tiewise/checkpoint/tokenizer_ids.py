@@ -60,6 +60,11 @@ class Tokenizer:
         """Return the largest id of all, added tokens included; -1 if there is none."""
         return max(self.base_max, max(self.added, default=-1))
 
+    @property
+    def lists_positions(self) -> bool:
+        """Return whether a SentencePiece model gave positions, which may not be the ids."""
+        return not set(self.files).isdisjoint(PIECES[1:])
+
     @cached_property
     def texts(self) -> dict[int, str]:
         """Return {id: text} of all tokens; an added token's text where it takes an id of the vocabulary proper."""

@@ -18,9 +18,9 @@ from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.draft import Draft
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, copies, describe, difference, numbers, rule
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, copies, describe, difference, numbers, rule
 from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.table_scans import UNRELATED
+from tiewise.checkpoint.table_scans import UNRELATED, TableLikeness
 from tiewise.checkpoint.tokenizer_ids import MOST_TOKENS, PIECES, Tokenizer
 from tiewise.checkpoint.untrusted import short
 
@@ -51,32 +51,51 @@ def draft_maps(facts: Facts) -> Told:
 
 def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Told:
     """Report all that is wrong with the map `stored` and with the marks next to it."""
-    if draft.t2d is None and not draft.holds_ids:
+    marks = draft.t2d
+    if marks is None and not draft.holds_ids:
         yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
-    steps, marks = _integers(facts, stored), _integers(facts, draft.t2d)
-    if facts.scan:
-        for tensor, values in ((stored, steps), (draft.t2d, marks)):
-            if tensor is not None and values is None:
-                yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
-    if steps is None:
+    if not facts.scan:
         return
-    marked = None if marks is None else np.flatnonzero(marks)
-    draft_map = _DraftMap(short(stored.name), steps, draft.holds_ids, marked)
+    yield from _no_integers(stored)
+    marked = None
+    if marks is not None:
+        yield from _no_integers(marks)
+        marked = _marked(marks)
+    if not _are_integers(stored):
+        return
+    draft_map = _DraftMap(short(stored.name), _integers(stored), draft.holds_ids, marked)
     vocabulary = MOST_TOKENS if facts.vocabulary is None else facts.vocabulary
     yield from _map_faults(draft_map, draft.reduced, vocabulary)
-    if draft.t2d is not None and marked is not None:
-        yield from _other_marks(short(draft.t2d.name), draft_map.tokens(), marked)
+    if marks is not None and marked is not None:
+        yield from _other_marks(short(marks.name), draft_map.tokens(), marked)
 
 
-def _integers(facts: Facts, tensor: Stored | None) -> NDArray[np.int64] | None:
-    """Return the values of a stored map. None where it may not be read, or is no list of integers."""
-    if tensor is None or not facts.scan:
-        return None
+_INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
+
+
+def _are_integers(tensor: Stored) -> bool:
+    """Return whether a stored map is a list of integers, no longer than any vocabulary."""
     if len(tensor.shape) != 1 or tensor.rows > MOST_TOKENS:
-        return None
-    if tensor.dtype not in ("I64", "I32", "I16", "I8", "U8", "BOOL"):
-        return None
+        return False
+    return tensor.dtype in _INTEGERS
+
+
+def _no_integers(tensor: Stored) -> Told:
+    """Report a stored map that is no list of integers."""
+    if not _are_integers(tensor):
+        yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
+
+
+def _integers(tensor: Stored) -> NDArray[np.int64]:
+    """Return the values of a stored list of integers."""
     return tensor.read().astype(np.int64)
+
+
+def _marked(marks: Stored) -> NDArray[np.int64] | None:
+    """Return the tokens that t2d marks; None if it is no list of integers."""
+    if not _are_integers(marks):
+        return None
+    return np.flatnonzero(_integers(marks))
 
 
 class _DraftMap(NamedTuple):
@@ -89,34 +108,56 @@ class _DraftMap(NamedTuple):
 
     def tokens(self) -> NDArray[np.int64]:
         """Return the token of each row [N]."""
-        return self.steps if self.holds_ids else self.steps + np.arange(len(self.steps))
+        if self.holds_ids:
+            return self.steps
+        return self.steps + np.arange(len(self.steps))
+
+    @property
+    def marks_steps(self) -> bool:
+        """Return whether t2d marks just the numbers that are stored as steps: they are tokens' ids."""
+        return self.marked is not None and np.array_equal(self.marked, np.sort(self.steps))
 
 
 def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Told:
     """Report the first thing that is wrong with a map; tokens are below `vocabulary`."""
-    where, steps, tokens = draft_map.name, draft_map.steps, draft_map.tokens()
+    where, tokens = draft_map.name, draft_map.tokens()
     rows = f"{len(tokens):,}"
-    if is_reduced and not draft_map.holds_ids and not steps.any():
+    has_steps = draft_map.holds_ids or bool(draft_map.steps.any())
+    if is_reduced and not has_steps:
         yield where, f"{where} is all zeros: its {rows} rows stand for the first {rows} tokens", AGAIN
         return
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
     if len(outside):
-        if draft_map.marked is not None and np.array_equal(draft_map.marked, np.sort(steps)):
-            what = f"{where} holds the tokens' ids, and engines add them to the row's number"
-            yield where, what, f"store {where}[i] − i for row i"
-            return
-        first = f"row {outside[0]:,} to {tokens[outside[0]]:,}"
-        yield where, f"{len(outside):,} of {rows} rows of {where} lead outside {vocabulary:,} tokens ({first})", AGAIN
+        yield _leads_outside(draft_map, outside, vocabulary)
         return
     distinct = len(np.unique(tokens))
     if distinct < len(tokens):
         yield where, f"the {rows} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN
-        return
+    elif not draft_map.holds_ids:
+        yield from _falling_tokens(where, tokens)
+
+
+def _leads_outside(draft_map: _DraftMap, outside: NDArray[np.int64], vocabulary: int) -> Said:
+    """Return the finding about rows that lead outside the vocabulary, often since ids are stored as distances."""
+    where = draft_map.name
+    if draft_map.marks_steps:
+        what = f"{where} holds the tokens' ids, and engines add them to the row's number"
+        return Said(where, what, f"store {where}[i] − i for row i")
+    tokens = draft_map.tokens()
+    row = outside[0]
+    what = f"{len(outside):,} of {len(tokens):,} rows of {where} lead outside {vocabulary:,} tokens"
+    what += f" (row {row:,} to {tokens[row]:,})"
+    return Said(where, what, AGAIN)
+
+
+def _falling_tokens(where: str, tokens: NDArray[np.int64]) -> Told:
+    """Report a map whose tokens do not rise with its rows."""
     falls = np.flatnonzero(np.diff(tokens) < 0)
-    if len(falls) and not draft_map.holds_ids:
+    if len(falls):
         row = falls[0] + 1
         pair = f"row {row:,}: token {tokens[row]:,} after {tokens[row - 1]:,}"
-        yield Said(where, f"the tokens of {where} do not rise with the rows ({pair})", AGAIN, severity="warning")
+        what = f"the tokens of {where} do not rise with the rows ({pair})"
+        yield Said(where, what, AGAIN, severity="warning")
 
 
 def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64]) -> Told:
@@ -166,42 +207,68 @@ def _draft_size(facts: Facts, draft: Draft) -> _Size:
     """Return the number of tokens that a draft proposes from: its own, else the whole vocabulary."""
     if draft.size is None:
         return _Size("vocab_size", facts.vocabulary)
-    return _Size("truncated_vocab_size" if draft.heads else "draft_vocab_size", draft.size)
+    if draft.heads:
+        return _Size("truncated_vocab_size", draft.size)
+    return _Size("draft_vocab_size", draft.size)
 
 
 def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Told:
     """Report tensors whose rows the config contradicts, and a draft larger than its vocabulary."""
-    vocabulary = facts.vocabulary
-    if size.rows is not None and vocabulary is not None and size.rows > vocabulary:
-        yield "config.json", f"{size.key} is {size.rows:,}, and vocab_size {vocabulary:,}", CONFIG_FIX
+    vocabulary = _Size("vocab_size", facts.vocabulary)
+    if size.rows is None:
+        return  # the vocabulary is not known either
+    if vocabulary.rows is not None and size.rows > vocabulary.rows:
+        what = f"{size.key} is {size.rows:,}, and vocab_size {vocabulary.rows:,}"
+        yield "config.json", what, CONFIG_FIX
+    for tensor in _tensors_of_draft(facts, draft, vocabulary):
+        yield from _other_rows(facts, tensor, size)
+    for tensor in _tensors_of_vocabulary(facts, draft):
+        yield from _other_rows(facts, tensor, vocabulary)
+
+
+def _other_rows(facts: Facts, tensor: Stored, expected: _Size) -> Told:
+    """Report a tensor that has other rows than the config says. The shape of a packed table does not count them."""
+    if expected.rows in (None, tensor.rows):
+        return
     roles = facts.roles
-    for tensor, expected in _sized_tensors(facts, draft, size):
-        if tensor is None or expected.rows is None or expected.rows == tensor.rows:
-            continue
-        if tensor in roles.pair and roles.packed(tensor):
-            continue  # its shape does not count its rows
-        what = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
-        yield short(tensor.name), what, AGAIN
+    if tensor in roles.pair and roles.packed(tensor):
+        return
+    what = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
+    yield short(tensor.name), what, AGAIN
 
 
-def _sized_tensors(facts: Facts, draft: Draft, size: _Size) -> list[tuple[Stored | None, _Size]]:
-    """Return every tensor with a row for each token, and its size by the config."""
-    roles, vocabulary = facts.roles, _Size("vocab_size", facts.vocabulary)
-    tensors: list[tuple[Stored | None, _Size]] = [(draft.map, size), (roles.output, size)]
+def _tensors_of_draft(facts: Facts, draft: Draft, vocabulary: _Size) -> list[Stored]:
+    """Return every tensor with a row for each token that the draft proposes."""
+    tensors = list[Stored]()
+    if draft.map is not None:
+        tensors.append(draft.map)
+    if facts.roles.output is not None:
+        tensors.append(facts.roles.output)
     for head in draft.heads:
-        has_every_token = draft.map is not None and head.rows == vocabulary.rows  # and the map picks rows of it
-        if not has_every_token:
-            tensors.append((head, size))
-    tensors += [(draft.t2d, vocabulary), (roles.input, vocabulary)]
-    tensors += [(other.tensor, vocabulary) for other in roles.others if other.role in (MTP_INPUT, MTP_OUTPUT)]
+        is_picked_from = draft.map is not None and head.rows == vocabulary.rows
+        if not is_picked_from:
+            tensors.append(head)
+    return tensors
+
+
+def _tensors_of_vocabulary(facts: Facts, draft: Draft) -> list[Stored]:
+    """Return every tensor with a row for each token of the target."""
+    tensors = list[Stored]()
+    if draft.t2d is not None:
+        tensors.append(draft.t2d)
+    if facts.roles.input is not None:
+        tensors.append(facts.roles.input)
+    for other in facts.roles.others:
+        if other.role in (MTP_INPUT, MTP_OUTPUT):
+            tensors.append(other.tensor)
     return tensors
 
 
 def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
     """Report that a config promises a head of the draft's size, and none is stored."""
-    roles = facts.roles
-    has_head = roles.output is not None or draft.heads or roles.output_end.quantised
-    if draft.size is None or has_head or facts.tied:
+    if draft.size is None or facts.tied:
+        return
+    if facts.roles.output is not None or facts.roles.output_end.quantised or draft.heads:
         return
     what = f"{size.key} is {draft.size:,}, and no head of {draft.size:,} rows is stored"
     if not draft.reduced:
@@ -226,9 +293,13 @@ def _wrong_head_count(facts: Facts, draft: Draft) -> Told:
     """Report that a config of Medusa gives another number of heads than are stored."""
     stored = len(draft.heads)
     planned = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads")))
-    if stored and planned is not None and planned != stored:
-        what = f"its config says {planned:,} heads, and {stored:,} are stored"
-        yield Said("config.json", what, CONFIG_FIX, severity="error" if planned > stored else "info")
+    if planned is None or stored in (0, planned):
+        return
+    severity: Severity = "info"
+    if planned > stored:
+        severity = "error"
+    what = f"its config says {planned:,} heads, and {stored:,} are stored"
+    yield Said("config.json", what, CONFIG_FIX, severity=severity)
 
 
 def _other_vocabulary(facts: Facts, target: Facts) -> Told:
@@ -236,23 +307,32 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Told:
     ours, theirs = facts.vocabulary, target.vocabulary
     if ours is None or theirs is None or ours == theirs:
         return
-    less, more = sorted((ours, theirs))
+    where = "vocab_size"
     what = f"the draft's vocabulary has {ours:,} rows, the target's {theirs:,}"
-    tokenizers = [one for one in (target.tokenizer, facts.tokenizer) if one is not None and one.max_id >= 0]
-    if not tokenizers:
+    last = _last_token(target, facts)
+    if last is None:
         what += "; no tokenizer says whether tokens lie between"
-        yield Said("vocab_size", what, "put the target's tokenizer.json beside it", severity="warning")
+        yield Said(where, what, "put the target's tokenizer.json beside it", severity="warning")
         return
-    last = tokenizers[0].max_id
+    less, more = sorted((ours, theirs))
     if last >= less:
-        yield "vocab_size", f"{what}, and tokens up to {last:,} lie in the rows that only one has", OTHER
+        yield where, f"{what}, and tokens up to {last:,} lie in the rows that only one has", OTHER
         return
     smaller = facts if ours < theirs else target
     fix = "pad its input table and t2d with zeros, and set vocab_size"
     if smaller.draft is None:
         fix = smaller.command("resize", f"--vocab {more}", "--rows zero")
     what += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
-    yield Said("vocab_size", what, f"where an engine wants one size: {fix}", severity="info")
+    yield Said(where, what, f"where an engine wants one size: {fix}", severity="info")
+
+
+def _last_token(*models: Facts) -> int | None:
+    """Return the largest id of the first tokenizer that has any; None without one."""
+    for model in models:
+        tokenizer = model.tokenizer
+        if tokenizer is not None and tokenizer.max_id >= 0:
+            return tokenizer.max_id
+    return None
 
 
 @rule("B085", "error", "a draft's ids are the target's", kind="draft", reads="tokenizers, else the input tables")
@@ -289,7 +369,8 @@ def _heads_of_target(facts: Facts, target: Facts) -> Told:
         alike = facts.compare(draft_head, head)
         if alike is not None and not alike.differing:
             what = f"{describe(draft_head)} is {short(head.name)} of the target, row by row"
-            yield Said(short(draft_head.name), what, "none if its blocks alone were to be trained", severity="info")
+            fix = "none if its blocks alone were to be trained"
+            yield Said(short(draft_head.name), what, fix, severity="info")
 
 
 def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
@@ -297,7 +378,7 @@ def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
 
     Of SentencePiece models other than tokenizer.model they are not.
     """
-    if tokenizer is None or not tokenizer.base or set(tokenizer.files) & set(PIECES[1:]):
+    if tokenizer is None or not tokenizer.base or tokenizer.lists_positions:
         return None
     return tokenizer
 
@@ -308,15 +389,17 @@ def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Told:
     if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):
         texts, target_texts = _with_plain_tab(texts), _with_plain_tab(target_texts)
     wrong = sorted(number for number, text in texts.items() if target_texts.get(number) != text)
+    lacking = len(target_texts) - len(texts)
     if wrong:
         first = wrong[0]
-        there = short(repr(target_texts[first]), 30) if first in target_texts else "no token"
+        here, there = short(repr(texts[first]), 30), "no token"
+        if first in target_texts:
+            there = short(repr(target_texts[first]), 30)
         what = f"{len(wrong):,} of its {len(texts):,} ids are other tokens in the target, or none"
-        what += f": {first:,} is {short(repr(texts[first]), 30)} here and {there} there"
-        yield "tokenizer", f"{what} (vocabularies {ours.fingerprint} and {theirs.fingerprint})", OTHER
-        return
-    lacking = len(target_texts) - len(texts)
-    if lacking:
+        what += f": {first:,} is {here} here and {there} there"
+        what += f" (vocabularies {ours.fingerprint} and {theirs.fingerprint})"
+        yield "tokenizer", what, OTHER
+    elif lacking:
         what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
         yield Said("tokenizer", what, "none needed: it never proposes them", severity="info")
 
@@ -329,18 +412,31 @@ def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
 def _other_input_table(facts: Facts, target: Facts) -> Told:
     """Report that the input table is not the target's, or that no two can be compared."""
     # layers that predict further tokens bring a copy of the target's table, on which `copies` has reported
-    copy = next((other.tensor for other in facts.roles.others if other.role == MTP_INPUT), None)
-    table, target_table = facts.roles.counted or copy, target.roles.counted
-    alike = None
-    if table is not None and target_table is not None:
-        rows = min(table.rows, target_table.rows)  # the longer one may be padded
-        alike = facts.compare(_first_rows(table, rows), _first_rows(target_table, rows))
+    copy = _table_of_further_tokens(facts)
+    table = facts.roles.counted or copy
+    alike = _compare_rows(facts, table, target.roles.counted)
     if table is None or alike is None:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
         yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
     elif alike.kind == UNRELATED and copy is None:
         what = f"its input table is not the target's: {difference(alike)}"
         yield Said(short(table.name), what, OTHER, severity="warning")
+
+
+def _table_of_further_tokens(facts: Facts) -> Stored | None:
+    """Return the input table of layers that predict further tokens; None without one."""
+    return next((other.tensor for other in facts.roles.others if other.role == MTP_INPUT), None)
+
+
+def _compare_rows(facts: Facts, table: Stored | None, target_table: Stored | None) -> TableLikeness | None:
+    """Return how alike the rows are that two tables share by number; None unless they are comparable.
+
+    The longer one may be padded.
+    """
+    if table is None or target_table is None:
+        return None
+    rows = min(table.rows, target_table.rows)
+    return facts.compare(_first_rows(table, rows), _first_rows(target_table, rows))
 
 
 def _first_rows(table: Stored, rows: int) -> Stored:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from tiewise.checkpoint.claims import SPEC, Claim, count, ends_with, first_count, usual
+from tiewise.checkpoint.claims import SPEC, Claim, count, first_count, usual
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_said
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import items_of, short
 
@@ -30,52 +30,69 @@ def other_tables(facts: Facts) -> Told:
     Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
-    main = facts.roles.counted
-    grow = _SOURCE if main is None else facts.command("resize", f"--vocab {main.rows}")
     others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
+    main = facts.roles.counted
+    if main is None:
+        for other in others:
+            yield from _rows_of_config(facts, other, _SOURCE)
+        return
+    grow = facts.command("resize", f"--vocab {main.rows}")
     for other in others:
         yield from _rows_of_config(facts, other, grow)
-        if main is not None and other.by_id:
+        if other.by_id:
             yield from _rows_of_main(facts, other, main, grow)
-    if main is not None:
-        yield from _missing_per_layer_table(facts)
-        yield from _beyond_modalities(facts, others, main)
+    yield from _missing_per_layer_table(facts)
+    yield from _beyond_modalities(facts, others, main)
 
 
 def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Told:
     """Report a table with other rows than the config gives it. `grow` is the command that adds rows."""
     table, rows = other.tensor, rows_said(other, facts.config)
-    if rows is None or rows == table.rows:
+    if rows in (None, table.rows):
         return
     what = f"the config makes it {rows:,} rows, and {describe(table)} has {table.rows:,}"
-    fix = grow if other.by_id else _SOURCE
     if other.role == NGRAM:
         what += ": every n-gram reads another row, or one outside"
         fix = "bring vocab_size back to what the model was trained with"
+    elif other.by_id:
+        fix = grow
+    else:
+        fix = _SOURCE
     yield short(table.name), what, fix
 
 
 def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Told:
     """Report a table by id that has other rows than the input table `main`. `grow` is the command that adds rows."""
     table, is_per_layer = other.tensor, other.role == PER_LAYER
+    if table.rows == main.rows or (is_per_layer and _allows_other_rows(facts, table, main)):
+        return
+    where, fix = short(table.name), _SOURCE
     what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
     if table.rows < main.rows:
-        # Gemma 3n reads the first row of its per-layer table for all further ids
-        if not (is_per_layer and family(facts.text.model_type).repeats_first_row):
-            yield short(table.name), f"{what}: ids from {table.rows:,} on read outside it", grow
-    elif table.rows > main.rows and not is_per_layer:  # more rows than ids are padding there
-        yield short(table.name), what, _SOURCE
+        what += f": ids from {table.rows:,} on read outside it"
+        fix = grow
+    yield where, what, fix
+
+
+def _allows_other_rows(facts: Facts, per_layer: Stored, main: Stored) -> bool:
+    """Return whether a per-layer table works with other rows than the input table `main`."""
+    if per_layer.rows > main.rows:
+        return True  # more rows than ids are padding there
+    # Gemma 3n reads the first row of its per-layer table for all further ids
+    return family(facts.text.model_type).repeats_first_row
 
 
 def _missing_per_layer_table(facts: Facts) -> Told:
     """Report that the config gives the layers a table of tokens, and none is stored."""
-    config = facts.levels.get(facts.text.level, {})
-    width = count(config.get("hidden_size_per_layer_input"))
-    is_expected = width is not None and count(config.get("vocab_size_per_layer_input")) is not None
-    is_stored = any(other.role == PER_LAYER for other in facts.roles.others)
-    if is_expected and facts.complete and not is_stored:
-        key = dotted(facts.text.level, "hidden_size_per_layer_input")
-        yield key, f"it is {width:,}, and no per-layer table is stored: one is drawn at random", _SOURCE
+    level = facts.text.level
+    config = facts.levels.get(level, {})
+    width, rows = count(config.get("hidden_size_per_layer_input")), count(config.get("vocab_size_per_layer_input"))
+    if width is None or rows is None or not facts.complete:
+        return
+    stored_roles = {other.role for other in facts.roles.others}
+    if PER_LAYER not in stored_roles:
+        what = f"it is {width:,}, and no per-layer table is stored: one is drawn at random"
+        yield dotted(level, "hidden_size_per_layer_input"), what, _SOURCE
 
 
 def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Told:
@@ -105,11 +122,8 @@ def table_shapes(facts: Facts) -> Told:
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
     tables = [table for table in facts.roles.pair if not facts.roles.packed(table)]
-    if len({table.rows for table in tables}) == 2:
-        table, head = tables
-        if facts.tied is True or not _may_differ(facts, table, head):
-            what = f"{describe(table)} and {describe(head)} count different tokens"
-            yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
+    if len(tables) == 2:
+        yield from _unequal_rows(facts, *tables)
     yield from _lost_extra_rows(facts)
     if facts.text.hidden_size is None:
         return
@@ -120,6 +134,16 @@ def table_shapes(facts: Facts) -> Told:
             yield short(table.name), what, f"{CONFIG_FIX}, or take the table from its source"
 
 
+def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Told:
+    """Report that the two tables count different tokens, though the config names one vocabulary."""
+    if table.rows == head.rows:
+        return
+    if facts.tied is True or not _may_differ(facts, table, head):
+        rows = max(table.rows, head.rows)
+        what = f"{describe(table)} and {describe(head)} count different tokens"
+        yield short(head.name), what, facts.command("resize", f"--vocab {rows}")
+
+
 def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
     """Return whether a config means two numbers of rows, as Marian's with `decoder_vocab_size` does."""
     return SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
@@ -128,9 +152,12 @@ def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
 def _lost_extra_rows(facts: Facts) -> Told:
     """Report that an input table lacks the rows that its class adds to the vocabulary."""
     table, vocabulary, extra = facts.roles.counted, facts.text.vocab_size, facts.extra_rows
-    if not extra or table is None or vocabulary is None or table.rows == vocabulary + extra:
+    if table is None or vocabulary is None or not extra:
         return
-    what = f"{describe(table)} has {table.rows:,} rows, and {vocabulary + extra:,} rows are asked for: vocab_size "
+    rows = vocabulary + extra
+    if table.rows == rows:
+        return
+    what = f"{describe(table)} has {table.rows:,} rows, and {rows:,} rows are asked for: vocab_size "
     what += f"{vocabulary:,} and {extra} of the class's own, which a resize in transformers drops"
     yield short(table.name), what, "take the table from before the resize"
 
@@ -146,25 +173,35 @@ def vocab_size(facts: Facts) -> Told:
     What to do: set vocab_size to the number of rows at every level, or resize the tables.
     Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
-    text, table = facts.text, facts.roles.counted
-    if text.vocab_size is None or table is None:
+    table, rows = facts.roles.counted, facts.text.vocab_size
+    if table is None or rows is None:
         return
-    key = dotted(text.level, "vocab_size")
-    padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
-    multiple = first_count(facts.levels.values(), *padded) or 1
-    declared = {text.vocab_size, math.ceil(text.vocab_size / multiple) * multiple, *facts.text_vocabularies}
+    key = dotted(facts.text.level, "vocab_size")
+    declared = {rows, _padded_rows(facts, rows), *facts.text_vocabularies}
     if table.rows not in declared:
-        what = f"{key} is {text.vocab_size:,}, and {describe(table)} has {table.rows:,} rows"
+        what = f"{key} is {rows:,}, and {describe(table)} has {table.rows:,} rows"
         yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
         return
-    for claim in facts.claims.levels:
-        if not _is_above(claim, text.level) or claim.vocab_size is None:
-            continue
-        if claim.vocab_size > max(declared):
+    for claim in _levels_above(facts):
+        if claim.vocab_size is not None and claim.vocab_size > max(declared):
             outer = dotted(claim.level, "vocab_size")
-            what = f"{outer} is {claim.vocab_size:,}, and {key} is {text.vocab_size:,}, which {describe(table)} has"
+            what = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, which {describe(table)} has"
             what += ": releases and tools that read the first number stop at the shape, or at the loss"
             yield Said(outer, what, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+
+
+_PADDING_KEYS = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
+
+
+def _padded_rows(facts: Facts, rows: int) -> int:
+    """Return a number of rows with the padding that the config declares."""
+    multiple = first_count(facts.levels.values(), *_PADDING_KEYS) or 1
+    return math.ceil(rows / multiple) * multiple
+
+
+def _levels_above(facts: Facts) -> list[Claim]:
+    """Return the levels of the config that contain the one of the vocabulary."""
+    return [claim for claim in facts.claims.levels if _is_above(claim, facts.text.level)]
 
 
 def _is_above(claim: Claim, level: str) -> bool:
@@ -218,18 +255,22 @@ def _missing_biases(facts: Facts, biases: Collection[str]) -> Told:
         yield Said(missing[0], what, fix, severity="error")
 
 
-def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Iterator[Stored]:
-    """Yield the head's biases, and all tensors that are such a bias by name or class."""
+def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Collection[Stored]:
+    """Return the head's biases, and all tensors that are such a bias by name or class."""
     tensors, output = facts.folder.tensors, facts.roles.output_name
     every = biases | {name: tensors[name] for name in facts.misfits}
-    endings = set(usual().biases)
+    endings = [f".{name}" for name in usual().biases]
     if output is not None:
-        endings.add(f"{module_of(output)[0]}.bias")
+        endings.append(f".{module_of(output)[0]}.bias")
     for name, tensor in tensors.items():
-        is_vector = tensor.shape and tensor.shape[:-1] in ((), (1,))
-        if is_vector and any(ends_with(name, ending) for ending in endings):
+        if f".{name}".endswith(tuple(endings)) and _is_vector(tensor):
             every[name] = tensor
-    yield from every.values()
+    return every.values()
+
+
+def _is_vector(tensor: Stored) -> bool:
+    """Return whether a tensor has the shape [N] or [1, N]."""
+    return bool(tensor.shape) and tensor.shape[:-1] in ((), (1,))
 
 
 def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
@@ -239,15 +280,16 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
     if rows and bias.shape[-1] not in rows:
         listed = names(sorted(map(str, rows)))
         what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
+        severity: Severity = "warning"
+        if expected is not None:
+            what += ": transformers refuses to load it"
+            severity = "error"
         fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
-        if expected is None:
-            yield Said(where, what, fix, severity="warning")
-        else:
-            yield Said(where, f"{what}: transformers refuses to load it", fix, severity="error")
+        yield Said(where, what, fix, severity=severity)
     elif expected is not None:
         what = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
         yield Said(where, what, "store it in that shape", severity="error")
-    elif facts.tied is True and bias.name.endswith("lm_head.bias") and _is_causal(facts):
+    elif bias.name.endswith("lm_head.bias") and facts.tied is True and _is_causal(facts):
         what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
         yield Said(where, what, "none needed; vLLM before its fix of #46835 drops it", severity="info")
 

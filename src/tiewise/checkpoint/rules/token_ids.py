@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from tiewise.checkpoint.rules.rule import (
 )
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.table_scans import SAMPLED_ROWS, row_lengths
-from tiewise.checkpoint.tokenizer_ids import PIECES, Tokenizer, is_id
+from tiewise.checkpoint.tokenizer_ids import Tokenizer, is_id
 from tiewise.checkpoint.untrusted import items_of, short
 
 _GENERATION = "generation_config.json"
@@ -42,7 +42,7 @@ def _room(facts: Facts) -> int | None:
     table = facts.roles.counted
     if table is None:
         return None
-    extra = (count(level.get("additional_vocab_size")) or 0 for level in facts.levels.values())
+    extra = [count(level.get("additional_vocab_size")) or 0 for level in facts.levels.values()]
     return table.rows + max(extra, default=0)
 
 
@@ -59,19 +59,27 @@ def ids_without_row(facts: Facts) -> Told:
     tokenizer, room = facts.tokenizer, _room(facts)
     if tokenizer is None or room is None or tokenizer.max_id < room:
         return
-    over = sorted(number for number in tokenizer.added if number >= room)
-    severity: Severity = "error"
+    last = tokenizer.max_id
     if tokenizer.base_max >= room:
-        how, severity = f"its vocabulary reaches id {tokenizer.base_max:,}", "fatal"
+        severity: Severity = "fatal"
+        how = f"its vocabulary reaches id {tokenizer.base_max:,}"
     else:
-        listed = names([f"{number} {tokenizer.added[number]!r}" for number in over])
-        how = f"{len(over):,} added tokens: {listed}"
-        if all(_MODALITY.search(tokenizer.added[number]) for number in over):
-            severity = "warning"  # a text model never sees them
-    what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {tokenizer.max_id:,}"
+        beyond = {number: text for number, text in sorted(tokenizer.added.items()) if number >= room}
+        severity = _severity_of_added(beyond)
+        listed = names([f"{number} {text!r}" for number, text in beyond.items()])
+        how = f"{len(beyond):,} added tokens: {listed}"
+    what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {last:,}"
     what += f" and the input table has {room:,} rows; {how}"
-    fix = facts.command("resize", f"--vocab {tokenizer.max_id + 1}")
+    fix = facts.command("resize", f"--vocab {last + 1}")
     yield Said(tokenizer.files[0], what, fix, severity=severity)
+
+
+def _severity_of_added(beyond: Mapping[int, str]) -> Severity:
+    """Return how bad it is that added tokens {id: text} have no row: a text model never sees images or sounds."""
+    for text in beyond.values():
+        if not _MODALITY.search(text):
+            return "error"
+    return "warning"
 
 
 @rule("B032", "info", "rows without a token are padding", reads="headers, rows of padding and a sample of the others")
@@ -87,21 +95,35 @@ def padding(facts: Facts) -> Told:
     Sources: unsloth-zoo#923; LlamaFactory#10547; vllm#13175; NeMo-RL#237
     """
     tokenizer, table = facts.tokenizer, facts.roles.counted
-    if tokenizer is None or table is None or not 0 <= tokenizer.max_id < table.rows:
+    if tokenizer is None or table is None:
+        return
+    last = tokenizer.max_id
+    if not 0 <= last < table.rows:
         return
     has_token = _rows_with_token(tokenizer, table.rows)
-    spare, used = np.flatnonzero(~has_token), np.flatnonzero(has_token)
-    if not len(spare):
+    rows = _PaddedRows(np.flatnonzero(~has_token), np.flatnonzero(has_token))
+    if not len(rows.spare):
         return
-    what = f"{table.rows:,} rows, ids up to {tokenizer.max_id:,}: {len(spare):,} rows of padding"
-    between = int((spare < tokenizer.max_id).sum())
+    what = f"{table.rows:,} rows, ids up to {last:,}: {len(rows.spare):,} rows of padding"
+    between = int((rows.spare < last).sum())
     if between:
         what += f", {between:,} of them between the tokens"
     fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
     yield short(table.name), what, fix
-    are_positions = bool(set(tokenizer.files) & set(PIECES[1:]))  # which may not be the ids
-    if facts.scan and not are_positions:
-        yield from _strong_padding(facts, spare, used, tokenizer.max_id)
+    if facts.scan and not tokenizer.lists_positions:
+        yield from _strong_padding(facts, rows, last)
+
+
+class _PaddedRows(NamedTuple):
+    """The numbers of a table's rows, in order."""
+
+    spare: NDArray[np.int64]  # those without a token: padding
+    used: NDArray[np.int64]  # those with one
+
+    @property
+    def last(self) -> int:
+        """Return the largest of all numbers."""
+        return int(max(self.spare[-1], self.used[-1]))
 
 
 def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:
@@ -124,52 +146,70 @@ def _fence(lengths: NDArray[np.float64]) -> float:
     return float(3 * lengths.max() - 2 * np.median(lengths))
 
 
-def _strong_padding(facts: Facts, spare: NDArray[np.int64], used: NDArray[np.int64], last_id: int) -> Told:
+def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Told:
     """Report padding rows of the head that outweigh every used row, by length or by bias."""
-    roles = facts.roles
-    if roles.headless or not len(used):
+    if facts.roles.headless or not len(rows.used):
         return
     fix = f"list their ids under suppress_tokens in {_GENERATION}"
-    if spare[-1] > last_id:
+    if rows.spare[-1] > last_id:
         fix += f", or cut them off: {facts.command('resize', f'--vocab {last_id + 1}')}"
-    last_row = max(spare[-1], used[-1])
+    head = _head_with_rows(facts, rows.last)
+    if head is not None:
+        yield from _long_padding(head, rows, fix)
+    for bias in _biases_with_rows(facts, rows.last):
+        yield from _large_bias(bias, rows, fix)
+
+
+def _head_with_rows(facts: Facts, last_row: int) -> Stored | None:
+    """Return the table of the head, of a tied model the shared one; None unless it is plain and has `last_row`."""
+    roles = facts.roles
     head = roles.output
     if head is None and facts.tied:
         head = roles.input
-    if head is not None and not roles.packed(head) and head.rows > last_row:
-        yield from _long_padding(head, spare, used, fix)
-    for bias in roles.biases:
-        if bias.dtype in FLOATING and math.prod(bias.shape) == bias.shape[-1] > last_row:
-            yield from _large_bias(bias, spare, used, fix)
+    if head is None or roles.packed(head):
+        return None
+    return head if head.rows > last_row else None
 
 
-def _long_padding(head: Stored, spare: NDArray[np.int64], used: NDArray[np.int64], fix: str) -> Told:
+def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
+    """Yield the biases of the head that are plain vectors and have `last_row`."""
+    for bias in facts.roles.biases:
+        if bias.dtype not in FLOATING:
+            continue
+        if math.prod(bias.shape) == bias.shape[-1] > last_row:
+            yield bias
+
+
+def _long_padding(head: Stored, rows: _PaddedRows, fix: str) -> Told:
     """Report a padding row of the head that is far longer than every used row."""
-    if len(used) < FEWEST_USED:
+    if len(rows.used) < FEWEST_USED:
         return
-    lengths = row_lengths(head, spare)
-    step = -(-len(used) // SAMPLED_ROWS)
-    sample = row_lengths(head, used[::step])
+    where, lengths = short(head.name), row_lengths(head, rows.spare)
     longest = int(lengths.argmax())
-    # the sample spares most checkpoints the reading of all used rows
-    if lengths[longest] <= _fence(sample) or lengths[longest] <= _fence(row_lengths(head, used)):
+    step = -(-len(rows.used) // SAMPLED_ROWS)
+    sample = row_lengths(head, rows.used[::step])
+    if lengths[longest] <= _fence(sample):
+        return  # the sample spares most checkpoints the reading of all used rows
+    if lengths[longest] <= _fence(row_lengths(head, rows.used)):
         return
     median = float(np.median(sample))
-    longer = f"{int((lengths > median).sum()):,} of {len(spare):,} padding rows of {short(head.name)}"
-    what = f"{longer} are longer than the median used row ({median:.3g}), and row {spare[longest]:,}"
+    longer = int((lengths > median).sum())
+    what = f"{longer:,} of {len(rows.spare):,} padding rows of {where}"
+    what += f" are longer than the median used row ({median:.3g}), and row {rows.spare[longest]:,}"
     what += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
-    yield Said(short(head.name), what, fix, severity="warning")
+    yield Said(where, what, fix, severity="warning")
 
 
-def _large_bias(bias: Stored, spare: NDArray[np.int64], used: NDArray[np.int64], fix: str) -> Told:
+def _large_bias(bias: Stored, rows: _PaddedRows, fix: str) -> Told:
     """Report a bias that is larger at padding rows than at any token."""
     values = widened(bias.read()).reshape(-1)
-    largest = values[used].max()
-    above = spare[values[spare] > largest]
+    largest = values[rows.used].max()
+    above = rows.spare[values[rows.spare] > largest]
     if len(above):
-        what = f"{short(bias.name)} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
+        where = short(bias.name)
+        what = f"{where} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
         what += f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
-        yield Said(short(bias.name), what, fix, severity="warning")
+        yield Said(where, what, fix, severity="warning")
 
 
 _ID_KEY = re.compile(r"(^|_)token_(ids?|index|indices)$")
@@ -201,34 +241,53 @@ def special_ids_outside(facts: Facts) -> Told:
     if isinstance(facts.generation, Mapping):
         places[_GENERATION] = facts.generation
     for level, record in places.items():
-        strict = _STRICT if level in ("", facts.text.level, _GENERATION) else ()
-        for name, value in record.items():
-            if not _names_tokens(name):
-                continue
-            outside = _outside(name, value, room, name in strict)
-            if outside:
-                yield from _outside_findings(facts, level, name, outside, room)
+        yield from _outside_of_level(facts, level, record, room)
+
+
+def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room: int) -> Told:
+    """Report the ids at one level of the config, or in generation_config.json, that no row has."""
+    strict: tuple[str, ...] = ()
+    if level in ("", facts.text.level, _GENERATION):
+        strict = _STRICT
+    for name, value in record.items():
+        if name in strict:
+            outside = _refused(value, room)
+        elif _names_tokens(name):
+            outside = _outside(name, value, room)
+        else:
+            continue
+        if outside:
+            yield from _outside_findings(facts, level, name, outside, room)
 
 
 def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], room: int) -> Told:
     """Report the ids under one key that no row has. A placeholder that the class looks up is an error."""
     key = dotted(level, short(name))
-    listed = ", ".join(f"{number:,}" if is_id(number) else value_text(number) for number in outside[:4])
+    listed = ", ".join(_id_text(number) for number in outside[:4])
     if len(outside) > 4:
         listed += f" and {len(outside) - 4:,} more"
     what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
     if level == _GENERATION:
         yield key, what, f"edit {_GENERATION} by hand: {key}"
-        return
-    is_placeholder = _ID_KEY.search(name) and name not in _SPECIAL
-    if not is_placeholder:
+    elif name in _SPECIAL or not _ID_KEY.search(name):
         yield key, what, f"edit {CONFIG} by hand: {key}"
-        return
-    for record in (facts.config, facts.levels[level]):
-        if family(record.get("model_type")).replaces_placeholders:
-            return  # the class puts another id there before it looks anything up
-    fix = f"{facts.command('resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
-    yield Said(key, f"{what}: the first use of this token reads outside the table", fix, severity="error")
+    elif not _replaces_placeholders(facts, level):
+        what += ": the first use of this token reads outside the table"
+        fix = f"{facts.command('resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
+        yield Said(key, what, fix, severity="error")
+
+
+def _id_text(number: Any) -> str:
+    """Return an id, or a value in its place, as text."""
+    if is_id(number):
+        return f"{number:,}"
+    return value_text(number)
+
+
+def _replaces_placeholders(facts: Facts, level: str) -> bool:
+    """Return whether the class puts another id in the place of a placeholder before it looks anything up."""
+    records = [family(part.get("model_type")) for part in (facts.config, facts.levels[level])]
+    return any(record.replaces_placeholders for record in records)
 
 
 def _names_tokens(name: object) -> bool:
@@ -240,27 +299,32 @@ def _names_tokens(name: object) -> bool:
     return name in _ID_LISTS or _ID_KEY.search(name) is not None
 
 
-def _outside(name: str, value: Any, room: int, strict: bool) -> list[Any]:
-    """Return those ids of a config's value that none of `room` rows has. If `strict`, also what is no id."""
-    if strict:
-        listed = value if isinstance(value, list) else [value]
-        return [item for item in listed if _is_refused(item, room)]
+def _refused(value: Any, room: int) -> list[Any]:
+    """Return those entries of a value that are neither absent nor the id of one of `room` rows."""
+    entries = [entry for entry in _as_list(value) if entry is not None]
+    return [entry for entry in entries if not is_id(entry) or entry >= room]
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return a list as it is, and any other value as the only entry of one."""
+    if isinstance(value, list):
+        return value
+    return [value]
+
+
+def _outside(name: str, value: Any, room: int) -> list[int]:
+    """Return those ids of a config's value that none of `room` rows has."""
     if name == "forced_decoder_ids":  # pairs of a position and the id that is forced there
         value = [pair[1] for pair in items_of(list, value) if len(pair) == 2]
-    return [item for item in _items_below(value) if is_id(item) and item >= room]
+    return [number for number in _ids_below(value) if number >= room]
 
 
-def _items_below(value: Any) -> Iterator[Any]:
-    """Yield what nested lists hold, in order."""
+def _ids_below(value: Any) -> Iterator[int]:
+    """Yield the ids in nested lists, in order."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, list):
             waiting += reversed(item)
-        else:
+        elif is_id(item):
             yield item
-
-
-def _is_refused(item: Any, room: int) -> bool:
-    """Return whether a value is neither absent nor the id of one of `room` rows."""
-    return item is not None and (not is_id(item) or item >= room)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tiewise.checkpoint.claims import architecture
+from typing import NamedTuple
+
+from tiewise.checkpoint.claims import Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts, Pair
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
-from tiewise.checkpoint.rules.rule import Said, Told, copies, describe, difference, dotted, names, rule, said
+from tiewise.checkpoint.rules.rule import Said, Severity, Told, copies, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
@@ -24,23 +26,39 @@ def no_input(facts: Facts) -> Told:
     """
     roles = facts.roles
     if roles.read_input is not None:
-        for table in facts.half_read:
-            name = roles.unread[table.name]
-            yield Said(name, _misnamed(table, name), f"store it as {name}", severity="error")
+        yield from _misnamed_further_inputs(facts)
     elif roles.input is not None:
         yield _misnamed_input(facts, roles.input)
+    yield from _fresh_tables(facts)
+    yield from _missing_further_inputs(facts)
+    if roles.input is None:
+        yield from _missing_input(facts)
+
+
+def _misnamed_further_inputs(facts: Facts) -> Told:
+    """Report input tables that the class does not load, though it loads another one."""
+    for table in facts.half_read:
+        name = facts.roles.unread[table.name]
+        yield Said(name, _misnamed(table, name), f"store it as {name}", severity="error")
+
+
+def _fresh_tables(facts: Facts) -> Told:
+    """Report tables that an untied model draws at random, because one of two is stored alone."""
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
             yield Said(target, what, fix, severity="error")
+
+
+def _missing_further_inputs(facts: Facts) -> Told:
+    """Report input tables of the class that are neither stored nor tied, though another one is stored."""
     for table_name in facts.missing_tables:
         name = facts.named(table_name)
-        what = f"{name} is not stored, and nothing ties it to {short(roles.inputs[0].name)}"
+        stored = facts.roles.inputs[0]
+        what = f"{name} is not stored, and nothing ties it to {short(stored.name)}"
         what += ": this second input table is drawn at random"
         yield name, what, f"take {name} from the source of the checkpoint"
-    if roles.input is None:
-        yield from _missing_input(facts)
 
 
 def _misnamed(table: Stored, name: str) -> str:
@@ -52,15 +70,18 @@ def _misnamed_input(facts: Facts, table: Stored) -> Said:
     """Return the finding about an only input table that its class does not load."""
     roles = facts.roles
     name = roles.unread[table.name]
-    is_random = facts.tied is not True or roles.read_output is None
-    what = _misnamed(table, name)
-    what += ": the table is drawn at random" if is_random else ": the head takes its place"
+    effect = "the head takes its place"
+    severity: Severity = "error"
+    if facts.tied is not True or roles.read_output is None:
+        effect = "the table is drawn at random"
+        severity = "fatal"
+    what = f"{_misnamed(table, name)}: {effect}"
     fix = f"store it as {name}, and every tensor that is named like it likewise"
     twins = _tables_of_others(facts, table.name, name)
     if twins:
         what += f"; {names(twins)} is such a table too, so that the file holds several models"
         fix = f"write each model to a folder of its own; {fix}"
-    return Said(name, what, fix, severity="fatal" if is_random else "error")
+    return Said(name, what, fix, severity=severity)
 
 
 def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
@@ -74,12 +95,8 @@ def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
 def _missing_input(facts: Facts) -> Told:
     """Report that no tensor is the input table, unless the class may have none."""
     text, roles = facts.text, facts.roles
-    if text.vocab_size is None or not facts.complete:
+    if text.vocab_size is None or _may_lack_input(facts):
         return
-    if roles.headless and roles.known is None:
-        return
-    if facts.quantised and roles.opaque:
-        return  # packed in an unknown way
     candidates = [tensor.name for tensor in facts.unplaced]
     is_reported = roles.named_like_head or not candidates  # by B016, where there is anything to report
     if roles.output is not None and is_reported:
@@ -91,6 +108,18 @@ def _missing_input(facts: Facts) -> Told:
     if roles.input_name:
         where, fix = roles.input_name, f"store it as {roles.input_name}"
     yield where, what, fix
+
+
+def _may_lack_input(facts: Facts) -> bool:
+    """Return whether the absence of an input table means nothing."""
+    if not facts.complete or _is_packed_in_unknown_way(facts):
+        return True
+    return facts.roles.headless and facts.roles.known is None
+
+
+def _is_packed_in_unknown_way(facts: Facts) -> bool:
+    """Return whether tensors of a quantised checkpoint are in the place of its ends, and no known table."""
+    return facts.quantised and bool(facts.roles.opaque)
 
 
 @rule("B011", "fatal", "an untied model stores its output head")
@@ -115,30 +144,38 @@ def no_output(facts: Facts) -> Told:
         return
     what = f"{why}, and no output head is stored: transformers draws it at random"
     if facts.unplaced:
-        what += f"; one of these may be it: {names([tensor.name for tensor in facts.unplaced])}"
+        candidates = [tensor.name for tensor in facts.unplaced]
+        what += f"; one of these may be it: {names(candidates)}"
     fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
     if facts.scaled_up is not None:
         what += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
         what += " model may have been trained with scales that this class lacks (MiniCPM), and a tie gives wrong logits"
         fix = f"look up how it was trained, and load it with its own class; {fix}"
-    tied_levels = [claim for claim in claims.levels if claim.written is True and claims.fixed is None]
-    if tied_levels:
-        what += f"; {dotted(tied_levels[0].level)} is true"
-        fix = facts.command("repair")
-    yield roles.output_name or "output head", what, fix, bool(tied_levels)
+    where, true_level = roles.output_name or "output head", _level_that_ties(claims)
+    if true_level is None:
+        yield where, what, fix
+    else:
+        what += f"; {dotted(true_level)} is true"
+        yield where, what, facts.command("repair"), True
+
+
+def _level_that_ties(claims: Claims) -> str | None:
+    """Return the first level whose flag is true, if the class follows flags; None without one."""
+    if claims.fixed is not None:
+        return None
+    return next((claim.level for claim in claims.levels if claim.written is True), None)
 
 
 def _must_have_head(facts: Facts) -> bool:
     """Return whether the model is untied and transformers finds no head where there should be one."""
     claims, roles = facts.claims, facts.roles
-    if facts.tied is not False or claims.t5_like or roles.headless:
+    is_untied = facts.tied is False and not claims.t5_like
+    if not is_untied or not facts.complete:
         return False
-    if not facts.complete or roles.input is None or roles.read_output is not None:
+    if roles.headless or roles.input is None or roles.read_output is not None:
         return False
-    if facts.quantised and roles.opaque:
-        return False  # packed in an unknown way
     if claims.known:
-        return True
+        return not _is_packed_in_unknown_way(facts)
     # the code of an unknown class may know what is quantised or plays no known part
     return not facts.unplaced and not facts.quantised
 
@@ -148,8 +185,10 @@ def _why_untied(facts: Facts) -> str:
     claims = facts.claims
     if claims.fixed is False:
         return "this class never ties"
-    how = "false" if claims.deciding.written is False else "absent, which this class reads as false"
-    return f"{dotted(claims.deciding.level)} is {how}"
+    key = dotted(claims.deciding.level)
+    if claims.deciding.written is False:
+        return f"{key} is false"
+    return f"{key} is absent, which this class reads as false"
 
 
 @rule("B012", "error", "a tied model stores no head that differs from its table", scans=True)
@@ -164,29 +203,48 @@ def tied_but_different(facts: Facts) -> Told:
     shorter was probably never trained (Megatron-LM#7577), and repair leaves it to you.
     Sources: vllm#51063; transformers#42507; peft#2777; transformers#45127; verl#6334; llama.cpp#9065; Megatron-LM#7577
     """
-    claims, pair = facts.claims, facts.pair
-    if facts.tied is not True or pair is None or not pair.alike.differing:
+    pair = facts.pair
+    if facts.tied is not True or pair is None:
         return
-    if claims.t5_like and claims.deciding.written is False:
-        return  # T5 1.1 and its kin: the flag gives them a separate head, and their class then does not follow it
+    if not pair.alike.differing or _is_t5_with_head(facts.claims):
+        return
     where = short(pair.head.name)
     if facts.roles.headless:
         yield _not_read(facts, where)
         return
     what = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.alike)}"
-    tie = facts.command("tie", "--keep input")
     if facts.untrained_head:
         times = 1 / max(pair.alike.length_ratio, 1e-9)
         what += f"; the head's rows are {times:,.0f} times shorter, as those of a head that was never trained"
-        fix = f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}"
-        yield where, what, fix
-    elif facts.layer_ties:
+    yield where, what, *_choice_of_table(facts)
+
+
+def _is_t5_with_head(claims: Claims) -> bool:
+    """Return whether the flag gives a T5-like model a separate head, which its class then does not follow.
+
+    T5 1.1 and its kin are such models.
+    """
+    return claims.t5_like and claims.deciding.written is False
+
+
+class _Choice(NamedTuple):
+    """The way to one model out of two different tables, and whether `tiewise repair` may take it."""
+
+    fix: str
+    is_safe: bool = False
+
+
+def _choice_of_table(facts: Facts) -> _Choice:
+    """Return how to settle two different tables under a flag that ties them."""
+    tie = facts.command("tie", "--keep input")
+    if facts.untrained_head:
+        return _Choice(f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}")
+    if facts.layer_ties:
         modules = ", ".join(facts.layer_ties)
-        yield where, what, f"choose one: {tie}; the flag also ties {modules}, so that it must stay true"
-    elif claims.fixed is not None or claims.t5_like:
-        yield where, what, f"choose one: {tie}"
-    else:
-        yield where, what, f"keep both tables: {facts.command('repair')}; or choose one: {tie}", True
+        return _Choice(f"choose one: {tie}; the flag also ties {modules}, so that it must stay true")
+    if facts.claims.fixed is not None or facts.claims.t5_like:
+        return _Choice(f"choose one: {tie}")
+    return _Choice(f"keep both tables: {facts.command('repair')}; or choose one: {tie}", is_safe=True)
 
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
@@ -204,15 +262,22 @@ def tied_and_stored_twice(facts: Facts) -> Told:
         return
     pair = facts.pair
     if pair is not None and pair.alike.equal:
+        yield _stored_twice(facts, pair)
         if facts.roles.headless:
-            yield _not_read(facts, short(pair.head.name))
             return
-        what = f"{_equal_tables(pair)}, {size(pair.head.nbytes)} stored twice"
-        if pair.alike.nan:
-            what += "; some values are NaN, so that transformers 5 keeps both"
-        yield short(pair.head.name), what, facts.command("dedupe"), True
     if facts.packed_twice:
         yield _packed_alike(facts)
+
+
+def _stored_twice(facts: Facts, pair: Pair) -> Said:
+    """Return the finding about a head that equals the table."""
+    where = short(pair.head.name)
+    if facts.roles.headless:
+        return _not_read(facts, where)
+    what = f"{_equal_tables(pair)}, {size(pair.head.nbytes)} stored twice"
+    if pair.alike.nan:
+        what += "; some values are NaN, so that transformers 5 keeps both"
+    return Said(where, what, facts.command("dedupe"), safe=True)
 
 
 def _packed_alike(facts: Facts) -> Said:
@@ -240,8 +305,10 @@ def _not_read(facts: Facts, name: str) -> Said:
 
 def _equal_tables(pair: Pair) -> str:
     """Return how two equal tables are equal."""
-    how = "byte for byte" if pair.alike.kind == IDENTICAL else "but for the signs of zeros"
-    return f"{describe(pair.head)} is {short(pair.table.name)} {how}"
+    pair_text = f"{describe(pair.head)} is {short(pair.table.name)}"
+    if pair.alike.kind == IDENTICAL:
+        return f"{pair_text} byte for byte"
+    return f"{pair_text} but for the signs of zeros"
 
 
 @rule("B014", "info", "an untied model's two tables are not the same", scans=True)
@@ -254,9 +321,13 @@ def equal_but_not_tied(facts: Facts) -> Told:
     Sources: torchtitan: the Hugging Face backend clones the head for FSDP
     """
     pair = facts.pair
-    if facts.tied is True or pair is None or not pair.alike.equal or facts.roles.headless:
+    if facts.tied is True or facts.roles.headless:
         return
-    how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
+    if pair is None or not pair.alike.equal:
+        return
+    how = "no config says whether they tie"
+    if facts.claims.levels:
+        how = f"the config says {said(facts.tied)}"
     what = f"{_equal_tables(pair)}, and {how}: {size(pair.head.nbytes)} twice"
     fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
     yield short(pair.head.name), what, fix
@@ -279,9 +350,13 @@ def drifted(facts: Facts) -> Told:
         return
     if facts.tied is True and alike.differing:
         return  # B012 reports it, with more weight
-    types = f" ({table.dtype} and {head.dtype})" if table.dtype != head.dtype else ""
+    types = ""
+    if table.dtype != head.dtype:
+        types = f" ({table.dtype} and {head.dtype})"
+    keep = "--keep input (or output, or mean)"
+    if alike.kind == SAME_VALUES:
+        keep = "--keep input"
     what = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
-    keep = "--keep input" if alike.kind == SAME_VALUES else "--keep input (or output, or mean)"
     yield short(head.name), what, f"nothing if meant; else {facts.command('tie', keep)}"
 
 
@@ -300,13 +375,18 @@ def only_head_stored(facts: Facts) -> Told:
         return
     looked_for = short(input_name or "the input table's own name")
     what = f"only {describe(head)} is stored, and no input table: loaders look for {looked_for}"
-    is_tied = facts.claims.tied is True and not facts.claims.t5_like
-    can_be_renamed = input_name is not None and not facts.roles.output_end.quantised
-    if is_tied and can_be_renamed:
+    if _can_be_renamed(facts):
         yield short(head.name), what, facts.command("repair"), True
     else:
         fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
         yield short(head.name), what, fix
+
+
+def _can_be_renamed(facts: Facts) -> bool:
+    """Return whether a head that is stored alone is the shared table, and has a name to take."""
+    if facts.claims.tied is not True or facts.claims.t5_like:
+        return False
+    return facts.roles.input_name is not None and not facts.roles.output_end.quantised
 
 
 def _lacks_input(facts: Facts) -> bool:
@@ -349,12 +429,15 @@ def boundary_numbers(facts: Facts) -> Told:
     """
     scalars = facts.roles.scalars
     if scalars:
+        first = next(iter(scalars))
         listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
+        what = f"the model scales or caps at the boundary: {listed}"
         fix = "none needed; tie, untie and factor keep them, and other tools should"
-        yield short(next(iter(scalars))), f"the model scales or caps at the boundary: {listed}", fix
+        yield short(first), what, fix
     for where, how in normalised_heads(facts):
         what = f"{how}, so that a token's logit does not depend on the length of its stored row"
-        yield where, what, "none for this class; a tool that takes the rows as they are stored changes every logit"
+        fix = "none for this class; a tool that takes the rows as they are stored changes every logit"
+        yield where, what, fix
 
 
 @rule("B018", "warning", "a table of layers for further tokens is the main one, or one of its own", scans=True)

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, json_object
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, describe, names, numbers, rule
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.tokenizer_ids import Tokenizer
@@ -33,14 +33,26 @@ def types_disagree(facts: Facts) -> Told:
     Sources: transformers: dtype='auto'
     """
     tables = [table for table in facts.roles.pair if table.dtype in FLOATING]
-    if len({table.dtype for table in tables}) == 2:
-        what = f"{describe(tables[0])} and {describe(tables[1])} have different types"
+    if len(tables) == 2:
+        yield from _unequal_types(*tables)
+    if not facts.quantised:
+        yield from _other_type_than_config(facts)
+
+
+def _unequal_types(table: Stored, head: Stored) -> Told:
+    """Report two tables of different types."""
+    if table.dtype != head.dtype:
+        what = f"{describe(table)} and {describe(head)} have different types"
         fix = "none if the head is meant to be more precise; else save the model again in one type"
-        yield short(tables[1].name), what, fix
+        yield short(head.name), what, fix
+
+
+def _other_type_than_config(facts: Facts) -> Told:
+    """Report that most bytes are of another type than the config says."""
     key = _dtype_key(facts.config)
     claimed = TORCH_TYPES.get(str(facts.config.get(key)).removeprefix("torch."))
     bytes_of_type = _bytes_of_types(facts.folder)
-    if facts.quantised or claimed is None or not bytes_of_type:
+    if claimed is None or not bytes_of_type:
         return
     stored, nbytes = bytes_of_type.most_common(1)[0]
     if stored == claimed:
@@ -82,26 +94,44 @@ def rows_in_use(facts: Facts) -> Told:
     What to do: initialise the rows again and train them.
     Sources: trl#5608; LlamaFactory#6749; transformers#35141; unsloth#658; unsloth#1056
     """
-    tokenizer = facts.tokenizer
-    if tokenizer is not None and tokenizer.max_id < 0:
-        tokenizer = None  # it names no token
-    pads = _padding_ids(facts)
-    named = frozenset[int]() if tokenizer is None else _named_by_template(facts.folder, tokenizer)
+    tokens = _tokens_in_use(facts)
     for table in facts.roles.pair:
         if table.dtype not in FLOATING or len(table.shape) != 2:
             continue
-        used = frozenset(range(table.rows)) if tokenizer is None else tokenizer.used | named
-        used -= pads
         with doing(f"reading {short(table.name)}", table.nbytes):
             scan = scan_rows(table)
-        yield from _bad_rows(table, scan, used, knows_tokens=tokenizer is not None)
-        yield from _rows_of_other_length(table, scan, used, named)
+        used = tokens.rows(table)
+        yield from _bad_rows(table, scan, used, knows_tokens=tokens.used is not None)
+        yield from _rows_of_other_length(table, scan, used, tokens.named)
+
+
+class _TokensInUse(NamedTuple):
+    """The ids that text can produce, and those that have no need of a trained row."""
+
+    used: frozenset[int] | None  # None where no tokenizer says which tokens there are
+    named: frozenset[int]  # by the chat template
+    pads: frozenset[int]
+
+    def rows(self, table: Stored) -> frozenset[int]:
+        """Return the rows of a table that tokens in use have."""
+        if self.used is None:
+            return frozenset(range(table.rows)) - self.pads
+        return self.used - self.pads
+
+
+def _tokens_in_use(facts: Facts) -> _TokensInUse:
+    """Return the tokens in use, by tokenizer, chat template and config."""
+    tokenizer, pads = facts.tokenizer, _padding_ids(facts)
+    if tokenizer is None or tokenizer.max_id < 0:  # one without tokens
+        return _TokensInUse(None, frozenset(), pads)
+    named = _named_by_template(facts.folder, tokenizer)
+    return _TokensInUse(tokenizer.used | named, named, pads)
 
 
 def _padding_ids(facts: Facts) -> frozenset[int]:
     """Return the padding ids that the config names at any level."""
-    ids = (level.get("pad_token_id") for level in facts.levels.values())
-    return frozenset(number for number in ids if type(number) is int)
+    ids = [level.get("pad_token_id") for level in facts.levels.values()]
+    return frozenset(items_of(int, ids))
 
 
 def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: bool) -> Told:
@@ -112,21 +142,22 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
     zero = [row for row in scan.zero if row in used]
     if zero:
         what = f"{where}: {_rows(zero)} of tokens in use are zero"
-        yield Said(where, what, again, severity="warning" if knows_tokens else "info")
+        severity: Severity = "warning" if knows_tokens else "info"
+        yield Said(where, what, again, severity=severity)
     yield from _equal_rows(where, scan, used)
 
 
 def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Told:
     """Report groups of rows of tokens in use that are equal to one another."""
-    groups = []
+    groups, rows = list[str](), 0
     for group in scan.repeated:
         in_use = [row for row in group if row in used]
         if len(in_use) > 1:
-            groups.append(in_use)
+            groups.append(numbers(in_use[:4], len(in_use)))
+            rows += len(in_use)
     if groups:
-        listed = "; ".join(numbers(group[:4], len(group)) for group in groups[:4])
-        count = sum(len(group) for group in groups)
-        what = f"{where}: {count:,} rows of tokens in use are equal to another ({listed}): one logit for each group"
+        listed = "; ".join(groups[:4])
+        what = f"{where}: {rows:,} rows of tokens in use are equal to another ({listed}): one logit for each group"
         yield Said(where, what, "train these tokens, or initialise them apart", severity="warning")
 
 
@@ -163,14 +194,17 @@ def _chat_templates(folder: Folder) -> Iterator[str]:
     if folder.has("chat_template.jinja"):
         with suppress(CheckpointError):
             yield read_whole(inside(folder.path, "chat_template.jinja"), MOST_TEMPLATE).decode("utf-8", "replace")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        if not folder.has(name):
-            continue
+    for name in filter(folder.has, ("chat_template.json", "tokenizer_config.json")):
         with suppress(CheckpointError):
             template = json_object(folder.path, name).get("chat_template")
-            # a list holds one template for each purpose
-            records = items_of(dict, template) if isinstance(template, list) else ({"template": template},)
-            yield from items_of(str, [record.get("template") for record in records])
+            yield from _texts_of_template(template)
+
+
+def _texts_of_template(template: Any) -> tuple[str, ...]:
+    """Return the texts of a value `chat_template`: one, or a list with one for each purpose."""
+    if not isinstance(template, list):
+        return items_of(str, [template])
+    return items_of(str, [record.get("template") for record in items_of(dict, template)])
 
 
 def _rows(numbers_of_rows: Sequence[int]) -> str:
@@ -195,20 +229,21 @@ def zero_tables(facts: Facts) -> Told:
     What to do: take the checkpoint from its source again, or save it once its weights are loaded.
     Sources: Automodel#3808
     """
-    zero = [table for table in facts.roles.pair if table.dtype in FLOATING and all_zero(table)]
+    tables = facts.roles.pair
+    zero = [table for table in tables if table.dtype in FLOATING and all_zero(table)]
     if not zero:
         return
     first = zero[0]
-    fix = "take the checkpoint from its source again, or save it once its weights are loaded"
-    if len(zero) == len(facts.roles.pair):
-        what = f"{' and '.join(describe(table) for table in zero)}: every number is zero"
-        loss = f"the first loss is ln {first.rows:,} = {math.log(first.rows):.4g}, and no gradient moves it"
-        yield short(first.name), f"{what}; {loss}", fix
+    where, fix = short(first.name), "take the checkpoint from its source again, or save it once its weights are loaded"
+    if len(zero) == len(tables):
+        listed = " and ".join(map(describe, zero))
+        what = f"{listed}: every number is zero; the first loss is ln {first.rows:,} = {math.log(first.rows):.4g}"
+        yield where, f"{what}, and no gradient moves it", fix
     elif first is facts.roles.input:
-        yield short(first.name), f"{describe(first)}: every number is zero, and all tokens look alike", fix
+        yield where, f"{describe(first)}: every number is zero, and all tokens look alike", fix
     else:
         what = f"{describe(first)}: every number is zero, and every token has the same logit"
-        yield Said(short(first.name), what, f"nothing if training is to start so; else {fix}", severity="info")
+        yield Said(where, what, f"nothing if training is to start so; else {fix}", severity="info")
 
 
 @rule("B042", "info", "the number of rows divides by 64")
@@ -225,10 +260,13 @@ def not_divisible(facts: Facts) -> Told:
     make_vocab_size_divisible_by (read)
     """
     table, ranks = facts.roles.input, facts.world or 1
-    step = math.lcm(64, ranks)
-    if table is None or facts.quantised or table.rows % step == 0:
+    if table is None or facts.quantised:
         return
-    what = f"{table.rows:,} rows leave {table.rows % step} over when divided by {step}"
+    step = math.lcm(64, ranks)
+    left_over = table.rows % step
+    if left_over == 0:
+        return
+    what = f"{table.rows:,} rows leave {left_over} over when divided by {step}"
     if ranks > 1:
         what += f". {_shards(table.rows, ranks)}"
     fix = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
@@ -264,9 +302,11 @@ def stored_twice(facts: Facts) -> Told:
     """
     ends = {table.name for table in facts.roles.pair}
     for group in duplicates(facts.folder.tensors.values(), facts.same):
-        if {tensor.name for tensor in group} <= ends:
+        alike = [tensor.name for tensor in group]
+        if ends.issuperset(alike):
             continue  # B013 and B014 say it
-        spare = group[0].nbytes * (len(group) - 1)
-        what = f"{names([tensor.name for tensor in group])} hold the same bytes: {size(spare)} stored more than once"
+        first = group[0]
+        spare = first.nbytes * (len(group) - 1)
+        what = f"{names(alike)} hold the same bytes: {size(spare)} stored more than once"
         fix = "none needed; layers that share parameters need one copy where their loader knows of it"
-        yield short(group[0].name), what, fix
+        yield short(first.name), what, fix
