@@ -24,7 +24,7 @@ MOST_CLASSES = 2000
 KEYS = "_tied_weights_keys"
 _MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
 ARGUMENTS = ("missing_keys", "recompute_mapping")  # with which transformers 5 calls `tie_weights`
-_WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of these says nothing of tying
+_WORDS = re.compile(b"tie|get_output_embeddings|Config")  # a file with none of these says nothing of tying
 
 
 class Assigned(NamedTuple):
@@ -52,23 +52,28 @@ class CodeClass:
 
 def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
     """Return the classes of the folder's Python files, and the files that cannot be read."""
-    classes, faults, left = dict[str, CodeClass](), list[Fault](), MOST_IN_ALL
+    classes, faults = dict[str, CodeClass](), list[Fault]()
+    bytes_left = MOST_IN_ALL
     for name in folder.files:
-        if left < 0 or not name.endswith(".py"):
+        if bytes_left < 0 or not name.endswith(".py"):
             continue
         path = folder.path / name
         with noting(faults, name):
             text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
-            left -= len(text)
-            if left < 0 or len(classes) > MOST_CLASSES:
+            bytes_left -= len(text)
+            if bytes_left < 0 or len(classes) > MOST_CLASSES:
                 what = f"{path}: not read: with those before it, more code than any model has"
                 raise CheckpointError(what, "keep only the code of the model in the folder")
-            if not any(word in text for word in _WORDS):
-                continue
-            for node in parsed_classes(text, path):
-                if node.name not in classes:  # the first of a name counts
-                    classes[node.name] = _summary(node, name)
+            for summary in _summaries(text, path):
+                classes.setdefault(summary.name, summary)  # the first of a name counts
     return classes, faults
+
+
+def _summaries(text: bytes, path: Path) -> list[CodeClass]:
+    """Return the facts of the classes of one file. A file without a word on tying is not parsed."""
+    if not _WORDS.search(text):
+        return []
+    return [_summary(node, path.name) for node in parsed_classes(text, path)]
 
 
 def parsed_classes(text: bytes, path: Path) -> list[ast.ClassDef]:
@@ -87,44 +92,45 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
     """Return the facts of one class."""
     nodes = list(ast.walk(node))
     tied = _assigned_keys(nodes)
-    bases = (last_name(base) for base in node.bases)
+    bases = [last_name(base) for base in node.bases]
     methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
-    tie_weights = methods.get("tie_weights")
     return CodeClass(
         file,
         node.lineno,
         node.name,
         bases=tuple(base for base in bases if base is not None),
         tied=tied,
-        tie_weights=tie_weights.lineno if tie_weights is not None and _is_old_form(tie_weights) else None,
+        tie_weights=_line_of_old_form(methods.get("tie_weights")),
         methods=frozenset(methods),
-        names_flag=any(_is_flag(item) for item in nodes),
-        keyed=any(assigned.name == KEYS for assigned in tied),
+        names_flag=any(map(_is_flag, nodes)),
+        keyed=KEYS in [assigned.name for assigned in tied],
     )
 
 
 def _assigned_keys(nodes: Iterable[ast.AST]) -> tuple[Assigned, ...]:
     """Return the assignments of `_tied_weights_keys`, and of names that were meant to be it."""
-    assignments = []
+    assignments = list[Assigned]()
     for node in nodes:
-        if isinstance(node, ast.Assign):
-            targets: list[ast.expr] = node.targets
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        else:
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
-        for target in targets:
-            name = _attribute_name(target)
-            if name is not None and (name == KEYS or _MISNAMED.fullmatch(name)):
+        for name in map(_attribute_name, _targets(node)):
+            if name == KEYS or _MISNAMED.fullmatch(name):
                 assignments.append(Assigned(name, node.lineno, _texts(node.value)))
     return tuple(assignments)
 
 
-def _attribute_name(target: ast.expr) -> str | None:
-    """Return the attribute that an assignment sets on the class or its object. None for another object's."""
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    """Return the expressions that an assignment sets."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target]
+
+
+def _attribute_name(target: ast.expr) -> str:
+    """Return the attribute that an assignment sets on the class or its object; empty for another object's."""
     if isinstance(target, ast.Attribute) and last_name(target.value) not in ("self", "cls"):
-        return None
-    return last_name(target)
+        return ""
+    return last_name(target) or ""
 
 
 def _texts(value: ast.expr | None) -> tuple[str, ...] | None:
@@ -145,13 +151,15 @@ def _is_flag(node: ast.AST) -> bool:
     return False
 
 
-def _is_old_form(tie_weights: ast.FunctionDef) -> bool:
-    """Return whether a method `tie_weights` does not take the arguments that transformers 5 passes."""
-    arguments = tie_weights.args
-    if arguments.kwarg is not None:
-        return False
-    names = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
-    return not names.issuperset(ARGUMENTS)
+def _line_of_old_form(tie_weights: ast.FunctionDef | None) -> int | None:
+    """Return the line of a method `tie_weights` that does not take the arguments that transformers 5 passes."""
+    if tie_weights is None or tie_weights.args.kwarg is not None:
+        return None
+    arguments = (*tie_weights.args.args, *tie_weights.args.kwonlyargs)
+    names = {argument.arg for argument in arguments}
+    if names.issuperset(ARGUMENTS):
+        return None
+    return tie_weights.lineno
 
 
 def last_name(node: ast.expr) -> str | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.rules.code_classes import ARGUMENTS, KEYS, Assigned, CodeClass, read_code
+from tiewise.checkpoint.rules.code_classes import ARGUMENTS, KEYS, CodeClass, read_code
 from tiewise.checkpoint.rules.rule import Said, Severity, Told, rule
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import object_of, short
 
 MOST_ANCESTORS = 100
 _SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
@@ -40,42 +40,50 @@ def custom_code(facts: Facts) -> Told:
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
         above = _ancestors(classes, code)
-        if code.name in models or any(_MODEL.fullmatch(name) for name in above):
-            yield from _model_findings(facts, code, _inherits_keys(classes, above))
+        if code.name in models or _derives_from_model(above):
+            inherits_keys = _inherits_keys(classes, above)
+            yield from _model_findings(facts, code, inherits_keys)
     config = classes.get(used.get("AutoConfig", ""))
     if config is not None:
         yield from _missing_default(facts, config)
 
 
+def _derives_from_model(above: list[str]) -> bool:
+    """Return whether a class is a model by the names of its bases."""
+    return any(map(_MODEL.fullmatch, above))
+
+
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
     """Return the names of a class's bases and of theirs in the folder, the nearest first."""
-    above, names = list[str](), list(code.bases)
-    while names and len(above) < MOST_ANCESTORS:
-        name = names.pop(0)
-        if name != code.name and name not in above:
-            above.append(name)
-            names += classes[name].bases if name in classes else ()
+    above, waiting = list[str](), list(code.bases)
+    while waiting and len(above) < MOST_ANCESTORS:
+        name = waiting.pop(0)
+        if name == code.name or name in above:
+            continue
+        above.append(name)
+        if name in classes:
+            waiting += classes[name].bases
     return above
 
 
 def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
     """Return whether a base class declares tied keys, or may. One may that the folder lacks and is no plain base."""
-    for name in above:
-        declares = classes[name].keyed if name in classes else _PLAIN.fullmatch(name) is None
-        if declares:
-            return True
-    return False
+    own_keys = [classes[name].keyed for name in above if name in classes]
+    foreign = [name for name in above if name not in classes]
+    return any(own_keys) or not all(map(_PLAIN.fullmatch, foreign))
 
 
 def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
     """Report how a model's class ties otherwise than transformers 5 asks. `inherits`: a base may declare keys."""
+    has_keys = code.keyed or inherits
     for assigned in code.tied:
         if assigned.name == KEYS and assigned.entries is not None:
-            yield _list_of_keys(facts, code, assigned)
-        elif not code.keyed and not inherits:
+            yield _list_of_keys(facts, code, assigned.line, assigned.entries)
+        elif not has_keys:
             what = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
-            yield _finding("error", code, assigned.line, what, _assignment(facts, assigned.entries or ()))
-    if not code.tied and not inherits and facts.claims.tied:
+            fix = _assignment(facts, assigned.entries or ())
+            yield _finding("error", code, assigned.line, what, fix)
+    if facts.claims.tied and not code.tied and not inherits:
         yield from _no_keys(facts, code)
     if code.tie_weights is not None:
         what = f"{code.name}.tie_weights does not take {' and '.join(ARGUMENTS)}, which transformers 5 passes"
@@ -89,27 +97,32 @@ def _no_keys(facts: Facts, code: CodeClass) -> Told:
         yield _finding("error", code, code.line, what, _assignment(facts, ()))
 
 
-def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
+def _list_of_keys(facts: Facts, code: CodeClass, line: int, entries: tuple[str, ...]) -> Said:
     """Return the finding about keys in a list. An untied model fails only when it is saved."""
     what = f"{code.name}.{KEYS} is a list, and"
-    fix = _assignment(facts, assigned.entries or ())
+    fix = _assignment(facts, entries)
     if facts.claims.tied is False:
         what += " saving it raises 'list' object has no attribute 'keys'"
-        return _finding("warning", code, assigned.line, what, fix)
+        return _finding("warning", code, line, what, fix)
     what += " transformers 5 stops while it builds the model: 'list' object has no attribute 'keys'"
-    return _finding("error", code, assigned.line, what, fix)
+    return _finding("error", code, line, what, fix)
 
 
 def _missing_default(facts: Facts, config: CodeClass) -> Told:
     """Report a config class without a value for the flag, where config.json has none either."""
     if facts.claims.deciding.written is not None or facts.roles.headless:
         return
-    is_base_alone = config.bases and all(_BASE_CONFIG.fullmatch(base) for base in config.bases)
-    if is_base_alone and not config.names_flag:
-        what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
-        value = f"{FLAG}={bool(facts.truth)}"
-        fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
-        yield _finding("warning", config, config.line, what, fix)
+    if config.names_flag or not _has_base_config_alone(config):
+        return
+    what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
+    value = f"{FLAG}={bool(facts.truth)}"
+    fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
+    yield _finding("warning", config, config.line, what, fix)
+
+
+def _has_base_config_alone(config: CodeClass) -> bool:
+    """Return whether a config class has no other base than the base config of transformers."""
+    return bool(config.bases) and all(map(_BASE_CONFIG.fullmatch, config.bases))
 
 
 def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:
@@ -117,9 +130,9 @@ def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:
     table = facts.roles.input_name or "model.embed_tokens.weight"
     heads = [entry for entry in entries if entry != table]
     if not heads:
-        heads = [facts.roles.output_name or "lm_head.weight"]
-    pairs = ", ".join(f'"{short(head)}": "{short(table)}"' for head in heads[:8])
-    return f"write: {KEYS} = {{{pairs}}}"
+        heads.append(facts.roles.output_name or "lm_head.weight")
+    pairs = [f'"{short(head)}": "{short(table)}"' for head in heads[:8]]
+    return f"write: {KEYS} = {{{', '.join(pairs)}}}"
 
 
 def _finding(severity: Severity, code: CodeClass, line: int, evidence: str, repair: str) -> Said:
@@ -133,11 +146,8 @@ def auto_map(config: Mapping[str, Any]) -> dict[str, str]:
     >>> auto_map({"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "org/other--configuration_x.C"}})
     {'AutoModel': 'X'}
     """
-    entries = config.get("auto_map")
-    if not isinstance(entries, Mapping):
-        return {}
     local = dict[str, str]()
-    for auto, path in entries.items():
-        if isinstance(auto, str) and isinstance(path, str) and "--" not in path:
+    for auto, path in object_of(config.get("auto_map")).items():
+        if isinstance(path, str) and "--" not in path:
             local[auto] = path.rpartition(".")[2]
     return local

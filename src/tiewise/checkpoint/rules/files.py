@@ -32,19 +32,27 @@ def unreadable(facts: AnyFacts) -> Told:
 
 def _unreadable_files(facts: Facts) -> Told:
     """Report files of a model's folder that cannot be read, and weights that are only pickles."""
-    folder, tokenizer = facts.folder, facts.tokenizer
+    folder = facts.folder
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shards
             yield short(fault.file), _without_path(fault, folder), fault.fix
-    further = list[Fault]()
-    if tokenizer is not None:
-        further += tokenizer.faults
-    further += [record for record in (facts.generation, facts.modelopt) if isinstance(record, Fault)]
-    for fault in further:
+    for fault in _further_faults(facts):
         yield Said(fault.file, _without_path(fault, folder), fault.fix, severity="warning")
     if folder.pickles and not folder.headers and not folder.faults:
         what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
-        yield folder.pickles[0], what, "load it in a sandbox that you trust and save it as safetensors; then check that"
+        fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
+        yield folder.pickles[0], what, fix
+
+
+def _further_faults(facts: Facts) -> list[Fault]:
+    """Return the faults of files without which most loaders do."""
+    faults = list[Fault]()
+    if facts.tokenizer is not None:
+        faults += facts.tokenizer.faults
+    for record in (facts.generation, facts.modelopt):
+        if isinstance(record, Fault):
+            faults.append(record)
+    return faults
 
 
 def _without_path(fault: Fault, folder: Folder) -> str:
@@ -72,23 +80,32 @@ def index_and_shards(facts: Facts) -> Told:
 
 def _missing_shards(folder: Folder) -> Told:
     """Report an index that cannot be read, and shards that it names and the folder lacks."""
-    by_file: dict[str, list[str]] = {}  # in one pass: there may be as many missing shards as tensors
-    if folder.faults and folder.weight_map is not None:
-        for name, file in folder.weight_map.items():
-            by_file.setdefault(file, []).append(name)
+    if not folder.faults:
+        return
+    by_file = _tensors_by_file(folder.weight_map or {})
     for fault in folder.faults:
         if fault.file == INDEX:
             yield INDEX, _without_path(fault, folder), fault.fix
-        elif not folder.has(fault.file) and folder.weight_map is not None:
+        elif fault.file in by_file and not folder.has(fault.file):
             lacking = by_file[fault.file]
-            tensors = f"{len(lacking):,} tensor{'s' * (len(lacking) > 1)}"
+            tensors = "1 tensor" if len(lacking) == 1 else f"{len(lacking):,} tensors"
             what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
             yield short(fault.file), what, "download the missing file"
 
 
+def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
+    """Return {file: names of its tensors} by the index, in one pass: many shards may be missing."""
+    by_file: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        by_file.setdefault(file, []).append(name)
+    return by_file
+
+
 def _missing_index(folder: Folder) -> Told:
     """Report a folder without an index in which loaders find no weights."""
-    if folder.config is None or folder.opened is not None or folder.has(INDEX) or not folder.headers:
+    if folder.config is None or not folder.headers:
+        return
+    if folder.opened is not None or folder.has(INDEX):
         return
     shards = [name for name in folder.headers if _SHARD.fullmatch(name)]
     if shards:
@@ -96,36 +113,45 @@ def _missing_index(folder: Folder) -> Told:
         yield INDEX, what, "download the index, or write the checkpoint again"
     elif isinstance(folder.config.get("model_type"), str):
         files = list(folder.headers)
+        fix = "write the checkpoint again"
+        if len(files) == 1:
+            fix = f"rename it to {SINGLE}"
         what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
-        fix = f"rename it to {SINGLE}" if len(files) == 1 else "write the checkpoint again"
         yield Said(short(files[0]), what, fix, severity="error")
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
     """Report tensors in another shard than the index says, in none, or without entry."""
-    tensors, headers = facts.folder.tensors, facts.folder.headers
-    elsewhere, lost = list[str](), list[str]()
-    for name, file in weight_map.items():
-        if file not in headers or name in headers[file].tensors:
-            continue
-        if name in tensors:
-            elsewhere.append(name)
-        else:
-            lost.append(name)
+    tensors = facts.folder.tensors
+    misplaced = _not_in_their_shard(facts.folder, weight_map)
+    elsewhere = [name for name in misplaced if name in tensors]
     if elsewhere:
+        where = short(weight_map[elsewhere[0]])
         what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
-        yield Said(short(weight_map[elsewhere[0]]), what, facts.command("repair"), True, severity="error")
+        yield Said(where, what, facts.command("repair"), True, severity="error")
+    lost = [name for name in misplaced if name not in tensors]
     if lost:
         what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
-        fix, safe = "download the shards again, or the index that belongs to them", False
-        if lost == [facts.roles.output_name] and facts.claims.tied is True:  # the model does without it
-            fix, safe = facts.command("repair"), True
-        yield Said(INDEX, what, fix, safe, severity="error")
+        fix = "download the shards again, or the index that belongs to them"
+        is_safe = lost == [facts.roles.output_name] and facts.claims.tied is True  # the model does without it
+        if is_safe:
+            fix = facts.command("repair")
+        yield Said(INDEX, what, fix, is_safe, severity="error")
     unknown = [name for name in tensors if name not in weight_map]
     if unknown:
-        file = tensors[unknown[0]].path.name
+        first = tensors[unknown[0]]
         what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
-        yield Said(short(file), what, facts.command("repair"), True, severity="error")
+        yield Said(short(first.path.name), what, facts.command("repair"), True, severity="error")
+
+
+def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]:
+    """Return the tensors that the shard lacks to which the index maps them. Shards that were not read do not count."""
+    misplaced = list[str]()
+    for name, file in weight_map.items():
+        header = folder.headers.get(file)
+        if header is not None and name not in header.tensors:
+            misplaced.append(name)
+    return misplaced
 
 
 @rule("B003", "warning", "total_size is right, and no older weights lie beside the checkpoint")
@@ -138,9 +164,14 @@ def stale(facts: Facts) -> Told:
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
     yield from _wrong_total(facts)
-    old = [name for name in facts.folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
+    old = [name for name in facts.folder.extra if _is_of_model(name)]
     yield from _older_weights(facts.folder, old)
     yield from _other_formats(facts.folder, old)
+
+
+def _is_of_model(file: str) -> bool:
+    """Return whether a file of tensors has the name of a model's weights."""
+    return file.startswith("model") or _SHARD.fullmatch(file) is not None
 
 
 def _wrong_total(facts: Facts) -> Told:
@@ -188,8 +219,13 @@ def name_in_two_shards(facts: Facts) -> Told:
     """
     for copy in facts.folder.copies:
         first = facts.folder.tensors[copy.name]  # the one that loaders should take
-        equal = facts.same(copy, first) if facts.scan else None
-        how = {True: "equal", False: "different", None: "not compared"}[equal]
-        what = f"{short(copy.name)} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
-        fix = facts.command("repair") if equal else "find out which one is meant, and write the shards again"
-        yield f"{short(copy.path.name)}: {short(copy.name)}", what, fix, bool(equal)
+        how, is_safe = "not compared", False
+        if facts.scan:
+            is_safe = facts.same(copy, first)
+            how = "equal" if is_safe else "different"
+        fix = "find out which one is meant, and write the shards again"
+        if is_safe:
+            fix = facts.command("repair")
+        name = short(copy.name)
+        what = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
+        yield f"{short(copy.path.name)}: {name}", what, fix, is_safe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.gguf_file import BY_NAME, HEAD, TABLE, TOKENS, GgufFacts
-from tiewise.checkpoint.rules.rule import Said, Told, describe, difference, rule
+from tiewise.checkpoint.rules.rule import Said, Severity, Told, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -26,22 +26,37 @@ def gguf_ends(facts: GgufFacts) -> Told:
     """
     if facts.partial:
         return
-    table, tokens = facts.table, facts.tokens
+    table, source = facts.table, facts.source
     if table is None:
-        if tokens is not None:
-            what = f"it carries {tokens:,} tokens and no {TABLE}"
-            yield Said(short(facts.path.name), what, CONVERT, severity="fatal")
+        yield from _lost_table(facts)
+        return
+    yield from _other_rows_than_tokens(facts, table)
+    if source is None or source.quantised:
+        return
+    stored = source.roles.input
+    if stored is not None:
+        yield from _other_shape(table, stored)
+        if facts.head is None:
+            yield from _dropped_head(source, stored)
+
+
+def _lost_table(facts: GgufFacts) -> Told:
+    """Report a file that carries tokens and no table for them."""
+    if facts.tokens is not None:
+        what = f"it carries {facts.tokens:,} tokens and no {TABLE}"
+        yield Said(short(facts.path.name), what, CONVERT, severity="fatal")
+
+
+def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Told:
+    """Report the table and the head if they have other rows than the file has tokens."""
+    tokens = facts.tokens
+    if tokens is None:
         return
     for end in (table, *facts.heads):
-        if tokens is not None and end.rows != tokens:
+        if end.rows != tokens:
             what = f"{describe(end)} has {end.rows:,} rows, and {TOKENS} has {tokens:,} entries"
-            yield end.name, what, f"give the tokenizer as many entries as rows, and {CONVERT}"
-    source = facts.source
-    if source is None or source.quantised or source.roles.input is None:
-        return
-    yield from _other_shape(table, source.roles.input)
-    if facts.head is None:
-        yield from _dropped_head(source, source.roles.input)
+            fix = f"give the tokenizer as many entries as rows, and {CONVERT}"
+            yield end.name, what, fix
 
 
 def _other_shape(table: Stored, stored: Stored) -> Told:
@@ -49,12 +64,13 @@ def _other_shape(table: Stored, stored: Stored) -> Told:
     if len(stored.shape) != 2 or table.shape == stored.shape:
         return
     what = f"it stores {describe(table)}, and its source {describe(stored)}"
-    has_fewer_rows = table.shape[1:] == stored.shape[1:] and table.rows < stored.rows
-    if has_fewer_rows:  # a converter may cut the padding off
+    fix = CONVERT
+    severity: Severity = "error"
+    has_fewer_rows = table.rows < stored.rows
+    if has_fewer_rows and table.shape[1:] == stored.shape[1:]:  # a converter may cut the padding off
         fix = "nothing, where the rows beyond the tokens are padding"
-        yield Said(TABLE, what, fix, severity="warning")
-    else:
-        yield Said(TABLE, what, CONVERT, severity="error")
+        severity = "warning"
+    yield Said(TABLE, what, fix, severity=severity)
 
 
 def _dropped_head(source: Facts, stored: Stored) -> Told:
@@ -65,14 +81,18 @@ def _dropped_head(source: Facts, stored: Stored) -> Told:
     alike = source.ends
     if alike is not None and alike.equal:
         return
-    if alike is None and stored.shape == head.shape:
+    if alike is not None:
+        how = difference(alike)
+    elif stored.shape != head.shape:
+        how = f"of another shape than {describe(stored)}"
+    else:
         what = f"it stores no {HEAD}; its source stores {describe(head)}, which was not compared with the table"
         yield Said(HEAD, what, "check with the tables read", severity="warning")
         return
-    how = difference(alike) if alike is not None else f"of another shape than {describe(stored)}"
     what = f"it stores no {HEAD}, so that {TABLE} answers for it; its source stores {describe(head)}: {how}"
-    untie = "set tie_word_embeddings to false in the source's config.json"
-    yield HEAD, what, f"{untie}, and {CONVERT} of today: older ones skip the head by name"
+    fix = f"set tie_word_embeddings to false in the source's config.json, and {CONVERT} of today"
+    fix += ": older ones skip the head by name"
+    yield HEAD, what, fix
 
 
 @rule("B071", "warning", "a GGUF file stores a shared table once, and finely enough", kind="gguf")
@@ -84,16 +104,20 @@ def gguf_types(facts: GgufFacts) -> Told:
     What to do: quantise again with --token-embedding-type; drop the head of the source where it equals the table.
     Sources: llama.cpp#5650; llama.cpp#12451; llama.cpp#12456
     """
-    table, head = facts.table, facts.head
-    if facts.partial or table is None:
+    if facts.partial or facts.table is None:
         return
-    if head is not None:
-        if facts.equal:
-            what = f"{HEAD} repeats {TABLE} byte for byte: {size(head.nbytes)} of {size(facts.size)}"
-            fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
-            yield Said(HEAD, what, fix, severity="info")
-        return
+    if facts.head is None:
+        yield from _coarse_table(facts, facts.table)
+    elif facts.equal:
+        what = f"{HEAD} repeats {TABLE} byte for byte: {size(facts.head.nbytes)} of {size(facts.size)}"
+        fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
+        yield Said(HEAD, what, fix, severity="info")
+
+
+def _coarse_table(facts: GgufFacts, table: Stored) -> Told:
+    """Report a shared table that is rounded more than llama-quantize rounds a head."""
     kind, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
     if facts.tokens is not None and kind.bits < least.bits:
         what = f"{TABLE} serves both ends as {kind.name}, {kind.bits:.2f} bits a value; a head asks for {least.name}"
-        yield TABLE, what, f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"
+        fix = f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"
+        yield TABLE, what, fix

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BufferedReader, FileIO
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -273,8 +274,9 @@ class _Header:
 
     def refuse_overlap(self, tensors: Iterable[Stored]) -> None:
         """Raise where two tensors share a byte."""
-        ordered = sorted((tensor for tensor in tensors if tensor.nbytes), key=lambda tensor: tensor.start)
-        for left, right in itertools.pairwise(ordered):
+        filled = [tensor for tensor in tensors if tensor.nbytes]
+        filled.sort(key=attrgetter("start"))
+        for left, right in itertools.pairwise(filled):
             if right.start < left.end:
                 raise self.wrong(f"tensor {short(right.name)} overlaps tensor {short(left.name)}")
 

@@ -14,6 +14,7 @@ from tiewise.checkpoint.rules.rule import dotted
 from tiewise.checkpoint.untrusted import inside, read_whole, short
 
 _NORMALISED_HEAD = re.compile(r"\w*Norm(alized|alised)?(LM|Output)?Head")
+_HEAD_IN_TEXT = re.compile(b"Head|lm_head")  # a file with neither normalises no head
 
 
 def normalised_heads(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -28,35 +29,40 @@ def normalised_heads(facts: Facts) -> Iterator[tuple[str, str]]:
 
 def _in_code(folder: Folder) -> Iterator[tuple[str, str]]:
     """Yield (place, sentence) for every class in the folder's Python files that normalises its head."""
-    left = MOST_IN_ALL
+    bytes_left = MOST_IN_ALL
     for name in folder.files:
         if not name.endswith(".py"):
             continue
         with noting([], name):  # B023 reports a file that cannot be read
             text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
-            left -= len(text)
-            if left < 0:
+            bytes_left -= len(text)
+            if bytes_left < 0:
                 return
-            if b"Head" not in text and b"lm_head" not in text:
+            if not _HEAD_IN_TEXT.search(text):
                 continue
-            for node in parsed_classes(text, folder.path / name):
-                if _normalises(node):
-                    what = f"{node.name} divides the rows of the head by their lengths"
-                    yield f"{short(name)}:{node.lineno}", short(what, 200)
+            for node in filter(_normalises, parsed_classes(text, folder.path / name)):
+                where = f"{short(name)}:{node.lineno}"
+                what = f"{node.name} divides the rows of the head by their lengths"
+                yield where, short(what, 200)
 
 
 def _normalises(node: ast.ClassDef) -> bool:
     """Return whether a class is a normalised head by name, or normalises a head's weight."""
     if _NORMALISED_HEAD.fullmatch(node.name):
         return True
-    is_head = "head" in node.name.lower()
+    heads = {"lm_head"}  # whose weights are a head's
+    if "head" in node.name.lower():
+        heads.add("self")
+    return not heads.isdisjoint(_normalised_owners(node))
+
+
+def _normalised_owners(node: ast.ClassDef) -> set[str | None]:
+    """Return the owners of the weights that a class passes to a function `normalize`."""
+    owners = set[str | None]()
     for call in ast.walk(node):
-        if not isinstance(call, ast.Call) or last_name(call.func) != "normalize" or not call.args:
-            continue
-        owner = _owner_of_weight(call.args[0])
-        if owner == "lm_head" or (owner == "self" and is_head):
-            return True
-    return False
+        if isinstance(call, ast.Call) and last_name(call.func) == "normalize" and call.args:
+            owners.add(_owner_of_weight(call.args[0]))
+    return owners
 
 
 def _owner_of_weight(node: ast.expr) -> str | None:

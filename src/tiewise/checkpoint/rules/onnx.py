@@ -30,10 +30,11 @@ def onnx_shared(facts: OnnxFacts) -> Told:
     table, source = facts.table, facts.source
     if table is None:
         return
-    if source is not None and table in facts.heads:
+    is_shared = table in facts.heads
+    if source is not None and is_shared:
         yield from _shared_by_mistake(table, source)
     yield from _repeated_table(facts, table)
-    if source is not None and table not in facts.heads:
+    if source is not None and not is_shared:
         yield from _other_head(facts, table, source)
 
 
@@ -62,7 +63,8 @@ def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Told:
         # a head of the same type and size either is a copy, reported already, or has other values
         if (head.dtype, head.nbytes) != (table.dtype, table.nbytes):
             what = f"its source has one table, and the file has {describe(table)} ({size(table.nbytes)})"
-            yield short(head.name), f"{what} and {describe(head)} ({size(head.nbytes)})", EXPORT
+            what += f" and {describe(head)} ({size(head.nbytes)})"
+            yield short(head.name), what, EXPORT
             return
 
 
@@ -76,12 +78,14 @@ def onnx_head(facts: OnnxFacts) -> Told:
     export = "export it again, by an exporter that ties or from a checkpoint that stores its head (tiewise untie)"
     lacking = _without_data(facts)
     for name, operator in lacking.items():
-        yield short(name), f"{short(operator)} takes {short(name)}, of which the file has no data", export
+        what = f"{short(operator)} takes {short(name)}, of which the file has no data"
+        yield short(name), what, export
     if facts.table is None or facts.heads or lacking:
         return
     what = f"{describe(facts.table)} is looked up in, and no product has {facts.table.rows:,} columns"
     what += f": it ends at {names(facts.outputs)}"
-    if any("logits" in name for name in facts.outputs):
+    promised = [name for name in facts.outputs if "logits" in name]
+    if promised:
         yield "graph", what, export
     else:
         yield Said("graph", what, f"none for an embedding model; else {export}", severity="info")

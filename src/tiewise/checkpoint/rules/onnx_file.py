@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tiewise.core.errors import CheckpointError, doing
 
 DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
 MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known
+_NUMBER = re.compile("[0-9]{1,19}")
 WINDOW_BYTES = 2**14  # of the file that are in memory
 _TYPES = "F32 U8 I8 U16 I16 I32 I64 - BOOL F16 F64 U32 U64 C64 C128 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ"
 TYPES = dict(enumerate([*_TYPES.split(), "U4", "I4", "F4"], 1))
@@ -90,8 +92,12 @@ class OnnxFacts:
 
     def matrices(self, names: Iterable[str]) -> list[Stored]:
         """Return the initialisers of two axes or more behind some names."""
-        stored = (self.tensors.get(self.behind(name)) for name in names)
-        return [tensor for tensor in stored if tensor is not None and len(tensor.shape) > 1]
+        matrices = list[Stored]()
+        for name in names:
+            tensor = self.tensors.get(self.behind(name))
+            if tensor is not None and len(tensor.shape) > 1:
+                matrices.append(tensor)
+        return matrices
 
     @cached_property
     def table(self) -> Stored | None:
@@ -99,14 +105,18 @@ class OnnxFacts:
 
         Ids may be some of the input's: a decoder that runs token by token often picks the last one first.
         """
-        names = []
+        names = list[str]()
         for node in self.nodes:
-            if node.operator not in LOOKUPS or len(node.inputs) < 2:
-                continue
-            ids = self.behind(node.inputs[1], SAME_DATA + PICKS)
-            if ids in self.inputs and "position" not in ids:
-                names.append(node.inputs[0])
-        return max(self.matrices(names), key=lambda table: math.prod(table.shape), default=None)
+            if node.operator in LOOKUPS and len(node.inputs) > 1:
+                table, ids = node.inputs[:2]
+                if self._are_ids(ids):
+                    names.append(table)
+        return max(self.matrices(names), key=_size, default=None)
+
+    def _are_ids(self, name: str) -> bool:
+        """Return whether a name has the ids of an input, or some of them, and no positions."""
+        ids = self.behind(name, SAME_DATA + PICKS)
+        return ids in self.inputs and "position" not in ids
 
     @cached_property
     def heads(self) -> tuple[Stored, ...]:
@@ -117,9 +127,11 @@ class OnnxFacts:
         for node in self.nodes:
             if node.operator in PRODUCTS:
                 factors += node.inputs[:2]
-        rows = self.table.rows
-        heads = [matrix for matrix in self.matrices(factors) if rows in (matrix.shape[0], matrix.shape[-1])]
-        return tuple(dict.fromkeys(heads))
+        heads = dict[Stored, None]()  # in order, each once
+        for matrix in self.matrices(factors):
+            if self.table.rows in (matrix.shape[0], matrix.shape[-1]):
+                heads[matrix] = None
+        return tuple(heads)
 
     @cached_property
     def copies(self) -> tuple[Stored, ...]:
@@ -128,7 +140,13 @@ class OnnxFacts:
         if table is None or not self.scan:
             return ()
         with doing(f"comparing {short(table.name)}", table.nbytes):
-            return tuple(one for one in self.tensors.values() if one is not table and same_shared(table, one))
+            others = [tensor for tensor in self.tensors.values() if tensor is not table]
+            return tuple(tensor for tensor in others if same_shared(table, tensor))
+
+
+def _size(tensor: Stored) -> int:
+    """Return the number of a tensor's entries."""
+    return math.prod(tensor.shape)
 
 
 def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
@@ -199,25 +217,30 @@ class _Graph:
             attribute = self.message(*span)
             self.waiting += attribute[ATTRIBUTE_GRAPH] + attribute[ATTRIBUTE_GRAPHS]
         inputs, outputs = self.texts(fields[NODE_INPUT]), self.texts(fields[NODE_OUTPUT])
-        return OnnxNode("".join(self.texts(fields[NODE_OPERATOR])), inputs, outputs)
+        return OnnxNode(self.joined(fields[NODE_OPERATOR]), inputs, outputs)
 
     def read_initialiser(self, start: int, end: int) -> None:
         """Note that a name has data, and where its bytes are if in one piece."""
         fields = self.message(start, end)
         shape = self.shape(fields[TENSOR_AXES])
         dtype = self.dtype(fields[TENSOR_TYPE])
-        name = "".join(self.texts(fields[TENSOR_NAME]))
+        name = self.joined(fields[TENSOR_NAME])
         entries = self.entries(fields[TENSOR_EXTERNAL])
         what = f"the tensor {short(name)}"
-        if len(shape) > MOST_AXES or any(length >= 2**63 for length in shape):
+        if len(shape) > MOST_AXES or max(shape, default=0) >= 2**63:
             raise self.wrong(f"{what} has the shape {short(shape)}")
 
-        needed = -(-math.prod(shape) * _BITS.get(dtype, 0) // 8)  # rounded up
-        if not needed or any(fields[field] for field in TENSOR_DATA):
+        bits = math.prod(shape) * _BITS.get(dtype, 0)
+        needed = -(-bits // 8)  # rounded up
+        if needed == 0:
             self.filled.add(name)
-        if not needed:
             return
-        place = self.external(entries, needed, what) if entries else self.inline(fields)
+        if any(fields[field] for field in TENSOR_DATA):
+            self.filled.add(name)
+        if entries:
+            place: _Place | None = self.external(entries, needed, what)
+        else:
+            place = self.inline(fields)
         if place is None:
             return
         if place.end - place.start != needed:
@@ -232,7 +255,9 @@ class _Graph:
         spans = list[Span]()
         for field in TENSOR_AS_IN_MEMORY:
             spans += fields[field]
-        return _Place(self.path, *spans[0]) if len(spans) == 1 else None
+        if len(spans) != 1:
+            return None
+        return _Place(self.path, *spans[0])
 
     def dtype(self, spans: list[Span]) -> str:
         """Return the name of a tensor's type; "-" for an unknown one."""
@@ -256,18 +281,19 @@ class _Graph:
         entries = dict[str, str]()
         for span in spans:
             entry = self.message(*span)
-            key = "".join(self.texts(entry[ENTRY_KEY]))
-            entries[key] = "".join(self.texts(entry[ENTRY_VALUE]))
+            key = self.joined(entry[ENTRY_KEY])
+            entries[key] = self.joined(entry[ENTRY_VALUE])
         return entries
 
     def external(self, entries: dict[str, str], needed: int, what: str) -> _Place:
         """Return the place of a tensor in another file, which must be there and long enough."""
-        numbers = (entries.get("offset") or "0", entries.get("length") or str(needed))
-        if not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
-            raise self.wrong(f"{what} lies at {short(numbers)}, which are no numbers of bytes")
+        offset, length = entries.get("offset") or "0", entries.get("length") or str(needed)
+        for number in (offset, length):
+            if not _NUMBER.fullmatch(number):
+                raise self.wrong(f"{what} lies at {short((offset, length))}, which are no numbers of bytes")
         path = inside(self.path.parent, entries.get("location", ""))
-        start = int(numbers[0])
-        end = start + int(numbers[1])
+        start = int(offset)
+        end = start + int(length)
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:
             refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
             nbytes = os.fstat(file.fileno()).st_size
@@ -321,6 +347,10 @@ class _Graph:
     def texts(self, spans: list[Span]) -> tuple[str, ...]:
         """Return the texts of some fields."""
         return tuple(self.text(*span) for span in spans)
+
+    def joined(self, spans: list[Span]) -> str:
+        """Return the text of a field that a message has once at most."""
+        return "".join(self.texts(spans))
 
     def text(self, start: int, end: int) -> str:
         """Return the text of a field; a number in its place is an error."""

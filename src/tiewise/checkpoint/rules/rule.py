@@ -183,7 +183,9 @@ def numbers(values: Iterable[int], count: int) -> str:
     """Return the first few of `count` row numbers."""
     texts = [str(value) for value in values]
     listed = ", ".join(texts)
-    return f"{listed}, …" if count > len(texts) else listed
+    if count > len(texts):
+        listed += ", …"
+    return listed
 
 
 def difference(alike: TableLikeness) -> str:
@@ -199,7 +201,9 @@ def difference(alike: TableLikeness) -> str:
         return f"equal in all {alike.rows:,} rows once both have the narrower type{nan}"
     first = numbers(alike.first, alike.differing)
     share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {first})"
-    origin = "two tables of their own" if alike.kind == UNRELATED else "once one table"
+    origin = "once one table"
+    if alike.kind == UNRELATED:
+        origin = "two tables of their own"
     return f"{share}, {_distance(alike)}; {origin}"
 
 
@@ -228,13 +232,14 @@ def copies(facts: Facts, of: Roles) -> Told:
         if alike is None or not alike.differing:
             continue
         what = f"{describe(copy)} is not {short(end.name)}: {difference(alike)}"
+        fix = "none if it was trained so"
+        severity: Severity = "info"
         if alike.kind in (SOME_ROWS, CLOSE):
             fix = f"store {short(end.name)} under that name too"
-            yield Said(short(copy.name), what, fix, severity="warning")
-            continue
-        if of is facts.roles:
+            severity = "warning"
+        elif of is facts.roles:
             what += "; transformers drafts with the main one in its place"
-        yield Said(short(copy.name), what, "none if it was trained so", severity="info")
+        yield Said(short(copy.name), what, fix, severity=severity)
 
 
 def dotted(level: str, key: str = FLAG) -> str:
