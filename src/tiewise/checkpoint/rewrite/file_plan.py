@@ -9,8 +9,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
@@ -39,9 +40,14 @@ class FilePlan:
     notes: tuple[str, ...]  # what the user should know
 
     @property
+    def written(self) -> Iterator[NewTensor]:
+        """All tensors in the shards that are written, in order."""
+        return chain.from_iterable(self.shards.values())
+
+    @property
     def new_bytes(self) -> int:
-        """Bytes of all tensors in the shards that are written."""
-        return sum(tensor.nbytes for tensors in self.shards.values() for tensor in tensors)
+        """Bytes of these tensors."""
+        return sum(tensor.nbytes for tensor in self.written)
 
 
 def plan_files(folder: Folder, change: Change) -> FilePlan:
@@ -243,7 +249,7 @@ def _in_old_order(names: Collection[str], old: Iterable[str]) -> list[str]:
     before = [name for name in old if name in names]
     if before == sorted(before):
         return sorted(names)
-    return before + [name for name in names if name not in old]
+    return list(dict.fromkeys([*before, *names]))  # each once
 
 
 def _spaced_alike(record: Mapping[str, Any], old: bytes) -> bytes:

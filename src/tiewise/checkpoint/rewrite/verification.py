@@ -12,7 +12,7 @@ from tiewise.checkpoint.adapter import WEIGHTS
 from tiewise.checkpoint.audit import check, errors_of_result
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
+from tiewise.checkpoint.rewrite.change import DELETE, Change
 from tiewise.checkpoint.rewrite.file_plan import FilePlan
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
@@ -88,9 +88,7 @@ def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder
     Files that were not rewritten are left out.
     """
     put = {tensor.name for tensor in change.put}
-    stay: list[NewTensor] = []
-    for tensors in plan.shards.values():
-        stay += [tensor for tensor in tensors if tensor.name not in put]
+    stay = [tensor for tensor in plan.written if tensor.name not in put]
     total, done = sum(tensor.nbytes for tensor in stay), 0
     for tensor in stay:
         before = source.folder.headers[tensor.file].tensors[tensor.name]

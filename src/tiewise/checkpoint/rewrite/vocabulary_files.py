@@ -25,18 +25,18 @@ def trimmed_vocabularies(facts: Facts, words: TokenizerFile, new_ids: Mapping[in
     Raises:
         CheckpointError: a file that gives a token another id than tokenizer.json does.
     """
-    texts: dict[str, str] = {}
+    texts: dict[str, bytes] = {}
     for name, ids in _vocabularies(facts).items():
         _require_same_ids(facts, name, ids, words)
         left = {token: new_ids[number] for token, number in ids.items() if number in new_ids}
         if name == LINES:
-            texts[name] = "".join(f"{token}\n" for token in left)
+            texts[name] = "".join(f"{token}\n" for token in left).encode()
         else:
-            texts[name] = json.dumps(left)
+            texts[name] = json.dumps(left).encode()
     merges = _text(facts, MERGES)
     if merges is not None:
-        texts[MERGES] = _trimmed_merges(merges, words, new_ids)
-    return {name: text.encode() for name, text in texts.items()}
+        texts[MERGES] = _trimmed_merges(merges, words, new_ids).encode()
+    return texts
 
 
 def _text(facts: Facts, name: str) -> str | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -100,14 +100,14 @@ def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
     for module in adapter.parts:
         update, stored = ModuleUpdate(adapter, module), modules[module]
         end = ends.end_of(module)
-        if update.changes_weight:
+        if update.parts_by_kind["weight"]:
             if end is not None:
                 ends.merged[end] = update.merged("weight", update.require(ends.table_of(end), "weight"))
             else:
                 base = update.require(tensors.get(f"{stored}.weight"), "weight")
                 merged = update.merged("weight", base, is_turned=facts.family.stores_transposed)
                 body.append(NewTensor.like(base, merged.pieces))
-        if update.changes_bias:
+        if update.parts_by_kind["bias"]:
             bias = tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias"))
             base = update.require(bias, "bias")
             merged = update.merged("bias", base)
@@ -242,9 +242,13 @@ class ModuleUpdate:
         self.adapter = adapter
         self.module = module
         self.parts = adapter.parts[module]
-        bias_parts = {part for part in self.parts if "bias" in part}
-        self.changes_bias = bool(bias_parts)
-        self.changes_weight = bool(self.parts.keys() - bias_parts)
+        # parts that change the module's "weight", and those that change its "bias"
+        self.parts_by_kind: dict[str, list[str]] = {"weight": [], "bias": []}
+        for part in self.parts:
+            if "bias" in part:
+                self.parts_by_kind["bias"].append(part)
+            else:
+                self.parts_by_kind["weight"].append(part)
 
     def error(self, what: str) -> CheckpointError:
         """Return the error that says why the module cannot be merged."""
@@ -301,11 +305,7 @@ class ModuleUpdate:
 
     def _has_low_rank(self, kind: str) -> bool:
         """Return True if a low-rank update changes the module's "weight" or "bias"."""
-        low_rank = {part for part in self.parts if part.startswith("lora_")}
-        of_bias = {part for part in low_rank if "bias" in part}
-        if kind == "bias":
-            return bool(of_bias)
-        return bool(low_rank - of_bias)
+        return any(part.startswith("lora_") for part in self.parts_by_kind[kind])
 
     def _low_rank_pair(self) -> tuple[Stored, Stored]:
         """Return A and B of a low-rank update."""
@@ -452,10 +452,7 @@ class _Ends:
             note = "the adapter parts the two ends of the tied base: the result has two tables"
             change = replace(parts, moved=change.moved, notes=(*parts.notes, note))
         put = {tensor.name: tensor for tensor in change.put}
-        head_names = [self.head.name]
-        if self.facts.roles.output is None:  # the copies that `parted` stores for a head
-            output_name = self.facts.roles.output_name or ""
-            head_names = [name for name in put if name.endswith(output_name)]
+        head_names = self._head_names(put)
         lookup, head = self.merged.get("input"), self.merged.get("output")
         if lookup is not None:
             put[self.table.name] = NewTensor.like(self.table, lookup.pieces)
@@ -463,6 +460,13 @@ class _Ends:
             for name in head_names:
                 put[name] = NewTensor.like(self.head, head.pieces, name=name)
         return replace(change, put=tuple(put.values()))
+
+    def _head_names(self, put: Collection[str]) -> list[str]:
+        """Return the names under which the result stores the head, `put` those of `parted`'s copies."""
+        if self.facts.roles.output is not None:
+            return [self.head.name]
+        output_name = self.facts.roles.output_name or ""
+        return [name for name in put if name.endswith(output_name)]
 
     def _measured(self) -> Moved:
         """Measure how far the ends that change move."""

@@ -71,21 +71,17 @@ def slim(
     copied_modules = {copy.end.module for copy in copies if copy.end.kind == COPY}
     _require_rows_will_do(adapter, model, copied_modules)
 
-    first = end_modules(model)[0] or ""  # a list of rows that names no module is of the input table
-    slimmed = _slimmed(adapter, copies, first)
-    changed = [copy for copy in slimmed if copy.ids]
-    if not changed and len(copies) == len(adapter.tensors):
+    result = _SlimAdapter(adapter, copies, copied_modules, end_modules(model)[0] or "")
+    if not result.changed and len(copies) == len(adapter.tensors):
         raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
-    config: dict[str, Any] = {}
-    if copied_modules:
-        config = _config(adapter, changed, copied_modules, first)
+    config = edited_file(facts.folder, ADAPTER_CONFIG, result.config())
     return Change(
         SAME,
         drop=frozenset(copy.stored.name for copy in copies),
-        put=tuple(copy.rows_tensor() for copy in changed),
-        texts={ADAPTER_CONFIG: edited_file(facts.folder, ADAPTER_CONFIG, config)},
-        notes=(_note_on_rows(slimmed),),
-        flaws=partial(_flaws, slimmed),
+        put=tuple(copy.rows_tensor() for copy in result.changed),
+        texts={ADAPTER_CONFIG: config},
+        notes=(result.note(),),
+        flaws=result.flaws,
     )
 
 
@@ -137,37 +133,70 @@ def _copies(adapter: AdapterFacts, model: Facts) -> list[TableCopy]:
     return copies
 
 
-def _note_on_rows(slimmed: list[SlimmedCopy]) -> str:
-    """Say how many rows of each copy stay."""
-    if not slimmed:
-        return "kept: the low-rank updates; the copies were the tables of the base"
-    counts = []
-    for copy in slimmed:
-        counts.append(f"{len(copy.ids):,} of {copy.stored.rows:,} rows of {short(copy.module)}")
-    return f"kept: {' and '.join(counts)}"
+class _SlimAdapter:
+    """An adapter that has rows instead of full copies, and a check of the result."""
 
+    def __init__(
+        self, adapter: AdapterFacts, copies: list[TableCopy], copied_modules: set[str], input_module: str
+    ) -> None:
+        """Compare every copy with its table.
 
-def _slimmed(adapter: AdapterFacts, copies: list[TableCopy], first: str) -> list[SlimmedCopy]:
-    """Return the rows that stay of every full copy.
+        Args:
+            copied_modules: modules of the base that the adapter has a full copy of.
+            input_module: module of the input table, which a list of rows without a module belongs to.
 
-    A copy that equals the base's table has none.
+        Raises:
+            CheckpointError: a copy that is none, or whose rows have no place in a slim adapter.
+        """
+        self.adapter = adapter
+        self.copied_modules = copied_modules
+        self.input_module = input_module
+        self.slimmed = self._slimmed(copies)
+        self.changed = [copy for copy in self.slimmed if copy.ids]  # the others equal the base's table
 
-    Args:
-        first: module of the input table.
+    def _slimmed(self, copies: list[TableCopy]) -> list[SlimmedCopy]:
+        """Return the rows that stay of every full copy."""
+        slimmed: list[SlimmedCopy] = []
+        for copy in copies:
+            ids = _changed_ids(self.adapter, copy)
+            if copy.end.kind != COPY:
+                continue
+            if not self.adapter.tied:
+                slimmed.append(SlimmedCopy(copy.end.module, copy.stored, copy.table, ids))
+            elif not slimmed:  # of a tied pair PEFT keeps the rows once, at the input
+                slimmed.append(SlimmedCopy(self.input_module, copy.stored, copy.table, ids))
+        return slimmed
 
-    Raises:
-        CheckpointError: a copy that is none, or whose rows have no place in a slim adapter.
-    """
-    slimmed: list[SlimmedCopy] = []
-    for copy in copies:
-        ids = _changed_ids(adapter, copy)
-        if copy.end.kind != COPY:
-            continue
-        if not adapter.tied:
-            slimmed.append(SlimmedCopy(copy.end.module, copy.stored, copy.table, ids))
-        elif not slimmed:  # of a tied pair PEFT keeps the rows once, at the input
-            slimmed.append(SlimmedCopy(first, copy.stored, copy.table, ids))
-    return slimmed
+    def config(self) -> dict[str, Any]:
+        """Return the entries of adapter_config.json that name trained rows instead of full copies."""
+        if not self.copied_modules:
+            return {}
+        rows = {name or self.input_module: list(ids) for name, ids in self.adapter.token_rows.items()}
+        for copy in self.changed:
+            rows[copy.module] = copy.ids
+        names = self.adapter.listed("modules_to_save")
+        saved = [name for name in names if not _names_any(name, self.copied_modules)]
+        # PEFT writes null where there is none
+        return {"modules_to_save": saved or None, "trainable_token_indices": rows or None}
+
+    def note(self) -> str:
+        """Say how many rows of each copy stay."""
+        if not self.slimmed:
+            return "kept: the low-rank updates; the copies were the tables of the base"
+        counts = []
+        for copy in self.slimmed:
+            counts.append(f"{len(copy.ids):,} of {copy.stored.rows:,} rows of {short(copy.module)}")
+        return f"kept: {' and '.join(counts)}"
+
+    def flaws(self, folder: Path) -> Iterator[str]:
+        """Yield each module whose rows in the finished result are not those of the copy."""
+        stored = read_header(folder / WEIGHTS).tensors
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        written = config.get("trainable_token_indices") or {}
+        for copy in self.slimmed:
+            with doing(f"comparing every row of {short(copy.module)}", copy.stored.nbytes):
+                if not copy.equals_base_with(stored.get(copy.name), tuple(written.get(copy.module, ()))):
+                    yield f"its rows of {short(copy.module)} are not those of the copy"
 
 
 def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
@@ -190,35 +219,9 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
     return ids
 
 
-def _config(adapter: AdapterFacts, changed: list[SlimmedCopy], copied_modules: set[str], first: str) -> dict[str, Any]:
-    """Return the entries of adapter_config.json that name trained rows instead of full copies.
-
-    Args:
-        changed: copies of which rows stay.
-        first: module of the input table, which rows without a module belong to.
-    """
-    rows = {name or first: list(ids) for name, ids in adapter.token_rows.items()}
-    for copy in changed:
-        rows[copy.module] = copy.ids
-    saved = [name for name in adapter.listed("modules_to_save") if not _names_any(name, copied_modules)]
-    # PEFT writes null where there is none
-    return {"modules_to_save": saved or None, "trainable_token_indices": rows or None}
-
-
 def _names_any(name: str, modules: Collection[str]) -> bool:
     """Return True if a name of `modules_to_save` is that of one of these modules."""
     return any(ends_with(module, name) for module in modules)
-
-
-def _flaws(slimmed: list[SlimmedCopy], folder: Path) -> Iterator[str]:
-    """Yield each module whose rows in the finished result are not those of the copy."""
-    stored = read_header(folder / WEIGHTS).tensors
-    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    written = config.get("trainable_token_indices") or {}
-    for copy in slimmed:
-        with doing(f"comparing every row of {short(copy.module)}", copy.stored.nbytes):
-            if not copy.equals_base_with(stored.get(copy.name), tuple(written.get(copy.module, ()))):
-                yield f"its rows of {short(copy.module)} are not those of the copy"
 
 
 # why trained rows would not do what a copy does
