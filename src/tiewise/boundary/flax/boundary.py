@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +40,7 @@ from tiewise.planning.first_loss import sound_std, starting_nll
 Spec = BoundarySpec | str
 Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
 Body = Callable[[Array], Array]
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+START_AT_ZERO = ("bias", "out_map.p", "out_map.factor", "out_map.bias")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,9 @@ class PureBoundary:
             SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
         """
         chosen = BoundarySpec.parse(spec)
-        pure = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
+        if not isinstance(vocab, Vocabularies):
+            vocab = Vocabularies.same(vocab)
+        pure = cls(chosen, vocab, width)
         chosen.require(FLAX)
         rows = pure.vocab.rows(pure.tied)
         if chosen.pad is not None and chosen.pad >= rows:
@@ -75,11 +75,15 @@ class PureBoundary:
         return self.spec.tables == 1
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name → shape of every parameter; SpecError where the widths do not allow them."""
+        """Return name → shape of every parameter; SpecError where the widths do not allow them."""
         in_width, out_width = self.spec.table_widths(self.width)
-        found: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
-        found |= {} if self.tied else {"table_out": (self.vocab.outputs, out_width)}
-        return found | self.spec.map_shapes(self.width) | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
+        shapes: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
+        if not self.tied:
+            shapes["table_out"] = (self.vocab.outputs, out_width)
+        shapes |= self.spec.map_shapes(self.width)
+        if self.spec.bias:
+            shapes["bias"] = (self.vocab.outputs,)
+        return shapes
 
     def draw(self, name: str, key: Array) -> Array:
         """Draw one parameter: tables N(0, σ²), σ = `init` of the spec or `sound_std`, maps N(0, 1/from).
@@ -87,13 +91,15 @@ class PureBoundary:
         Zero are biases, a padding row, P of a correction and the definite map's factor.
         """
         shape = self.shapes()[name]
-        if name in ("bias", "out_map.p", "out_map.factor", "out_map.bias"):
+        if name in START_AT_ZERO:
             return jnp.zeros(shape)
-        drawn = jax.random.normal(key, shape)
+        normal = jax.random.normal(key, shape)
         if not name.startswith("table"):
-            return drawn * shape[1] ** -0.5
-        drawn = (self.spec.init or sound_std(self.width)) * drawn
-        return drawn if self.spec.pad is None else drawn.at[self.spec.pad].set(0)
+            return normal * shape[1] ** -0.5
+        table = (self.spec.init or sound_std(self.width)) * normal
+        if self.spec.pad is not None:
+            table = table.at[self.spec.pad].set(0)
+        return table
 
     def initial(self, key: Array) -> dict[str, Array]:
         """Draw every parameter."""
@@ -102,7 +108,7 @@ class PureBoundary:
         return {name: self.draw(name, part) for name, part in zip(names, keys, strict=True)}
 
     def with_rows(self, params: Params, rows: Any) -> dict[str, Array]:
-        """Give the input table (and a tied output) pretrained rows [V, E]; rows of nan keep their drawn values.
+        """Give the input table (and a tied output) pretrained rows [V, E]; rows of nan keep their values.
 
         Raises:
             SpecError: rows of another shape.
@@ -112,11 +118,12 @@ class PureBoundary:
             fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
             raise SpecError(f"{self.spec}: vectors {rows.shape} do not fit the table {table.shape}", fix)
         keeps = jnp.isnan(rows)
-        keeps = keeps if self.spec.pad is None else keeps.at[self.spec.pad].set(True)
+        if self.spec.pad is not None:
+            keeps = keeps.at[self.spec.pad].set(True)
         return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
 
     def predicted_nll(self) -> float:
-        """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
+        """Predict the first step's loss (nats) around a body of two Llama layers, on uniformly random targets."""
         return starting_nll(self.spec, self.vocab, self.width)
 
     def embed(self, params: Params, ids: Any) -> Array:
@@ -132,32 +139,38 @@ class PureBoundary:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
         rows = self._output_rows(self._entered(params))
         z = self._features(params, hidden) @ rows.T * self.spec.scales(self.width)[1]
-        z = z + params["bias"] if self.spec.bias else z
-        cap = self.spec.softcap
-        return z if cap is None else cap * jnp.tanh(z / cap)
+        if self.spec.bias:
+            z = z + params["bias"]
+        if self.spec.softcap is not None:
+            z = self.spec.softcap * jnp.tanh(z / self.spec.softcap)
+        return z
 
     def loss(self, params: Params, hidden: Array, targets: Any, **options: Any) -> Array:
-        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`.
+        """Return the cross-entropy of `logits(hidden)` against `targets`, fused.
 
-        The penalty is not included.
+        Options are those of `linear_cross_entropy`. The penalty is not included.
         """
         return self._loss(params, hidden, self._entered(params), targets, options)
 
     def model_loss(
         self, params: Params, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any
     ) -> Array:
-        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
+        """Return the loss of `body` between lookup and head.
 
-        The gradient of `probe` (`paths.probe()`) holds the norms of both paths. Untied, the head path
-        is the other table's and the probe sees the lookup path alone.
+        The table is threaded through: one gradient buffer where tied. The gradient of `probe` (`paths.probe()`) holds
+        the norms of both paths. Untied, the head path is the other table's and the probe sees the lookup path alone.
         """
-        rows, after = self._embed(params, ids, probe)
-        return self._loss(params, body(rows), after if self.tied else self._entered(params), targets, options)
+        rows, table = self._embed(params, ids, probe)
+        hidden = body(rows)
+        if not self.tied:
+            table = self._entered(params)
+        return self._loss(params, hidden, table, targets, options)
 
     def penalty(self, params: Params) -> Array:
-        """λ‖P‖₂ + c/2 ‖P‖²_F of a `projected` spec's P, to be added to the loss; 0 where the spec has neither."""
+        """Return λ‖P‖₂ + c/2 ‖P‖²_F of a `projected` spec's P, to add to the loss; 0 where the spec has neither."""
         spec = self.spec
-        if not (spec.penalty or spec.decay) or "out_map.weight" not in params:
+        is_penalised = spec.penalty or spec.decay
+        if not is_penalised or "out_map.weight" not in params:
             return jnp.zeros(())
         squares = (params["out_map.weight"] ** 2).sum()
         if not spec.penalty:
@@ -166,20 +179,23 @@ class PureBoundary:
         return spec.penalty * jnp.where(squares > 0, jnp.sqrt(safe), 0) + spec.decay / 2 * squares
 
     def dense(self, params: Params) -> tuple[Array, Array]:
-        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+        """Return tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function.
+
+        They include the scales.
 
         Raises:
             SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
         self.spec.require_tables_alone()
-        into, out = self.spec.scales(self.width)
-        read = _through_in_map(params, params["table_in"][: self.vocab.inputs])
-        written = self._output_rows(params["table_in" if self.tied else "table_out"])
+        in_scale, out_scale = self.spec.scales(self.width)
+        inputs = _through_in_map(params, params["table_in"][: self.vocab.inputs])
+        outputs = self._output_rows(params[self._output_name])
         if any(name.startswith("out_map.") for name in params):
-            written = written @ self._features(params, jnp.eye(self.width, dtype=written.dtype)).T
-        return read * into, written * out
+            outputs = outputs @ self._features(params, jnp.eye(self.width, dtype=outputs.dtype)).T
+        return inputs * in_scale, outputs * out_scale
 
     def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
+        """Return the body's input, and the input table to use from here on."""
         ids = as_array(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
@@ -188,30 +204,45 @@ class PureBoundary:
         table = self._table(params, "table_in")
         if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
             ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
-        rows, after = enter(table, ids, probe, stopped=self.spec.pad, alpha=self.spec.alpha)
-        return _through_in_map(params, rows) * self.spec.scales(self.width)[0], after
+        rows, table = enter(table, ids, probe, stopped=self.spec.pad, alpha=self.spec.alpha)
+        return _through_in_map(params, rows) * self.spec.scales(self.width)[0], table
+
+    @property
+    def _output_name(self) -> str:
+        """Name of the parameter that is the output table."""
+        return "table_in" if self.tied else "table_out"
 
     def _table(self, params: Params, name: str) -> Array:
-        return lax.stop_gradient(params[name]) if self.spec.freeze and name == "table_in" else params[name]
+        """Return a table, without a gradient where the spec freezes it."""
+        if self.spec.freeze and name == "table_in":
+            return lax.stop_gradient(params[name])
+        return params[name]
 
     def _entered(self, params: Params) -> Array:
         """Return the output table, guarded where its padding row must get no gradient."""
-        table, pad = self._table(params, "table_in" if self.tied else "table_out"), self.spec.pad
-        return table if pad is None else enter(table, jnp.zeros(0, jnp.int32), stopped=pad)[1]
+        table = self._table(params, self._output_name)
+        if self.spec.pad is None:
+            return table
+        no_ids = jnp.zeros(0, jnp.int32)
+        return enter(table, no_ids, stopped=self.spec.pad)[1]
 
     def _output_rows(self, table: Array) -> Array:
-        """[V_out, E]: the output tokens' rows, in their order."""
+        """Return the output tokens' rows [V_out, E], in their order."""
         index = self.vocab.output_index() if self.tied else None
-        return table[: self.vocab.outputs] if index is None else table[jnp.asarray(index)]
+        if index is None:
+            return table[: self.vocab.outputs]
+        return table[jnp.asarray(index)]
 
     def _features(self, params: Params, hidden: Array) -> Array:
-        """[.., D] -> [.., E], through the map before the head; hidden states themselves where there is none."""
+        """Map hidden states [.., D] to [.., E] before the head; return them where the spec has no map there."""
         if hidden.shape[-1] != self.width:
             what = f"hidden states {hidden.shape} meet a boundary of width {self.width}"
             raise SpecError(what, f"give hidden states [.., {self.width}]")
         if "out_map.weight" in params:
             mapped = hidden @ params["out_map.weight"].T
-            return mapped + params["out_map.bias"] if "out_map.bias" in params else mapped
+            if "out_map.bias" in params:
+                mapped = mapped + params["out_map.bias"]
+            return mapped
         if "out_map.p" in params:
             return hidden + self.spec.strength * (hidden @ params["out_map.q"].T) @ params["out_map.p"].T
         if "out_map.factor" in params:
@@ -220,51 +251,70 @@ class PureBoundary:
         return hidden
 
     def _loss(self, params: Params, hidden: Array, table: Array, targets: Any, options: dict[str, Any]) -> Array:
+        """Return the loss of hidden states by an output table."""
         chosen = FlaxLossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
         features, rows = self._features(params, hidden), self._output_rows(table)
         return linear_cross_entropy(features, rows, targets, params.get("bias"), chosen, **options)
 
 
 def _through_in_map(params: Params, rows: Array) -> Array:
-    """[.., E] -> [.., D], through the map behind the lookup; the rows themselves where there is none."""
+    """Map rows [.., E] to [.., D] behind the lookup; return them where the spec has no map there."""
     if "in_map.weight" in params:
         return rows @ params["in_map.weight"].T
     if "out_map.factor" in params:
-        c = _cholesky(params["out_map.factor"])
-        wide = jnp.promote_types(rows.dtype, jnp.float32)  # x (C Cᵀ)⁻¹ by two triangular systems, in fp32 at least
-        columns = rows.reshape(-1, rows.shape[-1]).T.astype(wide)
-        half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
-        solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
-        return solved.T.reshape(rows.shape).astype(rows.dtype)
+        return _times_inverse(rows, _cholesky(params["out_map.factor"]))
     return rows
 
 
+def _times_inverse(rows: Array, c: Array) -> Array:
+    """Return rows · (C Cᵀ)⁻¹ [.., D] by two triangular systems, in fp32 at least."""
+    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    columns = rows.reshape(-1, rows.shape[-1]).T.astype(wide)
+    half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
+    solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
+    return solved.T.reshape(rows.shape).astype(rows.dtype)
+
+
 def _cholesky(factor: Array) -> Array:
-    """C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
+    """Return C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
     return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
 
 
-def _verb(of: Callable[Concatenate[PureBoundary, Params, Given], Made]) -> Callable[Concatenate[Any, Given], Made]:
-    """A function of `PureBoundary` as a method of whoever has one, and the parameters."""
-
-    def verb(self: Any, *args: Given.args, **options: Given.kwargs) -> Made:
-        return of(self.pure, self.parameters(), *args, **options)
-
-    itself, _, *rest = signature(of).parameters.values()
-    verb.__dict__["__signature__"] = signature(of).replace(parameters=[itself, *rest])
-    verb.__doc__ = of.__doc__
-    return verb
-
-
 class _Verbs:
-    """The verbs of a boundary, for whoever has `pure` functions and a flat mapping of parameters."""
+    """The verbs of a boundary, for whatever has `pure` functions and a flat mapping of parameters."""
 
     pure: PureBoundary
-    embed, logits, loss = _verb(PureBoundary.embed), _verb(PureBoundary.logits), _verb(PureBoundary.loss)
-    __call__, penalty, dense = _verb(PureBoundary.model_loss), _verb(PureBoundary.penalty), _verb(PureBoundary.dense)
+
+    def parameters(self) -> dict[str, Array]:
+        """Return name → array of every parameter."""
+        raise NotImplementedError
+
+    def embed(self, ids: Any) -> Array:
+        """Map tokens [..] to the body's input [.., D]; see `PureBoundary.embed`."""
+        return self.pure.embed(self.parameters(), ids)
+
+    def logits(self, hidden: Array) -> Array:
+        """Map hidden states [.., D] to logits [.., V_out]; see `PureBoundary.logits`."""
+        return self.pure.logits(self.parameters(), hidden)
+
+    def loss(self, hidden: Array, targets: Any, **options: Any) -> Array:
+        """Return the fused cross-entropy of `logits(hidden)` against `targets`; see `PureBoundary.loss`."""
+        return self.pure.loss(self.parameters(), hidden, targets, **options)
+
+    def __call__(self, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any) -> Array:
+        """Return the loss of `body` between lookup and head; see `PureBoundary.model_loss`."""
+        return self.pure.model_loss(self.parameters(), ids, body, targets, probe, **options)
+
+    def penalty(self) -> Array:
+        """Return the spec's penalty, to add to the loss; see `PureBoundary.penalty`."""
+        return self.pure.penalty(self.parameters())
+
+    def dense(self) -> tuple[Array, Array]:
+        """Return the tables of a plain untied boundary with the same function; see `PureBoundary.dense`."""
+        return self.pure.dense(self.parameters())
 
     def predicted_nll(self) -> float:
-        """Expected loss (nats) of the first step; see `PureBoundary.predicted_nll`."""
+        """Predict the first step's loss (nats); see `PureBoundary.predicted_nll`."""
         return self.pure.predicted_nll()
 
 
@@ -303,10 +353,13 @@ class NNXBoundary(_Verbs, nnx.Module):
         return {name: getattr(holder, leaf)[...] for name, (holder, leaf) in places.items()}
 
     def _place(self, name: str) -> tuple[Any, str]:
+        """Return the module that holds a parameter, and its name there; a map's module is made where it is missing."""
         head, _, leaf = name.rpartition(".")
-        if head and not hasattr(self, head):
+        if not head:
+            return self, leaf
+        if not hasattr(self, head):
             setattr(self, head, _Map())
-        return (getattr(self, head) if head else self), leaf
+        return getattr(self, head), leaf
 
 
 class LinenBoundary(_Verbs, linen.Module):
@@ -330,11 +383,13 @@ class LinenBoundary(_Verbs, linen.Module):
         pure = self.pure
 
         def draw(key: Array, names: Any) -> Any:
+            """Draw every parameter of a tree of names."""
             return jax.tree.map(lambda name: pure.draw(name, key), names)
 
         trees = unflatten_dict({name: name for name in pure.shapes()}, sep=".")
-        self._flat = flatten_dict({head: self.param(head, draw, names) for head, names in trees.items()}, sep=".")
+        declared = {head: self.param(head, draw, names) for head, names in trees.items()}
+        self._flat = flatten_dict(declared, sep=".")
 
     def parameters(self) -> dict[str, Array]:
-        """The same, of a bound module."""
+        """Return the same, of a bound module."""
         return dict(self._flat)

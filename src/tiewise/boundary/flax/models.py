@@ -48,14 +48,16 @@ class FlaxDecoder(nnx.Module):
         self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
 
     def body(self, rows: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Map rows [B, T, D] to hidden states [B, T, D]."""
         for layer in self.layers:
             rows = layer(rows)
         return self.norm(rows)
 
     def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
-        """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
-        `linear_cross_entropy`."""
+        """Return the cross-entropy of `targets` [B, T] behind `ids` [B, T], with the penalty of the spec.
+
+        Options are those of `linear_cross_entropy`.
+        """
         return self.boundary(ids, self.body, targets, probe, **options) + self.boundary.penalty()
 
     def logits(self, ids: Any) -> Array:
@@ -68,11 +70,14 @@ class FlaxDecoder(nnx.Module):
 
     def load_named(self, params: Mapping[str, Any]) -> None:
         """Take over a PyTorch checkpoint's parameters; CheckpointError where one is missing, unknown or misshapen."""
-        spare = f"{HEAD}.weight" if self.boundary.pure.tied else ""
-        given = {name: value for name, value in params.items() if name != spare}
+        remaining = dict(params)
+        if self.boundary.pure.tied:
+            remaining.pop(f"{HEAD}.weight", None)  # the tied table once more
         shapes = {name: value.shape for name, value in self.named().items()}
-        leaves = map(jnp.asarray, exactly(given, shapes, "the checkpoint", "build the same model").values())
-        nnx.update(self, jax.tree.unflatten(jax.tree.structure(nnx.state(self, nnx.Param)), leaves))
+        arrays = exactly(remaining, shapes, "the checkpoint", "build the same model")
+        leaves = [jnp.asarray(value) for value in arrays.values()]
+        structure = jax.tree.structure(nnx.state(self, nnx.Param))
+        nnx.update(self, jax.tree.unflatten(structure, leaves))
 
 
 class Linear(nnx.Module):
@@ -82,7 +87,7 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(STD * jax.random.normal(rngs.params(), (width_to, width_from)))
 
     def __call__(self, x: Array) -> Array:
-        """[.., from] -> [.., to]."""
+        """Map [.., from] to [.., to]."""
         return x @ self.weight[...].T
 
 
@@ -93,7 +98,7 @@ class RMSNorm(nnx.Module):
         self.weight = nnx.Param(jnp.ones(width))
 
     def __call__(self, x: Array) -> Array:
-        """[.., D] -> [.., D]."""
+        """Map [.., D] to [.., D]."""
         return self.weight[...] * x * lax.rsqrt((x**2).mean(-1, keepdims=True) + NORM_EPSILON)
 
 
@@ -102,13 +107,19 @@ class CausalAttention(nnx.Module):
 
     def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs) -> None:
         self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear(width, width, rngs=rngs) for _ in range(4))
+        self.q_proj = Linear(width, width, rngs=rngs)
+        self.k_proj = Linear(width, width, rngs=rngs)
+        self.v_proj = Linear(width, width, rngs=rngs)
+        self.o_proj = Linear(width, width, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Map [B, T, D] to [B, T, D]."""
         b, t, d = x.shape
-        q, k, v = (p(x).reshape(b, t, self.heads, d // self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))
-        mixed = jax.nn.dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True)
+        by_head = (b, t, self.heads, d // self.heads)
+        q = _rotated(self.q_proj(x).reshape(by_head))
+        k = _rotated(self.k_proj(x).reshape(by_head))
+        v = self.v_proj(x).reshape(by_head)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(mixed.reshape(b, t, d))
 
 
@@ -116,11 +127,12 @@ class GatedMLP(nnx.Module):
     """Gated feed-forward layer, `down(silu(gate x) · up x)`."""
 
     def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs) -> None:
-        self.gate_proj, self.up_proj = Linear(width, inner, rngs=rngs), Linear(width, inner, rngs=rngs)
+        self.gate_proj = Linear(width, inner, rngs=rngs)
+        self.up_proj = Linear(width, inner, rngs=rngs)
         self.down_proj = Linear(inner, width, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
-        """[.., D] -> [.., D]."""
+        """Map [.., D] to [.., D]."""
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -128,11 +140,13 @@ class DecoderBlock(nnx.Module):
     """Attention and feed-forward, each behind its norm and added to its input."""
 
     def __init__(self, width: int, heads: int, inner: int, *, rngs: nnx.Rngs) -> None:
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
-        self.self_attn, self.mlp = CausalAttention(width, heads, rngs=rngs), GatedMLP(width, inner, rngs=rngs)
+        self.input_layernorm = RMSNorm(width)
+        self.post_attention_layernorm = RMSNorm(width)
+        self.self_attn = CausalAttention(width, heads, rngs=rngs)
+        self.mlp = GatedMLP(width, inner, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Map [B, T, D] to [B, T, D]."""
         x = x + self.self_attn(self.input_layernorm(x))
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -143,22 +157,29 @@ def _torch_name(name: str) -> str:
     if part != "boundary":
         return f"{BODY}.{name}"
     module = EMBEDDING if rest.startswith(("table_in", "in_map")) else HEAD
-    return f"{module}.weight" if rest.startswith("table") else f"{module}.{rest}"
+    if rest.startswith("table"):
+        return f"{module}.weight"
+    return f"{module}.{rest}"
 
 
 def _rotated(x: Array) -> Array:
     """Turn each pair (j, j + d/2) of [B, T, heads, d] by its position times base^(−2j/d)."""
     t, d = x.shape[1], x.shape[3]
     angle = jnp.arange(t)[:, None] * ROPE_BASE ** (-jnp.arange(0, d, 2) / d)
-    cos, sin = (jnp.concatenate([f(angle)] * 2, -1)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    cos, sin = _of_both_halves(jnp.cos(angle), x), _of_both_halves(jnp.sin(angle), x)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], -1) * sin
+
+
+def _of_both_halves(of_pairs: Array, x: Array) -> Array:
+    """Repeat numbers [T, d/2] of the pairs for both halves of heads, [T, 1, d] in the type of `x`."""
+    return jnp.concatenate([of_pairs, of_pairs], -1)[:, None, :].astype(x.dtype)
 
 
 class TiedIO(linen.Module):
     """The smallest tied model: `embedding[ids] @ embedding.T`, the direct path of a table that is declared once.
 
-    `flax.linen.Embed` would own a matrix of its own, and two calls of `self.param` would make two.
+    `flax.linen.Embed` would own a second matrix, and two calls of `self.param` would make two.
     """
 
     vocab_size: int  # V
@@ -178,7 +199,8 @@ def tied_io_embed(seed: int, token_ids: Any, vocab_size: Any, d_model: Any) -> A
     """
     ids = jnp.asarray(token_ids).astype(jnp.int32)
     module = TiedIO(int(vocab_size), int(d_model))
-    return module.apply(module.init(jax.random.PRNGKey(int(seed)), ids), ids).reshape(-1)
+    variables = module.init(jax.random.PRNGKey(int(seed)), ids)
+    return module.apply(variables, ids).reshape(-1)
 
 
 def count_parameters(model: nnx.Module) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,51 +49,79 @@ def enter(
     Returns:
         rows [..., E] and the table to use from here on. A number outside the table gives a row of nan.
     """
-    return _enter(stopped, alpha, table, jnp.asarray(ids), probe)
+    rows, table = _enter(stopped, alpha, table, jnp.asarray(ids), probe)
+    return rows, table
 
 
 def path_norms(seen: Any) -> PathNorms:
-    """Norms of both paths and their cosine, from the gradient of a `probe`."""
-    a2, b2, ab = (float(x) for x in seen)
-    a, b = math.sqrt(a2), math.sqrt(b2)
-    return PathNorms(a, b, math.sqrt(max(a2 + b2 + 2 * ab, 0.0)), ab / (a * b) if a and b else math.nan)
+    """Return the norms of both paths and their cosine, from the gradient of a `probe`."""
+    a_squared, b_squared, product = (float(x) for x in seen)
+    a, b = math.sqrt(a_squared), math.sqrt(b_squared)
+    total = math.sqrt(max(a_squared + b_squared + 2 * product, 0.0))
+    cosine = math.nan
+    if a and b:
+        cosine = product / (a * b)
+    return PathNorms(a, b, total, cosine)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _enter(stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None) -> tuple[Array, Array]:
-    return jnp.take(table, _row_of(ids, table), axis=0, mode="fill", fill_value=jnp.nan), table
+    """Return the rows of `ids`, and the table."""
+    rows = jnp.take(table, _row_of(ids, table), axis=0, mode="fill", fill_value=jnp.nan)
+    return rows, table
 
 
-def _enter_forward(stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None) -> tuple[Any, Any]:
-    return _enter(stopped, alpha, table, ids, probe), (ids, None if probe is None else True)
+class _Saved(NamedTuple):
+    """Values that the forward pass leaves for the backward pass."""
+
+    ids: Array
+    has_probe: bool | None  # True or None, which JAX passes through a trace
 
 
-def _enter_backward(stopped: int | None, alpha: float, kept: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
-    (ids, wanted), (row_grad, table_grad) = kept, gradients
-    ids, rows = ids.reshape(-1), row_grad.reshape(-1, table_grad.shape[1])
-    rows = rows if alpha == 1.0 else rows * alpha
+def _enter_forward(
+    stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None
+) -> tuple[tuple[Array, Array], _Saved]:
+    """Do the same, and save what the gradients need."""
+    has_probe = None if probe is None else True
+    return _enter(stopped, alpha, table, ids, probe), _Saved(ids, has_probe)
+
+
+def _enter_backward(
+    stopped: int | None, alpha: float, saved: _Saved, gradients: tuple[Array, Array]
+) -> tuple[Array, None, Array | None]:
+    """Return the gradients of table, ids (none) and probe."""
+    row_gradient, table_gradient = gradients
+    ids = saved.ids.reshape(-1)
+    lookups = row_gradient.reshape(-1, table_gradient.shape[1])
+    if alpha != 1.0:
+        lookups = lookups * alpha
     if stopped is not None:
-        rows = jnp.where((ids == stopped)[:, None], 0, rows)
-        table_grad = table_grad.at[stopped].set(0)
-    ids = _row_of(ids, table_grad)
-    both = table_grad.at[ids].add(rows.astype(table_grad.dtype), mode="drop")
-    return both, None, None if wanted is None else _squares(ids, rows, table_grad)
+        lookups = jnp.where((ids == stopped)[:, None], 0, lookups)
+        table_gradient = table_gradient.at[stopped].set(0)
+    ids = _row_of(ids, table_gradient)
+    both = table_gradient.at[ids].add(lookups.astype(table_gradient.dtype), mode="drop")
+    squares = None
+    if saved.has_probe is not None:
+        squares = _squares(ids, lookups, table_gradient)
+    return both, None, squares
 
 
 _enter.defvjp(_enter_forward, _enter_backward)
 
 
 def _row_of(ids: Array, table: Array) -> Array:
-    """Rows of these numbers; of a negative one none, where indexing would count from the end."""
+    """Return the rows of these numbers; a negative one has none, where indexing would count from the end."""
     ids = ids.astype(jnp.int32)
     return jnp.where(ids < 0, table.shape[0], ids)
 
 
 def _squares(ids: Array, rows: Array, path_b: Array) -> Array:
-    """‖A‖², ‖B‖², A·B [3] in fp32; rows of one token are summed before they are squared."""
+    """Return ‖A‖², ‖B‖², A·B [3] in fp32; rows of one token are summed before they are squared."""
     wide = jnp.promote_types(rows.dtype, jnp.float32)
-    distinct, where = jnp.unique(ids, return_inverse=True, size=ids.shape[0], fill_value=path_b.shape[0])
-    path_a = jnp.zeros(rows.shape, wide).at[where.reshape(-1)].add(rows.astype(wide))
-    beside = jnp.take(path_b, distinct, axis=0, mode="fill", fill_value=0).astype(wide)
-    squares = [(path_a**2).sum(), (path_b.astype(wide) ** 2).sum(), (path_a * beside).sum()]
-    return jnp.stack(squares).astype(jnp.float32)
+    distinct, place = jnp.unique(ids, return_inverse=True, size=ids.shape[0], fill_value=path_b.shape[0])
+    path_a = jnp.zeros(rows.shape, wide).at[place.reshape(-1)].add(rows.astype(wide))
+    rows_b = jnp.take(path_b, distinct, axis=0, mode="fill", fill_value=0).astype(wide)
+    a_squared = (path_a**2).sum()
+    b_squared = (path_b.astype(wide) ** 2).sum()
+    product = (path_a * rows_b).sum()
+    return jnp.stack([a_squared, b_squared, product]).astype(jnp.float32)

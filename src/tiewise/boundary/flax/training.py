@@ -2,7 +2,7 @@
 
     fitting = Fitting(model, tokens, OptaxRecipe(steps=300))
     for point in fitting.steps():               # one step each; a point of the curve where one is due
-        ...                                     # stop, and keep `fitting.arrays()` and `fitting.record()` to go on
+        ...                                     # stop, and keep `fitting.arrays()` and `fitting.record()` to resume
 
 `token_losses` gives the loss of every predicted token of a split, from which means,
 perplexity, bits per byte and frequency bins follow. The recipe is that of the PyTorch comparison: AdamW (β 0.9, 0.98),
@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -51,8 +51,13 @@ def adamw(steps: int, peak: float, weight_decay: float) -> optax.GradientTransfo
     """Return the recipe's optimizer."""
     warm = max(1, steps // 10)
     rate = optax.warmup_cosine_decay_schedule(0.0, peak, warm, max(steps, warm + 1))
-    decayed = optax.adamw(rate, b2=0.98, weight_decay=weight_decay, mask=partial(jax.tree.map, lambda x: x.ndim > 1))
+    decayed = optax.adamw(rate, b2=0.98, weight_decay=weight_decay, mask=_are_matrices)
     return optax.chain(optax.clip_by_global_norm(1.0), decayed)
+
+
+def _are_matrices(params: Any) -> Any:
+    """Return a tree of which parameters have two axes or more, those that decay."""
+    return jax.tree.map(lambda x: x.ndim > 1, params)
 
 
 def batches(tokens: np.ndarray, recipe: OptaxRecipe) -> Iterator[np.ndarray]:
@@ -66,14 +71,15 @@ def batches(tokens: np.ndarray, recipe: OptaxRecipe) -> Iterator[np.ndarray]:
     while True:
         order = random.permutation(blocks)
         for start in range(0, blocks - recipe.batch + 1, recipe.batch):
-            yield rows[np.sort(order[start : start + recipe.batch])].astype(np.int32)
+            chosen = np.sort(order[start : start + recipe.batch])
+            yield rows[chosen].astype(np.int32)
 
 
 @dataclass(frozen=True)
 class TrainingPoint:
-    """One moment of training: mean training nll, without a spec's penalty, and mean path norms since the point before.
+    """One moment of training: means over the steps since the point before.
 
-    The cosine is nan where each path has its own table.
+    The training nll is without a spec's penalty. The cosine is nan where each path has its own table.
     """
 
     step: int
@@ -82,7 +88,7 @@ class TrainingPoint:
 
 
 class Fitting:
-    """A training run that may stop between two steps: `arrays` and `record` are all that it needs to go on.
+    """A training run that may stop between two steps: `arrays` and `record` are all that it needs to resume.
 
     The model is trained in place.
     """
@@ -92,7 +98,8 @@ class Fitting:
         optimizer = adamw(recipe.steps, recipe.learning_rate, recipe.weight_decay)
         self.optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
         self.step = 0  # steps taken
-        self.seconds, self.timed = 0.0, 0  # of so many steps: the first of a process, which compiles, is not timed
+        self.seconds = 0.0  # of the timed steps
+        self.timed = 0  # steps: the first of a process, which compiles, is not timed
         self._window: list[np.ndarray] = []  # nll, ‖A‖², ‖B‖², A·B of each step since the last point of the curve
 
     def steps(self) -> Iterator[TrainingPoint | None]:
@@ -101,30 +108,35 @@ class Fitting:
         Raises:
             DataError: fewer tokens than one batch of blocks holds.
         """
-        window, began = max(1, self.recipe.steps // POINTS), self.step
-        ahead = islice(batches(self.tokens, self.recipe), self.step, None)
-        while self.step < self.recipe.steps:
+        steps = self.recipe.steps
+        interval, first = max(1, steps // POINTS), self.step
+        upcoming = islice(batches(self.tokens, self.recipe), first, None)
+        while self.step < steps:
             start = time.perf_counter()
-            self._window.append(np.asarray(_step(self.model, self.optimizer, next(ahead))))
-            if self.step > began:
+            self._window.append(np.asarray(_step(self.model, self.optimizer, next(upcoming))))
+            if self.step > first:
                 self.seconds += time.perf_counter() - start
                 self.timed += 1
             self.step += 1
-            yield self._point() if self.step % window == 0 or self.step == self.recipe.steps else None
+            is_due = self.step % interval == 0 or self.step == steps
+            yield self._point() if is_due else None
 
     def arrays(self) -> dict[str, Any]:
         """Return name → array of parameters, the optimizer's state and the steps since the last point."""
-        held = {f"{head}.{name}": x for head, part in self._parts() for name, x in flat(nnx.state(part)).items()}
-        return {**held, "window": np.reshape(np.array(self._window, np.float32), (-1, 4))}
+        arrays = {}
+        for head, part in self._parts():
+            for name, array in flat(nnx.state(part)).items():
+                arrays[f"{head}.{name}"] = array
+        arrays["window"] = np.reshape(np.array(self._window, np.float32), (-1, 4))
+        return arrays
 
     def record(self) -> dict[str, Any]:
-        """Return the numbers beside the arrays, for JSON."""
+        """Return the numbers that complete the arrays, for JSON."""
         return {"step": self.step, "seconds": self.seconds, "timed": self.timed}
 
     def take_up(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
-        """Go on from what `arrays` and `record` returned at `where`; CheckpointError for another model's."""
-        own, given = ({name: x.shape for name, x in a.items() if name != "window"} for a in (self.arrays(), arrays))
-        if own != given:
+        """Resume from what `arrays` and `record` returned at `where`; CheckpointError for another model's."""
+        if _state_shapes(arrays) != _state_shapes(self.arrays()):
             what = f"{where} is of another model or optimizer"
             raise CheckpointError(what, "use the versions that wrote it, or remove it to start again")
         self._window = list(np.asarray(arrays["window"]))
@@ -135,38 +147,50 @@ class Fitting:
             nnx.update(part, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
+        """Return the modules with a state, by name."""
         return ("model", self.model), ("optimizer", self.optimizer)
 
     def _point(self) -> TrainingPoint:
+        """Return the means of the steps since the last point, and forget them."""
         window, self._window = self._window, []
-        paths = np.mean([astuple(path_norms(x[1:])) for x in window], 0).tolist()
-        return TrainingPoint(self.step, float(np.mean([x[0] for x in window])), PathNorms(*paths))
+        nll = float(np.mean([numbers[0] for numbers in window]))
+        norms = [astuple(path_norms(numbers[1:])) for numbers in window]
+        return TrainingPoint(self.step, nll, PathNorms(*np.mean(norms, 0).tolist()))
+
+
+def _state_shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of parameters and optimizer; the window has as many rows as steps."""
+    return {name: array.shape for name, array in arrays.items() if name != "window"}
 
 
 @nnx.jit
 def _step(model: FlaxDecoder, optimizer: nnx.Optimizer, ids: Any) -> Any:
-    """One step; nll, ‖A‖², ‖B‖², A·B [4]."""
+    """Take one step, and return nll, ‖A‖², ‖B‖², A·B [4]."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss(params: Any, probe: Any) -> Any:
-        whole = nnx.merge(graph, params, rest)
-        value = whole.loss(ids[:, :-1], ids[:, 1:], probe)
-        return value, value - whole.boundary.penalty()
+        """Return the loss, and the nll without the penalty."""
+        whole_model = nnx.merge(graph, params, rest)
+        value = whole_model.loss(ids[:, :-1], ids[:, 1:], probe)
+        return value, value - whole_model.boundary.penalty()
 
-    (_, nll), (grads, seen) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, probe())
-    optimizer.update(model, grads)
+    (_, nll), (gradients, products) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, probe())
+    optimizer.update(model, gradients)
     if not model.boundary.pure.tied:  # the paths end in two tables, as PyTorch's runs have it
-        squares = ((grads["boundary"][name][...] ** 2).sum() for name in ("table_in", "table_out"))
-        seen = jnp.stack([*squares, jnp.nan])
-    return jnp.hstack([nll, seen])
+        tables = gradients["boundary"]
+        a_squared = (tables["table_in"][...] ** 2).sum()
+        b_squared = (tables["table_out"][...] ** 2).sum()
+        products = jnp.stack([a_squared, b_squared, jnp.nan])
+    return jnp.hstack([nll, products])
 
 
 def token_losses(
     model: FlaxDecoder, tokens: np.ndarray, length: int, blocks: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(loss of each predicted token in nats, the token) of blocks spread evenly over a split, each [blocks · (T − 1)].
+    """Return the loss of each predicted token in nats, and the token, both [blocks · (T − 1)].
 
-    T is `length`, and at most `blocks` are taken. The spec's penalty is not in the losses.
+    Blocks are spread evenly over a split. T is `length`, and at most `blocks` are taken. The spec's penalty is not in
+    the losses.
 
     Raises:
         DataError: the split holds no block.
@@ -175,17 +199,18 @@ def token_losses(
     if not available:
         raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
     chosen = min(available, blocks or available)
-    where = np.arange(chosen) * available // chosen
-    ids = tokens[: available * length].reshape(available, length)[where].astype(np.int32)
+    evenly = np.arange(chosen) * available // chosen
+    ids = tokens[: available * length].reshape(available, length)[evenly].astype(np.int32)
     size = max(1, min(chosen, 4096 // length))
-    found = []
+    losses = []
     for start in range(0, chosen, size):
         part = ids[start : start + size]
         filled = np.pad(part, ((0, size - len(part)), (0, 0)))  # one shape, one compilation
-        found.append(np.asarray(_losses(model, filled))[: len(part)])
-    return np.concatenate(found).ravel(), ids[:, 1:].ravel()
+        losses.append(np.asarray(_losses(model, filled))[: len(part)])
+    return np.concatenate(losses).ravel(), ids[:, 1:].ravel()
 
 
 @nnx.jit
 def _losses(model: FlaxDecoder, ids: Any) -> Any:
+    """Return the loss of each predicted token [B, T − 1]."""
     return model.boundary(ids[:, :-1], model.body, ids[:, 1:], reduction="none")
