@@ -63,9 +63,27 @@ def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module |
         return Inverse(definite), definite
     has_in, has_out = spec.maps(d)
     in_width, out_width = spec.table_widths(d)
-    in_map = LinearMap(in_width, d, bias=False) if has_in else None
-    out_map = LinearMap(d, out_width, bias=spec.out_bias) if has_out else None
+    in_map = out_map = None
+    if has_in:
+        in_map = LinearMap(in_width, d, bias=False)
+    if has_out:
+        out_map = LinearMap(d, out_width, bias=spec.out_bias)
     return in_map, out_map
+
+
+def through_map(module: nn.Module | None, x: Tensor) -> Tensor:
+    """Return the image of `x` under a map; None is the identity."""
+    if module is None:
+        return x
+    image: Tensor = module(x)
+    return image
+
+
+def soft_cap(z: Tensor, cap: float | None) -> Tensor:
+    """Return c · tanh(z / c), or `z` itself without a cap."""
+    if cap is None:
+        return z
+    return cap * torch.tanh(z / cap)
 
 
 class LinearMap(nn.Linear):
@@ -157,13 +175,15 @@ def penalty_of(spec: BoundarySpec, out_map: nn.Module) -> Tensor | None:
     if not (spec.penalty or spec.decay):
         return None
     norm: Tensor = torch.linalg.vector_norm(out_map.weight)
-    printed = spec.penalty * norm if spec.penalty else 0.0  # its gradient is none at P = 0
-    return printed + spec.decay / 2 * norm.square()
+    squared = spec.decay / 2 * norm.square()
+    if not spec.penalty:  # the norm itself has no gradient at P = 0
+        return squared
+    return spec.penalty * norm + squared
 
 
 @torch.no_grad()
 def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
-    """Return the table [V, D] that acts as `out_map` before `table` [V, E] does, but for a bias."""
+    """Return the table [V, D] that acts as `out_map` and then `table` [V, E], but for a bias."""
     if out_map is None:
         return table
     # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
@@ -198,12 +218,16 @@ class Boundary(nn.Module):
     def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int) -> None:
         super().__init__()
         self.spec = BoundarySpec.parse(spec)
-        self.vocab = vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab)
+        if not isinstance(vocab, Vocabularies):
+            vocab = Vocabularies.same(vocab)
+        self.vocab = vocab
         self.width = width
         self._check_sizes()
         self._make_tables()
         self.in_map, self.out_map = make_maps(self.spec, width)
-        self.bias = nn.Parameter(torch.empty(self.vocab.outputs)) if self.spec.bias else None
+        self.bias: nn.Parameter | None = None
+        if self.spec.bias:
+            self.bias = nn.Parameter(torch.empty(self.vocab.outputs))
         self.input_scale, self.output_scale = self.spec.scales(width)
         self.output_index: Tensor | None
         self.register_buffer("output_index", self._make_output_index(), persistent=False)
@@ -231,8 +255,12 @@ class Boundary(nn.Module):
 
     def _make_output_index(self) -> Tensor | None:
         """Return the rows of a tied table that are outputs, in their order; None where these are the first ones."""
-        rows = self.vocab.output_index() if self.tied else None
-        return None if rows is None else torch.tensor(rows)
+        if not self.tied:
+            return None
+        rows = self.vocab.output_index()
+        if rows is None:
+            return None
+        return torch.tensor(rows)
 
     @property
     def tied(self) -> bool:
@@ -270,13 +298,11 @@ class Boundary(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
-        if self.out_map is not None:
-            hidden = self.out_map(hidden)
+        hidden = through_map(self.out_map, hidden)
         z = F.linear(hidden, self._output_rows(self._head_table())) * self.output_scale
         if self.bias is not None:
             z = z + self.bias
-        cap = self.spec.softcap
-        return z if cap is None else cap * torch.tanh(z / cap)
+        return soft_cap(z, self.spec.softcap)
 
     def loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`.
@@ -298,13 +324,21 @@ class Boundary(nn.Module):
         """
         if into is not None and self.spec.pad is not None:
             raise SpecError(f"into with pad={self.spec.pad}", "leave into out, and autograd has the gradient")
-        rows, after = self._embed(ids, into if self.tied else None)
-        return self._loss(body(rows), after if self.tied else self._head_table(), targets, options | {"into": into})
+        options = options | {"into": into}
+        if self.tied:
+            rows, table = self._embed(ids, into)
+            return self._loss(body(rows), table, targets, options)
+        hidden = body(self.embed(ids))
+        return self._loss(hidden, self._head_table(), targets, options)
 
     def penalty(self) -> Tensor:
         """Penalty of a `projected` spec, to be added to the loss (`penalty_of`); 0 elsewhere."""
-        penalty = None if self.out_map is None else penalty_of(self.spec, self.out_map)
-        return self.table_out.new_zeros(()) if penalty is None else penalty
+        penalty = None
+        if self.out_map is not None:
+            penalty = penalty_of(self.spec, self.out_map)
+        if penalty is None:
+            return self.table_out.new_zeros(())
+        return penalty
 
     @torch.no_grad()
     def dense(self) -> tuple[Tensor, Tensor]:
@@ -314,8 +348,7 @@ class Boundary(nn.Module):
             SpecError: a soft-cap behind the product, or a bias before it, which no table can hold.
         """
         self.spec.require_tables_alone()
-        table_in = self.table_in[: self.vocab.inputs]
-        table_in = table_in if self.in_map is None else self.in_map(table_in)
+        table_in = through_map(self.in_map, self.table_in[: self.vocab.inputs])
         table_out = dense_output(self._output_rows(self.table_out), self.out_map, self.width)
         return table_in * self.input_scale, table_out * self.output_scale
 
@@ -328,8 +361,7 @@ class Boundary(nn.Module):
         self._check_ids(ids)
         options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record, into=into)
         rows, after = tied_lookup(self.table_in, ids, options)
-        if self.in_map is not None:
-            rows = self.in_map(rows)
+        rows = through_map(self.in_map, rows)
         if self.input_scale != 1.0:
             rows = rows * self.input_scale
         return rows, after
@@ -342,9 +374,11 @@ class Boundary(nn.Module):
         if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
             return
         lowest, highest = (int(v) for v in ids.aminmax())
-        if lowest < 0 or highest >= self.vocab.inputs:
-            wrong = lowest if lowest < 0 else highest
-            raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")
+        extreme = highest
+        if lowest < 0:
+            extreme = lowest
+        if not 0 <= extreme < self.vocab.inputs:
+            raise IndexError(f"token {extreme} is outside the input vocabulary of {self.vocab.inputs}")
 
     def _head_table(self) -> Tensor:
         """Return the output table, guarded where its padding row must get no gradient."""
@@ -352,11 +386,12 @@ class Boundary(nn.Module):
 
     def _output_rows(self, table: Tensor) -> Tensor:
         """Return the output tokens' rows [V_out, E] in their order; a view where no index map reorders them."""
-        return table[: self.vocab.outputs] if self.output_index is None else table[self.output_index]
+        if self.output_index is None:
+            return table[: self.vocab.outputs]
+        return table[self.output_index]
 
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
         """Return the fused loss against the output rows of `table`, with `options` of `linear_cross_entropy`."""
         chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
-        if self.out_map is not None:
-            hidden = self.out_map(hidden)
+        hidden = through_map(self.out_map, hidden)
         return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, chosen, **options)

@@ -18,7 +18,7 @@ Keys = dict[str, str]  # {target: source}
 
 
 def own_config(model: Any, journal: Journal) -> Any:
-    """Give the model and its parts a copy of their config, so that no other model built from it changes."""
+    """Give the model and its parts a copy of their config. No other model built from it changes."""
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(model.config, memo)
     for module in model.modules():
@@ -29,7 +29,7 @@ def own_config(model: Any, journal: Journal) -> Any:
 
 
 def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: bool = False) -> bool:
-    """Set flag and keys to what the tables are; False where the family's own class would not load them so."""
+    """Set flag and keys to what the tables are. Return False if the family's own class would not load them so."""
     head_key = f"{ends.head_name}.weight"
     allowed, of_model = allowed_keys(model), allowed_keys(model, parts=False)
     neighbours = _without(head_key, allowed)

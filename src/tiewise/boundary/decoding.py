@@ -76,7 +76,7 @@ class TopLogits(LazyLogits):
             return None
 
     def top(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """Return scores and tokens [..., k], largest first; None of another table, or if autocast would round it."""
+        """Return scores and tokens [..., k], largest first. None of another table, or if autocast would round it."""
         d, table = self.deferred, self.exact.table
         if (d.table.data_ptr(), d.table.shape, d.product) != (table.data_ptr(), table.shape, table.dtype):
             return None
@@ -112,7 +112,7 @@ class TopLogits(LazyLogits):
         return dim in (-1, self.dim() - 1)
 
     def _below(self, bound: Any) -> Tensor | None:
-        """Return whether each logit is less than `bound` [..., 1], none of which is less than all of `largest`.
+        """Return whether each logit is less than `bound` [..., 1]. None if a bound is below all of `largest`.
 
         Where others may equal it, `largest` grows: computed logits round otherwise, and all could lie below.
         """

@@ -63,7 +63,7 @@ class Deferred(RecordedLogits):
     # steps that change type or shape
 
     def _record_to(self, *args: Any, **kwargs: Any) -> Self | None:
-        """Cast to fp32, in which the fused loss accumulates in any case, or stay as it is."""
+        """Cast to fp32, in which the fused loss accumulates in any case, or cast nothing."""
         try:
             device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
         except (RuntimeError, TypeError):  # a copy, a type taken from deferred logits, or arguments torch refuses
@@ -138,7 +138,7 @@ class Deferred(RecordedLogits):
         return self._pieces(torch.chunk, chunks, dim=dim)
 
     def _record_index(self, index: Any) -> Self | None:
-        """Choose positions, and a slice of the vocabulary where every step so far can be sliced with it."""
+        """Choose positions, and a slice of the vocabulary if every step so far allows it."""
         split = _split_index(index, self.ndim)
         if split is None:
             return None
@@ -154,7 +154,7 @@ class Deferred(RecordedLogits):
         return self.derive(hidden=self.hidden[positions], table=self.table[tokens], bias=bias, fold=fold)
 
     def _can_slice_vocabulary(self) -> bool:
-        """Return whether repeating the steps with some rows of the table gives the logits of these tokens."""
+        """Return whether repeating the steps with some rows of the table gives these tokens' logits."""
         if self.form != LOGITS or self.shard is not None:
             return False
         scale, bias, _ = self.fold
@@ -184,7 +184,7 @@ class Deferred(RecordedLogits):
         return self._scaled(Step(Tensor.div, (other,)), 1 / other)
 
     def _scaled(self, step: Step, factor: Any) -> Self | None:
-        """Record a step that multiplies by a finite `factor`; behind a tanh by a positive one, as in a soft-cap."""
+        """Record a step that multiplies by a finite `factor`. Behind a tanh it must be positive, as in a soft-cap."""
         if self.form != LOGITS or not _is_finite_number(factor):
             return None
         scale, bias, post = self.fold
@@ -227,14 +227,16 @@ class Deferred(RecordedLogits):
         return self.derive(Step(Tensor.tanh), fold=self.fold._replace(post=1.0))
 
     def _record_exp(self) -> Self | None:
-        if self.form != LOG_P:
-            return None
-        return self.derive_aligned(Step(torch.exp), form=P)
+        return self._from_log_p(torch.exp, P)
 
     def _record_negation(self) -> Self | None:
+        return self._from_log_p(torch.neg, MINUS_LOG_P)
+
+    def _from_log_p(self, function: Callable[..., Tensor], form: str) -> Self | None:
+        """Record a function of log-probabilities that gives this form."""
         if self.form != LOG_P:
             return None
-        return self.derive_aligned(Step(torch.neg), form=MINUS_LOG_P)
+        return self.derive_aligned(Step(function), form=form)
 
     def _record_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Self | None:
         return self._normalised(P, torch.softmax, dim, dtype)
@@ -358,7 +360,7 @@ def _is_in_place(name: str) -> bool:
 
 
 def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
-    """Return the positions and the tokens of an index into logits [..., V]; None where it does not slice tokens.
+    """Return the positions and the tokens of an index into logits [..., V]. None where it does not slice tokens.
 
     (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
     """

@@ -48,7 +48,7 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
 
 
 def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
-    """Return transformers' class of a config read from `path`, or ours where the config names a boundary.
+    """Return transformers' class of a config read from `path`. If the config names a boundary, return ours.
 
     Raises:
         InstallError: it does not say which class that is.
@@ -68,7 +68,7 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _registered_model(config: Any, name: str) -> Any:
-    """Return the class of this name that a package, `tiewise.models` say, registered for a config; None without one."""
+    """Return the class of this name that a package (`tiewise.models`, say) registered for a config, or None."""
     for auto in AUTO:
         model = auto._model_mapping.get(plain_class_of(config), None)
         if getattr(model, "__name__", None) == name:

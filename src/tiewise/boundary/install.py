@@ -27,10 +27,10 @@ from tiewise.boundary.decoding import decoding
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.label_accounting import FusedLabelSmoother, correct_accounting
 from tiewise.boundary.link import Link, attach
-from tiewise.boundary.locate import locate
+from tiewise.boundary.locate import locate, require_module
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.ops.path_gradient import PathRecord
-from tiewise.boundary.optimizer_state import merge, replace_tables, split, state_of
+from tiewise.boundary.optimizer_state import State, merge, replace_tables, split, state_of
 from tiewise.boundary.own_classes import required_link
 from tiewise.boundary.random_batch import Batch, random_batch
 from tiewise.boundary.recorded_logits import Counts
@@ -95,8 +95,11 @@ class Installed:
 
     def track(self, on: bool = True) -> PathRecord | None:
         """Record the lookup path's gradient rows, for `path_norms`; clear them at each step."""
-        self._link.options = replace(self._link.options, record=PathRecord() if on else None)
-        return self.record
+        record = None
+        if on:
+            record = PathRecord()
+        self._link.options = replace(self._link.options, record=record)
+        return record
 
     def unwatch(self) -> None:
         """Skip the assertions of the first steps under DDP and FSDP2, or what is left of them (`boundary.watch`)."""
@@ -129,7 +132,9 @@ class Installed:
     def penalty(self) -> Tensor | None:
         """Return the penalty of a `projected` spec, to be added to the loss (`penalty_of`)."""
         out_map = getattr(self._link.head, "out_map", None)
-        return None if out_map is None else penalty_of(self.spec, out_map)
+        if out_map is None:
+            return None
+        return penalty_of(self.spec, out_map)
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
         """Return a label smoother for `trainer.label_smoother` that takes one sweep; the Trainer's own takes two."""
@@ -172,7 +177,9 @@ class Installed:
         if self.spec.kind != "tied":
             raise SpecError(f"{self.spec} cannot be untied", "untie a model whose boundary is tied")
         table_in = self.tables()[0]
-        table_state = {} if state == "reset" else state_of(optimizer, table_in)
+        table_state: State = {}
+        if state != "reset":
+            table_state = state_of(optimizer, table_in)
         if state == "split":
             table_state = split(table_state)
         table_out = nn.Parameter(table_in.detach().clone(), requires_grad=table_in.requires_grad)
@@ -266,8 +273,7 @@ def install(
         DataError: a file of vectors that cannot be used.
         InstallError: the model has no boundary, or not one that this library knows; the model is as it was.
     """
-    if not isinstance(model, nn.Module):
-        raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
+    require_module(model)
     if spec is None:
         return build_into(model, None, batch)
     spec = BoundarySpec.parse(spec)
@@ -303,8 +309,9 @@ def build_into(
     loaded: bool = False,
     rows: Tensor | None = None,
 ) -> Installed:
-    """Install, with tables that have their values (`loaded`), or for `rows` that one will start from and must fit."""
-    spec = None if spec is None else BoundarySpec.parse(spec)
+    """Install a boundary. `loaded` tables keep their values; a table that starts from `rows` must fit them."""
+    if spec is not None:
+        spec = BoundarySpec.parse(spec)
     old: Link | None = link_of(model)
     _require_unsharded_change(model, old, spec, rows)
     if old is not None:
@@ -335,7 +342,7 @@ def _require_unsharded_change(model: Any, old: Link | None, spec: BoundarySpec |
     if not (units(model) or spread(ends.source) or spread(ends.head)):
         return
     if old is None:
-        has, verified = BoundarySpec("tied" if ends.tied else "untied"), False
+        has, verified = ends.plain_spec, False
     else:
         has, verified = old.spec, old.structure.folded
     require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
@@ -364,7 +371,8 @@ def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     before = dict(vars(link))
     link.counts = Counts()  # for the forwards below, which are not the user's
     try:
-        batch = random_batch(model, link) if batch is None else batch
+        if batch is None:
+            batch = random_batch(model, link)
         base = verify(model, link, batch)
         correct_accounting(model, link, batch, base)
     except BaseException:

@@ -13,7 +13,7 @@ class _Absent:
 
 
 class Journal:
-    """Attribute changes in the order they were made, with the old values; `undo` takes them back in reverse."""
+    """Attribute changes in the order they were made, with the old values. `undo` takes them back in reverse."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Any, ...]] = []  # (function, *arguments) each

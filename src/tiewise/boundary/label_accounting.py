@@ -58,7 +58,7 @@ def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
 
 
 def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
-    """Find out what the model's loss does with its labels and their number, and make the Trainer know it."""
+    """Run the model to learn how its loss counts labels, and make the Trainer count alike."""
     link.averages = False  # as the family's own classes are
     if batch is None:
         batch = random_batch(model, link)
@@ -86,7 +86,7 @@ def _trainer_passes_items(model: Any) -> bool:
 
 
 def _correct_loss_type(model: Any, link: Link) -> None:
-    """Give the model a `loss_type` by which the Trainer leaves position 0 out exactly where the loss does."""
+    """Give the model a `loss_type` by which the Trainer leaves position 0 out as the loss does."""
     if model.config.is_encoder_decoder:
         return
     loss_type = getattr(model, "loss_type", None)

@@ -18,7 +18,7 @@ _FREE = {Tensor.size, Tensor.dim, *(getattr(Tensor, name).__get__ for name in ("
 
 
 class LazyLogits(Tensor):
-    """Logits of an evaluation step: a Tensor in name around `Deferred` ones, computed when something reads it.
+    """Logits of an evaluation step: a Tensor in name around `Deferred` ones, computed when read.
 
     A Trainer that only needs the evaluation loss never reads them, so they are never computed; `compute_metrics` and
     accelerate, which accept nothing but Tensors, get the real logits when they first read them.

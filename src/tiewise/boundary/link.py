@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tiewise.boundary.boundary import through_map
 from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.deferred import Deferred
 from tiewise.boundary.journal import Journal
@@ -80,7 +81,7 @@ class Link:
 
 
 def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
-    """Build `spec` into the model (None: leave it as it is) and link its ends; every change goes into `journal`.
+    """Build `spec` into the model (None: leave it as it is) and link its ends. Every change goes into `journal`.
 
     Nothing is run: a model class that is being loaded (`loading`, from a config that was saved with this spec) attaches
     too, on the meta device. `install` verifies afterwards.
@@ -154,7 +155,7 @@ def divisor(items: Any) -> Any:
 
 
 def _begin(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
-    """Start a forward: with an empty chain, and deferred logits where a loss or their caller can use them."""
+    """Start a forward with an empty chain. Defer its logits if a loss or their caller can use them."""
     _require_padding_row(link)
     if kwargs.get("fused_lm_head"):
         _require_plain_head(link)
@@ -200,7 +201,7 @@ def _require_plain_head(link: Link) -> None:
 
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Hook: end the chain and hand the loss and the logits out in the form that the caller can use."""
+    """Hook: end the chain, and return loss and logits in the form that the caller can use."""
     link: Link | None = link_of(model)
     if link is None:
         return None
@@ -247,7 +248,7 @@ def _replace_deferred(output: Any, entries: Iterable[tuple[Any, Any]], lazy: Cal
 
 
 def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
-    """Turn the mean over the labels at hand into their share of the mean over `num_items_in_batch` labels."""
+    """Turn the mean over these labels into their share of the mean over `num_items_in_batch`."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
         return output
@@ -282,9 +283,7 @@ class Lookup(nn.Embedding):
             rows = _linked_rows(self, link, ids, shard)
         else:
             rows = super().forward(ids)
-        in_map = getattr(self, "in_map", link.in_map)
-        if in_map is not None:
-            rows = in_map(rows)
+        rows = through_map(getattr(self, "in_map", link.in_map), rows)
         scale = link.structure.input_scale
         if scale == 1.0:
             return rows
@@ -311,9 +310,7 @@ class Head(nn.Linear):
     def forward(self, hidden: Tensor) -> Any:
         """Return logits [..., V] of hidden states [..., D]."""
         link: Link = vars(self)[NAME]
-        out_map = getattr(self, "out_map", None)
-        if out_map is not None:
-            hidden = out_map(hidden)
+        hidden = through_map(getattr(self, "out_map", None), hidden)
         logits = _scaled_product(self, link, hidden)
         cap = link.structure.softcap
         if cap is not None:
@@ -350,7 +347,7 @@ def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, sha
 
 
 def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:
-    """Return the table that the last lookup of this forward left, or the head's own before any lookup."""
+    """Return the table that this forward's last lookup left, or the head's own before any lookup."""
     if not torch.compiler.is_compiling():
         table = link.chain.get(id(head.weight))
         if table is not None:

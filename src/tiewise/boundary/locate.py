@@ -17,7 +17,7 @@ from torch import nn
 
 from tiewise.boundary.sharded_tables import spread, tables_of_units
 from tiewise.boundary.tied_keys import partners
-from tiewise.core.errors import InstallError
+from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.core.spec import BoundarySpec
 
 _REFUSED = {  # options of a lookup that a head has no counterpart of
@@ -51,7 +51,7 @@ class ModelEnds:
 
     @property
     def named_source(self) -> tuple[str, nn.Embedding]:
-        """The lookup with the head's table, if any has it, else the decoder's, which is the last; with its name."""
+        """Name and module of the lookup with the head's table, or else of the last, the decoder's."""
         for name, module in self.lookups:
             if module.weight is self.head.weight:
                 return name, module
@@ -93,6 +93,12 @@ def locate(model: nn.Module) -> ModelEnds:
     return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
 
+def require_module(model: Any, error: type[TiewiseError] = InstallError, fix: str | None = None) -> None:
+    """Refuse, by an `error`, a model that is no module: a path, say, or a tokenizer."""
+    if not isinstance(model, nn.Module):
+        raise error(f"a {type(model).__name__} is no model", fix or "load it first, with tiewise.load(path) say")
+
+
 def ask(model: Any, method: str) -> Any:
     """Return the result of a model's `method`; None where it has none, or none for its kind."""
     try:
@@ -127,7 +133,7 @@ def _declared_head(model: nn.Module) -> Any:
 
 
 def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict[int, str]) -> dict[str, Any]:
-    """Return the modules that look tokens up, by name: those that may be tied to the head, or the decoder's."""
+    """Return the modules that look tokens up, by name. These may be tied to the head, or are the decoder's."""
     head_name = names[id(head)]
     tied_to_head = _partner_modules(model, head_name)
     lookups = {name: module for name, module in tied_to_head.items() if isinstance(module, nn.Embedding)}
@@ -142,13 +148,13 @@ def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict
 
 
 def _partner_modules(model: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return the modules that are or may be tied to the one of this name, itself included, in the model's order."""
+    """Return the modules that are or may be tied to the named one, in the model's order. It is among them."""
     names = partners(model, name)
     return {name: module for name, module in model.named_modules() if name in names}
 
 
 def _refuse_pipeline(model: Any) -> None:
-    """Refuse a stage of a pipeline that lacks one of the ends, recognised by the module in its place.
+    """Refuse a stage of a pipeline that lacks an end, recognised by the module in its place.
 
     Pipelines take a module away or put an `Identity` there; transformers' own keeps a copy of a tied table at the last
     stage too, and adds its gradient to nobody's.
@@ -186,7 +192,7 @@ def _no_head(model: nn.Module) -> str:
 
 
 def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
-    """Refuse a module that is no `cls`, or whose weight is wrapped, quantised or sharded without being `gathered`."""
+    """Refuse a module that is no `cls`, and weights that are wrapped, quantised or sharded. `gathered` ones pass."""
     kind, home = type(module).__qualname__, type(module).__module__
     fix = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
     is_foreign = home.startswith(("bitsandbytes.", "peft."))

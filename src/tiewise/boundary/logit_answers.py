@@ -33,7 +33,7 @@ from tiewise.core.backends import chunk_rows
 
 
 def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatistics:
-    """Return statistics [N] of the tokens of `z`, from a sweep that may have been done before.
+    """Return statistics [N] of the tokens of `z`, from an earlier sweep where one serves.
 
     Logits of some tokens take theirs from the sweep of all; with their own targets they are swept alone.
     """
@@ -55,7 +55,7 @@ def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatist
 
 
 def _serves(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
-    """Return whether an earlier sweep has the gradient that is wanted now, and the same targets if there are any."""
+    """Return whether an earlier sweep has a gradient, if one is needed now, and the same targets, if any."""
     if owner.requires_grad and not last.statistics.lse.requires_grad:
         return False
     if targets is None:
@@ -104,7 +104,7 @@ def _has_one_token_each(index: Any, shape: torch.Size) -> bool:
 
 
 def _has_unknown_token(index: Tensor, vocab: int) -> bool:
-    """Return whether a token lies outside the vocabulary; looked at on a CPU only, where nothing waits for it."""
+    """Return whether a token lies outside the vocabulary. Checked on a CPU only, where it costs no synchronisation."""
     if index.device.type != "cpu" or not index.numel():
         return False
     return not 0 <= index.min() <= index.max() < vocab
@@ -159,7 +159,7 @@ def total(
 
 
 def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | None) -> Tensor | None:
-    """Return the sum over the vocabulary of log p or −log p: V times a loss that is all label smoothing."""
+    """Return Σ log p or −Σ log p over the vocabulary: V times a loss that is all label smoothing."""
     if dtype not in (None, z.dtype, torch.float32):
         return None
     z.require_unchanged()
@@ -222,7 +222,7 @@ def _by_rows(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) 
 
 
 def _shaped(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
-    """Give values of all tokens the shape that a reduction over the vocabulary would have, and its type."""
+    """Give values of all tokens the shape and type of a reduction over the vocabulary."""
     values = _as_narrow_as(z, values)
     positions = z.shape[:-1]
     if keepdim:
@@ -231,7 +231,7 @@ def _shaped(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
 
 
 def _as_narrow_as(z: RecordedLogits, values: Tensor) -> Tensor:
-    """Return fp64 values in the type of `z`: transformers casts logits to fp32, also those of an fp64 model."""
+    """Return fp64 values in the type of `z`. transformers casts logits to fp32, also those of an fp64 model."""
     if values.dtype != torch.float64:
         return values
     return values.to(z.dtype)

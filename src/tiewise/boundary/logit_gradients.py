@@ -108,7 +108,7 @@ class _LossOfInput(NamedTuple):
 
 
 def _losses_of(inputs: list[Any]) -> list[_LossOfInput]:
-    """Return the fused losses that were computed from each of the inputs that is whole deferred logits."""
+    """Return the fused losses that were computed from each input that is whole deferred logits."""
     losses = []
     for index, z in enumerate(inputs):
         if not isinstance(z, RecordedLogits):
@@ -120,7 +120,7 @@ def _losses_of(inputs: list[Any]) -> list[_LossOfInput]:
 
 
 def _gradient_of_loss(fused: FusedLoss, logits: Tensor, upstream: Tensor, create_graph: bool) -> Tensor:
-    """Return the gradient of a loss with respect to all `logits` [..., V], times its gradient `upstream`."""
+    """Return the gradient of a loss with respect to all `logits` [..., V], times `upstream`."""
     o = fused.options
     if not fused.target.ne(o.ignore_index).any():
         return torch.zeros_like(logits)

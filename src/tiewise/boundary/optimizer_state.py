@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,12 +31,12 @@ def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
 
 
 def _without_none(state: State) -> State:
-    """Return the entries of a state that have a value: SGD without momentum keeps a buffer that is None."""
+    """Return the entries of a state that have a value. SGD without momentum keeps a buffer that is None."""
     return {key: value for key, value in state.items() if value is not None}
 
 
 def split(state: State) -> State:
-    """Return a state with half of the first moments, so that two of it add up to the old one."""
+    """Return a state with half of the first moments: two of it add up to the old one."""
     halved = dict(state)
     for key, value in _without_none(state).items():
         if key in FIRST:
@@ -44,7 +45,7 @@ def split(state: State) -> State:
 
 
 def merge(one: State, two: State) -> State:
-    """Return the state of a table whose gradient is the sum of two: moments add, the larger step counter stays."""
+    """Return the state of a table whose gradient is the sum of two. Moments add, the larger step counter stays."""
     merged = one | two
     for key, value in _without_none(one).items():
         other = two.get(key)
@@ -60,10 +61,10 @@ def merge(one: State, two: State) -> State:
 def replace_tables(
     optimizer: torch.optim.Optimizer, model: nn.Module, old: list[Any], new: list[Any], state: State
 ) -> None:
-    """Replace tables by `new` ones, each with this state, in the order that a new optimizer's group would have."""
-    order = [id(parameter) for parameter in model.parameters()]
+    """Replace tables by `new` ones, each with this state. Groups are in the order that a new optimizer's would have."""
+    position = {parameter_id: index for index, parameter_id in enumerate(_ids(model.parameters()))}
     for group in optimizer.param_groups:
-        _replace_in_group(group, old, new, order)
+        _replace_in_group(group, old, new, position)
     for table in (*old, *new):
         optimizer.state.pop(table, None)
     if not state:
@@ -72,18 +73,25 @@ def replace_tables(
         optimizer.state[table] = _copy_state(state)
 
 
-def _replace_in_group(group: dict[str, Any], old: list[Any], new: list[Any], order: list[int]) -> None:
-    """Replace the old tables of one group; the new ones join the group that has the first old one."""
-    ids = [id(parameter) for parameter in group["params"]]
-    old_ids = [id(table) for table in old]
+def _ids(parameters: Iterable[Any]) -> list[int]:
+    """Return the identities of parameters, by which they are compared: `==` would compare their values."""
+    return [id(parameter) for parameter in parameters]
+
+
+def _replace_in_group(group: dict[str, Any], old: list[Any], new: list[Any], position: dict[int, int]) -> None:
+    """Replace the old tables of one group.
+
+    The new tables join the group that has the first old one. `position` sorts parameters by their ids; those that the
+    model does not have come last.
+    """
+    ids, old_ids = _ids(group["params"]), _ids(old)
     if set(ids).isdisjoint(old_ids):
         return
     parameters = [parameter for parameter in group["params"] if id(parameter) not in old_ids]
     if old_ids[0] in ids:
         parameters += new
-    position = {parameter_id: index for index, parameter_id in enumerate(order)}
-    end = len(order)  # behind them, parameters that the model does not have
-    group["params"] = sorted(parameters, key=lambda parameter: position.get(id(parameter), end))
+    last = len(position)
+    group["params"] = sorted(parameters, key=lambda parameter: position.get(id(parameter), last))
 
 
 def _copy_state(state: State) -> State:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tiewise.boundary.boundary import dense_output
+from tiewise.boundary.boundary import dense_output, soft_cap, through_map
 from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link
@@ -26,8 +26,10 @@ from tiewise.core.errors import InstallError, UnsupportedError
 
 
 def required_link(model: Any) -> Link:
-    """Return the link of a model's installed boundary; an InstallError where there is none, or its head is another."""
-    link: Link | None = link_of(model) if isinstance(model, nn.Module) else None
+    """Return the link of a model's installed boundary. InstallError if there is none, or the head was replaced."""
+    link: Link | None = None
+    if isinstance(model, nn.Module):
+        link = link_of(model)
     if link is None:
         raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
     if model.get_output_embeddings() is not link.head:
@@ -44,7 +46,7 @@ def in_own_classes(link: Link) -> Iterator[None]:
         """Apply the rest of the boundary, which no table can hold."""
         if shift is not None:
             logits = logits + shift
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return soft_cap(logits, cap)
 
     journal = Journal()
     with link.head.register_forward_hook(add_rest):
@@ -58,7 +60,8 @@ def in_own_classes(link: Link) -> Iterator[None]:
 @torch.no_grad()
 def _logit_shift(link: Link) -> Tensor | None:
     """Return what a projection's bias adds to the logits [V], or None."""
-    bias = getattr(getattr(link.head, "out_map", None), "bias", None)
+    out_map = getattr(link.head, "out_map", None)
+    bias = getattr(out_map, "bias", None)
     if bias is None:
         return None
     shift: Tensor = (link.head.weight @ bias) * link.structure.output_scale
@@ -86,8 +89,7 @@ def _dense_inputs(link: Link) -> list[Tensor]:
         return tables
     dense: dict[Tensor, Tensor] = {}
     for table in set(tables):
-        rows = table if in_map is None else in_map(table)
-        dense[table] = nn.Parameter(rows * scale)
+        dense[table] = nn.Parameter(through_map(in_map, table) * scale)
     return [dense[table] for table in tables]
 
 

@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from tiewise.boundary.locate import ModelEnds, locate
+from tiewise.boundary.locate import ModelEnds, locate, require_module
 from tiewise.boundary.saved import link_of, on_meta
 from tiewise.boundary.sharded_tables import FSDP_TABLE, by_rows, narrowed, require_whole_heads, set_aside, spread, units
 from tiewise.core.errors import InstallError, UnsupportedError
@@ -68,7 +68,7 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
 
 
 def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
-    """Spread the rows of a model's tables over the ranks of FSDP; return what `fully_shard` is to leave alone.
+    """Spread the rows of a model's tables over the ranks of FSDP. Return what `fully_shard` is to leave alone.
 
     Every rank keeps its rows, with their gradient and optimizer state, and no rank ever has a whole table; a bias of
     the head is spread with it. Until a boundary is installed the model can be evaluated, and not trained.
@@ -102,8 +102,7 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
 
 def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
     """Find the ends whose rows are to be spread `by` a function, or refuse."""
-    if not isinstance(model, nn.Module):
-        raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
+    require_module(model)
     ends, link = locate(model), link_of(model)
     if link is not None:
         link.spec.require(SHARDED)
@@ -117,7 +116,7 @@ def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
 
 
 def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
-    """Return {module: style} by which so many ranks split a body, as its family's own plan has it.
+    """Return {module: style} by which so many ranks split a body, by its family's own plan.
 
     Nothing, so that it stays whole on every rank, where there is no plan or one of other styles than splitting matrices
     by columns and by rows. Matrices of a width that the ranks do not divide stay whole too; attention heads that they
@@ -199,7 +198,7 @@ def _refuse_training(module: nn.Module) -> None:
 
 
 def _gathered(parameter: Any, dtype: torch.dtype | None) -> Any:
-    """Return a Parameter that is spread by rows as one tensor, in its own type or in `dtype`."""
+    """Return a Parameter that is spread by rows as one tensor, in `dtype` if given."""
     whole = parameter.full_tensor()
     if dtype is None:
         return whole

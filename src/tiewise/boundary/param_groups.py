@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.locate import ask
+from tiewise.boundary.locate import ask, require_module
 from tiewise.core.errors import UnsupportedError
 
 
@@ -43,8 +43,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     Raises:
         UnsupportedError: no model, or one that does not say which weight is its output head.
     """
-    if not isinstance(model, nn.Module):
-        raise UnsupportedError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
+    require_module(model, UnsupportedError)
     ends = _EndParameters()
     for module in model.modules():
         ends.add(module)
@@ -80,7 +79,7 @@ class _EndParameters:
             self.are_named = True
 
     def group_of(self, parameter: nn.Parameter) -> str:
-        """Return the name of a parameter's group: by its use at the boundary, else by its shape."""
+        """Return the name of a parameter's group, by its use at an end or else its shape."""
         if id(parameter) in self.tables:
             return "tables"
         if id(parameter) in self.heads:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.locate import ask
+from tiewise.boundary.locate import ask, require_module
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable, require_head
@@ -60,8 +60,7 @@ def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
         InstallError: the model has no module where an end should be.
         UnsupportedError: an end is sharded, packed, or has no values yet.
     """
-    if not isinstance(model, nn.Module):
-        raise UnsupportedError(f"a {type(model).__name__} is no model", "give the torch module that was loaded")
+    require_module(model, UnsupportedError, "give the torch module that was loaded")
     facts = Facts(open_folder(folder))
     readable(facts, "probe")  # or there is no table
     tables, head = facts.roles.inputs, facts.roles.output
@@ -70,7 +69,8 @@ def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
     lookup_state = _state_of_lookups(lookups, tables)
     head_state = _state_of(output, head or tables[0])
     sound = lookup_state == SAME == head_state
-    if head_state != SAME and head is not None and _state_of(output, tables[0]) == SAME:
+    is_other_than_stored = head is not None and head_state != SAME
+    if is_other_than_stored and _state_of(output, tables[0]) == SAME:
         head_state = FROM_TABLE
         sound = lookup_state == SAME and facts.tied is True  # of two that differ, a tie keeps the table
     tied = output.data_ptr() in {lookup.data_ptr() for lookup in lookups}

@@ -20,7 +20,7 @@ _PAIR_LABELS = ("next_sentence_label", "sentence_order_label")
 
 
 def random_batch(model: Any, link: Link) -> Batch:
-    """Draw token ids and labels [2, 8] without the special ids, and labels of pairs [2], on the model's device."""
+    """Draw ordinary token ids and labels [2, 8], and labels of pairs [2]. All are on the model's device."""
     accepted = inspect.signature(model.forward).parameters
     if "labels" not in accepted:
         fix = "install works on models that compute their loss from labels"
@@ -64,7 +64,7 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
 
 
 def _no_loss(model: Any, batch: Batch) -> InstallError:
-    """Say that a model computed no loss, and which other labels it accepts that may be the reason."""
+    """Return the error of a model that computed no loss, with the labels that the batch lacks."""
     accepted = inspect.signature(model.forward).parameters
     labels = [name for name in accepted if name.endswith(("label", "labels"))]
     absent = [name for name in labels if name not in batch]

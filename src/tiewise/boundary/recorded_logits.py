@@ -89,7 +89,7 @@ class SweepTargets:
         return torch.equal(self.values, other)
 
     def _is_unchanged(self, other: Tensor) -> bool:
-        """Return whether `other` views the source's memory in the same way, and nobody wrote to it since."""
+        """Return whether `other` is the same view of the source's memory, and nobody wrote to it."""
         if self.version is None or self.version != _version(other):
             return False
         return _view_of(self.source) == _view_of(other)
@@ -101,7 +101,7 @@ def _view_of(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...], torch.dtype, 
 
 
 def _version(x: Tensor) -> int | None:
-    """Return how often the memory of a tensor was written to; None for one that does not count."""
+    """Return how often a tensor's memory was written to; None if it does not count."""
     if x.is_inference():
         return None
     return x._version
@@ -115,7 +115,7 @@ class Sweep(NamedTuple):
 
 
 class RecordedLogits:
-    """Logits [..., V] = steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]) that have not been computed.
+    """Logits [..., V] = steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]), not computed yet.
 
     `shard` says which rows of a larger vocabulary `table` and `bias` hold. `logits` is that of `LossOptions`, for
     answers that need no logits.
@@ -194,7 +194,7 @@ class RecordedLogits:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether computing the logits now would give a tensor with a gradient."""
+        """True if computing the logits now would give a tensor with a gradient."""
         if not (torch.is_grad_enabled() and self.grad_mode):
             return False
         if self.hidden.requires_grad or self.table.requires_grad:
@@ -204,7 +204,7 @@ class RecordedLogits:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the real logits have been computed."""
+        """True if the real logits have been computed."""
         return self._real is not None
 
     def size(self, dim: int | None = None) -> Any:

@@ -31,12 +31,12 @@ class Structure:
 
     @property
     def plain(self) -> bool:
-        """Whether the family's own class can hold it."""
+        """True if the family's own class can hold it."""
         return self == Structure()
 
     @property
     def folded(self) -> bool:
-        """Whether its dense tables are others than its tables."""
+        """True if its dense tables differ from its tables."""
         return self.maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
 
 
@@ -79,7 +79,7 @@ class _Maps(NamedTuple):
 
 
 def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> None:
-    """Refuse ends whose numbers of rows or widths one table, or tables of one width, cannot serve."""
+    """Refuse ends whose rows or widths differ, if the spec has one table or one width."""
     lookup_rows = {len(lookup.weight) for _, lookup in ends.lookups}
     if spec.tables == 2 and len(lookup_rows) == 1:
         return
@@ -97,7 +97,7 @@ def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths
 
 
 def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Tables:
-    """Return tables as the spec has them: those of the model, where their widths and values may stay."""
+    """Return the spec's tables: those of the model where their widths and values may stay."""
     old_in, old_out = ends.source.weight, ends.head.weight
     width_in, width_out = spec.table_widths(widths.input)[0], spec.table_widths(widths.output)[1]
     table_in = old_in
@@ -117,7 +117,7 @@ def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Table
 
 
 def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
-    """Draw a table N(0, std²) of a new width; without a std, as spread as the table it replaces."""
+    """Draw a table N(0, std²) of a new width. Without a std it has that of the old table."""
     table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
     if table.is_meta:
         return table

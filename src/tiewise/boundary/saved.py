@@ -49,7 +49,7 @@ def link_of(module: Any) -> Any:
 
 
 def on_meta(model: Any) -> bool:
-    """Whether the model has shapes but no values yet."""
+    """Return whether the model has shapes but no values yet."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -83,8 +83,10 @@ def _make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body:
 @cache
 def swapped(plain: Any, mixin: Any) -> Any:
     """Return the class of `plain`'s objects once `mixin` stands beneath it."""
-    bases = (mixin,) if issubclass(mixin, plain) else (plain, mixin)
-    return _make(plain, (Swapped, *bases), (swapped, plain, mixin))
+    bases: tuple[type, ...] = (Swapped, plain, mixin)
+    if issubclass(mixin, plain):
+        bases = (Swapped, mixin)
+    return _make(plain, bases, (swapped, plain, mixin))
 
 
 # the type that no other tool loads
@@ -95,7 +97,7 @@ def _nothing(model: Any) -> None:
 
 
 class Entry(NamedTuple):
-    """Functions by which an entry of a config acts on the model that is made from it."""
+    """Functions by which an entry of a config acts on a model made from it."""
 
     build: Callable[[Any, Any], None]  # (model, the entry's value), before there are weights
     loaded: Callable[[Any], None] = _nothing  # (model), once it has its values
@@ -105,7 +107,7 @@ ENTRIES: dict[str, Entry] = {}  # by the entry's name
 
 
 class TiewiseConfig(PreTrainedConfig):
-    """What `AutoConfig` finds under `tiewise`: it hands over to the family's own config class."""
+    """Config that `AutoConfig` reads under `tiewise`; it hands over to the family's own config class."""
 
     model_type = MODEL_TYPE
 
@@ -206,7 +208,7 @@ def _asks_for_tensor_parallelism(options: dict[str, Any]) -> bool:
 
 
 def _take_sizes(module: nn.Module, resized: nn.Module) -> None:
-    """Give an end of the model the table, the bias and the sizes of the one that transformers made for it."""
+    """Give an end the table, the bias and the sizes of its replacement by transformers."""
     for attribute in ("weight", "bias", "num_embeddings", "padding_idx", "out_features"):
         if hasattr(module, attribute):
             setattr(module, attribute, getattr(resized, attribute))
@@ -224,7 +226,7 @@ def family_config(plain: Any) -> Any:
 
 @cache
 def family_model(plain: Any) -> Any:
-    """Return the class of `plain` models with a boundary; its files have the names that the family's have."""
+    """Return the class of `plain` models with a boundary. Its files have the names that the family's have."""
     config = family_config(plain.config_class)
     made = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
     renamings = get_checkpoint_conversion_mapping(plain.__name__)
@@ -238,7 +240,7 @@ def family_model(plain: Any) -> Any:
 
 
 def register_family(plain: Any) -> Any:
-    """Tell the auto classes of token models about a family's config and models; return the config class."""
+    """Register a family's config and models with the auto classes. Return the config class."""
     made = family_config(plain)
     for auto in AUTO:
         models = auto._model_mapping.get(plain, ())
@@ -273,7 +275,7 @@ def forget(model: Any, entry: str) -> None:
 
 
 def is_family(config: Any) -> bool:
-    """Whether a config is of the type that no other tool loads."""
+    """Return whether a config is of the type that no other tool loads."""
     return isinstance(config, FamilyConfig)
 
 

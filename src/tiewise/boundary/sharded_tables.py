@@ -71,7 +71,7 @@ def _groups(state: Any) -> list[Any]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Give every unit its sharded Parameters back: those that an optimizer must hold, and whose tables are whole.
+    """Give every unit its sharded Parameters back, which an optimizer must hold and whose tables are whole.
 
     A forward leaves the outermost unit gathered, for a backward pass that may never come. One that raised leaves it
     in the middle of a forward besides, where torch does not reshard; what a backward pass ends with, ends that too.
@@ -134,7 +134,7 @@ def tables_of_units(model: nn.Module) -> set[int]:
 
 
 def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
-    """Shard a model, but for what is `kept`, over a mesh: each layer a unit, the rest, with the tables, one more."""
+    """Shard a model over a mesh, but for what is `kept`. Each layer is a unit; the rest, with tables, is one more."""
     names = getattr(model, "_no_split_modules", None)
     if not names:
         what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
@@ -149,7 +149,7 @@ def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | 
 
 @torch.no_grad()
 def fill(whole: nn.Module, sharded: nn.Module) -> None:
-    """Copy what the processes hold of a model into one that is not sharded; all of them call it."""
+    """Copy the parts of a sharded model into one that is whole. All processes call it."""
     reshard(sharded)
     parts = sharded.state_dict()
     for name, tensor in whole.state_dict().items():
@@ -171,7 +171,10 @@ def shard_of(module: Any) -> VocabularyShard | None:
 
 
 def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
-    """Return what is here of an end's Parameter, its gradient that of the whole's rows; a kept one in type `dtype`."""
+    """Return this rank's part of an end's Parameter, whose gradient is that of these rows.
+
+    A kept table comes in type `dtype`, and its gradient is averaged over the ranks.
+    """
     parameter = getattr(module, name)
     if not by_rows(parameter):
         return parameter
@@ -195,7 +198,7 @@ def _viewed(x: Tensor) -> Tensor:
 
 
 def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
-    """Return a gradient's rows that are here, and which rows they are (None: all); all ranks must ask."""
+    """Return a gradient's rows that are here, and which rows they are (None: all). All ranks must call it."""
     if not hasattr(gradient, "full_tensor"):
         return gradient, None
     *others, last = gradient.placements
@@ -214,7 +217,7 @@ def by_rows(weight: Any) -> bool:
 
 
 def spread(module: Any) -> bool:
-    """Return whether tensor parallelism has spread an end's table by rows; `fully_shard` may have cut these once more.
+    """Return whether tensor parallelism has spread an end's table by rows. `fully_shard` may have cut these once more.
 
     Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
     """
@@ -257,7 +260,7 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
 
 
 def require_whole_heads(model: Any, ranks: int, error: type[TiewiseError]) -> None:
-    """Refuse, by an `error`, numbers of attention heads that so many ranks of tensor parallelism do not divide."""
+    """Refuse, by an `error`, numbers of attention heads that the ranks of tensor parallelism do not divide."""
     config = model.config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)

@@ -23,7 +23,9 @@ def norms_of_two_tables(table_in: Tensor, table_out: Tensor) -> PathNorms:
 
 def _norm(table: Tensor) -> float:
     rows, shard = local_gradient(table.grad)
-    return 0.0 if rows is None else path_norms(rows, PathRecord(), shard).total
+    if rows is None:
+        return 0.0
+    return path_norms(rows, PathRecord(), shard).total
 
 
 def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None) -> PathNorms:

@@ -13,7 +13,7 @@ SEED = 20240229  # of every batch that a model is run on
 
 
 def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Generator) -> Tensor:
-    """Draw token ids [*shape] of so many rows, without the special ones, on the device of `source`."""
+    """Draw token ids [*shape] below `rows`, without the special ones, on the device of `source`."""
     config = model.config.get_text_config().to_dict()
     special = [value for key, value in config.items() if key.endswith("token_id")]
     ordinary = [token for token in range(min(rows, 4096)) if token not in special]

@@ -119,7 +119,7 @@ def undisturbed(model: nn.Module, *, training: bool | None = None, seed: int | N
 
 
 class _Snapshot:
-    """Attributes of every module and config of a model, down to the entries of containers and the values of buffers."""
+    """Attributes of every module and config of a model, with entries of containers and values of buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.passed_over: frozenset[str] = frozenset()
@@ -182,12 +182,15 @@ class _Snapshot:
                 parameter.grad = gradient
             if parameter.requires_grad != trains:
                 parameter.requires_grad_(trains)
-        with torch.no_grad():
-            for tensor, values, version in self.tensors:
-                is_counted = version is not None and not every_value
-                if is_counted and tensor._version == version:
-                    continue  # nobody wrote to it
-                tensor.copy_(values)
+        for tensor, values, version in self.tensors:
+            if every_value or _may_be_written(tensor, version):
+                with torch.no_grad():
+                    tensor.copy_(values)
+
+
+def _may_be_written(tensor: Tensor, version: int | None) -> bool:
+    """Return whether somebody may have written to a tensor since it had this version; None where it counts none."""
+    return version is None or tensor._version != version
 
 
 def _refill(container: Any, copied: Any) -> None:

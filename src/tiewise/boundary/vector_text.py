@@ -41,7 +41,7 @@ def find_header(head: bytes) -> VectorHeader | None:
 
 
 def find_text_width(head: bytes, header: VectorHeader | None) -> int:
-    """Return how many numbers at least half of the first lines have behind a word; 0 for a file that is no text."""
+    """Return how many numbers at least half of the first lines have behind a word. 0 if the file is no text."""
     sample = head
     if header is not None:
         sample = head[header.length :]
@@ -76,7 +76,7 @@ def read_text(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader
 
 
 def _put_lines(rows: WordRows, file: BinaryIO, width: int, first: int) -> int:
-    """Put the vectors of all further lines, the first of which has this number; return how many lines there are.
+    """Put the vectors of all further lines, and return their count. The first line has the number `first`.
 
     Lines of other words are only checked for digits, not converted.
     """
@@ -92,7 +92,7 @@ def _put_lines(rows: WordRows, file: BinaryIO, width: int, first: int) -> int:
 
 
 def _looks_like_vector(fields: bytes, width: int) -> bool:
-    """Return whether a line has `width` fields behind its word, all of them in the characters of numbers."""
+    """Return whether `width` fields, in the characters of numbers, follow a line's word."""
     if not fields or fields.count(b" ") != width - 1:
         return False
     return not fields.translate(None, _NUMERIC)

@@ -28,7 +28,7 @@ _HEAD = 1 << 20  # bytes by which a format is recognised
 
 
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
-    """Read rows [V, E] for `tokens`, nan (and a warning) where the file has none; DataError where it is of no use."""
+    """Read rows [V, E] for `tokens`, nan (and a warning) where the file has none. DataError if it is of no use."""
     path = Path(path)
     try:
         return _load(path, tokens)
@@ -120,7 +120,7 @@ def _only_table(file: Any) -> str:
 
 @lru_cache(maxsize=2)  # a run reads its vectors when it is checked and when each model begins
 def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str | None, ...]) -> Tensor:
-    """Read a file that names its words, and warn of gaps; `real` and `changed` distinguish it from every other."""
+    """Read a file that names its words, and warn of gaps. `real` and `changed` distinguish it from every other."""
     with path.open("rb") as file:
         form, rows = _read(file, tokens)
     parts = "entries"
@@ -135,7 +135,7 @@ def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str
 
 
 def _warn_of_gaps(where: str, rows: WordRows, skipped: str) -> None:
-    """Warn of a file that may be cut short, of what was skipped, and of words without a vector."""
+    """Warn of a file that may be cut short, of skipped parts and of missing words."""
     if rows.suspicion:
         log.warning(f"{where}: {rows.suspicion}: is the file whole?")
     if rows.broken:

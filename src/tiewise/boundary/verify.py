@@ -70,7 +70,9 @@ def _require_fused(link: Link, kind: str) -> None:
 
 def _compute(model: nn.Module, args: Any, output: Any) -> None:
     """Hook: compute all deferred logits of an output."""
-    for value in output.values() if isinstance(output, dict) else output:
+    if isinstance(output, dict):
+        output = output.values()
+    for value in output:
         computed(value)
 
 

@@ -38,7 +38,7 @@ _watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # never in th
 
 
 def watch(model: nn.Module, link: Any) -> None:
-    """Begin to watch the tables of `link`, once, where DDP or FSDP2 trains the model over several processes."""
+    """Begin to watch the tables of `link`, once, if DDP or FSDP2 trains the model."""
     if model in _watched:
         return
     active_wrapper: Callable[[], Any] = DistributedDataParallel._get_active_ddp_module
