@@ -56,8 +56,11 @@ class _DotPlot:
 
     def add_no_effect(self) -> None:
         """Add a grey stroke at the value that no effect gives each quantity."""
-        points = [(q.name, q.chance) for q in self.quantities if q.chance is not None]
-        self._add_grey("no effect", points, "line-ns-open", 16)
+        self._add_grey("no effect", self._chances(), "line-ns-open", 16)
+
+    def _chances(self) -> list[tuple[str, float]]:
+        """Return (row's name, value) of the values that no effect gives."""
+        return [(q.name, q.chance) for q in self.quantities if q.chance is not None]
 
     def add_permuted(self) -> None:
         """Add a grey cross at each value that permuted data gave."""
@@ -70,13 +73,18 @@ class _DotPlot:
         """Add (row's name, value) points under one label of the legend, if there are any."""
         if not points:
             return
+        x, y, hover_texts = [], [], []
+        for name, value in points:
+            x.append(value)
+            y.append(self.names.index(name))
+            hover_texts.append(f"{html.escape(name)}: {Quantity('', value, unit='value')}")
         self.figure.add_scatter(
-            x=[value for _, value in points],
-            y=[self.names.index(name) for name, _ in points],
+            x=x,
+            y=y,
             name=label,
             mode="markers",
             marker=marker(QUIET, size, symbol, 1.6),
-            customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for name, value in points],
+            customdata=hover_texts,
             hovertemplate=HOVER,
         )
 
@@ -86,7 +94,7 @@ class _DotPlot:
             return
         levels = {0.0}
         if self.is_forest:
-            levels = {q.chance for q in self.quantities if q.chance is not None}
+            levels = {value for _, value in self._chances()}
         for level in levels:
             self.figure.add_vline(x=level, line_width=1, line_color=QUIET)
 
@@ -103,48 +111,63 @@ class _DotPlot:
 
     def _add_model(self, label: str, look: Style, offset: float) -> None:
         """Add the dots of one model with their intervals, `offset` rows below the middle of their rows."""
-        quantities = [q for q in self.quantities if q.of == label]
-        x = [max(q.value, LEAST_SHOWN.get(q.unit, q.value)) for q in quantities]
-        lengths = [_interval_lengths(q, value) for q, value in zip(quantities, x, strict=True)]
+        x, y, symbols, hover_texts = [], [], [], []
+        below, above = [], []  # lengths of the intervals' sides
+        has_interval = False
+        for q in self.quantities:
+            if q.of != label:
+                continue
+            value = max(q.value, LEAST_SHOWN.get(q.unit, q.value))
+            x.append(value)
+            y.append(self.names.index(q.name) + offset)
+            symbols.append(self._symbol(q, look))
+            hover_texts.append(f"{html.escape(q.name)}: {q}")
+            below.append(_length(value - q.low))
+            above.append(_length(q.high - value))
+            if not math.isnan(q.low):
+                has_interval = True
         self.figure.add_scatter(
             x=x,
-            y=[self.names.index(q.name) + offset for q in quantities],
+            y=y,
             name=html.escape(label),
             showlegend=not self.is_forest,
             mode="markers",
-            marker=marker(look.colour, 9, [self._symbol(q, look) for q in quantities], 1.6),
-            error_x_array=[above for _, above in lengths],
-            error_x_arrayminus=[below for below, _ in lengths],
-            error_x_visible=any(not math.isnan(q.low) for q in quantities),
+            marker=marker(look.colour, 9, symbols, 1.6),
+            error_x_array=above,
+            error_x_arrayminus=below,
+            error_x_visible=has_interval,
             error_x_symmetric=False,
-            customdata=[f"{html.escape(q.name)}: {q}" for q in quantities],
+            customdata=hover_texts,
             hovertemplate=HOVER,
         )
 
     def _symbol(self, quantity: Quantity, look: Style) -> str:
         """Return the marker of a quantity: hollow in a forest, if it is not the main one."""
-        is_hollow = self.is_forest and not quantity.main
-        return f"{look.marker}-open" if is_hollow else look.marker
+        if self.is_forest and not quantity.main:
+            return f"{look.marker}-open"
+        return look.marker
 
     def arrange(self, title: str) -> None:
         """Set title and height, write the rows' names, and scale the axis of values by its unit."""
-        row_height = FOREST_ROW_HEIGHT if self.is_forest else ROW_HEIGHT
+        row_height, share_format = ROW_HEIGHT, ".0%"
+        if self.is_forest:
+            row_height, share_format = FOREST_ROW_HEIGHT, ".1~%"
         finish(self.figure, title, None).update_layout(height=150 + row_height * max(len(self.names), 1))
         places = list(range(len(self.names)))
         self.figure.update_yaxes(tickvals=places, ticktext=_row_labels(self.names), zeroline=False)
         self.figure.update_yaxes(range=[len(self.names) - 0.4, -0.6])
         self.figure.update_xaxes(title=", ".join(self.units), zeroline=False)
         if self.units == ["share"]:
-            self.figure.update_xaxes(title="", tickformat=".1~%" if self.is_forest else ".0%")
+            self.figure.update_xaxes(title="", tickformat=share_format)
         if self.units == ["probability"]:
             self.figure.update_xaxes(type="log", dtick=1, exponentformat="power")
 
 
-def _interval_lengths(quantity: Quantity, x: float) -> tuple[float, float]:
-    """Return how far the interval reaches below and above a dot at `x`. 0 where it has no end."""
-    below = 0.0 if math.isnan(quantity.low) else x - quantity.low
-    above = 0.0 if math.isnan(quantity.high) else quantity.high - x
-    return below, above
+def _length(length: float) -> float:
+    """Return the length of one side of an interval; 0 of one that has no end, which is NaN."""
+    if math.isnan(length):
+        return 0.0
+    return length
 
 
 def _row_labels(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -36,7 +36,12 @@ BREAKS = re.compile(rf" (?=\[[^ ]+, |→ (?:{ONE}|{TWO})$)|(?=\+share=)")
 
 def verdict(found: TieOrNot) -> str:
     """Return the verdict as a sentence."""
-    return f"{found.verdict[0].upper()}{found.verdict[1:]}."
+    return _as_sentence(found.verdict)
+
+
+def _as_sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
@@ -47,8 +52,11 @@ def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
     cells: dict[str, dict[str, str]] = {}  # question → model → value
     for _, q in found.rows:
         first_models, _, other = q.of.partition(" − ")
-        question = f"{q.question} ({q.of})" if other else q.question
-        value = str(q) if q.speaks == NEITHER else f"{q} → {q.speaks}"
+        question, value = q.question, str(q)
+        if other:
+            question = f"{question} ({q.of})"
+        if q.speaks != NEITHER:
+            value = f"{value} → {q.speaks}"
         cells.setdefault(question, {}).update(dict.fromkeys(first_models.split(", "), value))
     return Listing("What can decide", ["", *models], _rows_of(cells, models))
 
@@ -56,7 +64,10 @@ def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
 def _rows_of(cells: Mapping[str, Mapping[str, str]], columns: Iterable[str]) -> list[list[str]]:
     """Return {row: {column: cell}} as rows that begin with their name."""
     names = list(columns)
-    return [[row, *(by_column.get(name, NONE) for name in names)] for row, by_column in cells.items()]
+    rows = []
+    for name, by_column in cells.items():
+        rows.append([name, *(by_column.get(column, NONE) for column in names)])
+    return rows
 
 
 def evidence(found: TieOrNot) -> Listing:
@@ -71,7 +82,9 @@ def evidence(found: TieOrNot) -> Listing:
 
 def title(name: str) -> str:
     """Return a section's title: its question, or its name if it needs a package that is not installed."""
-    return SECTIONS[name].asks if name in SECTIONS else name
+    if name not in SECTIONS:
+        return name
+    return SECTIONS[name].asks
 
 
 def sentence(found: Mapping[str, Found]) -> str:
@@ -79,18 +92,21 @@ def sentence(found: Mapping[str, Found]) -> str:
     models_by_answer = _grouped((label, one.answer) for label, one in found.items())
     if len(models_by_answer) == 1:
         (answer,) = models_by_answer
-        return f"{answer[0].upper()}{answer[1:]}."
-    return "; ".join(f"{', '.join(models)}: {answer}" for answer, models in models_by_answer.items()) + "."
+        return _as_sentence(answer)
+    answers = [f"{', '.join(models)}: {answer}" for answer, models in models_by_answer.items()]
+    return f"{'; '.join(answers)}."
 
 
 def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing:
     """Return a row for each model and a column for each main quantity. No rows if there are none."""
     quantities = chain.from_iterable(one.quantities for one in found.values())
-    names = list(dict.fromkeys(q.name for q in quantities if q.main))
+    columns = list(dict.fromkeys(q.name for q in quantities if q.main))
+    if not columns:
+        return Listing(name, [of], [])
     values = {}
     for label, one in found.items():
         values[label] = {q.name: str(q) for q in reversed(one.quantities)}  # of one name, the first
-    return Listing(name, [of, *names], _rows_of(values, names) if names else [])
+    return Listing(name, [of, *columns], _rows_of(values, columns))
 
 
 def numbers(found: Mapping[str, Found]) -> Listing:
@@ -98,9 +114,12 @@ def numbers(found: Mapping[str, Found]) -> Listing:
     values: dict[str, dict[str, str]] = {}
     for label, one in found.items():
         for q in one.quantities:
-            if not q.main:
-                name = q.name if q.of in ("", label) else f"{q.name}, {q.of}"
-                values.setdefault(name, {})[label] = str(q)
+            if q.main:
+                continue
+            name = q.name
+            if q.of not in ("", label):
+                name = f"{name}, {q.of}"
+            values.setdefault(name, {})[label] = str(q)
     return Listing("", ["", *found], _rows_of(values, found))
 
 
@@ -168,9 +187,10 @@ def inspection_view(inspection: Inspection, full: bool = False, written: bool = 
         written: whether its page is written, so that the last line does not say how to write one.
     """
     parts = list(_inspection_parts(inspection, full))
-    if not full:
-        parts.append(Text(WRITTEN if written else MORE, "dim"))
-    return Group(*parts)
+    if full:
+        return Group(*parts)
+    last_line = WRITTEN if written else MORE
+    return Group(*parts, Text(last_line, "dim"))
 
 
 def inspection_html(inspection: Inspection) -> str:
@@ -193,11 +213,18 @@ def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[Renderable
             yield _indented(sentence(section.measured))
             if full:
                 yield from _section_details(section)
-    reasons = absent(inspection.sections)
+    yield from _absent_parts(inspection.sections, full)
+
+
+def _absent_parts(sections: Iterable[SectionFound], full: bool) -> Iterator[RenderableType]:
+    """Yield why sections have no finding; with `full` also how to change that."""
+    reasons = absent(sections)
     if reasons:
         yield Text("Not measured", "bold")
     for reason in reasons:
-        yield _indented(reason if full else reason.partition("; ")[0], "dim")
+        if not full:
+            reason, _, _ = reason.partition("; ")
+        yield _indented(reason, "dim")
 
 
 def _verdict_parts(decision: TieOrNot, models: Sequence[str]) -> Iterator[RenderableType]:
@@ -250,10 +277,17 @@ def rich_table(rows: Sequence[Sequence[str]], *, justified: bool = False, show_e
     Cells break at `BREAKS`.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=show_edge)
-    header, *body = [[Text(BREAKS.sub("\n", cell)) for cell in row] for row in rows]
-    for place, name in enumerate(header):
-        is_right = justified and place > 0
-        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
+    header, *body = rows
+    for place, cell in enumerate(header):
+        justify: JustifyMethod = "left"
+        if justified and place > 0:
+            justify = "right"
+        table.add_column(_cell_text(cell), justify=justify, overflow="fold")
     for row in body:
-        table.add_row(*row)
+        table.add_row(*(_cell_text(cell) for cell in row))
     return table
+
+
+def _cell_text(cell: str) -> Text:
+    """Return a cell with a new line at each of `BREAKS`."""
+    return Text(BREAKS.sub("\n", cell))

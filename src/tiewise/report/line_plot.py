@@ -46,18 +46,22 @@ def _add_curves(figure: go.Figure, curves: Sequence[Curve], looks: Mapping[str, 
         dash = look.dash
         if len(kinds) > 1:
             dash = DASHES[kinds.index(curve.which) % len(DASHES)]
-        is_main = curve.which == kinds[0]
-        y = _drawable(curve, curve.y)
-        if is_main:
+        width, marker_size = 1.6, 4
+        if curve.which == kinds[0]:
+            width, marker_size = 2.2, 6
             _add_band(figure, curve, look)
+        y = _drawable(curve, curve.y)
+        mode = "lines"
+        if len(y) <= MOST_MARKERS:
+            mode = "lines+markers"
         figure.add_scatter(
             x=list(curve.x),
             y=y,
             name=html.escape(curve.line),
             legendgroup=curve.line,
-            mode="lines+markers" if len(y) <= MOST_MARKERS else "lines",
-            line=go.scatter.Line(color=look.colour, width=2.2 if is_main else 1.6, dash=dash),
-            marker=marker(look.colour, 6 if is_main else 4, look.marker),
+            mode=mode,
+            line=go.scatter.Line(color=look.colour, width=width, dash=dash),
+            marker=marker(look.colour, marker_size, look.marker),
             customdata=_values_with_intervals(curve, digits),
             hovertemplate="%{customdata}",
         )
@@ -67,9 +71,9 @@ def _add_curves(figure: go.Figure, curves: Sequence[Curve], looks: Mapping[str, 
 
 def _drawable(curve: Curve, values: Sequence[float]) -> list[float]:
     """Return values as an axis of the curve can show them: on one of orders of magnitude all are above 0."""
-    if curve.log:
-        return [max(value, LOWEST) for value in values]
-    return list(values)
+    if not curve.log:
+        return list(values)
+    return [max(value, LOWEST) for value in values]
 
 
 def _add_band(figure: go.Figure, curve: Curve, look: Style) -> None:
@@ -106,7 +110,9 @@ def _add_levels(figure: go.Figure, curves: Sequence[Curve], start: float, end: f
         if curve.level is not None and math.isfinite(curve.level):
             levels[curve.level, curve.level_name] = curve.of
     for (level, name), model in levels.items():
-        label = name if len(levels) == 1 else f"{name}, {model}"
+        label = name
+        if len(levels) > 1:
+            label = f"{name}, {model}"
         figure.add_scatter(
             x=[start, end],
             y=[level, level],
@@ -138,10 +144,15 @@ def _set_axes(figure: go.Figure, first: Curve, x: Sequence[float]) -> None:
 
 def _table(curves: Sequence[Curve], x: Sequence[float], digits: int | None) -> Listing:
     """Return a row for each x that a curve has, and a column for each curve."""
-    columns = [dict(zip(curve.x, _values_with_intervals(curve, digits), strict=True)) for curve in curves]
+    columns = []
+    for curve in curves:
+        texts = _values_with_intervals(curve, digits)
+        columns.append(dict(zip(curve.x, texts, strict=True)))
     first, rows = curves[0], []
     for value in _thinned(x):
-        name = first.ticks[int(value)] if first.ticks else f"{value:,.10g}"
+        name = f"{value:,.10g}"
+        if first.ticks:
+            name = first.ticks[int(value)]
         rows.append([name, *(column.get(value, NONE) for column in columns)])
     return Listing("", [first.along, *(curve.line for curve in curves)], rows)
 
@@ -156,8 +167,10 @@ def _thinned(x: Sequence[float]) -> Sequence[float]:
 
 def _values_with_intervals(curve: Curve, digits: int | None) -> list[str]:
     """Return every value of a curve with its interval as text."""
-    unit = curve.unit or "value"
-    lows = curve.low or (math.nan,) * len(curve.y)
-    highs = curve.high if curve.low else (math.nan,) * len(curve.y)
-    points = zip(curve.y, lows, highs, strict=True)
-    return [str(Quantity("", y, low, high, unit=unit, digits=digits)) for y, low, high in points]
+    lows, highs = curve.low, curve.high
+    if not lows:
+        lows = highs = (math.nan,) * len(curve.y)
+    texts = []
+    for y, low, high in zip(curve.y, lows, highs, strict=True):
+        texts.append(str(Quantity("", y, low, high, unit=curve.unit or "value", digits=digits)))
+    return texts

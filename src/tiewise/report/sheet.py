@@ -68,8 +68,9 @@ class Panel:
     @property
     def margin(self) -> dict[str, int]:
         """Margins in the page, which writes the title itself: only a legend or a colour bar needs room above."""
-        needs_room = any(trace.showlegend is not False or trace.type == "heatmap" for trace in self.figure.data)
-        return {"l": 6, "r": 12, "t": 40 if needs_room else 10, "b": 6}
+        needs_room = any(_has_key(trace) for trace in self.figure.data)
+        top = 40 if needs_room else 10
+        return {"l": 6, "r": 12, "t": top, "b": 6}
 
     @property
     def height(self) -> int:
@@ -80,8 +81,16 @@ class Panel:
     def record(self) -> dict[str, Any]:
         """Return the figure as plotly.js takes it, without title, template and outer margins, which the page gives."""
         figure = json.loads(self.figure.to_json())
-        layout = {key: value for key, value in figure["layout"].items() if key not in ("title", "template", "height")}
-        return {"data": figure["data"], "layout": {**layout, "margin": self.margin}}
+        layout = figure["layout"]
+        for key in ("title", "template", "height"):
+            layout.pop(key, None)
+        layout["margin"] = self.margin
+        return {"data": figure["data"], "layout": layout}
+
+
+def _has_key(trace: Any) -> bool:
+    """Return True for a trace of plotly that has a legend or a colour bar."""
+    return trace.showlegend is not False or trace.type == "heatmap"
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ class PageSection:
     def empty(self) -> bool:
         """True if there is nothing to show under the heading."""
         has_rows = any(table.rows for table in (*self.tables, *self.folded))
-        return not (self.panels or self.said or has_rows or self.notes)
+        return not any((self.panels, self.said, has_rows, self.notes))
 
 
 @dataclass(frozen=True)
@@ -181,9 +190,13 @@ def _column_class(cells: Sequence[str]) -> str:
     long_texts = [cell for cell in cells if _is_long_text(cell)]
     if not long_texts:
         return ""
-    return "verdict" if all(" → " in text for text in long_texts) else "sentence"
+    if all(" → " in text for text in long_texts):
+        return "verdict"
+    return "sentence"
 
 
 def _is_long_text(cell: str) -> bool:
-    """Return whether a cell is long and has a letter."""
-    return len(cell) > SENTENCE and any(map(str.isalpha, cell))
+    """Return True if a cell is long and has a letter."""
+    if len(cell) <= SENTENCE:
+        return False
+    return any(map(str.isalpha, cell))
