@@ -137,6 +137,15 @@ def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
     assert json.loads(again.out)["runs"] == json.loads(said.out)["runs"]
 
 
+def test_kernels_are_compiled_only_on_demand(tiewise, monkeypatch):
+    builds = []
+    monkeypatch.setattr("tiewise.boundary.ops.fast_products.build", lambda: builds.append("compiled"))
+    assert tiewise("kernels").code == 0
+    assert builds == []
+    assert tiewise("kernels", "build").code == 0
+    assert builds == ["compiled"]
+
+
 def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.training.short_trials.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.short_trials.RATE_FACTORS", (1.0,))

@@ -36,6 +36,14 @@ def test_a_machine_that_may_have_an_accelerator_is_not_judged():
     refuse_impossible_minutes(Settings(minutes=0.001, tune=True), Machine(cores=2, may_have_gpu=True))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="devices are looked up in /dev on Linux alone")
+@pytest.mark.parametrize(("device", "may_have"), [("nvidia0", True), ("dri", True), ("accel1", True), ("null", False)])
+def test_a_machine_with_a_device_for_an_accelerator_may_have_one(device, may_have, tmp_path, monkeypatch):
+    (tmp_path / device).touch()
+    monkeypatch.setattr(least_time, "Path", lambda _: tmp_path)
+    assert Machine.here().may_have_gpu is may_have
+
+
 def test_it_counts_the_runs_that_there_will_be():
     assert short_trials.per_arm() == least_time.TRIALS
     assert short_trials.LEAST == least_time.LEAST_STEPS

@@ -186,6 +186,17 @@ def receipt(verb, path):
     return Receipt(verb, path, path, (), (), 0, 0, (), (), (), 0.0, 0.0, "")
 
 
+def test_a_load_that_memory_does_not_hold_is_refused(tmp_path, monkeypatch):
+    llama(tmp_path / "a", rows=400, width=120)
+    receipt = untie(tmp_path / "a", tmp_path / "b")
+    kilobytes = verify_load.LIBRARY_BYTES // 1024  # enough for the libraries, and for no model
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {kilobytes} kB\n")
+    monkeypatch.setattr("tiewise.checkpoint.untrusted.MEMINFO", str(tmp_path / "meminfo"))
+    outcome, why = words(receipt)
+    assert outcome == "not verified"
+    assert why.startswith("loading it needs 2.15 GB of memory, and 2.15 GB are free")
+
+
 def test_what_is_too_large_or_not_installed_is_not_loaded(tmp_path, monkeypatch):
     path = write_checkpoint(tmp_path / "a", llama_config(True), {"model.embed_tokens.weight": table()})
     assert "an adapter has no logits" in words(receipt("slim", path))[1]

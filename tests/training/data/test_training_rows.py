@@ -255,6 +255,13 @@ def test_blocks_are_contiguous_and_drop_the_rest():
             data[index]
 
 
+def test_pairs_have_no_rows_before_the_first_or_after_the_last():
+    data = rows(planted(), Packing(), count=5)
+    for index in (5, -1):
+        with pytest.raises(IndexError, match=f"row {index} of 5"):
+            data[index]
+
+
 @pytest.mark.parametrize(("count", "length"), [(9, 10), (0, 1), (9, 0), (9, -1)])
 def test_too_few_tokens(count, length):
     with pytest.raises(DataError, match=f"{count} tokens hold no block of {length}; give more text"):

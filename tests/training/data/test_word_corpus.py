@@ -90,12 +90,14 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
         *(((wrong, "valid.txt", "test.txt"), "no part of a file") for wrong in ("valid.txt@x", "valid.txt@")),
         (("empty.txt", "valid.txt", "test.txt"), "no words"),
         (("valid.txt", "valid.txt@0-1", "test.txt"), "no words"),
+        (("valid.txt", "test.txt", "blank.txt"), "no words"),
         (("binary.txt", "valid.txt", "test.txt"), "binary file"),
     ],
 )
 def test_what_cannot_be_used_leaves_nothing(files, said, corpus, tmp_path):
     (corpus / "train.txt").unlink()
     (corpus / "empty.txt").write_text("")
+    (corpus / "blank.txt").write_text("\n")  # the end of its line is its only token
     (corpus / "binary.txt").write_bytes(b"a\0b")
     for folder, match in ((corpus, said), (tmp_path / "nothing", "no corpus folder")):
         with pytest.raises(DataError, match=match) as refused:

@@ -10,6 +10,7 @@ from tests.training.conftest import differing, jobs_on, prose, refusal
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
+from tiewise.core.errors import RunError
 from tiewise.training.data.sentence_pairs import MARKS
 from tiewise.training.data.training_rows import mark
 from tiewise.training.folder import METRICS, read_json, read_lines
@@ -106,6 +107,13 @@ def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path, mon
         judged = out.logits.argmax(-1)[wanted] == given["labels"][wanted]
         assert len(judged) > 5
         assert line["train_accuracy"] == pytest.approx(judged[:5].float().mean().item())
+
+
+@pytest.mark.parametrize("name", ["dropout", "in_order", "short", "masking", "warmup", "clip"])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_negative_and_infinite_settings_are_refused(name, value):
+    with pytest.raises(RunError, match=rf"{name} = {value}; use zero or a positive number"):
+        replace(AlbertOptions(), **{name: value}).checked()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])

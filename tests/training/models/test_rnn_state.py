@@ -66,6 +66,7 @@ def test_generation_reads_every_token_once(settings):
     )
     assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False), wanted)
     assert lengths == [4, 1, 1, 1, 1, 1]
+    assert model.prepare_inputs_for_generation(prompt)["logits_to_keep"] == 1
 
 
 def test_padding_on_the_right_changes_nothing_and_what_cannot_be_read_is_refused():
