@@ -168,11 +168,10 @@ def part_ends(kind: str, how: str) -> ClassEnds | None:
     ends = names.classes.get(names.auto.get(how, "")) or class_ends(kind, None)
     if ends is None or how == "lm":
         return ends
-    bare = ends.renamed(lambda name: name.removeprefix(f"{ends.prefix}."))
-    layers = tuple(layer.removeprefix(f"{ends.prefix}.") for layer in ends.layers)
+    bare = ends.without_prefix()
     # a table that the part ties to another of its own, by the flag of its own level, is not looked for
     inputs = tuple(name for name in bare.inputs if f"{name}.weight" not in bare.tied)
-    return ClassEnds(inputs, positions=bare.positions, maps=bare.maps, layers=layers)
+    return ClassEnds(inputs, positions=bare.positions, maps=bare.maps, layers=bare.layers)
 
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:

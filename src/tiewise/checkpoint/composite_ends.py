@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tiewise.checkpoint.family_record import ClassEnds
 
@@ -24,29 +24,29 @@ class PartPlace(NamedTuple):
 
 def with_other_class(ends: ClassEnds, part: PartPlace, old: ClassEnds, new: ClassEnds) -> ClassEnds:
     """Return a composite's ends with the class `new` instead of `old` as a part."""
-    at, respelling = part.at, _Respelling(part.at, old, new)
+    at, inner = part.at, _inside(part, new)
+    respelling = _Respelling(at, old, new)
     moved = replace(
         ends,
-        inputs=_names(ends.inputs, at, new.inputs),
-        biases=_names(ends.biases, at, new.biases),
-        positions=_names(ends.positions, at, new.positions),
-        maps=_names(ends.maps, at, new.maps),
-        layers=_names(ends.layers, at, new.layers),
-        head={**_outside(ends.head, at), **_head_of_part(part, new)},
-        only_if={**_outside(ends.only_if, at), **_switches_of_part(part, new)},
-        wide={**_outside(ends.wide, at), **{at + name: times for name, times in new.wide.items()}},
-        tied=_ties(ends, at, new),
+        inputs=_with_part(ends.inputs, at, inner.inputs),
+        biases=_with_part(ends.biases, at, inner.biases),
+        positions=_with_part(ends.positions, at, inner.positions),
+        maps=_with_part(ends.maps, at, inner.maps),
+        layers=_with_part(ends.layers, at, inner.layers),
+        head={**_outside(ends.head, at), **inner.head},
+        only_if={**_outside(ends.only_if, at), **inner.only_if},
+        wide={**_outside(ends.wide, at), **inner.wide},
+        tied=_ties(ends, at, inner),
         disk=respelling.disk(ends),
         loads=respelling.loads(ends),
     )
-    if ends.output is None or not ends.output.startswith(at):
+    if not _has_head_in(ends, at):
         return moved
     levels = [level for level in ends.decides if level != part.path]
-    levels += [f"{part.path}.{level}".rstrip(".") for level in new.decides]
     return replace(
         moved,
-        output=None if new.output is None else at + new.output,
-        decides=tuple(dict.fromkeys(levels)),
+        output=inner.output,
+        decides=tuple(dict.fromkeys([*levels, *inner.decides])),
         always=new.always,
         never=new.never,
         joined=new.joined,
@@ -55,19 +55,48 @@ def with_other_class(ends: ClassEnds, part: PartPlace, old: ClassEnds, new: Clas
 
 def with_head_of_part(ends: ClassEnds, part: PartPlace, of_part: ClassEnds | None) -> ClassEnds:
     """Add the layers between body and head of a part, which a composite's data do not name."""
-    if of_part is None or ends.output is None or not ends.output.startswith(part.at):
+    if of_part is None or not _has_head_in(ends, part.at):
         return ends
+    inner = _inside(part, of_part)
+    return replace(ends, head={**ends.head, **inner.head}, only_if={**ends.only_if, **inner.only_if})
+
+
+def _has_head_in(ends: ClassEnds, at: str) -> bool:
+    """Return whether the head of a composite is a module of the part at `at`."""
+    return ends.output is not None and ends.output.startswith(at)
+
+
+def _inside(part: PartPlace, ends: ClassEnds) -> ClassEnds:
+    """Return the ends of a class under the names that they have as a part of a composite."""
+    at = part.at
+    output = ends.output
+    if output is not None:
+        output = at + output
     return replace(
         ends,
-        head={**ends.head, **_head_of_part(part, of_part)},
-        only_if={**ends.only_if, **_switches_of_part(part, of_part)},
+        inputs=_behind(at, ends.inputs),
+        output=output,
+        biases=_behind(at, ends.biases),
+        positions=_behind(at, ends.positions),
+        maps=_behind(at, ends.maps),
+        layers=_behind(at, ends.layers),
+        tied={at + target: at + source for target, source in ends.tied.items()},
+        decides=tuple(f"{part.path}.{level}".rstrip(".") for level in ends.decides),
+        head={at + name: _behind(at, others) for name, others in ends.head.items()},
+        only_if={at + name: (f"{part.path}.{key}", value) for name, (key, value) in ends.only_if.items()},
+        wide={at + name: times for name, times in ends.wide.items()},
     )
 
 
-def _names(composite: Iterable[str], at: str, of_part: Iterable[str]) -> tuple[str, ...]:
-    """Return a composite's names outside a part, and the names of the part's new class below it."""
+def _behind(at: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return names behind the prefix of a part."""
+    return tuple(at + name for name in names)
+
+
+def _with_part(composite: Iterable[str], at: str, inner: Iterable[str]) -> tuple[str, ...]:
+    """Return a composite's names outside a part, and the names of the part's new class."""
     outside = [name for name in composite if not name.startswith(at)]
-    return tuple(dict.fromkeys([*outside, *(at + name for name in of_part)]))
+    return tuple(dict.fromkeys([*outside, *inner]))
 
 
 def _outside(by_name: Mapping[str, Value], at: str) -> dict[str, Value]:
@@ -75,24 +104,16 @@ def _outside(by_name: Mapping[str, Value], at: str) -> dict[str, Value]:
     return {name: value for name, value in by_name.items() if not name.startswith(at)}
 
 
-def _head_of_part(part: PartPlace, ends: ClassEnds) -> dict[str, tuple[str, ...]]:
-    """Return `head` of a class as a composite with this class as a part has it."""
-    return {part.at + name: tuple(part.at + other for other in others) for name, others in ends.head.items()}
-
-
-def _switches_of_part(part: PartPlace, ends: ClassEnds) -> dict[str, tuple[str, Any]]:
-    """Return `only_if` of a class as a composite with this class as a part has it."""
-    return {part.at + name: (f"{part.path}.{key}", value) for name, (key, value) in ends.only_if.items()}
-
-
-def _ties(ends: ClassEnds, at: str, new: ClassEnds) -> dict[str, str]:
+def _ties(ends: ClassEnds, at: str, inner: ClassEnds) -> dict[str, str]:
     """Return {target: source} of a composite's ties; a head outside the part is tied to the part's new table."""
     ties = {target: source for target, source in ends.tied.items() if not source.startswith(at)}
-    ties |= {at + target: at + source for target, source in new.tied.items()}
-    has_outer_head = ends.output is not None and not ends.output.startswith(at)
+    ties |= inner.tied
+    if ends.output is None or _has_head_in(ends, at) or not inner.inputs:
+        return ties
     head = f"{ends.output}.weight"
-    if has_outer_head and new.inputs and ends.tied.get(head, "").startswith(at):
-        ties[head] = f"{at}{new.inputs[0]}.weight"
+    is_tied_to_part = ends.tied.get(head, "").startswith(at)
+    if is_tied_to_part:
+        ties[head] = f"{inner.inputs[0]}.weight"
     return ties
 
 
@@ -113,36 +134,47 @@ class _Respelling:
         """Return `disk` of the composite with the new class."""
         disk = _outside(ends.disk, self.at)
         for name, saved_as in ends.disk.items():
-            new_name, spellings = self._respelt(name, [saved_as])
-            if new_name is not None and spellings:
-                disk[new_name] = spellings[0]
+            old = self._renamed_end(name)
+            if old is not None and saved_as.endswith(old):
+                disk[self._new_name(name, old)] = self._new_name(saved_as, old)
         return disk
 
     def loads(self, ends: ClassEnds) -> dict[str, Sequence[str]] | None:
         """Return `loads` of the composite with the new class; None if neither class has other names."""
         if ends.loads is None and self.new.loads is None:
             return None
-        outer_loads, inner_loads = ends.loads or {}, self.new.loads or {}
-        loads = _outside(outer_loads, self.at)
-        for name, others in outer_loads.items():
-            new_name, spellings = self._respelt(name, others)
-            if new_name is not None:
-                loads[new_name] = spellings
+        loads = self._respelt_loads(ends.loads or {})
+        inner_loads = self.new.loads or {}
+        # the head comes last: of two ends that one name in a file may be loaded into, the last gets it
         new_names = [*self.new.inputs, *self.new.biases]
         if self.new.output is not None:
             new_names.append(self.new.output)
         for name in new_names:
-            spellings = [*loads.get(self.at + name, ())]
-            spellings += [self.at + other for other in inner_loads.get(name, ())]
+            full_name = self.at + name
+            spellings = [*loads.get(full_name, ()), *_behind(self.at, inner_loads.get(name, ()))]
             if ends.prefix:
-                spellings.append(f"{ends.prefix}.{self.at}{name}")
-            loads[self.at + name] = list(dict.fromkeys(spellings))
+                spellings.append(f"{ends.prefix}.{full_name}")
+            loads[full_name] = list(dict.fromkeys(spellings))
         return loads
 
-    def _respelt(self, name: str, others: Iterable[str]) -> tuple[str | None, list[str]]:
-        """Return a name of the old part, and other names of it, as those of the new part; None for any other name."""
+    def _respelt_loads(self, outer_loads: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return `loads` of the composite's data with the names of the old part as those of the new one."""
+        loads = _outside(outer_loads, self.at)
+        for name, others in outer_loads.items():
+            old = self._renamed_end(name)
+            if old is None:
+                continue
+            matching = [other for other in others if other.endswith(old)]
+            loads[self._new_name(name, old)] = [self._new_name(other, old) for other in matching]
+        return loads
+
+    def _renamed_end(self, name: str) -> str | None:
+        """Return the name within the old part of an end that the new part calls otherwise; None for any other name."""
         old = name.removeprefix(self.at)
         if not name.startswith(self.at) or old not in self.renamed:
-            return None, []
-        new = self.renamed[old]
-        return self.at + new, [other.removesuffix(old) + new for other in others if other.endswith(old)]
+            return None
+        return old
+
+    def _new_name(self, name: str, old: str) -> str:
+        """Return a name that ends with that of an end of the old part, with the new part's name of the end instead."""
+        return name.removesuffix(old) + self.renamed[old]

@@ -21,10 +21,13 @@ def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
     """Return the sizes of vocabularies that levels of a config name, and these with the extra rows of a family."""
     sizes = set[int]()
     for level in levels:
-        keys = [key for key in level if "vocab" in key and not _NO_VOCABULARY.search(key)]
-        named = [size for size in (count(level[key]) for key in keys) if size is not None]
-        for extra in _extra_rows(level):
-            sizes |= {size + extra for size in named}
+        extra_rows = _extra_rows(level)
+        for key, value in level.items():
+            if "vocab" not in key or _NO_VOCABULARY.search(key):
+                continue
+            size = count(value)
+            if size is not None:
+                sizes |= {size + extra for extra in extra_rows}
     return frozenset(sizes)
 
 
@@ -33,34 +36,48 @@ def _extra_rows(level: Mapping[str, Any]) -> set[int]:
     numbers = {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
     record = family(level.get("model_type"))
     extra = {0, record.extra_rows, numbers["additional_vocab_size"]}
-    extra.add(numbers["prompt_types"] * numbers["prompt_length"])
+    prompt_rows = numbers["prompt_types"] * numbers["prompt_length"]
+    extra.add(prompt_rows)
     if record.has_codebook_rows:
-        extra.add(numbers["num_codebooks"] * numbers["codebook_vocab_size"] + 1)
+        codebook_rows = numbers["num_codebooks"] * numbers["codebook_vocab_size"]
+        extra.add(codebook_rows + 1)
     return extra
 
 
 def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the config that transformers gives a class: the root, or the part that is of the class's family."""
     families = _families_of_class(name)
-    parts = [part for part in (config, config.get("text_config"), *config.values()) if isinstance(part, Mapping)]
-    for part in parts:
-        if part.get("model_type") in families:
+    types = set[str]()
+    for part in (config, config.get("text_config"), *config.values()):
+        if not isinstance(part, Mapping):
+            continue
+        model_type = part.get("model_type")
+        if model_type in families:
             return {**part, "architectures": [name]}
-    types = sorted({short(part["model_type"]) for part in parts if isinstance(part.get("model_type"), str)})
-    fix = f"choose a class of {' or '.join(types)}" if types else "write model_type into config.json"
+        if isinstance(model_type, str):
+            types.add(short(model_type))
+    fix = "write model_type into config.json"
+    if types:
+        fix = f"choose a class of {' or '.join(sorted(types))}"
     raise CheckpointError(f"{name} is of the family {families[0]}, and no part of the config is", fix)
 
 
 def _families_of_class(name: str) -> list[str]:
     """Return the families that have a class of this name; a CheckpointError if none has."""
-    classes_of = {kind: record.get("classes", {}) for kind, record in family_data()["families"].items()}
-    families = [kind for kind, classes in classes_of.items() if name in classes]
-    if not families:
-        near = similar(name, [each for classes in classes_of.values() for each in classes])
-        fix = f"did you mean {' or '.join(near)}?" if near else "write it as transformers does: LlamaForCausalLM"
-        what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
-        raise CheckpointError(what, fix)
-    return families
+    families, all_classes = list[str](), list[str]()
+    for kind, record in family_data()["families"].items():
+        classes = record.get("classes", {})
+        all_classes += classes
+        if name in classes:
+            families.append(kind)
+    if families:
+        return families
+    fix = "write it as transformers does: LlamaForCausalLM"
+    near = similar(name, all_classes)
+    if near:
+        fix = f"did you mean {' or '.join(near)}?"
+    what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
+    raise CheckpointError(what, fix)
 
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -78,8 +95,11 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Read the config of a quantisation: a config.json that has one, or a separate file of the tool."""
     record = read_json(os.fspath(path), most=2**24)
-    is_model_config = isinstance(record, dict) and "model_type" in record
-    if not isinstance(record, dict) or not record or (is_model_config and not quantisation(record)):
-        fix = "give a JSON file with quant_method, or a config.json that has quantization_config"
-        raise CheckpointError(f"{path}: no config of a quantisation", fix)
-    return quantisation(record) or record
+    if isinstance(record, dict):
+        section = quantisation(record)
+        if section:
+            return section
+        if record and "model_type" not in record:  # a separate file of the tool
+            return record
+    fix = "give a JSON file with quant_method, or a config.json that has quantization_config"
+    raise CheckpointError(f"{path}: no config of a quantisation", fix)

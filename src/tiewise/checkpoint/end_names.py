@@ -66,7 +66,7 @@ def _spellings(modules: StoredModules, ends: ClassEnds) -> list[ClassEnds]:
 
     styles = [ends.renamed(as_loaded), ends.renamed(as_saved), ends]
     if ends.prefix:  # as a body alone saves them, like GPT-2's first conversion
-        styles.append(ends.renamed(lambda name: name.removeprefix(f"{ends.prefix}.")))
+        styles.append(ends.without_prefix())
     return styles
 
 
@@ -81,14 +81,15 @@ def _inside_another_model(modules: StoredModules, styles: list[ClassEnds]) -> li
 
 def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
     """Return the prefixes behind which a file stores modules with the names of these ends, the shortest first."""
-    names = list(ends.inputs)
-    if ends.output:
-        names.append(ends.output)
     prefixes = set[str]()
-    for module in modules.called(names):
-        prefixes |= {module.removesuffix(name) for name in names if module.endswith(f".{name}")}
-    own = [prefix for prefix in prefixes if not is_foreign(prefix)]
-    return sorted(own, key=lambda prefix: (len(prefix), prefix))
+    for module in modules.called(ends.modules):
+        for name in ends.modules:
+            if not module.endswith(f".{name}"):
+                continue
+            prefix = module.removesuffix(name)
+            if not is_foreign(prefix):
+                prefixes.add(prefix)
+    return sorted(sorted(prefixes), key=len)
 
 
 class _InputMatch(NamedTuple):
@@ -108,19 +109,23 @@ def _by_names(modules: StoredModules) -> ClassEnds:
     if not matches:
         return ClassEnds(output=stored_output)
     best = min(matches)
-    module, output = best.module, best.output
-    if output not in modules.tables and stored_output is not None and stored_output != module:
+    output: str | None = best.output
+    if output not in modules.tables and stored_output not in (None, best.module):
         output = stored_output
+    inputs = [best.module]
     stacks = [name for name in modules.outer if _STACK.search(name)]
-    others = [name for name in stacks if name != module] if module in stacks else []
-    return ClassEnds(inputs=(module, *others), output=output)
+    if best.module in stacks:
+        stacks.remove(best.module)
+        inputs += stacks
+    return ClassEnds(inputs=tuple(inputs), output=output)
 
 
 def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
     """Return every stored module that has the name of a usual input table."""
+    pairs = usual().pairs
     matches = []
-    for module in modules.called(path for path, _ in usual().pairs):
-        for rank, (path, output) in enumerate(usual().pairs):
+    for module in modules.called([path for path, _ in pairs]):
+        for rank, (path, output) in enumerate(pairs):
             if claims.ends_with(module, path):
                 prefix = module.removesuffix(path)
                 matches.append(_InputMatch(is_foreign(prefix), rank, len(prefix), module, prefix + output))
@@ -130,10 +135,16 @@ def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
 def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
     """Return the first two matrices with a vocabulary's rows: one that sounds like a head, and one that does not."""
     sizes = {count(level.get("vocab_size")) for _, level in model_levels(config)}
-    sized = [module for module, table in modules.outer.items() if len(table.shape) == 2 and table.rows in sizes]
-    candidates = [module for module in sized if not claims.POSITION.search(module)]
-    heads = [module for module in candidates if _SOUNDS_LIKE_HEAD.search(module)]
-    tables = [module for module in candidates if module not in heads]
+    heads, tables = list[str](), list[str]()
+    for module, table in modules.outer.items():
+        if len(table.shape) != 2 or table.rows not in sizes:
+            continue
+        if claims.POSITION.search(module):
+            continue
+        if _SOUNDS_LIKE_HEAD.search(module):
+            heads.append(module)
+        else:
+            tables.append(module)
     return ClassEnds(inputs=tuple(tables[:1]), output=next(iter(heads), None))
 
 
@@ -144,13 +155,17 @@ def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
     Where an encoder and a decoder have separate tables, `shared` is a rest that no forward reads.
     """
     source = module_of(ends.tied.get(f"{ends.output}.weight", ""))[0]
-    stored = [name for name in ends.inputs if name in modules.tables]
-    candidates = stored or [name for name in ends.inputs if name == source] or list(ends.inputs)
     head = modules.tables.get(ends.output or "")
+    candidates = [name for name in ends.inputs if name in modules.tables]
+    if not candidates and source in ends.inputs:
+        return source
+    if not candidates:
+        candidates = list(ends.inputs)
 
-    def rank(name: str) -> tuple[bool, bool, bool, int]:
-        table = modules.tables.get(name)
-        fits = table is not None and head is not None and table.shape == head.shape
-        return not fits, "decoder" not in name, name != source, candidates.index(name)
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        has_other_shape = True
+        if head is not None and name in modules.tables:
+            has_other_shape = modules.tables[name].shape != head.shape
+        return has_other_shape, "decoder" not in name, name != source
 
     return min(candidates, key=rank, default=None)

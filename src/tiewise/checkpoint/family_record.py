@@ -86,6 +86,9 @@ class ClassEnds:
     def renamed(self, rename: Callable[[str], str]) -> ClassEnds:
         """Return the same ends under other names."""
 
+        def all_renamed(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(rename(name) for name in names)
+
         def tensor(name: str) -> str:
             module, parameter = module_of(name)
             has_entry = parameter != "weight" and rename(name) != name  # a bias may be renamed apart from its module
@@ -93,16 +96,28 @@ class ClassEnds:
                 return rename(name)
             return f"{rename(module)}.{parameter}"
 
+        output = self.output
+        if output is not None:
+            output = rename(output)
         return replace(
             self,
-            inputs=tuple(map(rename, self.inputs)),
-            output=None if self.output is None else rename(self.output),
-            biases=tuple(map(rename, self.biases)),
-            positions=tuple(map(rename, self.positions)),
-            maps=tuple(map(rename, self.maps)),
+            inputs=all_renamed(self.inputs),
+            output=output,
+            biases=all_renamed(self.biases),
+            positions=all_renamed(self.positions),
+            maps=all_renamed(self.maps),
             wide={rename(head): times for head, times in self.wide.items()},
             tied={tensor(target): tensor(source) for target, source in self.tied.items()},
         )
+
+    def without_prefix(self) -> ClassEnds:
+        """Return the same ends under the names that they have in the body alone."""
+        prefix = f"{self.prefix}."
+
+        def bare(name: str) -> str:
+            return name.removeprefix(prefix)
+
+        return replace(self.renamed(bare), layers=tuple(bare(layer) for layer in self.layers))
 
     def loaded_as(self, name: str) -> str | None:
         """Return the end or bias into which transformers loads the file's `name`; None for none.

@@ -66,8 +66,11 @@ class Roles:
         """Return whether one of the two tables is quantised, so that its shape does not count its rows."""
         if table.dtype not in FLOATING:
             return True
-        quantised_ends = [end for end in (self.input_end, self.output_end) if end.quantised]
-        return any(table in end.parts.values() for end in quantised_ends)
+        for end in (self.input_end, self.output_end):
+            tensors = end.parts.values()
+            if end.quantised and table in tensors:
+                return True
+        return False
 
     @property
     def counted(self) -> Stored | None:
@@ -101,7 +104,8 @@ class Roles:
 
 def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) -> Roles:
     """Find the roles from architecture data, else from usual names, else from shapes."""
-    config = config if isinstance(config, Mapping) else {}
+    if not isinstance(config, Mapping):
+        config = {}
     return _RoleSearch(StoredModules(tensors), config).roles()
 
 
@@ -112,7 +116,8 @@ class _RoleSearch:
     source: str  # how the ends were found
     names: ClassEnds  # their names in this file
     inputs: list[str]  # modules of the stored input tables, that of the head's partner first
-    tables: tuple[Stored, ...]  # their tables
+    stored_ends: list[str]  # `inputs`, and the head's module if it is stored
+    tables: tuple[Stored, ...]  # tables of `inputs`
     input: str | None  # module of the input table, stored or not
     output: str | None  # module of the head, stored or not
     head: Stored | None  # its table
@@ -128,25 +133,27 @@ class _RoleSearch:
         self.inputs = sorted(stored_inputs, key=lambda module: module != self.input)
         self.tables = tuple(modules.tables[module] for module in self.inputs)
         self.output = self._output()
-        self.head = modules.tables.get(self.output or "")
+        self.head = None
+        self.stored_ends = [*self.inputs]
+        if self.output in modules.tables:
+            self.head = modules.tables[self.output]
+            self.stored_ends.append(self.output)
         self.headless = tokenless or self._class_lacks_head()
 
     def roles(self) -> Roles:
         """Return the part of every stored tensor."""
-        stored_ends = list(self.tables)
-        if self.head is not None:
-            stored_ends.append(self.head)
+        end_tables = [self.modules.tables[module] for module in self.stored_ends]
         output = self.output
         if self.headless and self.head is None:
             output = None  # a class without a head looks for none
         return Roles(
             self.source,
-            input=self.tables[0] if self.tables else None,
-            input_name=None if self.input is None else f"{self.input}.weight",
+            input=next(iter(self.tables), None),
+            input_name=_weight_of(self.input),
             inputs=self.tables,
             output=self.head,
-            output_name=None if output is None else f"{output}.weight",
-            biases=tuple(self._biases({end.rows for end in stored_ends})),
+            output_name=_weight_of(output),
+            biases=tuple(self._biases({table.rows for table in end_tables})),
             positions=tuple(self._positions()),
             maps=tuple(self._maps()),
             headless=self.headless,
@@ -157,19 +164,23 @@ class _RoleSearch:
             known=self.known,
             unread=self._unread(),
             opaque=tuple(self._opaque()),
-            others=tuple(token_tables(self.modules.tensors, self.config, stored_ends)),
+            others=tuple(token_tables(self.modules.tensors, self.config, end_tables)),
         )
 
     def _output(self) -> str | None:
         """Return the module of the head: of a known class that stores none there, one under a usual name that fits."""
         output = self.names.output
-        if self.source != BY_DATA or output is None or output in self.modules.tables:
+        if self.source != BY_DATA or output is None:
+            return output
+        if output in self.modules.tables:
             return output
         usual_output = self.modules.usual_output()
         if usual_output is None or usual_output in self.names.inputs:
             return output
         rows = {table.rows for table in self.tables}
-        return usual_output if self.modules.tables[usual_output].rows in rows else output
+        if self.modules.tables[usual_output].rows not in rows:
+            return output
+        return usual_output
 
     def _class_lacks_head(self) -> bool:
         """Return whether the class has no token head, by the architecture data, else by the class's name."""
@@ -187,10 +198,12 @@ class _RoleSearch:
         """Yield the stored biases of the head, of as many numbers as an end has `rows`; empty `rows` fit any."""
         bias_names = {*self.names.biases}
         if self.output is not None:
-            bias_names |= {f"{self.output}.bias", f"{module_of(self.output)[0]}.bias"}
+            parent = module_of(self.output)[0]
+            bias_names |= {f"{self.output}.bias", f"{parent}.bias"}
         for name, tensor in self.modules.tensors.items():
-            has_bias_name = name in bias_names or any(claims.ends_with(name, bias) for bias in usual().biases)
-            if has_bias_name and self._has_bias_shape(name, tensor.shape, rows):
+            if name not in bias_names and not _has_usual_bias_name(name):
+                continue
+            if self._has_bias_shape(name, tensor.shape, rows):
                 yield tensor
 
     def _has_bias_shape(self, name: str, shape: tuple[int, ...], rows: set[int]) -> bool:
@@ -202,22 +215,26 @@ class _RoleSearch:
             return False
         if not rows:
             return True
-        return bool(shape) and (shape[-1] in rows or name in self.names.biases)
+        if not shape:
+            return False
+        return shape[-1] in rows or name in self.names.biases
 
     def _positions(self) -> Iterator[Stored]:
         """Yield the stored position tables."""
         for module, table in self.modules.outer.items():
-            is_position = module in self.names.positions or claims.POSITION.search(module)
-            if is_position and module not in (*self.inputs, self.output):
+            if module in self.stored_ends:
+                continue
+            if module in self.names.positions or claims.POSITION.search(module):
                 yield table
 
     def _maps(self) -> Iterator[Stored]:
         """Yield the stored matrices between table and hidden width."""
         for name, tensor in self.modules.tensors.items():
             module, parameter = module_of(name)
+            if parameter not in _MAP_PARAMETERS or len(tensor.shape) != 2:
+                continue
             is_map = module in self.names.maps or module.rpartition(".")[2] in usual().maps
-            is_matrix = parameter in _MAP_PARAMETERS and len(tensor.shape) == 2
-            if is_map and is_matrix and not in_layer(module):
+            if is_map and not in_layer(module):
                 yield tensor
 
     def _opaque(self) -> Iterator[Stored]:
@@ -234,30 +251,34 @@ class _RoleSearch:
     def _unread(self) -> dict[str, str]:
         """Return {name of a stored end: name that the class looks for} for the ends that transformers does not load."""
         unread = dict[str, str]()
-        ends = [*self.inputs] if self.output is None else [*self.inputs, self.output]
-        for module in ends:
-            if module not in self.modules.tables:
-                continue
+        for module in self.stored_ends:
             name = self.modules.tables[module].name
             stored_module = module_of(name)[0]
-            if self.known is not None:
-                is_loaded = self.known.loaded_as(stored_module) is not None
-            else:  # of an unknown class, wrappers alone are known
-                is_loaded = stored_module == module
-            if not is_loaded:
-                unread[name] = f"{self._saved_as(module)}.weight"
+            if self.known is None:
+                if stored_module != module:  # of an unknown class, wrappers alone are known
+                    unread[name] = f"{module}.weight"
+            elif self.known.loaded_as(stored_module) is None:
+                end = self._end_of(module, self.known)
+                saved_as = self.known.disk.get(end, end)
+                unread[name] = f"{saved_as}.weight"
         return unread
 
-    def _saved_as(self, module: str) -> str:
-        """Return the name under which the class saves the end that this file stores as `module`."""
-        if self.known is None:
-            return module
+    def _end_of(self, module: str, known: ClassEnds) -> str:
+        """Return the name in the class of the end that this file stores as `module`; `module` if the class has none."""
         if module == self.output:
-            end = self.known.output
-        else:
-            first = next(iter(self.known.inputs), None)
-            own_names = dict[str, str]()
-            if self.source == BY_DATA:
-                own_names = dict(zip(self.names.inputs, self.known.inputs, strict=True))
-            end = own_names.get(module, first)
-        return self.known.disk.get(end or "", end or module)
+            return known.output or module
+        class_names = dict[str, str]()
+        if self.source == BY_DATA:
+            class_names = dict(zip(self.names.inputs, known.inputs, strict=True))
+        first = next(iter(known.inputs), module)
+        return class_names.get(module, first)
+
+
+def _weight_of(module: str | None) -> str | None:
+    """Return the name of a module's table; None for no module."""
+    return None if module is None else f"{module}.weight"
+
+
+def _has_usual_bias_name(name: str) -> bool:
+    """Return whether a tensor is called as biases of heads usually are."""
+    return any(claims.ends_with(name, bias) for bias in usual().biases)
