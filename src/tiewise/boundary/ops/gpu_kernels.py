@@ -20,10 +20,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -31,7 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.fast_products import remembered
+from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import BACKENDS, LossOptions
 from tiewise.core.errors import RunError, UnsupportedError, one_line
 
@@ -57,6 +58,23 @@ class Kernel:
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]  # from options and bias
 
 
+def _liger_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
+    """Return the options as Liger's function takes them."""
+    return {
+        "bias": bias,
+        "ce_weight": None if o.class_weight is None else o.class_weight.float(),
+        "lse_square_scale": o.z_loss,
+        "label_smoothing": o.label_smoothing,
+        "softcap": o.softcap,
+        "accum_dtype": torch.float32,
+    }
+
+
+def _cce_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
+    """Return the options as Cut Cross-Entropy takes them, with nothing filtered."""
+    return {"softcap": o.softcap, "filter_eps": None, "impl": "cce"}
+
+
 KERNELS = {
     "liger": Kernel(
         "liger-kernel",
@@ -66,14 +84,7 @@ KERNELS = {
         # Before 0.8.2 `reduction="none"` multiplies all gradients by the first token's upstream.
         # Before 0.8.4 the padding behind the last word enters the softmax where there is a soft-cap.
         ("0.8.4", "0.8.5"),
-        lambda o, bias: {
-            "bias": bias,
-            "ce_weight": None if o.class_weight is None else o.class_weight.float(),
-            "lse_square_scale": o.z_loss,
-            "label_smoothing": o.label_smoothing,
-            "softcap": o.softcap,
-            "accum_dtype": torch.float32,
-        },
+        _liger_keywords,
     ),
     "cce": Kernel(
         "cut-cross-entropy",
@@ -81,7 +92,7 @@ KERNELS = {
         (torch.float16, torch.bfloat16),
         ("softcap", "logits"),
         ("25.1.1",),
-        lambda o, bias: {"softcap": o.softcap, "filter_eps": None, "impl": "cce"},
+        _cce_keywords,
     ),
 }
 
@@ -97,87 +108,119 @@ class Trials:
 
 TRIALS = Trials()
 
-# what does as `chunked.sweep`
-Sweep = Callable[[LossOptions, Any, torch.dtype, Any, Tensor | None], tuple[Tensor, Any]]
+Needs = tuple[bool, ...]  # which gradients: of features, weight, bias
+# a function with the arguments and results of `chunked.sweep`
+Sweep = Callable[[LossOptions, LossTensors, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
+Ways = dict[str, Sweep | None]  # by name of the backend; None: our own sweep
 
 
 class BrokenDevice(RunError):
     """A kernel left the GPU in a state in which nothing more can run there."""
 
 
-def maintained(name: str, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
-    """Return what does as our own sweep, `ours`, by the backend of this name; None where that is ours.
+def maintained(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> Sweep | None:
+    """Return the sweep of the backend of this name, which replaces `ours`; None where that is ours.
 
     Of a mean or a sum, its losses [1] are their sum. A RunError where TIEWISE_LOSS names no backend, or a kernel breaks
     the GPU's context; an UnsupportedError for a kernel that is not installed, or in a version that the tests do not
     run, that lacks an option, the type or the device, or that disagrees with ours.
     """
-    features, _, _, targets = tensors
+    tensors = LossTensors(*tensors)
     if name != "auto" and name not in KERNELS:
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
+    if not len(tensors.targets):
+        return None
     # the variable is for GPUs: a model may see its first batch before it is moved to one
-    if not len(targets) or (o.backend is None and not _has_kernels(features.device)):
+    if o.backend is None and not _has_kernels(tensors.features.device):
         return None
     if name != "auto":
         way = kernel_sweep(name, o, tensors, kind)
         _require_agreement(name, way, o, tensors, kind, ours)
         return way
-    ways: dict[str, Any] = {"tiewise": None}
+    ways: Ways = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
             ways[name] = kernel_sweep(name, o, tensors, kind)
-    return None if len(ways) == 1 else _fastest(ways, o, tensors, kind, ours)
+    if len(ways) == 1:
+        return None
+    return _fastest(ways, o, tensors, kind, ours)
 
 
-def _fastest(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> Any:
+def _fastest(ways: Ways, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> Sweep | None:
     """Return the fastest of `ways` by a trial, of this process or an earlier one."""
+    problem = _description(o, tensors, kind)
+    key = (*problem.values(), *ways)
+    if key not in TRIALS.times:
+        problem["torch"] = torch.__version__
+        for name in ways:
+            if name in KERNELS:
+                package = KERNELS[name].package
+                problem[package] = version(package)
+        times = remembered("losses.json", problem, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind, ours))
+        TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in ways}
+    fastest = min(ways, key=TRIALS.times[key].__getitem__)
+    return ways[fastest]
+
+
+def _description(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
+    """Return the properties of a problem on which the fastest way depends; sizes to a power of two."""
     features, weight, bias, targets = tensors
-    what = {
-        "device": torch.cuda.get_device_name(features.device) if features.is_cuda else features.device.type,
+    device = features.device.type
+    if features.is_cuda:
+        device = torch.cuda.get_device_name(features.device)
+    sizes = (min(len(targets), TOKENS), *weight.shape)
+    return {
+        "device": device,
         "type": str(kind),
         "options": " ".join(_options_used(o, bias, kind)),
         "losses": "by token" if o.reduction == "none" else "summed",
-        "shape": " ".join(str(2 ** round(math.log2(n))) for n in (min(len(targets), TOKENS), *weight.shape)),
+        "shape": " ".join(str(2 ** round(math.log2(size))) for size in sizes),
     }
-    key = (*what.values(), *ways)
-    if key not in TRIALS.times:
-        packages = {KERNELS[name].package: version(KERNELS[name].package) for name in ways if name in KERNELS}
-        what |= {"torch": torch.__version__, **packages}
-        found = remembered("losses.json", what, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind, ours))
-        TRIALS.times[key] = {name: found.get(f"{name}_ms", math.inf) for name in ways}
-    return ways[min(ways, key=TRIALS.times[key].__getitem__)]
 
 
 # how a kernel is compared with ours
 
 
-def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> dict[str, float]:
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A problem like the caller's, by which ways are timed and compared."""
+
+    options: LossOptions
+    problem: LossTensors
+    kind: torch.dtype
+    row_weight: Tensor
+
+    def run(self, way: Sweep) -> tuple[float, list[Tensor]]:
+        """Return the milliseconds and the results of one way."""
+        start = time.perf_counter()
+        results = _once(way, self.options, self.problem, self.kind, self.row_weight)
+        results[0].sum().item()  # a GPU has then done all of it
+        milliseconds = 1e3 * (time.perf_counter() - start)
+        return milliseconds, _sketched(results)
+
+
+def trial(ways: Ways, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> dict[str, float]:
     """Return the milliseconds of those of `ways` that run and agree with `ours`, each the least of three.
 
-    The tokens are drawn here, at most TOKENS of them; table and bias are the caller's. Only one gradient of the table
-    exists at a time: a step holds as much.
+    Tokens are random, at most TOKENS of them; table and bias are the caller's. Only one gradient of the table exists
+    at a time: a step holds as much.
     """
     features, weight, bias, targets = tensors
-    drawn = _drawn_tokens(min(TOKENS, len(targets)), weight.shape, features, o)
-    problem = (drawn[0], weight, bias, drawn[1])
-    row_weight = _uneven(o, len(drawn[1]), features)
-
-    def run(way: Any) -> tuple[float, list[Tensor]]:
-        start = time.perf_counter()
-        found = _once(way or ours, o, problem, kind, row_weight)
-        found[0].sum().item()  # a GPU has then done all of it
-        took = 1e3 * (time.perf_counter() - start)
-        return took, _sketched(found)
-
-    times, truth = {}, run(None)[1]
+    h, t = _random_tokens(min(TOKENS, len(targets)), weight.shape, features, o)
+    problem = _Trial(o, LossTensors(h, weight, bias, t), kind, _uneven(o, len(t), features))
+    times = {}
+    _, truth = problem.run(ours)
     for name, way in ways.items():
         with _recoverable(name, features.device):
-            if _distance(run(way)[1], truth) <= _tolerance(kind):
-                times[f"{name}_ms"] = min(run(way)[0] for _ in range(3))
+            _, results = problem.run(way or ours)
+            if _distance(results, truth) <= _tolerance(kind):
+                times[f"{name}_ms"] = min(problem.run(way or ours)[0] for _ in range(3))
     return times
 
 
-def _require_agreement(name: str, way: Any, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> None:
+def _require_agreement(
+    name: str, way: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+) -> None:
     """Refuse a kernel that, at its first use with this type and these options, disagrees with `ours`."""
     features, weight, bias, _ = tensors
     used = tuple(_options_used(o, bias, kind))
@@ -192,25 +235,35 @@ def _require_agreement(name: str, way: Any, o: LossOptions, tensors: Any, kind: 
         raise UnsupportedError(f"{what} ({kind}, reduction={o.reduction!r}{options})", "take backend='tiewise'")
 
 
-def agreement(way: Any, o: LossOptions, tensors: Any, kind: torch.dtype, ours: Any) -> float:
+def agreement(way: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> float:
     """Return the largest relative distance of loss or gradients from `ours`, on a small problem like this one."""
+    tensors = LossTensors(*tensors)
+    o, problem = _small_problem(o, tensors)
+    row_weight = _uneven(o, len(problem.targets), tensors.features)
+    results = [_once(sweep, o, problem, kind, row_weight) for sweep in (way, ours)]
+    return _distance(*results)
+
+
+def _small_problem(o: LossOptions, tensors: LossTensors) -> tuple[LossOptions, LossTensors]:
+    """Return random tensors like these, of fewer tokens and words, and options that fit them."""
     features, weight, bias, targets = tensors
-    n, v = min(SMALL[0], len(targets)), min(SMALL[1], len(weight))
+    n, v, width = min(SMALL[0], len(targets)), min(SMALL[1], len(weight)), weight.shape[1]
     draw = torch.Generator().manual_seed(1)
-    width = weight.shape[1]
     table = torch.randn(v, width, generator=draw, device="cpu").mul_(max(1, width) ** -0.5).to(weight)
-    shift = None if bias is None else torch.randn(v, generator=draw, device="cpu").to(bias)
-    classes = (
-        None if o.class_weight is None else torch.rand(v, generator=draw, device="cpu").add_(0.5).to(o.class_weight)
-    )
-    h, t = _drawn_tokens(n, (v, width), features, o)
-    o = replace(o, class_weight=classes)
-    runs = [_once(one, o, (h, table, shift, t), kind, _uneven(o, n, features)) for one in (way, ours)]
-    return _distance(*runs)
+    if bias is not None:
+        bias = torch.randn(v, generator=draw, device="cpu").to(bias)
+    if o.class_weight is not None:
+        classes = torch.rand(v, generator=draw, device="cpu").add_(0.5).to(o.class_weight)
+        o = replace(o, class_weight=classes)
+    h, t = _random_tokens(n, (v, width), features, o)
+    return o, LossTensors(h, table, bias, t)
 
 
-def _drawn_tokens(n: int, table: Any, features: Tensor, o: LossOptions) -> tuple[Tensor, Tensor]:
-    """Features [n, E] like the caller's, and targets [n] of which about every eighth is ignored, if n allows it."""
+def _random_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOptions) -> tuple[Tensor, Tensor]:
+    """Return features [n, E] like the caller's, and targets [n] for a table of that shape.
+
+    About every eighth target is ignored, if n allows it.
+    """
     draw = torch.Generator().manual_seed(2)
     v, width = table
     h = torch.randn(n, width, generator=draw, device="cpu")
@@ -220,7 +273,7 @@ def _drawn_tokens(n: int, table: Any, features: Tensor, o: LossOptions) -> tuple
 
 
 def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
-    """By how much each token's loss is multiplied: numbers of both signs [n], or one number of a mean or a sum."""
+    """Return factors on the losses: of both signs [n] by token, or one of a mean or a sum."""
     wide = torch.float32
     if o.reduction == "none":
         numbers = torch.linspace(-1, 2, n, dtype=wide, device="cpu")
@@ -229,41 +282,52 @@ def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
     return numbers.to(features.device)
 
 
-def _once(sweep: Sweep, o: LossOptions, problem: Any, kind: torch.dtype, row_weight: Tensor) -> list[Tensor]:
-    """Losses (of a mean or a sum, their sum) and gradients of features, table and bias."""
-    each, gradients = sweep(o, problem, kind, (True, True, problem[2] is not None), row_weight)
-    losses = each if o.reduction == "none" else each.sum()
+def _once(sweep: Sweep, o: LossOptions, problem: LossTensors, kind: torch.dtype, row_weight: Tensor) -> list[Tensor]:
+    """Return losses (of a mean or a sum, their sum) and gradients of features, table and bias."""
+    losses, gradients = sweep(o, problem, kind, (True, True, problem.bias is not None), row_weight)
+    if o.reduction != "none":
+        losses = losses.sum()
     return [losses, *(x for x in gradients if x is not None)]
 
 
-def _sketched(found: list[Tensor]) -> list[Tensor]:
-    """The same with the table's gradient [V, E] multiplied by random directions [E, SKETCH], which keeps distances."""
-    losses, by_features, by_weight, *by_bias = found
+def _sketched(results: list[Tensor]) -> list[Tensor]:
+    """Return the same with the table's gradient [V, E] multiplied by random directions.
+
+    These are [E, SKETCH], which keeps distances.
+    """
+    losses, by_features, by_weight, *by_bias = results
     draw = torch.Generator().manual_seed(3)
     directions = torch.randn(by_weight.shape[1], SKETCH, generator=draw, device="cpu").to(by_weight)
     return [losses, by_features, by_weight @ directions, *by_bias]
 
 
-def _distance(found: list[Tensor], truth: list[Tensor]) -> float:
-    """The largest relative distance between two lists of tensors; nan or inf where one is."""
-    pairs = zip(found, truth, strict=True)
-    distances = [((x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-30)).item() for x, y in pairs]
-    return max(distances, key=lambda one: math.inf if math.isnan(one) else one)
+def _distance(results: list[Tensor], truth: list[Tensor]) -> float:
+    """Return the largest relative distance between two lists of tensors; nan or inf where one is."""
+    distances = []
+    for x, y in zip(results, truth, strict=True):
+        difference, size = (x.double() - y.double()).norm(), y.double().norm()
+        distances.append(float(difference / size.clamp(min=1e-30)))
+    return max(distances, key=lambda distance: math.inf if math.isnan(distance) else distance)
 
 
 def _tolerance(kind: torch.dtype) -> float:
-    return TF32 if kind == torch.float32 and _rounds_to_tf32() else AGREES[kind]
+    """Return the distance from our results up to which a kernel agrees with them."""
+    if kind == torch.float32 and _rounds_to_tf32():
+        return TF32
+    return AGREES[kind]
 
 
 def _rounds_to_tf32() -> bool:
+    """Return whether torch may round fp32 products to TF32."""
     with suppress(RuntimeError):  # which torch raises where its newer flags are set
         return torch.get_float32_matmul_precision() != "highest"
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    precision: str = torch.backends.cuda.matmul.fp32_precision
+    return precision == "tf32"
 
 
 @contextmanager
 def _recoverable(name: str, device: torch.device) -> Iterator[None]:
-    """Within this block the kernel `name` may fail; a BrokenDevice where nothing runs on the GPU afterwards."""
+    """Let the kernel `name` fail in this block; a BrokenDevice where nothing runs afterwards."""
     try:
         yield
     except Exception as error:  # another's kernel may not compile here, or find no memory
@@ -276,31 +340,38 @@ def _recoverable(name: str, device: torch.device) -> Iterator[None]:
             raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 
-def kernel_sweep(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
+def kernel_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> Sweep:
     """Return the sweep of a kernel that can compute this; raises as `maintained`."""
-    kernel, (features, _, bias, _) = KERNELS[name], tensors
-    lacks = [option for option in _options_used(o, bias, kind) if option not in kernel.has]
-    if kind not in kernel.types:
-        lacks.append(f"products in {kind}".replace("torch.", ""))
+    kernel = KERNELS[name]
+    features, _, bias, _ = tensors
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
     if not _has_kernels(features.device):
         raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
+    lacks = [option for option in _options_used(o, bias, kind) if option not in kernel.has]
+    if kind not in kernel.types:
+        lacks.append(f"products in {kind}".replace("torch.", ""))
     if lacks:
         raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
-    place, function = kernel.place.split(":")
+    return _KernelSweep(_imported(kernel, name), kernel.keywords)
+
+
+def _imported(kernel: Kernel, name: str) -> Callable[..., Tensor]:
+    """Return the loss function of an installed package, in a version that the tests run."""
+    place, function_name = kernel.place.split(":")
     install = f"pip install {kernel.package}=={kernel.versions[-1]}"
     try:
-        found = getattr(import_module(place), function)
+        function: Callable[..., Tensor] = getattr(import_module(place), function_name)
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"backend={name!r} cannot be imported ({error})", install) from error
     has = _installed_version(kernel.package)
     if has not in kernel.versions:
         tested = " and ".join(kernel.versions)
         raise UnsupportedError(f"backend={name!r} is tested with {kernel.package} {tested}, not {has}", install)
-    return partial(_swept, name, found)
+    return function
 
 
 def _installed_version(package: str) -> str:
+    """Return the version of an installed package, looked up once."""
     if package not in TRIALS.versions:
         try:
             TRIALS.versions[package] = version(package)
@@ -310,48 +381,80 @@ def _installed_version(package: str) -> str:
 
 
 def _has_kernels(device: torch.device) -> bool:
+    """Return whether the kernels run on this device, or under triton's interpreter."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _options_used(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
-    """Name what a kernel has to have."""
-    kept = o.logits is not None and kind != torch.float32
-    asked = {
+    """Return the names of the options that a kernel must have."""
+    keeps_fp32 = o.logits is not None and kind != torch.float32
+    used = {
         "bias": bias is not None,
         "softcap": o.softcap is not None,
         "label_smoothing": o.label_smoothing,
         "z_loss": o.z_loss,
         "class_weight": o.class_weight is not None,
         "chunk": o.chunk is not None,
-        "logits": kept,
-        "scale beside logits": kept and o.scale != 1.0,  # the features would be rounded
+        "logits": keeps_fp32,
+        "scale beside logits": keeps_fp32 and o.scale != 1.0,  # the features would be rounded
     }
-    return [option for option, yes in asked.items() if yes]
+    return [option for option, is_used in used.items() if is_used]
 
 
-def _swept(
-    name: str, function: Any, o: LossOptions, tensors: Any, kind: torch.dtype, wanted: Any, row_weight: Any
-) -> tuple[Tensor, list[Tensor | None]]:
-    *inputs, targets = tensors
-    # Liger finds a gradient of the table only where the features have one
-    needed = (any(wanted), *wanted[1:3])
-    with torch.autocast(targets.device.type, enabled=False), torch.enable_grad():
-        factors: Any = [None if x is None else x.detach().to(kind) for x in inputs]
-        if o.scale != 1.0:
-            factors[0] = factors[0] * o.scale
-        leaves = [x.requires_grad_() for x, need in zip(factors, needed, strict=True) if need]
-        h, weight, bias = factors
-        each = function(
-            *(h, weight, targets),
-            ignore_index=o.ignore_index,
-            reduction="none" if o.reduction == "none" else "sum",
-            **KERNELS[name].keywords(o, bias),
-        )
-        upstream = torch.ones_like(each) if row_weight is None else row_weight.to(each.dtype).expand_as(each)
-        found = iter(torch.autograd.grad(each, leaves, upstream) if leaves else ())
-    gradients: Any = [next(found).float() if need else None for need in needed]
-    if not wanted[0]:
-        gradients[0] = None
-    elif o.scale != 1.0:
-        gradients[0].mul_(o.scale)
-    return each.detach().reshape(-1), gradients
+@dataclass(frozen=True, eq=False)
+class _KernelSweep:
+    """A sweep by another package's loss function, which autograd differentiates."""
+
+    function: Callable[..., Tensor]
+    keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]
+
+    def __call__(
+        self, o: LossOptions, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+    ) -> tuple[Tensor, Gradients]:
+        """Do what `chunked.sweep` does."""
+        # Liger computes a gradient of the table only where the features have one
+        computed = (any(needs), *needs[1:3])
+        with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():
+            converted = _detached(o, tensors, kind)
+            leaves: list[Tensor] = []
+            for x, is_computed in zip(converted[:3], computed, strict=True):
+                if is_computed:
+                    assert x is not None, "a missing bias needs no gradient"
+                    leaves.append(x.requires_grad_())
+            losses = self._losses(o, converted)
+            results = iter(_gradients(losses, leaves, row_weight))
+        gradients: Gradients = [next(results).float() if is_computed else None for is_computed in computed]
+        if not needs[0]:
+            gradients[0] = None
+        elif gradients[0] is not None and o.scale != 1.0:
+            gradients[0].mul_(o.scale)
+        return losses.detach().reshape(-1), gradients
+
+    def _losses(self, o: LossOptions, tensors: LossTensors) -> Tensor:
+        """Return the losses [N], or the sum of a mean's or a sum's."""
+        features, weight, bias, targets = tensors
+        reduction = "none" if o.reduction == "none" else "sum"
+        keywords = self.keywords(o, bias)
+        return self.function(features, weight, targets, ignore_index=o.ignore_index, reduction=reduction, **keywords)
+
+
+def _detached(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
+    """Return the tensors in the type of the products, outside the caller's graph, and the features scaled."""
+    features, weight, bias, targets = tensors
+    features = features.detach().to(kind)
+    if o.scale != 1.0:
+        features = features * o.scale
+    if bias is not None:
+        bias = bias.detach().to(kind)
+    return LossTensors(features, weight.detach().to(kind), bias, targets)
+
+
+def _gradients(losses: Tensor, leaves: Sequence[Tensor], row_weight: Tensor | None) -> Sequence[Tensor]:
+    """Return the gradients of Σ row_weight_i · loss_i by the leaves."""
+    if not leaves:
+        return ()
+    if row_weight is None:
+        upstream = torch.ones_like(losses)
+    else:
+        upstream = row_weight.to(losses.dtype).expand_as(losses)
+    return torch.autograd.grad(losses, leaves, upstream)
