@@ -91,8 +91,9 @@ def _answer(record: Record) -> list[str]:
 def _published_panels(plan: Plan) -> list[Panel]:
     """Return figures of BERT and ALBERT for a plan of one of their published sizes."""
     model = plan.architecture
-    is_published = (model.family, model.width, model.layers) in PRESETS.values()
-    return [preset_panel(), score_panel()] if is_published else []
+    if (model.family, model.width, model.layers) not in PRESETS.values():
+        return []
+    return [preset_panel(), score_panel()]
 
 
 def _choices(record: Record) -> dict[str, Record]:
@@ -105,14 +106,19 @@ def _outcome(choice: Record) -> str:
     """Say how many parameters a choice has, and how many fewer than the model untied and unshared."""
     total, saved, share = choice["parameters"]["total"], choice["saved"], choice["saved_share"]
     if total is None:
-        fewer = f", {count(saved)} fewer than untied and unshared" if saved else ""
-        return f"the total is not counted{fewer}"
-    if "parameters.total" in choice["estimated"]:
-        about, text = "≈ ", plan_rows.short(total)
-    else:
-        about, text = "", count(total)
-    fewer = f", {about}{plan_rows.percent(share)} fewer than untied and unshared" if saved > 0 else ""
-    return f"{about}{text} parameters{fewer}"
+        outcome = "the total is not counted"
+        if saved:
+            outcome += f", {count(saved)} fewer than untied and unshared"
+        return outcome
+    is_estimated = "parameters.total" in choice["estimated"]
+    show: Callable[[float], str] = count
+    if is_estimated:
+        show = _about(plan_rows.short)
+    outcome = f"{show(total)} parameters"
+    if saved > 0:
+        show_share = _about_if(is_estimated, plan_rows.percent)
+        outcome += f", {show_share(share)} fewer than untied and unshared"
+    return outcome
 
 
 def model_panels(plan: Plan) -> list[Panel]:
@@ -126,7 +132,7 @@ def model_panels(plan: Plan) -> list[Panel]:
 def share_panel(record: Record) -> Panel:
     """Draw the share of every group of components in the whole, by choice."""
     shares = {name: _shares_of_groups(choice["parameters"]) for name, choice in _choices(record).items()}
-    show = _about(record["model"]["estimated"], plan_rows.percent)
+    show = _about_if(record["model"]["estimated"], plan_rows.percent)
     why = "A table at both ends is counted once."
     panel = stacked(shares, "Shares of the whole", "share of all parameters", show, why)
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")
@@ -146,7 +152,9 @@ def _shares_of_groups(parameters: Mapping[str, int]) -> dict[str, float]:
 
 def memory_panel(record: Record) -> Panel:
     """Draw bytes of a training step by choice, with AdamW, the fused loss and an estimate of activations."""
-    optimizer = "adamw" if record["setting"]["dtype"] == "float32" else "adamw-bf16-master"
+    optimizer = "adamw-bf16-master"
+    if record["setting"]["dtype"] == "float32":
+        optimizer = "adamw"
     activations = record["activation_bytes"]["kept"]
     bars = {}
     for name, choice in _choices(record).items():
@@ -161,7 +169,7 @@ def memory_panel(record: Record) -> Panel:
             parts["activations (estimate)"] = activations
         bars[name] = parts
     why = "With AdamW and the fused loss."
-    panel = stacked(bars, "Memory of a training step", "bytes", _about(record["model"]["estimated"], size), why)
+    panel = stacked(bars, "Memory of a training step", "bytes", _about_if(record["model"]["estimated"], size), why)
     panel.figure.update_xaxes(tickformat="~s", ticksuffix="B")
     return panel
 
@@ -174,7 +182,7 @@ def sharing_panels(plan: Plan) -> list[Panel]:
     show: Callable[[float], str] = count
     totals: dict[str, float] = {kind: budget(model, model.boundary, SharingSpec(kind)).total for kind in KINDS}
     if model.estimated:
-        show = _about(True, plan_rows.short)
+        show = _about(plan_rows.short)
         totals = {kind: rounded(total) for kind, total in totals.items()}
     bars = {f"share {kind}": {"parameters": total} for kind, total in totals.items()}
     panel = stacked(bars, "What sharing layers leaves", UNIQUE, show, "The work stays the same.")
@@ -182,10 +190,15 @@ def sharing_panels(plan: Plan) -> list[Panel]:
     return [panel]
 
 
-def _about(estimated: bool, show: Callable[[float], str]) -> Callable[[float], str]:
+def _about_if(estimated: bool, show: Callable[[float], str]) -> Callable[[float], str]:
     """Return `show`, or if its numbers are estimates a function that marks them ≈."""
-    if not estimated:
-        return show
+    if estimated:
+        return _about(show)
+    return show
+
+
+def _about(show: Callable[[float], str]) -> Callable[[float], str]:
+    """Return a function that writes a number as `show` does, and marks it ≈ as an estimate."""
     return lambda value: f"≈ {show(value)}"
 
 
@@ -252,8 +265,11 @@ def score_panel() -> Panel:
     figure = go.Figure()
     published = results(ALBERT_AVERAGE)
     for kind, look in styles(_sharing_of(result) for result in published).items():
-        by_score = {result.value: result for result in reversed(published) if _sharing_of(result) == kind}
-        _add_scores(figure, kind, look, list(by_score.values()))
+        first_by_score: dict[float, Result] = {}
+        for result in reversed(published):
+            if _sharing_of(result) == kind:
+                first_by_score[result.value] = result
+        _add_scores(figure, kind, look, list(first_by_score.values()))
     figure.update_xaxes(type="log", title="parameters, as printed", exponentformat="B", dtick="D2", range=[6.9, 8.6])
     figure.update_yaxes(range=[78.5, 89.8])
     rows = []
@@ -274,8 +290,12 @@ def _sharing_of(result: Result) -> str:
 
 def _add_scores(figure: go.Figure, kind: str, look: Style, scores: Sequence[Result]) -> None:
     """Add the published results of one kind of sharing."""
-    # variations of the base size are too close to each other for names, and have the hover's
-    names = ["" if "," in result.model else result.model.removeprefix("ALBERT-") for result in scores]
+    names, hover_texts = [], []
+    for result in scores:
+        # variations of the base size are too close to each other for names, and have the hover's
+        is_variation = "," in result.model
+        names.append("" if is_variation else result.model.removeprefix("ALBERT-"))
+        hover_texts.append([html.escape(result.model), f"{result.per_million:.3g}", result.source])
     figure.add_scatter(
         x=[result.parameters_printed for result in scores],
         y=[result.value for result in scores],
@@ -286,6 +306,6 @@ def _add_scores(figure: go.Figure, kind: str, look: Style, scores: Sequence[Resu
         textposition="top center",
         textfont_size=11,
         cliponaxis=False,
-        customdata=[[html.escape(each.model), f"{each.per_million:.3g}", each.source] for each in scores],
+        customdata=hover_texts,
         hovertemplate="%{customdata[0]}: %{y}, %{customdata[1]} per million<extra>%{customdata[2]}</extra>",
     )

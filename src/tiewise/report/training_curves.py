@@ -28,20 +28,24 @@ class OverTraining:
 
 
 def _validation_loss(point: CurvePoint) -> float | None:
+    """Return the loss on validation text."""
     return point.heldout_nll
 
 
 def _training_loss(point: CurvePoint) -> float | None:
+    """Return the loss of the step's batch."""
     return point.train_nll
 
 
 def _head_share(point: CurvePoint) -> float | None:
+    """Return the head path's share of the norms of both gradients."""
     if point.path_a is None or point.path_b is None:
         return None
     return ratio(point.path_b, point.path_a + point.path_b)
 
 
 def _cosine(point: CurvePoint) -> float | None:
+    """Return the cosine of both paths' gradients."""
     return point.cosine
 
 
@@ -82,9 +86,9 @@ def over_training(curves: Moments, reference: str, measured: OverTraining) -> tu
         reference: the arm whose value of the same seed is taken away, if the measure asks for it.
         measured: the number that is drawn.
     """
-    values: dict[str, ValuesOfSeeds] = {
-        arm: {seed: _values(points, measured) for seed, points in by_seed.items()} for arm, by_seed in curves.items()
-    }
+    values: dict[str, ValuesOfSeeds] = {}
+    for arm, by_seed in curves.items():
+        values[arm] = {seed: _values(points, measured) for seed, points in by_seed.items()}
     if measured.paired:
         of_reference = values.pop(reference)
         values = {arm: _minus(of_arm, of_reference) for arm, of_arm in values.items()}
@@ -131,10 +135,14 @@ def _curves_of_seeds(template: Curve, values: ValuesOfSeeds) -> list[Curve]:
     """Return a curve for each seed over the steps that all seeds have. Empty if there are no such steps."""
     if not values:
         return []
-    steps = tuple(sorted(set.intersection(*(set(of_seed) for of_seed in values.values()))))
+    steps_of_seeds = [set(of_seed) for of_seed in values.values()]
+    steps = tuple(sorted(set.intersection(*steps_of_seeds)))
     if not steps:
         return []
-    return [replace(template, x=steps, y=tuple(values[seed][step] for step in steps)) for seed in sorted(values)]
+    curves = []
+    for _, of_seed in sorted(values.items()):
+        curves.append(replace(template, x=steps, y=tuple(of_seed[step] for step in steps)))
+    return curves
 
 
 def _mean_curve(curves: Sequence[Curve]) -> Curve:
