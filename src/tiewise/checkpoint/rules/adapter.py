@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
@@ -42,7 +42,11 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
 
 def _updates_of_kind(facts: AdapterFacts, *kinds: str) -> list[EndUpdate]:
     """Return the updates of the two ends that are of one of some kinds."""
-    return [update for update in (facts.input, facts.output) if update is not None and update.kind in kinds]
+    updates = list[EndUpdate]()
+    for update in (facts.input, facts.output):
+        if update is not None and update.kind in kinds:
+            updates.append(update)
+    return updates
 
 
 def _unknown_effect(facts: AdapterFacts) -> Told:
@@ -111,8 +115,7 @@ def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
 
 def _effect_of_merge(base: Facts) -> str:
     """Return the effect on tables and flags of merging two tables into a tied base."""
-    true_levels = [claim.level for claim in base.claims.levels if claim.written]
-    nested = [dotted(level) for level in true_levels if level]
+    nested = [dotted(claim.level) for claim in base.claims.levels[1:] if claim.written]  # the first is the root
     if nested:
         return f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
     return "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
@@ -244,20 +247,30 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     Sources: vllm#41754; vllm#38844
     """
     base = facts.base
-    if base is None or not base.complete:
+    if base is None or not base.complete or facts.listed("target_parameters"):
         return
-    if facts.listed("target_parameters"):
-        return
-    # a whole module that the base lacks is a new head: of it the adapter brings every number
-    modules = [module for module, parts in facts.parts.items() if not parts.keys() <= {"weight", "bias"}]
+    modules = _modules_of_base(facts)
     lost = [module for module in modules if module not in facts.base_modules]
     if not lost:
         return
-    what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
     severity: Severity = "warning"
     if base.roles.known is not None:
         severity = "error"
+    what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
     yield Said(short(facts.path.name), what, _way_to_names(facts, lost), severity=severity)
+
+
+def _modules_of_base(facts: AdapterFacts) -> list[str]:
+    """Return the modules that the base must have.
+
+    A whole module that the base lacks is a new head: of it the adapter brings every number.
+    """
+    modules = list[str]()
+    for module, parts in facts.parts.items():
+        is_whole = parts.keys() <= {"weight", "bias"}
+        if not is_whole:
+            modules.append(module)
+    return modules
 
 
 def _way_to_names(facts: AdapterFacts, lost: list[str]) -> str:
@@ -266,10 +279,12 @@ def _way_to_names(facts: AdapterFacts, lost: list[str]) -> str:
     if prefixes is None:
         return f"give the base that it was trained on ({short(facts.config.get('base_model_name_or_path'))})"
     old, new = prefixes
-    in_base = {name.removeprefix(new) for name in facts.base_modules if name.startswith(new)}
-    right = [module for module in lost if module.startswith(old) and module.removeprefix(old) in in_base]
+    right = 0
+    for module in lost:
+        if module.startswith(old) and new + module.removeprefix(old) in facts.base_modules:
+            right += 1
     fix = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
-    return f"{fix}: right for {len(right):,} of them"
+    return f"{fix}: right for {right:,} of them"
 
 
 def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
@@ -303,15 +318,17 @@ def adapter_copies(facts: AdapterFacts) -> Told:
 
 def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Told:
     """Report a full copy of a table if it changes at most half of the rows."""
-    if copy.shape != table.shape or not {copy.dtype, table.dtype} <= set(FLOATING):
+    are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
+    if copy.shape != table.shape or not are_plain:
         return
     with doing("comparing the adapter's copy with the base", copy.nbytes):
         changed = len(changed_rows(copy, table))
-    if copy.rows and changed <= copy.rows // 2:
-        row_bytes = copy.nbytes // copy.rows
-        share = f"{changed:,} of {copy.rows:,}, {size(changed * row_bytes)} of {size(copy.nbytes)}"
-        what = f"{short(copy.name)} is a copy of {describe(table)}; rows that are not the base's: {share}"
-        yield short(copy.name), what, facts.command("slim")
+    rows = copy.rows
+    if rows and changed <= rows // 2:
+        where, row_bytes = short(copy.name), copy.nbytes // rows
+        what = f"{where} is a copy of {describe(table)}; rows that are not the base's: {changed:,} of {rows:,}"
+        what += f", {size(changed * row_bytes)} of {size(copy.nbytes)}"
+        yield where, what, facts.command("slim")
 
 
 # parts of a module at which llama.cpp's converter stops
@@ -336,11 +353,13 @@ def adapter_engines(facts: AdapterFacts) -> Told:
         yield short(facts.path.name), "; ".join(stops), facts.command("merge")
 
 
-def _tensors(facts: AdapterFacts, parts: Collection[str]) -> list[str]:
+def _tensors(facts: AdapterFacts, *parts: str) -> list[str]:
     """Return the names of the adapter's tensors that are one of some parts of a module."""
     tensors = list[str]()
     for module, stored in facts.parts.items():
-        tensors += [f"{module}.{part}" for part in stored if part in parts]
+        for part in stored:
+            if part in parts:
+                tensors.append(f"{module}.{part}")
     return tensors
 
 
@@ -355,7 +374,7 @@ def _vllm(facts: AdapterFacts) -> str:
     for flag in ("use_dora", "lora_bias"):
         if facts.config.get(flag) is True:
             return f"vLLM stops at {flag}"
-    trained_rows = _tensors(facts, (DELTA,))
+    trained_rows = _tensors(facts, DELTA)
     if trained_rows:
         return f"vLLM stops at {names(trained_rows)}"
     return ""
@@ -372,7 +391,8 @@ def _sglang(facts: AdapterFacts) -> str:
         return "SGLang stops at target_modules, a pattern"
     listed = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
     unnamed = {"embed_tokens", "lm_head"} - listed
-    ignored = [name for name in _tensors(facts, ("weight", DELTA)) if name.split(".")[-2] in unnamed]
+    tables = _tensors(facts, "weight", DELTA)
+    ignored = [name for name in tables if name.split(".")[-2] in unnamed]
     if ignored:
         return f"SGLang passes by {names(ignored)} without a word"
     return ""
@@ -380,7 +400,7 @@ def _sglang(facts: AdapterFacts) -> str:
 
 def _llama_cpp(facts: AdapterFacts) -> str:
     """Return the sentence on the parts of an adapter that llama.cpp's converter refuses; empty if it converts all."""
-    stops = _tensors(facts, STOPS)
+    stops = _tensors(facts, *STOPS)
     if stops:
         return f"llama.cpp's converter stops at {names(stops)}"
     if facts.base is None or facts.output is None:

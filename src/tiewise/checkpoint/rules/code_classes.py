@@ -32,7 +32,13 @@ class Assigned(NamedTuple):
 
     name: str  # as written
     line: int  # in its file
-    entries: tuple[str, ...] | None  # the texts of a list, tuple or set; None where the value is something else
+    entries: tuple[str, ...]  # the texts of a list, tuple or set; empty where the value is something else
+    is_list: bool  # the value is a list, tuple or set
+
+    @property
+    def is_list_of_keys(self) -> bool:
+        """Return whether it gives the keys as transformers 4 took them."""
+        return self.is_list and self.name == KEYS
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,11 @@ class CodeClass:
     tie_weights: int | None  # line of its own `tie_weights` of the old form, which takes no arguments; else None
     methods: frozenset[str]  # names of its own
     names_flag: bool  # `tie_word_embeddings` stands somewhere in it
-    keyed: bool  # it assigns `_tied_weights_keys`
+
+    @property
+    def keyed(self) -> bool:
+        """Return whether it assigns `_tied_weights_keys`."""
+        return any(assigned.name == KEYS for assigned in self.tied)
 
 
 def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
@@ -91,20 +101,23 @@ def parsed_classes(text: bytes, path: Path) -> list[ast.ClassDef]:
 def _summary(node: ast.ClassDef, file: str) -> CodeClass:
     """Return the facts of one class."""
     nodes = list(ast.walk(node))
-    tied = _assigned_keys(nodes)
-    bases = [last_name(base) for base in node.bases]
-    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    bases = map(last_name, node.bases)
+    methods = _methods(node)
     return CodeClass(
         file,
         node.lineno,
         node.name,
-        bases=tuple(base for base in bases if base is not None),
-        tied=tied,
+        bases=tuple(filter(None, bases)),
+        tied=_assigned_keys(nodes),
         tie_weights=_line_of_old_form(methods.get("tie_weights")),
         methods=frozenset(methods),
         names_flag=any(map(_is_flag, nodes)),
-        keyed=KEYS in [assigned.name for assigned in tied],
     )
+
+
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    """Return the functions in the body of a class by name."""
+    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
 
 
 def _assigned_keys(nodes: Iterable[ast.AST]) -> tuple[Assigned, ...]:
@@ -113,9 +126,11 @@ def _assigned_keys(nodes: Iterable[ast.AST]) -> tuple[Assigned, ...]:
     for node in nodes:
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
-        for name in map(_attribute_name, _targets(node)):
+        for target in _targets(node):
+            name = _attribute_name(target)
             if name == KEYS or _MISNAMED.fullmatch(name):
-                assignments.append(Assigned(name, node.lineno, _texts(node.value)))
+                is_list = isinstance(node.value, ast.List | ast.Tuple | ast.Set)
+                assignments.append(Assigned(name, node.lineno, _texts(node.value), is_list))
     return tuple(assignments)
 
 
@@ -130,15 +145,17 @@ def _attribute_name(target: ast.expr) -> str:
     """Return the attribute that an assignment sets on the class or its object; empty for another object's."""
     if isinstance(target, ast.Attribute) and last_name(target.value) not in ("self", "cls"):
         return ""
-    return last_name(target) or ""
+    return last_name(target)
 
 
-def _texts(value: ast.expr | None) -> tuple[str, ...] | None:
-    """Return the texts of a list, tuple or set; None for any other value."""
-    if not isinstance(value, ast.List | ast.Tuple | ast.Set):
-        return None
-    constants = (item.value for item in value.elts if isinstance(item, ast.Constant))
-    return tuple(text for text in constants if isinstance(text, str))
+def _texts(value: ast.expr | None) -> tuple[str, ...]:
+    """Return the texts of a list, tuple or set; empty for any other value."""
+    texts = list[str]()
+    if isinstance(value, ast.List | ast.Tuple | ast.Set):
+        for item in value.elts:
+            if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                texts.append(item.value)
+    return tuple(texts)
 
 
 def _is_flag(node: ast.AST) -> bool:
@@ -162,10 +179,10 @@ def _line_of_old_form(tie_weights: ast.FunctionDef | None) -> int | None:
     return tie_weights.lineno
 
 
-def last_name(node: ast.expr) -> str | None:
-    """Return the last part of a dotted name; None for any other expression."""
+def last_name(node: ast.expr) -> str:
+    """Return the last part of a dotted name; empty for any other expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
         return node.attr
-    return None
+    return ""

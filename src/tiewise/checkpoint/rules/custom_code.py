@@ -8,7 +8,7 @@ from typing import Any
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.rules.code_classes import ARGUMENTS, KEYS, CodeClass, read_code
+from tiewise.checkpoint.rules.code_classes import ARGUMENTS, KEYS, Assigned, CodeClass, read_code
 from tiewise.checkpoint.rules.rule import Said, Severity, Told, rule
 from tiewise.checkpoint.untrusted import object_of, short
 
@@ -16,7 +16,7 @@ MOST_ANCESTORS = 100
 _SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
 _MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
 _PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys
-_BASE_CONFIG = re.compile(r"Pre[tT]rainedConfig")
+_BASE_CONFIGS = {"PretrainedConfig", "PreTrainedConfig"}
 
 
 @rule("B023", "error", "the code that comes with a checkpoint ties as transformers 5 asks")
@@ -40,17 +40,13 @@ def custom_code(facts: Facts) -> Told:
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
         above = _ancestors(classes, code)
-        if code.name in models or _derives_from_model(above):
+        derives_from_model = any(map(_MODEL.fullmatch, above))
+        if derives_from_model or code.name in models:
             inherits_keys = _inherits_keys(classes, above)
             yield from _model_findings(facts, code, inherits_keys)
     config = classes.get(used.get("AutoConfig", ""))
     if config is not None:
         yield from _missing_default(facts, config)
-
-
-def _derives_from_model(above: list[str]) -> bool:
-    """Return whether a class is a model by the names of its bases."""
-    return any(map(_MODEL.fullmatch, above))
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
@@ -68,61 +64,69 @@ def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
 
 def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
     """Return whether a base class declares tied keys, or may. One may that the folder lacks and is no plain base."""
-    own_keys = [classes[name].keyed for name in above if name in classes]
-    foreign = [name for name in above if name not in classes]
-    return any(own_keys) or not all(map(_PLAIN.fullmatch, foreign))
+    for name in above:
+        if name in classes:
+            if classes[name].keyed:
+                return True
+        elif not _PLAIN.fullmatch(name):
+            return True
+    return False
 
 
 def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
     """Report how a model's class ties otherwise than transformers 5 asks. `inherits`: a base may declare keys."""
-    has_keys = code.keyed or inherits
+    lacks_keys = not inherits and not code.keyed
     for assigned in code.tied:
-        if assigned.name == KEYS and assigned.entries is not None:
-            yield _list_of_keys(facts, code, assigned.line, assigned.entries)
-        elif not has_keys:
-            what = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
-            fix = _assignment(facts, assigned.entries or ())
-            yield _finding("error", code, assigned.line, what, fix)
-    if facts.claims.tied and not code.tied and not inherits:
+        if assigned.is_list_of_keys:
+            yield _list_of_keys(facts, code, assigned)
+        elif lacks_keys:
+            yield _misnamed_keys(facts, code, assigned)
+    if lacks_keys and not code.tied:
         yield from _no_keys(facts, code)
     if code.tie_weights is not None:
         what = f"{code.name}.tie_weights does not take {' and '.join(ARGUMENTS)}, which transformers 5 passes"
         yield _finding("error", code, code.tie_weights, what, f"write: {_SIGNATURE}")
 
 
+def _misnamed_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
+    """Return the finding about keys under another name."""
+    what = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
+    fix = _assignment(facts, assigned.entries)
+    return _finding("error", code, assigned.line, what, fix)
+
+
 def _no_keys(facts: Facts, code: CodeClass) -> Told:
     """Report a class with a head, and without keys by which transformers 5 would tie it."""
-    if "get_output_embeddings" in code.methods and "tie_weights" not in code.methods:
+    if not facts.claims.tied or "tie_weights" in code.methods:
+        return
+    if "get_output_embeddings" in code.methods:
         what = f"{code.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied, and random"
-        yield _finding("error", code, code.line, what, _assignment(facts, ()))
+        fix = _assignment(facts, ())
+        yield _finding("error", code, code.line, what, fix)
 
 
-def _list_of_keys(facts: Facts, code: CodeClass, line: int, entries: tuple[str, ...]) -> Said:
+def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
     """Return the finding about keys in a list. An untied model fails only when it is saved."""
     what = f"{code.name}.{KEYS} is a list, and"
-    fix = _assignment(facts, entries)
+    fix = _assignment(facts, assigned.entries)
     if facts.claims.tied is False:
         what += " saving it raises 'list' object has no attribute 'keys'"
-        return _finding("warning", code, line, what, fix)
+        return _finding("warning", code, assigned.line, what, fix)
     what += " transformers 5 stops while it builds the model: 'list' object has no attribute 'keys'"
-    return _finding("error", code, line, what, fix)
+    return _finding("error", code, assigned.line, what, fix)
 
 
 def _missing_default(facts: Facts, config: CodeClass) -> Told:
     """Report a config class without a value for the flag, where config.json has none either."""
     if facts.claims.deciding.written is not None or facts.roles.headless:
         return
-    if config.names_flag or not _has_base_config_alone(config):
+    bases = set(config.bases)
+    if config.names_flag or not bases or bases - _BASE_CONFIGS:
         return
     what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
     value = f"{FLAG}={bool(facts.truth)}"
     fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
     yield _finding("warning", config, config.line, what, fix)
-
-
-def _has_base_config_alone(config: CodeClass) -> bool:
-    """Return whether a config class has no other base than the base config of transformers."""
-    return bool(config.bases) and all(map(_BASE_CONFIG.fullmatch, config.bases))
 
 
 def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:

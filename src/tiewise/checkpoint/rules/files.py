@@ -38,7 +38,14 @@ def _unreadable_files(facts: Facts) -> Told:
             yield short(fault.file), _without_path(fault, folder), fault.fix
     for fault in _further_faults(facts):
         yield Said(fault.file, _without_path(fault, folder), fault.fix, severity="warning")
-    if folder.pickles and not folder.headers and not folder.faults:
+    yield from _only_pickles(folder)
+
+
+def _only_pickles(folder: Folder) -> Told:
+    """Report weights that are only pickles."""
+    if folder.headers or folder.faults:
+        return
+    if folder.pickles:
         what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
         fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
         yield folder.pickles[0], what, fix
@@ -88,7 +95,9 @@ def _missing_shards(folder: Folder) -> Told:
             yield INDEX, _without_path(fault, folder), fault.fix
         elif fault.file in by_file and not folder.has(fault.file):
             lacking = by_file[fault.file]
-            tensors = "1 tensor" if len(lacking) == 1 else f"{len(lacking):,} tensors"
+            tensors = f"{len(lacking):,} tensors"
+            if len(lacking) == 1:
+                tensors = "1 tensor"
             what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
             yield short(fault.file), what, "download the missing file"
 
@@ -107,17 +116,21 @@ def _missing_index(folder: Folder) -> Told:
         return
     if folder.opened is not None or folder.has(INDEX):
         return
-    shards = [name for name in folder.headers if _SHARD.fullmatch(name)]
+    shards = list(filter(_SHARD.fullmatch, folder.headers))
     if shards:
         what = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
         yield INDEX, what, "download the index, or write the checkpoint again"
     elif isinstance(folder.config.get("model_type"), str):
-        files = list(folder.headers)
-        fix = "write the checkpoint again"
-        if len(files) == 1:
-            fix = f"rename it to {SINGLE}"
-        what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
-        yield Said(short(files[0]), what, fix, severity="error")
+        yield _other_file_names(list(folder.headers))
+
+
+def _other_file_names(files: list[str]) -> Said:
+    """Return the finding about files of tensors under names that transformers does not look for."""
+    fix = "write the checkpoint again"
+    if len(files) == 1:
+        fix = f"rename it to {SINGLE}"
+    what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
+    return Said(short(files[0]), what, fix, severity="error")
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
@@ -202,10 +215,11 @@ def _other_formats(folder: Folder, old: list[str]) -> Told:
     """Report weights in other formats or layouts than the checkpoint's, those aside that are `old`."""
     others = [name for name in folder.extra if name not in old]
     if folder.headers:
-        others += [name for name in folder.pickles if _MODEL_PICKLE.fullmatch(name)]
+        others += filter(_MODEL_PICKLE.fullmatch, folder.pickles)
     if others:
         what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
-        yield Said(short(others[0]), what, "remove them if they are older than the safetensors", severity="info")
+        fix = "remove them if they are older than the safetensors"
+        yield Said(short(others[0]), what, fix, severity="info")
 
 
 @rule("B004", "error", "no name lies in two shards")

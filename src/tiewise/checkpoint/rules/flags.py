@@ -72,18 +72,23 @@ def flag_absent(facts: Facts) -> Told:
     What to do: `tiewise repair` writes what the tensors say at every level that a loader reads.
     Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
     """
-    for claim in facts.claims.levels:
-        if claim.malformed is not None:
-            where = dotted(claim.level)
-            what = f"{where} is {claim.malformed}, which is neither true nor false"
-            repair = _flag_repair(facts)
-            yield where, what, repair.fix, repair.is_safe
+    yield from _malformed_flags(facts)
     if facts.roles.headless or not facts.roles.pair:
         return
     levels = _levels_with_reader(facts)
     stated = [claim for claim in levels if (claim.written, claim.malformed) != (None, None)]
     if levels and not stated:
         yield _absent_flag(facts)
+
+
+def _malformed_flags(facts: Facts) -> Told:
+    """Report flags that are neither true nor false."""
+    for claim in facts.claims.levels:
+        if claim.malformed is not None:
+            where = dotted(claim.level)
+            what = f"{where} is {claim.malformed}, which is neither true nor false"
+            repair = _flag_repair(facts)
+            yield where, what, repair.fix, repair.is_safe
 
 
 _ABSENT_MEANS = {  # by the class's default
@@ -123,15 +128,24 @@ def levels_disagree(facts: Facts) -> Told:
     What to do: `tiewise repair` writes what the tensors say at every level.
     Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
     """
-    claims = [claim for claim in _levels_with_reader(facts) if claim.written is not None]
-    flags = {claim.written for claim in claims}
-    if len(flags) < 2 or facts.roles.headless:
+    flags = _written_flags(facts)
+    if facts.roles.headless or len(set(flags.values())) < 2:
         return
-    listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in claims)
-    wrong = next(claim for claim in claims if claim.written is not facts.truth)
-    repair = _flag_repair(facts)
+    listed = ", ".join(f"{dotted(level)} = {said(flag)}" for level, flag in flags.items())
+    wrong = [level for level, flag in flags.items() if flag is not facts.truth]
     what = f"{listed}; the tensors {_TRUTH[facts.truth]}"
-    yield Said(dotted(wrong.level), what, repair.fix, repair.is_safe, _severity_of_levels(facts))
+    repair = _flag_repair(facts)
+    severity = _severity_of_levels(facts)
+    yield Said(dotted(wrong[0]), what, repair.fix, repair.is_safe, severity)
+
+
+def _written_flags(facts: Facts) -> dict[str, bool]:
+    """Return the written flags that some loader reads, by level."""
+    flags = dict[str, bool]()
+    for claim in _levels_with_reader(facts):
+        if claim.written is not None:
+            flags[claim.level] = claim.written
+    return flags
 
 
 _TRUTH = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}
@@ -230,7 +244,10 @@ def loaders_disagree(facts: Facts) -> Told:
 def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
     """Return the worst that loaders make of a checkpoint; None if none goes wrong."""
     loaders_right = {outcome.loader for outcome in outcomes if outcome.right}
-    severities = [_severity_of_wrong(outcome, loaders_right) for outcome in outcomes if outcome.right is False]
+    severities = list[Severity]()
+    for outcome in outcomes:
+        if outcome.right is False:
+            severities.append(_severity_of_wrong(outcome, loaders_right))
     return max(severities, key=SEVERITIES.index, default=None)
 
 

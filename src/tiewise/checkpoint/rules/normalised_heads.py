@@ -56,19 +56,19 @@ def _normalises(node: ast.ClassDef) -> bool:
     return not heads.isdisjoint(_normalised_owners(node))
 
 
-def _normalised_owners(node: ast.ClassDef) -> set[str | None]:
+def _normalised_owners(node: ast.ClassDef) -> set[str]:
     """Return the owners of the weights that a class passes to a function `normalize`."""
-    owners = set[str | None]()
+    owners = set[str]()
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and last_name(call.func) == "normalize" and call.args:
             owners.add(_owner_of_weight(call.args[0]))
     return owners
 
 
-def _owner_of_weight(node: ast.expr) -> str | None:
-    """Return the last name before `.weight` or `.weight.data`; None for any other expression."""
+def _owner_of_weight(node: ast.expr) -> str:
+    """Return the last name before `.weight` or `.weight.data`; empty for any other expression."""
     if isinstance(node, ast.Attribute) and node.attr == "data":
         node = node.value
     if isinstance(node, ast.Attribute) and node.attr == "weight":
         return last_name(node.value)
-    return None
+    return ""

@@ -143,8 +143,7 @@ def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Told:
     table, head = facts.roles.input_end, facts.roles.output_end
     yield from _packed_all_the_same(where, entries, table, head)
     yield from _packed_all_the_same(where, entries, head, table)
-    inner_levels = [claim for claim in facts.claims.levels if claim.level]
-    if not inner_levels:  # models made of several are named otherwise in memory than on disk
+    if len(facts.claims.levels) < 2:  # models made of several are named otherwise in memory than on disk
         yield from _wrong_prefix(where, entries, _module(table))
         yield from _wrong_prefix(where, entries, _module(head))
 

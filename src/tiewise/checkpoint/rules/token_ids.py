@@ -286,8 +286,8 @@ def _id_text(number: Any) -> str:
 
 def _replaces_placeholders(facts: Facts, level: str) -> bool:
     """Return whether the class puts another id in the place of a placeholder before it looks anything up."""
-    records = [family(part.get("model_type")) for part in (facts.config, facts.levels[level])]
-    return any(record.replaces_placeholders for record in records)
+    of_model, of_level = family(facts.config.get("model_type")), family(facts.levels[level].get("model_type"))
+    return of_model.replaces_placeholders or of_level.replaces_placeholders
 
 
 def _names_tokens(name: object) -> bool:
@@ -301,8 +301,14 @@ def _names_tokens(name: object) -> bool:
 
 def _refused(value: Any, room: int) -> list[Any]:
     """Return those entries of a value that are neither absent nor the id of one of `room` rows."""
-    entries = [entry for entry in _as_list(value) if entry is not None]
-    return [entry for entry in entries if not is_id(entry) or entry >= room]
+    return [entry for entry in _as_list(value) if not _is_accepted(entry, room)]
+
+
+def _is_accepted(entry: Any, room: int) -> bool:
+    """Return whether a value is absent, or the id of one of `room` rows."""
+    if entry is None:
+        return True
+    return is_id(entry) and entry < room
 
 
 def _as_list(value: Any) -> list[Any]:
