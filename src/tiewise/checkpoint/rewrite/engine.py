@@ -166,7 +166,9 @@ def _open_source(source: Place, verb: str, of_adapter: bool) -> Folder:
 def _note_on_family(facts: Facts) -> tuple[str, ...]:
     """Say that the family is unknown, and how its ends were identified."""
     roles = facts.roles
-    if facts.family.is_known or facts.folder.has(ADAPTER_CONFIG) or roles.input_name is None:
+    if facts.family.is_known or roles.input_name is None:
+        return ()
+    if facts.folder.has(ADAPTER_CONFIG):  # which has no family
         return ()
     ends = f"{short(roles.input_name)} and {short(roles.output_name or 'none')}"
     return (f"{facts.family.unknown}: the two ends were identified by {roles.source}, {ends}",)
@@ -180,7 +182,7 @@ def _require_opened_headers(folder: Folder) -> None:
 
 
 class FileState(NamedTuple):
-    """What changes about a file when somebody writes it."""
+    """State of a file, which changes when somebody writes it."""
 
     device: int
     inode: int

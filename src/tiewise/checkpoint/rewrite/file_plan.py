@@ -129,7 +129,7 @@ def _note_on_other_weights(folder: Folder) -> list[str]:
 
 
 class _KeptFiles:
-    """Files beside the tensors that keep their bytes, as paths below the folder."""
+    """Files next to the tensors that keep their bytes, as paths below the folder."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -144,18 +144,22 @@ class _KeptFiles:
                 self._add(file)
 
     def _add(self, file: str) -> None:
-        """Add a file, or the files of a subfolder; links to folders are not followed."""
-        path = self.folder.path / file
+        """Add a file, or the files of a subfolder."""
         if file in LEFT_OUT:
             self.notes.append(f"{file} stays behind: it speaks of the source")
             return
-        if not path.is_dir():
-            inside(self.folder.path, file)  # raises for a link that leads outside
-            if file.endswith(WEIGHTS):
-                self.shared.append(file)
-            else:
-                self.copied.append(file)
+        if (self.folder.path / file).is_dir():
+            self._add_folder(file)
             return
+        inside(self.folder.path, file)  # raises for a link that leads outside
+        if file.endswith(WEIGHTS):
+            self.shared.append(file)
+        else:
+            self.copied.append(file)
+
+    def _add_folder(self, file: str) -> None:
+        """Add the files of a subfolder; a link to a folder is not followed."""
+        path = self.folder.path / file
         if path.is_symlink():
             self.notes.append(f"{short(file)} stays behind: a link to a folder")
             return
@@ -214,7 +218,7 @@ def _are_aligned(tensors: Sequence[NewTensor]) -> bool:
 
 
 def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
-    """Return the index of the result: the file of every tensor, and the sum of their bytes.
+    """Return the index of the result, with the file of every tensor and the sum of bytes.
 
     The rest stays as it was.
 

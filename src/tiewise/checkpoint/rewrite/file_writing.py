@@ -76,7 +76,9 @@ def _header(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
     stored = {tensor.name for tensor in tensors}
     # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
     notes = {key: value for key, value in metadata.items() if key not in stored}
-    record: dict[str, object] = {"__metadata__": notes} if notes else {}
+    record: dict[str, object] = {}
+    if notes:
+        record["__metadata__"] = notes
     ends = accumulate(tensor.nbytes for tensor in tensors)
     for tensor, end in zip(tensors, ends, strict=True):
         offsets = [end - tensor.nbytes, end]

@@ -51,7 +51,9 @@ def _with_change(text: str, path: Sequence[str], value: Any) -> str:
     members = _members(text, start)
     member = members.get(key)
     if member is None:
-        return text if value is DELETE else _with_member(text, start, members, key, value)
+        if value is DELETE:
+            return text
+        return _with_member(text, start, members, key, value)
     if value is DELETE:
         return _without_member(text, member)
     return text[: member.value] + json.dumps(value) + text[member.end :]

@@ -59,6 +59,13 @@ def _read(name: str) -> Listed:
     source = spec.loader.get_source(spec.name)
     for head in HEAD.finditer(source):
         if head["name"] == name:
-            order = ORDER.search(head["facts"])
-            return Listed(name, int(order[1]) if order else LAST, paragraph(head["docstring"]))
+            return Listed(name, _order(head["facts"]), paragraph(head["docstring"]))
     return Listed(name, LAST, "")
+
+
+def _order(facts: str) -> int:
+    """Return the order in the arguments of a verb's decorator, `LAST` without one."""
+    order = ORDER.search(facts)
+    if order is None:
+        return LAST
+    return int(order[1])

@@ -57,8 +57,12 @@ class _MergedRows:
 
     def __init__(self, merged: Merged) -> None:
         self.merged = merged
-        self.product = None if merged.factors is None else merged.factors()
-        self.lengths = None if merged.length is None else widened(merged.length.read())
+        self.product: tuple[Rows, Rows] | None = None
+        if merged.factors is not None:
+            self.product = merged.factors()
+        self.lengths: Rows | None = None
+        if merged.length is not None:
+            self.lengths = widened(merged.length.read())
         self.ids = np.array(merged.ids, np.int64)
 
     @np.errstate(all="ignore")  # an adapter may contain infinities; the result then says so

@@ -94,7 +94,9 @@ class Verb:
     def help(self) -> str:
         """The help of the command."""
         summary = paragraph(inspect.getdoc(self.run) or "")
-        return f"{summary}\n\n{self.details}" if self.details else summary
+        if not self.details:
+            return summary
+        return f"{summary}\n\n{self.details}"
 
     def options(self) -> list[CommandOption]:
         """Return the options that the command line has, in their order."""
@@ -193,7 +195,9 @@ def verb(
         )
         return run
 
-    return register if make is None else register(make)
+    if make is None:
+        return register
+    return register(make)
 
 
 def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
@@ -205,8 +209,10 @@ def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
     ) -> Receipt:
         if hasattr(source, "named_parameters"):
             what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
-            counterpart = f"use {live}, or " if live else ""
-            raise CheckpointError(what, f"{counterpart}save it first, with save_pretrained")
+            fix = "save it first, with save_pretrained"
+            if live:
+                fix = f"use {live}, or {fix}"
+            raise CheckpointError(what, fix)
         if to is None:
             raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
         return rewrite(source, to, make, of_adapter=of_adapter, dry_run=dry_run, force=force, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -96,7 +95,7 @@ def parted(facts: Facts, force: bool = False) -> Change:
 
 
 def missing_names(facts: Facts) -> Iterator[tuple[str, Stored]]:
-    """Yield (name that the class looks for once its flag is false, stored tensor that it was tied to).
+    """Yield (missing name, stored tensor that it was tied to) of a class whose flag becomes false.
 
     BART's stacks share the input table, BERT has a second bias.
     """
@@ -161,7 +160,10 @@ def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
 
 
 def is_t5_like_untied(facts: Facts) -> bool:
-    """Return True for a T5-like family whose flag is false: the class then uses a stored head, and does not scale."""
+    """Return True for a T5-like family whose flag is false.
+
+    Its class then uses the stored head, and does not scale hidden states before it.
+    """
     return facts.claims.t5_like and facts.claims.deciding.effective is False
 
 
@@ -203,7 +205,7 @@ def _one_table(facts: Facts, table: Stored, head: Stored, keep: str) -> _OneTabl
     if keep == "output":
         copy = NewTensor.copy(head, name=name, file=table.path.name)
         return _OneTable(copy, outputs=None, inputs=(old_input, old_output))
-    mean = TableRows(table.rows, table.shape[1], partial(_mean, table, head))
+    mean = TableRows(table.rows, table.shape[1], _Mean(table, head).read)
     new = NewTensor.like(table, mean.pieces, name=name)
     return _OneTable(new, outputs=(old_output, mean), inputs=(old_input, mean))
 
@@ -260,29 +262,34 @@ def without_copies(
     return frozenset(drop), tuple(put.values())
 
 
-def _require_equal(facts: Facts, kept: Stored, others: Iterable[Stored]) -> None:
+def _require_equal(facts: Facts, source: Stored, others: Iterable[Stored]) -> None:
     """Raise if a tensor differs from the one that the class ties it to."""
     for other in others:
-        if not facts.same(kept, other):
-            both = f"{short(kept.name)} and {short(other.name)}"
+        if not facts.same(source, other):
+            both = f"{short(source.name)} and {short(other.name)}"
             what = f"{facts.path}: {both} are tied in this class and differ"
             fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
-            raise CheckpointError(f"{what} ({how_they_differ(kept, other)})", fix)
+            raise CheckpointError(f"{what} ({how_they_differ(source, other)})", fix)
 
 
-def _mean(table: Stored, head: Stored, start: int, stop: int) -> Rows:
-    """Return rows [start, stop) of the mean, in the table's type.
+@dataclass(frozen=True)
+class _Mean:
+    """The mean of two tables, in the type of the first."""
 
-    It is the exact mean, rounded once, whichever end comes first.
-    """
-    a = table.read(start, stop).astype(np.float64)
-    b = head.read(start, stop).astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = a + b
-        part = total - a
-        lost = (a - (total - part)) + (b - part)  # a + b is total + lost, exactly (Knuth)
-        far = ~np.isfinite(total)
-        return rounded(np.where(far, a / 2 + b / 2, total / 2), table.dtype, np.where(far, 0.0, lost))
+    table: Stored
+    head: Stored
+
+    def read(self, start: int, stop: int) -> Rows:
+        """Return rows [start, stop): the exact mean, rounded once, whichever end comes first."""
+        a = self.table.read(start, stop).astype(np.float64)
+        b = self.head.read(start, stop).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = a + b
+            part = total - a
+            lost = (a - (total - part)) + (b - part)  # a + b is total + lost, exactly (Knuth)
+            far = ~np.isfinite(total)  # the sum overflows, the mean does not
+            mean = np.where(far, a / 2 + b / 2, total / 2)
+            return rounded(mean, self.table.dtype, np.where(far, 0.0, lost))
 
 
 def require_ends(facts: Facts, name: str) -> None:

@@ -76,6 +76,16 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
     if facts.unequal_on_purpose is not None:
         what = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
         raise CheckpointError(what, "no verb changes such a vocabulary: keep it, or train another model")
+    _require_plain_rows(facts, parts, may_lack_rows)
+    return parts
+
+
+def _require_plain_rows(facts: Facts, parts: TokenParts, may_lack_rows: bool) -> None:
+    """Raise if a part is quantised or has another number of rows than the input table.
+
+    Args:
+        may_lack_rows: accept other tables that have fewer.
+    """
     for part in parts.all:
         has_rows = part.rows == parts.rows
         if may_lack_rows and part in parts.others:
@@ -84,7 +94,6 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
             what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {parts.rows:,}"
             fix = "both ends, every bias and every other table of tokens must have one number of rows first"
             raise CheckpointError(what, fix)
-    return parts
 
 
 def with_rows(

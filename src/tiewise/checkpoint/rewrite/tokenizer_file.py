@@ -247,7 +247,7 @@ class TokenizerFile:
         if isinstance(model["vocab"], list):
             model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new]
         else:
-            model["vocab"] = {piece: new[number] for piece, number in self.pieces.items() if number in new}
+            model["vocab"] = tokens_with_new_ids(self.pieces, new)
         if self.kind == BPE:
             model["merges"] = self._merges_within(model["vocab"].keys())
         record = _renumbered_ids({**self.record, "model": model}, new)
@@ -257,6 +257,11 @@ class TokenizerFile:
         """Return the merges whose parts and result are among the pieces, as the file writes them."""
         merges = zip(self.model["merges"], self._merges(), strict=True)
         return [merge for merge, (a, b) in merges if {a, b, a + b} <= pieces]
+
+
+def tokens_with_new_ids(ids: Mapping[str, int], new: Mapping[int, int]) -> dict[str, int]:
+    """Return {token: new id} of the tokens that stay, from their old ids and {old id: new id}."""
+    return {token: new[number] for token, number in ids.items() if number in new}
 
 
 def _renumbered_ids(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import json_object
-from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile
+from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile, tokens_with_new_ids
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -28,7 +28,7 @@ def trimmed_vocabularies(facts: Facts, words: TokenizerFile, new_ids: Mapping[in
     texts: dict[str, bytes] = {}
     for name, ids in _vocabularies(facts).items():
         _require_same_ids(facts, name, ids, words)
-        left = {token: new_ids[number] for token, number in ids.items() if number in new_ids}
+        left = tokens_with_new_ids(ids, new_ids)
         if name == LINES:
             texts[name] = "".join(f"{token}\n" for token in left).encode()
         else:
@@ -69,7 +69,7 @@ def _require_same_ids(facts: Facts, name: str, ids: Mapping[str, Any], words: To
 
 def _trimmed_merges(text: str, words: TokenizerFile, new_ids: Mapping[int, int]) -> str:
     """Return the text of merges.txt with the merges whose parts and result stay."""
-    pieces = {"", *(piece for piece, number in words.pieces.items() if number in new_ids)}
+    pieces = {"", *tokens_with_new_ids(words.pieces, new_ids)}
     lines = []
     for line in text.split("\n"):
         tokens = {*line.split(" "), line.replace(" ", "")}  # both parts, and the token that they make

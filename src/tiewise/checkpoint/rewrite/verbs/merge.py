@@ -176,7 +176,8 @@ def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Map
     for fault in (*adapter.faults, *facts.folder.faults):
         yield Obstacle(fault.what, fault.fix)
     yield from _unknown_training(adapter)
-    yield from _unknown_parts(adapter, modules)
+    yield from _unknown_modules(adapter, modules)
+    yield from _unknown_parts(adapter)
     yield from _missing_rows(adapter, facts, folder)
     if adapter.input is not None or adapter.output is not None:
         yield from _unclear_ends(adapter, facts)
@@ -196,12 +197,16 @@ def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
         yield Obstacle(f"its training began with {short(initial)}, which changes the base", fix)
 
 
-def _unknown_parts(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield modules that the base lacks, and tensors that nothing here merges."""
+def _unknown_modules(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:
+    """Yield the modules of the adapter that the base lacks, as one obstacle."""
     lost = [module for module in adapter.parts if module not in modules]
     if lost:
         what = f"the base lacks {len(lost):,} of its {len(adapter.parts):,} modules, {names(lost, 2)}"
         yield Obstacle(what, "tiewise check ADAPTER --base BASE says how they should be called")
+
+
+def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
+    """Yield the tensors of the adapter that nothing here merges."""
     for module, parts in adapter.parts.items():
         for part, tensor in parts.items():
             if part not in KNOWN or tensor.dtype not in FLOATING:
@@ -224,7 +229,7 @@ def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterat
 
 
 def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
-    """Yield why it is unclear which tables of the base an update of an end belongs to."""
+    """Yield why it is unclear which table of the base an end's update belongs to."""
     if adapter.tied is None and not facts.roles.headless:
         fix = f"tiewise check {facts.path} says more"
         yield Obstacle("whether the base ties its two ends is not known", fix)
@@ -236,7 +241,7 @@ def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
 
 
 class ModuleUpdate:
-    """What an adapter stores for one module of the base."""
+    """Tensors that an adapter stores for one module of the base."""
 
     def __init__(self, adapter: AdapterFacts, module: str) -> None:
         self.adapter = adapter
@@ -391,7 +396,10 @@ def _scale(adapter: AdapterFacts, module: str, rank: int) -> float:
 
 
 def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
-    """Return the alpha of a module as the config writes it: of the first pattern that matches, else of all modules."""
+    """Return the alpha of a module as the config writes it.
+
+    It is that of the first pattern that matches the module's name, else that of all modules.
+    """
     patterns = adapter.config.get("alpha_pattern")
     if isinstance(patterns, Mapping):
         for pattern, value in patterns.items():

@@ -5,7 +5,7 @@ Most are of the flag, and of a head that is stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +37,15 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
         if not by_hand:
             raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check finds nothing wrong")
         raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {by_hand}")
+    change = _repaired(facts, rules)
+    notes = change.notes
+    if by_hand:
+        notes += (f"not repaired: {by_hand}",)
+    return replace(change, notes=notes, flaws=_flaws)
+
+
+def _repaired(facts: Facts, rules: Set[str]) -> Change:
+    """Return the change that repairs the findings of these rules."""
     change = Change()
     if rules & ENDS:
         change = _as_stored(facts)
@@ -44,9 +53,7 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
         change = replace(change, reindex=True, drop=change.drop | _head_without_file(facts))
     if rules & COPIES:
         change = replace(change, drop_copies=_equal_copies(facts))
-    if by_hand:
-        change = replace(change, notes=(*change.notes, f"not repaired: {by_hand}"))
-    return replace(change, flaws=_flaws)
+    return change
 
 
 def _repairs_by_hand(findings: Iterable[Finding]) -> str:
@@ -62,7 +69,10 @@ def _repairs_by_hand(findings: Iterable[Finding]) -> str:
 
 
 def _as_stored(facts: Facts) -> Change:
-    """Return the change that stores one table or two, as the tensors show, and sets the flag to match."""
+    """Return the change that stores one table or two, as the tensors show.
+
+    It sets the flag to match.
+    """
     if facts.truth is False:
         return parted(facts)
     return joined(facts)

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,7 @@ from tiewise.checkpoint.claims import ends_with
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, gathered, same_pieces
+from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, Pieces, gathered, same_pieces
 from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, verb
@@ -111,7 +110,11 @@ class SlimmedCopy:
     def rows_tensor(self) -> NewTensor:
         """Return the tensor of the rows that differ."""
         shape = (len(self.ids), self.stored.shape[1])
-        return NewTensor(self.name, self.stored.dtype, shape, WEIGHTS, partial(gathered, self.stored, self.ids))
+        return NewTensor(self.name, self.stored.dtype, shape, WEIGHTS, self.pieces)
+
+    def pieces(self) -> Pieces:
+        """Yield the bytes of these rows."""
+        return gathered(self.stored, self.ids)
 
     def equals_base_with(self, rows: Stored | None, ids: tuple[int, ...]) -> bool:
         """Return True if the base's table with these rows is the copy, byte for byte."""
@@ -171,13 +174,19 @@ class _SlimAdapter:
         """Return the entries of adapter_config.json that name trained rows instead of full copies."""
         if not self.copied_modules:
             return {}
-        rows = {name or self.input_module: list(ids) for name, ids in self.adapter.token_rows.items()}
-        for copy in self.changed:
-            rows[copy.module] = copy.ids
         names = self.adapter.listed("modules_to_save")
         saved = [name for name in names if not _names_any(name, self.copied_modules)]
         # PEFT writes null where there is none
-        return {"modules_to_save": saved or None, "trainable_token_indices": rows or None}
+        return {"modules_to_save": saved or None, "trainable_token_indices": self._trained_rows() or None}
+
+    def _trained_rows(self) -> dict[str, list[int]]:
+        """Return the ids of trained rows by module, those that the adapter had already included."""
+        rows: dict[str, list[int]] = {}
+        for module, ids in self.adapter.token_rows.items():
+            rows[module or self.input_module] = list(ids)
+        for copy in self.changed:
+            rows[copy.module] = copy.ids
+        return rows
 
     def note(self) -> str:
         """Say how many rows of each copy stay."""

@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -52,6 +51,7 @@ BLOCK_BYTES = 64 * 2**20  # in memory at a time, next to the anchors
 SMALL = 1e-6  # a residual or a new direction below this share of its vector is rounding
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
+Row = NDArray[np.float64] | np.float64  # [E] of a table; a number of a bias
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,36 @@ class Recipe:
     def lacks(self, number: int) -> bool:
         """Return True for a new id whose row is neither copied nor mixed yet."""
         return bool(self.copied[number] < 0) and number not in self.mixed
+
+    def pieces(self, part: Stored) -> Pieces:
+        """Yield the bytes of a part's new rows [V', …], in order."""
+        with Reader(part) as reader:
+            mean = self._mean(reader)
+            step = max(1, min(AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
+            for start in range(0, len(self.copied), step):
+                copied = self.copied[start : start + step]
+                rows = reader.take(np.maximum(copied, 0))
+                for at in np.flatnonzero(copied < 0):
+                    row = self._made_row(reader, start + int(at), mean)
+                    rows[at] = rounded(np.atleast_1d(row), part.dtype).reshape(np.shape(row))
+                yield rows.tobytes()
+
+    def _mean(self, reader: Reader) -> Row:
+        """Return m, the mean of all old rows that are copied."""
+        shared = np.unique(self.copied[self.copied >= 0])
+        spans = np.array_split(shared, -(-len(shared) // AT_ONCE))
+        total: Row = sum(widened(reader.take(ids)).sum(axis=0, dtype=np.float64) for ids in spans)
+        mean: Row = total / len(shared)
+        return mean
+
+    def _made_row(self, reader: Reader, number: int, mean: Row) -> Row:
+        """Return a new row that is made of the mean and of old rows."""
+        row: Row = self.middle[number] * mean
+        mix = self.mixed.get(number)
+        if mix is not None:
+            old_rows = widened(reader.take(mix.rows)).astype(np.float64)
+            row = row + np.tensordot(mix.coefficients, old_rows, 1)
+        return row
 
 
 @verb(
@@ -137,7 +167,7 @@ def transplant(
     old_files = frozenset(name for name in TOKENIZER_FILES if facts.folder.has(name))
     return Change(
         KEPT,
-        put=with_rows(facts, parts, new.rows, partial(_pieces, recipe=recipe)),
+        put=with_rows(facts, parts, new.rows, recipe.pieces),
         config=configs.config | sizes_of(facts, parts[0].rows, new.rows),
         texts=texts,
         leave=old_files - texts.keys(),
@@ -251,20 +281,13 @@ def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
 
 def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
     """Add combinations of shared rows, as a donor has them, to a recipe; return a note."""
-    if read_token_bytes(folder).pieces != new.pieces:
-        raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
-    table = readable(Facts(folder), "take rows from")[0]
-    # shared rows, the same with length 1, and the others
-    require_memory(8 * table.shape[1] * table.rows, f"{folder.path}: the rows of its table")
-    ids = np.array([number for number in new.writes if number < table.rows], np.int64)
-    with Reader(table) as reader:
-        rows = widened(reader.take(ids))
+    ids, rows = _rows_of_donor(new, folder)
     is_sound = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
     is_shared = recipe.copied[ids] >= 0
     anchors, targets = is_sound & is_shared, is_sound & ~is_shared
     if not anchors.any():
         raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
-    most = min(atoms, max(1, table.shape[1] // 8))
+    most = min(atoms, max(1, rows.shape[1] // 8))
     places, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
     left = []  # of each target, the share of its length that the combination lacks
     for number, row, shared, c in zip(ids[targets], rows[targets], ids[anchors][places], coefficients, strict=True):
@@ -274,6 +297,22 @@ def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -
         left.append(float(np.linalg.norm(difference) / np.linalg.norm(row)))
     how = f"combine the rows of at most {places.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
     return f"{len(places):,} {how}; there {np.median(left or [0.0]):.0%} of a row's length is left over (median)"
+
+
+def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], Floats]:
+    """Return the ids [n] of tokens that write bytes, and their rows [n, D] in the donor's input table.
+
+    Raises:
+        CheckpointError: the donor has another vocabulary, or its rows do not fit in memory.
+    """
+    if read_token_bytes(folder).pieces != new.pieces:
+        raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
+    table = readable(Facts(folder), "take rows from")[0]
+    # shared rows, the same with length 1, and the others
+    require_memory(8 * table.shape[1] * table.rows, f"{folder.path}: the rows of its table")
+    ids = np.array([number for number in new.writes if number < table.rows], np.int64)
+    with Reader(table) as reader:
+        return ids, widened(reader.take(ids))
 
 
 # token ids in configs
@@ -348,29 +387,6 @@ def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int
     if isinstance(value, list):
         return ids
     return ids[0]
-
-
-# new rows
-
-
-def _pieces(part: Stored, *, recipe: Recipe) -> Pieces:
-    """Yield the bytes of a part's new rows [V', …], in order."""
-    with Reader(part) as reader:
-        shared = np.unique(recipe.copied[recipe.copied >= 0])
-        spans = np.array_split(shared, -(-len(shared) // AT_ONCE))
-        mean = sum(widened(reader.take(ids)).sum(axis=0, dtype=np.float64) for ids in spans) / len(shared)
-        step = max(1, min(AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
-        for start in range(0, len(recipe.copied), step):
-            copied = recipe.copied[start : start + step]
-            rows = reader.take(np.maximum(copied, 0))
-            for at in np.flatnonzero(copied < 0):
-                row = recipe.middle[start + at] * mean
-                mix = recipe.mixed.get(start + int(at))
-                if mix is not None:
-                    old_rows = widened(reader.take(mix.rows)).astype(np.float64)
-                    row = row + np.tensordot(mix.coefficients, old_rows, 1)
-                rows[at] = rounded(np.atleast_1d(row), part.dtype).reshape(np.shape(row))
-            yield rows.tobytes()
 
 
 # matching pursuit

@@ -22,7 +22,7 @@ from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.kept_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows
-from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile
+from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile, tokens_with_new_ids
 from tiewise.checkpoint.rewrite.tokenizer_text import loaded
 from tiewise.checkpoint.rewrite.vocabulary_files import trimmed_vocabularies
 from tiewise.checkpoint.stored import Reader, Stored
@@ -143,7 +143,7 @@ class _Trimmed:
 
     def flaws(self, folder: Path) -> Iterator[str]:
         """Yield how the finished result differs from the plan: its tokenizer, and every row that stays."""
-        expected = {token: self.new_ids[old] for token, old in self.words.ids.items() if old in self.new_ids}
+        expected = tokens_with_new_ids(self.words.ids, self.new_ids)
         tokenizer = loaded((folder / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
         if tokenizer.get_vocab(with_added_tokens=True) != expected:
             yield "its tokenizer has other tokens than planned"
