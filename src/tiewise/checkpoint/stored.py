@@ -29,8 +29,9 @@ from tiewise.core.errors import CheckpointError
 
 # of the format's types those of which numpy can hold one element
 _KINDS: dict[str, Any] = {
-    **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
-    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
+    **{"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"},
+    **{"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"},
+    **{"F16": "<f2", "F32": "<f4", "F64": "<f8"},
     **{"BOOL": np.bool_, "C64": "<c8", "BF16": ml_dtypes.bfloat16, "F8_E8M0": ml_dtypes.float8_e8m0fnu},
     **{"F8_E5M2": ml_dtypes.float8_e5m2, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz},
     **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz},
@@ -160,9 +161,10 @@ def _require_contiguous(path: Path, tensors: list[Stored], data: int, size: int)
             how = "overlaps the tensor before it" if tensor.start < end else f"leaves {tensor.start - end:,} bytes free"
             raise CheckpointError(f"{path}: tensor {short(tensor.name)} {how}", _AGAIN)
         end = tensor.end
-    if end != size:
-        how = f"ends {end - size:,} bytes before its tensors do" if end > size else f"goes on {size - end:,} bytes"
-        raise CheckpointError(f"{path}: the file {how}", _AGAIN)
+    if end > size:
+        raise CheckpointError(f"{path}: the file ends {end - size:,} bytes before its tensors do", _AGAIN)
+    if end < size:
+        raise CheckpointError(f"{path}: the file goes on {size - end:,} bytes", _AGAIN)
 
 
 def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
@@ -233,7 +235,10 @@ class Reader:
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
             raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")
-        count = max(0, min(tensor.rows if stop is None else stop, tensor.rows) - start)
+        end = tensor.rows
+        if stop is not None:
+            end = min(stop, end)
+        count = max(0, end - start)
         raw = bytearray(count * self.row_bytes)
         self.into(memoryview(raw), start * self.row_bytes)
         return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))
@@ -243,12 +248,14 @@ class Reader:
         low, high = int(ids.min(initial=self.tensor.rows)), int(ids.max(initial=-1)) + 1
         if high - low <= DENSE * len(ids):
             rows = self.rows(low, high)
-            is_whole_span = high - low == len(ids) and bool((np.diff(ids) == 1).all())
-            return rows if is_whole_span else rows[ids - low]
-        raw = bytearray(len(ids) * self.row_bytes)
+            if np.array_equal(ids, np.arange(low, high)):
+                return rows
+            return rows[ids - low]
+        row_bytes = self.row_bytes
+        raw = memoryview(bytearray(len(ids) * row_bytes))
         for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
-            start = int(place) * self.row_bytes
-            self.into(memoryview(raw)[start : start + self.row_bytes], int(ids[place]) * self.row_bytes)
+            start = int(place) * row_bytes
+            self.into(raw[start : start + row_bytes], int(ids[place]) * row_bytes)
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
     def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:

@@ -93,11 +93,18 @@ class _BoundaryMaps:
     """The stored maps of both ends."""
 
     def __init__(self, tensors: Mapping[str, Stored], table: Stored) -> None:
-        parts = {name: tensor for name, tensor in tensors.items() if IN_MAP in name or OUT_MAP in name}
-        self.tensors = tuple(parts.values())
-        self.into = parts.get(f"{module_of(table.name)[0]}{IN_MAP}weight")  # the input's map [D, k]
-        self.out = {name.rpartition(".")[2]: tensor for name, tensor in parts.items() if OUT_MAP in name}
-        self.head_modules = {name.partition(OUT_MAP)[0] for name in parts if OUT_MAP in name}
+        self.into = tensors.get(f"{module_of(table.name)[0]}{IN_MAP}weight")  # the input's map [D, k]
+        self.out = dict[str, Stored]()  # parts of the output's map
+        self.head_modules = set[str]()
+        maps = list[Stored]()
+        for name, tensor in tensors.items():
+            is_output = OUT_MAP in name
+            if is_output:
+                self.out[name.rpartition(".")[2]] = tensor
+                self.head_modules.add(name.partition(OUT_MAP)[0])
+            if is_output or IN_MAP in name:
+                maps.append(tensor)
+        self.tensors = tuple(maps)
 
     @property
     def names(self) -> set[str]:
@@ -114,6 +121,13 @@ class _MapAxis(NamedTuple):
     map: Stored
     axis: int
     width: int  # that it must have
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the map is a matrix of numbers with this width along this axis."""
+        if self.map.dtype not in FLOATING or len(self.map.shape) != 2:
+            return False
+        return self.map.shape[self.axis] == self.width
 
 
 def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
@@ -132,15 +146,17 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
     if maps.names != needed:
         stored = ", ".join(sorted(maps.names)) or "none"
         raise _wrong(facts, f"{spec} does not have the maps that are stored ({stored})")
-    for tensor, axis, width in _multiplied_axes(maps, table, head):
-        if tensor.dtype not in FLOATING or len(tensor.shape) != 2 or tensor.shape[axis] != width:
+    for multiplied in _multiplied_axes(maps, table, head):
+        if not multiplied.fits:
+            tensor = multiplied.map
             raise _wrong(facts, f"{short(tensor.name)} is {tensor.dtype} {list(tensor.shape)}")
 
     lookup = _mapped_lookup(maps, table)
     output = _mapped_head(maps, head, spec)
     if "factor" in maps.out:
         lookup, output = _definite_ends(facts, maps.out["factor"], lookup, output)
-    if lookup.width != output.width and spec.tables == 1 and maps.into is None:
+    needs_one_width = spec.tables == 1 and maps.into is None
+    if needs_one_width and lookup.width != output.width:
         raise _wrong(facts, f"its ends are {lookup.width} and {output.width} wide")
     lookup = replace(lookup, scale=spec.scales(lookup.width)[0])
     output = replace(output, scale=spec.scales(output.width)[1])
@@ -194,7 +210,9 @@ def _multiplied_axes(maps: _BoundaryMaps, table: Stored, head: Stored) -> Iterat
 def _mapped_lookup(maps: _BoundaryMaps, table: Stored) -> Dense:
     """Return the input embedding without its scale: the table behind a linear map, if one is stored."""
     lookup = Dense(table, table.shape[1])
-    return lookup if maps.into is None else _linear(lookup, read_float64(maps.into).T)
+    if maps.into is None:
+        return lookup
+    return _linear(lookup, read_float64(maps.into).T)
 
 
 def _mapped_head(maps: _BoundaryMaps, table: Stored, spec: BoundarySpec) -> Dense:
@@ -240,7 +258,12 @@ def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Den
 def _linear(end: Dense, matrix: Float64) -> Dense:
     """Return an end behind the map of its rows by a matrix [E, D]."""
     digest = hashlib.sha256(matrix.tobytes()).hexdigest()
-    return replace(end, width=matrix.shape[1], map=lambda rows: rows @ matrix, mapped=f"{matrix.shape} {digest}")
+
+    def multiplied(rows: Float64) -> Float64:
+        product: Float64 = rows @ matrix
+        return product
+
+    return replace(end, width=matrix.shape[1], map=multiplied, mapped=f"{matrix.shape} {digest}")
 
 
 def _wrong(facts: Facts, what: str) -> CheckpointError:

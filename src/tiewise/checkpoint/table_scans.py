@@ -14,6 +14,7 @@ equality is asked for.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +73,11 @@ def same_numbers(a: Stored, b: Stored) -> bool:
     return not any(_differing(x, y).size for _, x, y in _spans_of_both(a, b))
 
 
-def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = lambda block: None) -> bool:
+def _ignore(block: NDArray[Any]) -> None:
+    """Do nothing with a block of bytes."""
+
+
+def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = _ignore) -> bool:
     """Return whether two tensors have the same bytes; `look` gets every equal block. Advances by the bytes of one."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
@@ -96,8 +101,13 @@ def same_shared(table: Stored, other: Stored) -> bool:
         return False
     if same_bytes(table, replace(other, shape=table.shape)):
         return True
-    if len(table.shape) != 2 or other.shape != table.shape[::-1] or table.dtype not in NUMPY:
+    if len(table.shape) != 2 or table.dtype not in NUMPY:
         return False
+    return other.shape == table.shape[::-1] and _same_transposed(table, other)
+
+
+def _same_transposed(table: Stored, other: Stored) -> bool:
+    """Return whether a matrix has the bytes of another one transposed. Advances by these bytes."""
     (rows, width), item = table.shape, NUMPY[table.dtype].itemsize
     with Reader(table) as one, Reader(other) as turned:
         step = max(1, 8 * SCAN_BYTES // one.row_bytes)
@@ -120,12 +130,18 @@ class _Differences:
     def __init__(self) -> None:
         self.count = 0
         self.first = list[int]()  # at most `FIRST_ROWS`
+        self.has_nan = False  # some value of the first table is NaN
+        self.largest = 0.0  # absolute difference of an element
         self._measured = 0
         self._error = self._norm = self._other_norm = 0.0  # sums of squares
-        self.largest = 0.0  # absolute difference of an element
 
-    def add(self, start: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count the differing `rows` of a span that begins at row `start`, and return those to be measured."""
+    def add(self, start: int, left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int64]:
+        """Count the differing rows of a span of both tables that begins at row `start`, and return those to measure.
+
+        The spans are of one type, the narrower of the two.
+        """
+        rows = _differing(left, right)
+        self.has_nan |= _has_nan(left)
         self.count += len(rows)
         self.first += [start + int(row) for row in rows[: FIRST_ROWS - len(self.first)]]
         sampled = rows[: SAMPLED_ROWS - self._measured]
@@ -143,12 +159,18 @@ class _Differences:
     @property
     def relative(self) -> float:
         """Return ‖a − b‖ / ‖a‖."""
-        return float(np.sqrt(self._error / self._norm)) if self._norm > 0 else float("inf")
+        return self._relative_to_norm(self._error)
 
     @property
     def length_ratio(self) -> float:
         """Return ‖b‖ / ‖a‖."""
-        return float(np.sqrt(self._other_norm / self._norm)) if self._norm > 0 else float("inf")
+        return self._relative_to_norm(self._other_norm)
+
+    def _relative_to_norm(self, square: float) -> float:
+        """Return the root of a sum of squares over ‖a‖; infinite where ‖a‖ is 0 or NaN."""
+        if self._norm > 0:
+            return float(np.sqrt(square / self._norm))
+        return float("inf")
 
 
 def likeness(a: Stored, b: Stored) -> TableLikeness | None:
@@ -156,37 +178,59 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
 
     Advances by the bytes of `a`.
     """
-    if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
+    if a.shape != b.shape or len(a.shape) != 2:
         return None
-    nan: list[bool] = []  # of each block
-    if same_bytes(a, b, look=lambda block: nan.append(_has_nan(block.view(NUMPY[a.dtype])))):
-        return TableLikeness(IDENTICAL, a.rows, nan=any(nan))
-    narrow = NUMPY[min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))]
-    differences = _Differences()
-    for start, x, y in _spans_of_both(a, b):
-        left, right = (np.ascontiguousarray(values.astype(narrow, copy=False)) for values in (x, y))
-        rows = differences.add(start, _differing(left, right))
-        nan.append(_has_nan(left))
-        # under the same names: with the spans still referenced, reading the next ones takes up to twice as long
-        x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
-        differences.measure(x, y)
+    if a.dtype not in FLOATING or b.dtype not in FLOATING:
+        return None
+    blocks_with_nan: list[bool] = []
+
+    def look(block: NDArray[Any]) -> None:
+        blocks_with_nan.append(_has_nan(block.view(NUMPY[a.dtype])))
+
+    if same_bytes(a, b, look):
+        return TableLikeness(IDENTICAL, a.rows, nan=any(blocks_with_nan))
+    differences = _differences_of_rows(a, b)
     if not differences.count:
-        return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=any(nan))
-    kind = UNRELATED
-    if differences.count <= FEW * a.rows:
-        kind = SOME_ROWS
-    elif differences.relative <= NEAR:
-        kind = CLOSE
+        return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=differences.has_nan)
     return TableLikeness(
-        kind,
+        _kind_of_differing(differences, a.rows),
         a.rows,
         differences.count,
         tuple(differences.first),
         differences.relative,
         differences.largest,
-        any(nan),
+        differences.has_nan,
         differences.length_ratio,
     )
+
+
+def _differences_of_rows(a: Stored, b: Stored) -> _Differences:
+    """Return the differences of two tables once both are cast to the narrower of their types."""
+    narrower = min(a.dtype, b.dtype, key=_bits_and_name)
+    narrow = NUMPY[narrower]
+    differences = _Differences()
+    for start, x, y in _spans_of_both(a, b):
+        left = np.ascontiguousarray(x.astype(narrow, copy=False))
+        right = np.ascontiguousarray(y.astype(narrow, copy=False))
+        rows = differences.add(start, left, right)
+        # under the same names: with the spans still referenced, reading the next ones takes up to twice as long
+        x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
+        differences.measure(x, y)
+    return differences
+
+
+def _bits_and_name(dtype: str) -> tuple[int, str]:
+    """Return the key that sorts narrow types first, those of one width by name."""
+    return BITS[dtype], dtype
+
+
+def _kind_of_differing(differences: _Differences, rows: int) -> str:
+    """Return how two tables of so many rows differ in numbers."""
+    if differences.count <= FEW * rows:
+        return SOME_ROWS
+    if differences.relative <= NEAR:
+        return CLOSE
+    return UNRELATED
 
 
 def _has_nan(block: NDArray[Any]) -> bool:
@@ -198,13 +242,24 @@ def _has_nan(block: NDArray[Any]) -> bool:
 
 def _differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """Return rows of two arrays of one type that differ: in bytes, and in numbers, as zero and NaN have several."""
-    bytes_ = [table.view(np.uint8).reshape(len(table), -1) for table in (a, b)]
-    left, right = (data.view(np.uint64) if data.shape[1] % 8 == 0 else data for data in bytes_)
-    rows = np.nonzero((left != right).any(axis=1))[0]
-    x, y = (table.reshape(len(table), table.size // max(1, len(table)))[rows] for table in (a, b))
+    rows = np.nonzero((_bytes_of_rows(a) != _bytes_of_rows(b)).any(axis=1))[0]
+    x, y = _flat_rows(a)[rows], _flat_rows(b)[rows]
     is_equal = (x == y) | (np.isnan(x) & np.isnan(y))
     differing: NDArray[Any] = rows[~is_equal.all(axis=1)]
     return differing
+
+
+def _bytes_of_rows(table: NDArray[Any]) -> NDArray[Any]:
+    """Return the bytes of each row, in words of eight where that goes up."""
+    data = table.view(np.uint8).reshape(len(table), -1)
+    if data.shape[1] % 8 == 0:
+        return data.view(np.uint64)
+    return data
+
+
+def _flat_rows(table: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor as a matrix: all values of a row in one axis."""
+    return table.reshape(len(table), table.size // max(1, len(table)))
 
 
 def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
@@ -293,7 +348,10 @@ def root_mean_square(table: Stored) -> float:
 def all_zero(table: Stored) -> bool:
     """Return whether a floating table has numbers, and all are zero; reading stops at the first that is not."""
     with Reader(table) as reader:
-        return table.nbytes > 0 and not any(reader.rows(start, stop).any() for start, stop in reader.spans())
+        for start, stop in reader.spans():
+            if reader.rows(start, stop).any():
+                return False
+    return table.nbytes > 0
 
 
 def outlying(lengths: NDArray[Any], rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
@@ -334,7 +392,7 @@ def _equal_groups(tensors: list[Stored], same: Callable[[Stored, Stored], bool])
                 break
         else:
             groups.append([tensor])
-    return [group for groups in by_sample.values() for group in groups]
+    return list(itertools.chain.from_iterable(by_sample.values()))
 
 
 def _sample(tensor: Stored) -> bytes:

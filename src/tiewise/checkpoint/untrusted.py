@@ -81,7 +81,7 @@ def inside(folder: Path, name: str) -> Path:
     Links are followed within the folder, and into the `blobs` next to the `snapshots` of a Hugging Face cache; those
     that lead elsewhere only within `following_links`.
     """
-    if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
+    if _names_no_inner_file(name):
         raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, which lies outside the folder", _PUT_THERE)
     path = folder / name
     is_direct_entry = os.path.basename(name) == name != "."
@@ -94,18 +94,27 @@ def inside(folder: Path, name: str) -> Path:
         raise CheckpointError(what, _PUT_THERE) from None
     except (OSError, RuntimeError):  # a loop of links
         raise CheckpointError(f"{path}: a link that leads nowhere", _PUT_THERE) from None
-    if not _FOLLOWED.get() and not any(target.is_relative_to(place) for place in _places_of_links(home)):
+    if not _FOLLOWED.get() and not _may_lead_to(home, target):
         fix = "if you trust it: --follow-links (from Python: follow_links=True); else put the file itself there"
         raise CheckpointError(f"{path}: a link that leads outside the folder", fix)
     return path
 
 
-def _places_of_links(home: Path) -> Iterator[Path]:
-    """Yield the folders that links of the folder `home` may lead into: itself, and the blobs of its cache."""
-    yield home
+def _names_no_inner_file(name: str) -> bool:
+    """Return whether a name is none of a file in or below a folder."""
+    if not name or "\0" in name:
+        return True
+    return os.path.isabs(name) or ".." in Path(name).parts
+
+
+def _may_lead_to(home: Path, target: Path) -> bool:
+    """Return whether links of the folder `home` may lead to a file: in the folder, or in the blobs of its cache."""
+    if target.is_relative_to(home):
+        return True
     blobs = home.parent.parent / "blobs"
-    if home.parent.name == "snapshots" and blobs.is_dir():
-        yield blobs
+    if home.parent.name != "snapshots" or not blobs.is_dir():
+        return False
+    return target.is_relative_to(blobs)
 
 
 def _reason(error: Exception) -> str:
@@ -144,13 +153,12 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         by_key = dict(pairs)
         if len(by_key) < len(pairs):
-            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            raise CheckpointError(f"{where}: names {short(twice)} twice", "one of the two must go")
+            raise CheckpointError(f"{where}: names {short(_repeated_key(pairs))} twice", "one of the two must go")
         return by_key
 
     values = 0
     if len(data) > 2**20:
-        values = sum(data.count(mark) for mark in (b",", b":", b"[", b"{"))
+        values = sum(map(data.count, (b",", b":", b"[", b"{")))
     if values > MOST_VALUES:
         fix = "no file of this kind is that long: take it from its source again"
         raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", fix)
@@ -168,6 +176,12 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         fix = "the file is damaged or is no JSON: take it from its source again"
         raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", fix) from None
+
+
+def _repeated_key(pairs: list[tuple[str, Any]]) -> str:
+    """Return the first key that an object names more than once."""
+    counts = Counter(key for key, _ in pairs)
+    return next(key for key, count in counts.items() if count > 1)
 
 
 def items_of(kind: type, value: Any) -> tuple[Any, ...]:
@@ -255,4 +269,6 @@ def require_memory(needed: int, purpose: str) -> None:
 def short(text: Any, most: int = 60) -> str:
     """Return printable text of bounded length, for names that come from a file."""
     plain = printable(str(text)[: most + 1])
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
+    if len(plain) > most:
+        return plain[: most - 1] + "…"
+    return plain
