@@ -47,8 +47,10 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
     if tables:
         config["modules_to_save"] = base.modules
         config["ensure_weight_tying"] = base.tied
-    elif ids:  # PEFT trains the rows of a tied input table at the head too
-        modules = base.modules[:1] if base.tied else base.modules
+    elif ids:
+        modules = base.modules
+        if base.tied:  # PEFT trains the rows of a tied input table at the head too
+            modules = modules[:1]
         config["trainable_token_indices"] = dict.fromkeys(modules, ids)
     return config
 

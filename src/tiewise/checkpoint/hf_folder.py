@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.stored import Header, Stored, read_header
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, object_of, read_json, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, is_text_map, object_of, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -245,7 +245,7 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
 
 def _wrong_map(weight_map: Any) -> str | None:
     """Return why a value is no map from tensors to the files of a folder; None if it is one."""
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+    if not is_text_map(weight_map):
         return "it has no weight_map from tensors to files"
     files = sorted(set(weight_map.values()))
     if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:

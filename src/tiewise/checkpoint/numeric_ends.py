@@ -26,8 +26,8 @@ class TiedNames:
 
     @property
     def kept(self) -> Stored | None:
-        """Return the stored tensor that represents all: the source if it is stored."""
-        return self.stored[0] if self.stored else None
+        """Return the stored tensor that represents all, the source if it is stored; None if none is."""
+        return next(iter(self.stored), None)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -78,7 +78,9 @@ def _wrapper_prefix(facts: Facts) -> str:
     end, name = roles.input, roles.input_name
     if end is None:
         end, name = roles.output, roles.output_name
-    if end is None or name is None or not end.name.endswith(name):
+    if end is None or name is None:
+        return ""
+    if not end.name.endswith(name):
         return ""
     return end.name.removesuffix(name)
 
@@ -128,12 +130,12 @@ def _without_input(facts: Facts, verb: str) -> CheckpointError:
 
 def require_head(facts: Facts, verb: str) -> str:
     """Return the name of the output table, stored or not."""
-    name, headless = facts.roles.output_name, facts.roles.headless
-    if name is not None and not headless:
-        return name
-    may_have_head = facts.claims.tied or not facts.family.is_known
-    if may_have_head and not headless:
-        raise CheckpointError(f"{facts.path}: {_unnamed_head(facts, verb)}", _use_live_model(verb))
+    name = facts.roles.output_name
+    if not facts.roles.headless:
+        if name is not None:
+            return name
+        if facts.claims.tied or not facts.family.is_known:  # it has a head, or may have one
+            raise CheckpointError(f"{facts.path}: {_unnamed_head(facts, verb)}", _use_live_model(verb))
     fix = "a model without a token head has one end only; give one with a head"
     raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", fix)
 
@@ -206,10 +208,11 @@ def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:
     """
     if facts.claims.t5_like:
         return
-    if output is None and facts.claims.tied is False:
-        fix = "tiewise repair it first"
-        raise CheckpointError(f"{facts.path}: the config claims a head of its own, and none is stored", fix)
-    if output is not None and facts.claims.tied and not force:
+    if output is None:
+        if facts.claims.tied is False:
+            fix = "tiewise repair it first"
+            raise CheckpointError(f"{facts.path}: the config claims a head of its own, and none is stored", fix)
+    elif facts.claims.tied and not force:
         fix = "decide first: tiewise untie keeps both, tiewise tie --keep one of them; --force takes them as two"
         raise CheckpointError(f"{facts.path}: the config claims one table, and two different ones are stored", fix)
 

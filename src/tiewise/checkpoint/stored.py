@@ -24,7 +24,7 @@ import numpy as np  # before ml_dtypes, whose C part would import it and print w
 import ml_dtypes
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, parse_json, refuse_pointer, short
+from tiewise.checkpoint.untrusted import LFS_POINTER, is_text_map, open_regular, parse_json, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
 
 # of the format's types those of which numpy can hold one element
@@ -148,7 +148,7 @@ def _metadata(path: Path, record: dict[str, Any]) -> dict[str, str]:
     metadata = record.pop("__metadata__", None)
     if metadata is None:
         return {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not is_text_map(metadata):
         raise CheckpointError(f"{path}: __metadata__ is no map from text to text", _AGAIN)
     return metadata
 
@@ -191,7 +191,14 @@ def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
 
 def _sizes(values: Any) -> TypeGuard[list[int]]:
     """Return whether a JSON value is a list of whole numbers from 0 on."""
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+    if not isinstance(values, list):
+        return False
+    for value in values:
+        if type(value) is not int:  # bool is an int too
+            return False
+        if not 0 <= value < 2**63:
+            return False
+    return True
 
 
 CHUNK_BYTES = 4 * 2**20

@@ -70,8 +70,11 @@ class StoredModules:
     def called(self, paths: Iterable[str]) -> list[str]:
         """Return modules outside layers whose last part is that of one of the paths: few of many."""
         last_parts = {_last_part(path) for path in paths}
-        modules = [module for module in self.tables if _last_part(module) in last_parts]
-        return [module for module in modules if not in_layer(module)]
+        modules = []
+        for module in self.tables:
+            if _last_part(module) in last_parts and not in_layer(module):
+                modules.append(module)
+        return modules
 
     def usual_output(self) -> str | None:
         """Return the head that is stored under a usual name, the outermost of several."""

@@ -63,12 +63,14 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
 
 def _require_tokenizer(folder: Folder) -> Tokenizer:
     """Return the ids of the folder's tokenizer, after checking that its tokenizer.json could be read."""
-    has_file = folder.has("tokenizer.json") and not folder.single
-    tokenizer = read_tokenizer(folder) if has_file else None
+    tokenizer = None
+    if folder.has("tokenizer.json") and not folder.single:
+        tokenizer = read_tokenizer(folder)
     if tokenizer is None:
         fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
         raise CheckpointError(f"{folder.path}: no tokenizer.json in it", fix)
-    for fault in tokenizer.faults:
+    if tokenizer.faults:
+        fault = tokenizer.faults[0]
         raise CheckpointError(fault.what, fault.fix)
     return tokenizer
 
@@ -103,12 +105,14 @@ class _PieceSpelling:
 
     def written(self, piece: str) -> bytes:
         """Return the bytes that a piece of the vocabulary proper writes."""
-        if not self.is_byte_level:
-            byte = BYTE.fullmatch(piece)
-            return bytes([int(byte[1], 16)]) if byte else _as_utf8(piece.replace("▁", " "))
-        if self.byte_of.keys() >= set(piece):
-            return bytes(self.byte_of[letter] for letter in piece)
-        return _as_utf8(piece)
+        if self.is_byte_level:
+            if self.byte_of.keys() >= set(piece):
+                return bytes(self.byte_of[letter] for letter in piece)
+            return _as_utf8(piece)
+        byte = BYTE.fullmatch(piece)
+        if byte is not None:
+            return bytes([int(byte[1], 16)])
+        return _as_utf8(piece.replace("▁", " "))
 
 
 def _as_utf8(text: str) -> bytes:

@@ -92,8 +92,7 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
             files.append(name)
             base = {**base, **base_of_file} if base else base_of_file  # one is large: it is not copied
             added |= added_of_file
-    has_ids = base or added
-    if not has_ids and not faults:
+    if not any((base, added, faults)):
         return None
     return Tokenizer(tuple(files), base, added, tuple(faults))
 

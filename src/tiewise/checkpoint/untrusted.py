@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tiewise.core.errors import CheckpointError, printable
 from tiewise.core.files import size
@@ -196,6 +196,14 @@ def object_of(value: Any) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     return {}
+
+
+def is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
+    """Return whether a JSON value is an object in which every value is text."""
+    if not isinstance(value, dict):
+        return False
+    types = set(map(type, value.values()))
+    return types <= {str}
 
 
 def require_bounded(data: bytes, values: int, where: str) -> None:

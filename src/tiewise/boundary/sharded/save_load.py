@@ -349,16 +349,26 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
         options |= dict.fromkeys(group["params"], saved_options)
     groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
     names = itertools.chain.from_iterable(groups)
-    are_same = sorted(names) == sorted(options) and all(_share_options(group, options) for group in groups)
-    if not are_same:
-        what = f"{saved.place}: the optimizer's groups hold other parameters than those that were saved"
-        raise RunError(what, "build the optimizer as it was when it was saved")
-    return [options[group[0]] if group else {} for group in groups]
+    if sorted(names) != sorted(options):
+        raise _other_groups(saved)
+    return [_common_options(saved, [options[name] for name in group]) for group in groups]
 
 
-def _share_options(group: list[str], options: Mapping[str, dict[str, Any]]) -> bool:
-    """Return whether all parameters of a group were saved with the same options."""
-    return all(options[name] == options[group[0]] for name in group)
+def _common_options(saved: Saved, options: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the options that all parameters of a group were saved with; none for a group without parameters."""
+    if not options:
+        return {}
+    common, *others = options
+    for other in others:
+        if other != common:
+            raise _other_groups(saved)
+    return common
+
+
+def _other_groups(saved: Saved) -> RunError:
+    """Return the error on groups of an optimizer that are not those of the save."""
+    what = f"{saved.place}: the optimizer's groups hold other parameters than those that were saved"
+    return RunError(what, "build the optimizer as it was when it was saved")
 
 
 def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:

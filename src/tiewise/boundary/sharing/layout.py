@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -75,7 +76,8 @@ def _sources(entries: Any) -> dict[str, tuple[int, ...]]:
     sources = {}
     for entry in entries:
         layers = tuple(map(int, entry["layers"]))
-        sources.update({str(name): layers for name in entry["names"]})
+        for name in entry["names"]:
+            sources[str(name)] = layers
     return sources
 
 
@@ -98,7 +100,7 @@ def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
         shared = _shared_names(layers, spec)
         if shared:
             shared_stacks[stack] = shared
-    if spec.kind != "all" and spec.kind not in _present_parts(stacks):
+    if spec.kind not in {"all", *_present_parts(stacks)}:
         raise SpecError(f"{spec}: no {spec.kind} found in these layers", "choose all")
     return Layout(spec, shared_stacks)
 
@@ -106,9 +108,8 @@ def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
 def _present_parts(stacks: Stacks) -> set[str]:
     """Return the parts to which parameters of these layers belong."""
     present: set[str] = set()
-    for layers in stacks.values():
-        for _, parts in layers:
-            present.update(parts.values())
+    for _, parts in chain.from_iterable(stacks.values()):
+        present.update(parts.values())
     return present
 
 

@@ -178,7 +178,8 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
         for name, sources in shared.items():
             for group in groups_of(sources):
                 _share(name, [layers[layer] for layer in group], layout.spec.rank, values, journal)
-                keys |= {f"{layer}.{name}": f"{group[0]}.{name}" for layer in group[1:]}
+                first, *others = group
+                keys |= {f"{layer}.{name}": f"{first}.{name}" for layer in others}
         journal.set(layers, "_tied_weights_keys", keys)
 
 
@@ -189,7 +190,9 @@ def _share(name: str, layers: list[nn.Module], rank: int, values: str | None, jo
     if rank:
         _require_linear(name, owners)
     parameters = [getattr(owner, leaf) for owner in owners]
-    shared = _mean(parameters) if values == "mean" else parameters[0]
+    shared = parameters[0]
+    if values == "mean":
+        shared = _mean(parameters)
     for owner, before in zip(owners, parameters, strict=True):
         journal.set(owner, leaf, shared)
         if rank:
@@ -223,14 +226,14 @@ def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) ->
         InstallError: the model has no such list, or its layers lack a parameter that the layout shares.
     """
     layers = _find_list(model, stack)
-    if layers is None or not _fit(layers, shared):
+    if not _fit(layers, shared):
         what = f"{type(model).__name__}: its layers are not those of {stack!r} that its config says are shared"
         raise InstallError(what, "load it with the class it was saved from")
     return layers
 
 
-def _find_list(model: nn.Module, stack: str) -> nn.ModuleList | None:
-    """Return the list of this name, or the only one whose name ends like it; None without one."""
+def _find_list(model: nn.Module, stack: str) -> nn.ModuleList:
+    """Return the list of this name, or the only one whose name ends like it; an empty list without one."""
     near = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList):
@@ -241,7 +244,7 @@ def _find_list(model: nn.Module, stack: str) -> nn.ModuleList | None:
             near.append(module)
     if len(near) == 1:
         return near[0]
-    return None
+    return nn.ModuleList()
 
 
 def _fit(layers: nn.ModuleList, shared: dict[str, tuple[int, ...]]) -> bool:

@@ -13,7 +13,7 @@ with neither part if both read it. Otherwise, and if no matrix reads it, it goes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -57,7 +57,7 @@ def find_stacks(model: Any) -> Stacks:
     stacks: Stacks = {}
     for name, layers in lists.items():
         layer_calls = [calls[id(layer)] for layer in layers]
-        if all(layer_calls):
+        if {} not in layer_calls:  # every layer ran
             stacks[name] = _place_layers(name, layers, layer_calls)
     if not stacks:
         raise InstallError(f"{type(model).__name__} has no list of layers that token ids run through", _FIX)
@@ -123,8 +123,7 @@ def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
         try:
             untraced(model, batch)
         except Exception as error:  # a family that needs more than ids raises anything
-            lines = str(error).strip().splitlines()
-            reason = lines[0] if lines else type(error).__name__
+            reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
             what = f"{type(model).__name__} does not run on token ids alone ({reason})"
             raise InstallError(what, _FIX) from None
     return calls
@@ -241,15 +240,18 @@ class _Norms:
         if not self.norm_first or output is None:
             return set()
         same_tensor, same_values = set(), set()
-        for module, call in self.calls.items():
-            states, part = call.read, self.part_of.get(module)
-            if part is None or states is None:
-                continue
-            if states.numel() != output.numel():
-                continue
+        for part, states in self._inputs_of_matrices(output.numel()):
             if states.data_ptr() == output.data_ptr():
                 same_tensor.add(part)
             if torch.equal(states.flatten(), output.flatten()):
                 same_values.add(part)
         # two norms may give equal values, as new ones do; a cast gives another tensor
         return same_tensor or same_values
+
+    def _inputs_of_matrices(self, size: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield part and input of every matrix that ran on states of so many numbers."""
+        for module, call in self.calls.items():
+            if module not in self.part_of or call.read is None:
+                continue
+            if call.read.numel() == size:
+                yield self.part_of[module], call.read
