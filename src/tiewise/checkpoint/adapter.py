@@ -112,7 +112,10 @@ class AdapterFacts:
         return self.update(usual().outputs, self.base.roles.output_name)
 
     def update(self, usually: Sequence[str], stored: str | None = None) -> EndUpdate | None:
-        """Return the update of the module of the base's table `stored`, else of one of a usual name; None for none."""
+        """Return the update of one end's module, or None if the adapter leaves it alone.
+
+        The module is that of the base's table `stored`, else one of a usual name.
+        """
         names = usually
         if stored is not None:
             # PEFT names modules as they are once loaded: the last part at least is as it is stored
@@ -137,7 +140,7 @@ class AdapterFacts:
         return None
 
     def command(self, verb: str) -> str:
-        """Return the command line of a verb that makes a new folder of it and its base."""
+        """Return the command line of a verb that makes a folder of it and its base."""
         base = "BASE"
         if self.base is not None:
             base = shlex.quote(str(self.base.path))
@@ -145,7 +148,10 @@ class AdapterFacts:
 
     @cached_property
     def tied(self) -> bool | None:
-        """Return whether the base has one table at both ends, by flag and by tensors; None if that is not known."""
+        """Return whether the base has one table at both ends, by flag and by tensors.
+
+        It is None if that is not known.
+        """
         if self.base is None:
             return None
         if self.base.roles.output is None or self.base.claims.tied is False:
@@ -154,7 +160,10 @@ class AdapterFacts:
 
     @cached_property
     def equal(self) -> bool | None:
-        """Return whether the adapter's full copies of both ends hold the same bytes; None without both, or unread."""
+        """Return whether the adapter's full copies of both ends hold the same bytes.
+
+        It is None without both copies, and if they may not be read.
+        """
         if self.input is None or self.output is None:
             return None
         a, b = self.input.copy, self.output.copy
@@ -176,7 +185,7 @@ def _module_and_part(name: str) -> tuple[str, str]:
 
 
 def _stored_update(module: str, parts: Mapping[str, Stored]) -> EndUpdate | None:
-    """Return what the stored parts of one module do to it; None if none of them is a matrix that changes it."""
+    """Return what the stored parts of one module do to it. It is None if none of them is a matrix that changes it."""
     matrices = {part: tensor for part, tensor in parts.items() if len(tensor.shape) == 2}
     copy = matrices.get("weight", matrices.get(f"{BASE}weight"))
     low_rank = {part: tensor for part, tensor in matrices.items() if part.startswith("lora_")}
@@ -191,7 +200,7 @@ def _stored_update(module: str, parts: Mapping[str, Stored]) -> EndUpdate | None
 
 
 def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
-    """Return the shape [V, E] of a low-rank update; -1 for an axis whose factor is not stored."""
+    """Return the shape [V, E] of a low-rank update. An axis whose factor is not stored has length -1."""
     rows = width = -1
     for part, tensor in low_rank.items():
         is_first = part.endswith("A")  # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V], B [E, r]
@@ -204,7 +213,10 @@ def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
 
 
 def end_modules(base: Facts) -> tuple[str | None, str | None]:
-    """Return the modules of input table and head as the base's class names them; None for an end that is not known."""
+    """Return the modules of input table and head as the base's class names them.
+
+    An end that is not known is None.
+    """
     roles = base.roles
     input_module = output_module = None
     if roles.input is not None:
@@ -239,9 +251,9 @@ def _modules_by_class_name(base: Facts) -> dict[str, str]:
 
 
 def _body_prefixes(table: Stored | None, input_module: str | None) -> tuple[str, str]:
-    """Return the prefix of the body's modules in the files, and in the class, which may put its body elsewhere.
+    """Return the prefix of the body's modules in the files, and that in the class.
 
-    The two names of the input table differ by it.
+    The class may put its body elsewhere: the two names of the input table differ by it.
     """
     if table is None or input_module is None:
         return "", ""
@@ -251,13 +263,13 @@ def _body_prefixes(table: Stored | None, input_module: str | None) -> tuple[str,
 
 
 def _class_module(base: Facts, tensor: str) -> str:
-    """Return the module of a stored tensor as the base's class names it, else as the file does."""
+    """Return a stored tensor's module as the base's class names it, else as the file does."""
     module = unwrapped(module_of(tensor)[0])
     return _loaded_as(base, module) or module
 
 
 def _loaded_as(base: Facts, module: str) -> str | None:
-    """Return the name of a stored end's module once it is loaded; None if the base's class does not know it."""
+    """Return the name of a stored end's module once it is loaded. It is None if the base's class does not know it."""
     if base.roles.known is None:
         return None
     return base.roles.known.loaded_as(module)

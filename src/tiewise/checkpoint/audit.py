@@ -151,7 +151,7 @@ def _claims_record(claims: Claims) -> dict[str, Any]:
 
 
 def _roles_record(roles: Roles | None) -> dict[str, Any]:
-    """Return the parts of the boundary as JSON can hold them; null for an adapter, GGUF or ONNX."""
+    """Return the parts of the boundary as JSON can hold them. An adapter, GGUF or ONNX has null for each."""
     if roles is None:
         return {"found_by": None, "headless": None, "names": None, "scalars": {}}
     return {
@@ -226,7 +226,10 @@ class _CheckOptions(NamedTuple):
             raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
 
     def require_fitting(self, folder: Folder | None) -> None:
-        """Raise a CheckpointError if an argument does not fit what is stored; no folder: a GGUF or ONNX file."""
+        """Raise a CheckpointError if an argument does not fit what is stored.
+
+        `folder` is None for a GGUF or ONNX file.
+        """
         stored = "model"
         if folder is None:
             stored = "file"
@@ -237,7 +240,10 @@ class _CheckOptions(NamedTuple):
                 raise CheckpointError(f"{name} is given, and {why}", f"leave {name} out")
 
     def source(self) -> Facts | None:
-        """Return the facts of the checkpoint that an adapter changes or a file was made from; None if none is given."""
+        """Return the facts of the checkpoint that an adapter changes or a file was made from.
+
+        It is None if none is given.
+        """
         path = self.beside if self.base is None else self.base
         return self.facts_of(path)
 
@@ -270,7 +276,7 @@ def _open(options: _CheckOptions) -> _CheckSubject:
 
 
 def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
-    """Return the path of a GGUF or ONNX file, or a path and its folder; a folder may have an ONNX file alone."""
+    """Return the path of a GGUF or ONNX file, or a path and its folder. A folder may have an ONNX file alone."""
     if path.suffix in _FILES:
         return path, None
     folder = open_folder(path)
@@ -295,7 +301,10 @@ def _of_file(path: Path, source: Facts | None, scan: bool) -> _CheckSubject:
 
 
 def _parts_of_file(facts: GgufFacts | OnnxFacts) -> Iterator[Part]:
-    """Yield the tensors of the two ends of a GGUF or ONNX file, a table that is both once."""
+    """Yield the tensors of the two ends of a GGUF or ONNX file.
+
+    A table that is both comes once.
+    """
     table = facts.table
     if table is not None:
         yield Part("both" if table in facts.heads else "input", table)
@@ -305,7 +314,7 @@ def _parts_of_file(facts: GgufFacts | OnnxFacts) -> Iterator[Part]:
 
 
 def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _CheckSubject:
-    """Gather the facts of a model's folder or its single file, the tensors of its ends, and the outcomes of loaders."""
+    """Gather the facts and the audit of a model's folder or its single file."""
     has_weights = folder.tensors or folder.faults or folder.pickles
     if not has_weights:
         fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
@@ -359,7 +368,7 @@ def _parts(roles: Roles) -> Iterator[Part]:
 
 
 def _spare(facts: Facts) -> int:
-    """Return the bytes of the head if it repeats the input table byte by byte, else 0."""
+    """Return the bytes of a head that repeats the input table byte by byte, else 0."""
     pair = facts.pair
     if pair is None or pair.alike.kind != IDENTICAL:
         return 0
@@ -424,7 +433,7 @@ def _by_severity(finding: Finding) -> tuple[int, str]:
 
 
 def _first_of_each_kind(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield ten findings of each kind of one rule, and one that counts all others of it."""
+    """Yield ten findings of each kind of one rule, and one that counts the rest."""
     counts = Counter[tuple[str, bool]]()  # by severity and `safe`
     last = dict[tuple[str, bool], Finding]()
     for finding in findings:

@@ -154,7 +154,7 @@ def summary_rows(audit: Audit) -> list[Row]:
 
 
 def _claims(audit: Audit) -> Iterator[Row]:
-    """Yield a row for each level of the config, and one for a family that is not known."""
+    """Yield a row for each level of the config, and one for an unknown family."""
     levels = audit.claims.levels
     for claim in levels:
         value = _claim(claim)
@@ -182,7 +182,7 @@ def _claim(claim: Claim) -> str:
 
 
 def _stored(audit: Audit) -> Iterator[Row]:
-    """Yield a row for each stored part of the boundary, and one for the likeness of the two ends."""
+    """Yield a row for each stored part of the boundary, and one for the ends' likeness."""
     inputs = [part for part in audit.parts if part.role == "input"]
     others = [part for part in audit.parts if part.role in ROLES and part.role != "input"]
     for part in inputs:

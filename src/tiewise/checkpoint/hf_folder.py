@@ -70,7 +70,7 @@ class Folder:
 
     @property
     def opened(self) -> str | None:
-        """Return the file that transformers opens, or the index that it follows; None if it finds none."""
+        """Return the file that transformers opens, or the index that it follows. It is None if it finds none."""
         if self.single:
             return self.files[0]
         names: tuple[str, ...] = (SINGLE, INDEX, TORCH, TORCH_INDEX)
@@ -107,8 +107,7 @@ def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, An
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
-    """Read a Hugging Face folder, or one `.safetensors` and the config.json next to it, if there is one.
-
+    """Read a Hugging Face folder, or one `.safetensors` and a config.json next to it.
     Only headers, index and config are read.
 
     Raises:
@@ -121,7 +120,10 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 
 
 def _open_file(path: Path) -> Folder:
-    """Read the header of one `.safetensors`, and the config.json next to it unless the file is one of several."""
+    """Read the header of one `.safetensors`, and the config.json next to it.
+
+    A config next to several such files is not read.
+    """
     if path.suffix != ".safetensors" and not os.path.isfile(path):
         what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
         raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
@@ -194,7 +196,10 @@ def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
 
 
 class _Shards:
-    """Tensors of the files that were read; of several with one name, that of the file in the index, else the first."""
+    """Tensors of the files that were read.
+
+    Of several with one name, the one in the file that the index names counts, else the first.
+    """
 
     def __init__(self, folder: Path, weight_map: dict[str, str] | None) -> None:
         self.folder, self.weight_map = folder, weight_map or {}
@@ -232,7 +237,10 @@ def _listing(path: Path) -> tuple[str, ...]:
 
 
 def _index(path: Path) -> tuple[dict[str, str], Any]:
-    """Return {tensor: its file} of the index of shards, and the bytes that all should have, None if it lacks them."""
+    """Return {tensor: its file} of the index of shards, and the bytes of all tensors.
+
+    An index may lack the bytes: then they are None.
+    """
     record = object_of(read_json(os.fspath(inside(path, INDEX)), unique=True))
     weight_map = record.get("weight_map")
     what = _wrong_map(weight_map)
@@ -244,7 +252,7 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
 
 
 def _wrong_map(weight_map: Any) -> str | None:
-    """Return why a value is no map from tensors to the files of a folder; None if it is one."""
+    """Return why a value is no map from tensors to the files of a folder. It is None if it is one."""
     if not is_text_map(weight_map):
         return "it has no weight_map from tensors to files"
     files = sorted(set(weight_map.values()))

@@ -59,7 +59,10 @@ class IndexedTensor:
 def token_tables(
     tensors: Mapping[str, Stored], config: Mapping[str, Any], ends: Collection[Stored]
 ) -> Iterator[IndexedTensor]:
-    """Yield the indexed tensors among `tensors`, keyed by names without wrappers, that are none of the `ends`."""
+    """Yield the indexed tensors among `tensors` that are none of the `ends`.
+
+    The keys of `tensors` are names without wrappers.
+    """
     first_further = _first_further_layer(config)
     names_of_ends = {table.name for table in ends}
     for name, tensor in tensors.items():
@@ -80,7 +83,10 @@ def _has_shape_of(role: str, tensor: Stored, ends: Collection[Stored]) -> bool:
 
 
 def _first_further_layer(config: Mapping[str, Any]) -> int:
-    """Return the number of the first layer that predicts further tokens: the smallest number of layers at any level."""
+    """Return the number of the first layer that predicts further tokens.
+
+    It is the smallest number of layers at any level of the config.
+    """
     if _FURTHER_CLASS.search(claims.architecture(config) or ""):
         return 0
     layers = list[int]()
@@ -91,7 +97,7 @@ def _first_further_layer(config: Mapping[str, Any]) -> int:
 
 
 def _fits_an_end(tensor: Stored, ends: Collection[Stored]) -> bool:
-    """Return whether a matrix has the rows or the width of an end; true if no end is a matrix."""
+    """Return whether a matrix has the rows or the width of an end. It is true if no end is a matrix."""
     axes = set[tuple[int, int]]()
     for end in ends:
         if len(end.shape) == 2:
@@ -125,7 +131,7 @@ def role_of(module: str, parameter: str, layers: int) -> str | None:
 
 
 def _further_role(last: str) -> str | None:
-    """Return the role of a module of a layer that predicts further tokens, by the last part of its name."""
+    """Return the role of a module that predicts further tokens, by its name's last part."""
     if last in _INPUTS:
         return MTP_INPUT
     if last in _OUTPUTS:
@@ -146,7 +152,10 @@ def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[
 
 
 def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
-    """Return the rows that a config gives a table: its size, or that of its class's hash; None without either."""
+    """Return the rows that a config gives a table, or None if it gives none.
+
+    They are a size in the config, or the size of its class's hash.
+    """
     if other.role == MODALITY:
         return count(modality_config(other, config).get("vocab_size"))
     levels = [level for _, level in model_levels(config)]
@@ -162,7 +171,7 @@ def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
 
 
 def _ngram_rows(module: str, level: Mapping[str, Any]) -> int | None:
-    """Return the rows that one level of a config gives an n-gram table; None if it gives none."""
+    """Return the rows that one level of a config gives an n-gram table. It is None if it gives none."""
     hashed = _HASHED.search(module)
     if hashed is not None:
         return _hashed_rows(int(hashed[1]), level)
@@ -172,7 +181,10 @@ def _ngram_rows(module: str, level: Mapping[str, Any]) -> int | None:
 
 
 def _hashed_rows(index: int, level: Mapping[str, Any]) -> int | None:
-    """Return the rows of LongCat-Flash's n-gram table of an index: each has another odd size, so the hashes differ."""
+    """Return the rows of LongCat-Flash's n-gram table of an index.
+
+    Each table has another odd size, so the hashes differ.
+    """
     ratio, vocab_size = claims.number(level.get("ngram_vocab_size_ratio")), count(level.get("vocab_size"))
     if ratio is None or vocab_size is None:
         return None
@@ -183,7 +195,10 @@ def _hashed_rows(index: int, level: Mapping[str, Any]) -> int | None:
 
 
 def _byte_group_rows(level: Mapping[str, Any]) -> int | None:
-    """Return the rows of BLT's table of byte groups: one for each size of a group, function and value of a hash."""
+    """Return the rows of BLT's table of byte groups.
+
+    It has one for each size of a group, function and value of a hash.
+    """
     sizes = level.get("encoder_hash_byte_group_size")
     values = count(level.get("encoder_hash_byte_group_vocab"))
     functions = count(level.get("encoder_hash_byte_group_nb_functions"))

@@ -26,7 +26,7 @@ class TiedNames:
 
     @property
     def kept(self) -> Stored | None:
-        """Return the stored tensor that represents all, the source if it is stored; None if none is."""
+        """Return the stored tensor that represents all, the source if it is stored. It is None if none is."""
         return next(iter(self.stored), None)
 
     @property
@@ -37,7 +37,7 @@ class TiedNames:
 
 
 def tied_names(facts: Facts) -> list[TiedNames]:
-    """Return every tie of the class; of an unknown class that of the table and the head.
+    """Return every tie of the class. An unknown class has that of the table and the head.
 
     BERT ties its head's bias by the same flag, BART its stacks' input tables.
     """
@@ -56,7 +56,7 @@ def tied_names(facts: Facts) -> list[TiedNames]:
 
 
 def _ties(roles: Roles) -> Mapping[str, str]:
-    """Return {target: source} of the class; of an unknown class that of the table and the head."""
+    """Return {target: source} of the class. An unknown class has the pair of the head and the table."""
     if roles.ties:
         return roles.ties
     if roles.input_name is None or roles.output_name is None:
@@ -65,7 +65,7 @@ def _ties(roles: Roles) -> Mapping[str, str]:
 
 
 def _first_source(ties: Mapping[str, str], target: str) -> str:
-    """Return the end of a chain of ties from a target: its source, that one's source, and so on."""
+    """Return the last source of the chain of ties that begins at a target."""
     source = ties[target]
     while source in ties and ties[source] != target:  # two tensors may be tied to each other
         source = ties[source]
@@ -103,7 +103,7 @@ class PlainEnds:
 
 
 def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
-    """Return every stored table of both ends, after checking that their rows are numbers; `verb` is for errors."""
+    """Return every stored table of both ends, after checking that their rows are numbers. `verb` is for errors."""
     for fault in facts.folder.faults:
         if fault.file.endswith((".safetensors", ".json")):
             raise CheckpointError(fault.what, fault.fix)
@@ -141,7 +141,7 @@ def require_head(facts: Facts, verb: str) -> str:
 
 
 def _unnamed_head(facts: Facts, verb: str) -> str:
-    """Return the sentence on a head of an unknown name, of a model that has or may have one."""
+    """Return the sentence on a head whose name is unknown, or that may be missing."""
     why = "its class is not known" if facts.family.is_known else facts.family.unknown
     ties = "no tensor has the usual name of a head"
     if facts.claims.tied:
@@ -156,7 +156,7 @@ def _use_live_model(verb: str) -> str:
 
 
 def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
-    """Return the tables of both ends; with `force` two different ones are two, whatever the config claims."""
+    """Return the tables of both ends. With `force` two different ones are two, whatever the config claims."""
     readable(facts, verb)
     require_loadable_options(facts)
     roles = facts.roles
@@ -195,7 +195,10 @@ def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
 
 
 def _is_spare_head(facts: Facts, table: Stored, output: Stored) -> bool:
-    """Return whether the stored head only repeats the input table: no config claims two, and their bytes are equal."""
+    """Return whether the stored head only repeats the input table.
+
+    No config may claim two, and their bytes must be equal.
+    """
     if facts.claims.tied is False:
         return False
     return facts.same(table, output)

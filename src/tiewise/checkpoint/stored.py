@@ -154,7 +154,10 @@ def _metadata(path: Path, record: dict[str, Any]) -> dict[str, str]:
 
 
 def _require_contiguous(path: Path, tensors: list[Stored], data: int, size: int) -> None:
-    """Raise a CheckpointError unless sorted tensors fill the file from `data`, the offset of its data, to its end."""
+    """Raise a CheckpointError unless sorted tensors fill the file.
+
+    They do from `data`, the offset of its data, to its end.
+    """
     end = data
     for tensor in tensors:
         if tensor.start != end:
@@ -168,7 +171,7 @@ def _require_contiguous(path: Path, tensors: list[Stored], data: int, size: int)
 
 
 def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
-    """Return the tensor of a header's entry, after checking it; `data` is the file's offset that offsets begin at.
+    """Return the tensor of a header's entry, after checking it. `data` is the file's offset that offsets begin at.
 
     Its bytes are as many as its type and shape need.
     """

@@ -51,7 +51,7 @@ class Dense:
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """Return a value that is equal for two ends with the same table; the scale is its last item."""
+        """Return a value that is equal for two ends with the same table. The scale is its last item."""
         return (self.table.name, self.mapped, self.scale)
 
     @property
@@ -164,7 +164,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
 
 
 def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
-    """Return the spec in the config, and names of the maps that it needs, as in `_BoundaryMaps.names`."""
+    """Return the spec in the config, and the maps that it needs by `_BoundaryMaps.names`."""
     written = facts.config.get(SPEC)
     if not facts.is_own or not isinstance(written, str):
         fix = "this is for checkpoints whose model_type is tiewise"
@@ -208,7 +208,7 @@ def _multiplied_axes(maps: _BoundaryMaps, table: Stored, head: Stored) -> Iterat
 
 
 def _mapped_lookup(maps: _BoundaryMaps, table: Stored) -> Dense:
-    """Return the input embedding without its scale: the table behind a linear map, if one is stored."""
+    """Return the input embedding without its scale: the table behind its map, if stored."""
     lookup = Dense(table, table.shape[1])
     if maps.into is None:
         return lookup

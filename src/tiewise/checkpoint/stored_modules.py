@@ -68,7 +68,7 @@ class StoredModules:
         return sum(name in self.tables for name in (*ends.inputs, ends.output))
 
     def called(self, paths: Iterable[str]) -> list[str]:
-        """Return modules outside layers whose last part is that of one of the paths: few of many."""
+        """Return the few modules outside layers whose last part is that of a path."""
         last_parts = {_last_part(path) for path in paths}
         modules = []
         for module in self.tables:
@@ -83,7 +83,7 @@ class StoredModules:
 
 
 def may_be_end(module: str) -> bool:
-    """Return whether a module is in no numbered layer and of no other modality, so that it can be an end."""
+    """Return whether a module can be an end: in no numbered layer and of no other modality."""
     return not in_layer(module) and not is_foreign(module)
 
 
@@ -98,7 +98,7 @@ def _by_depth(module: str) -> tuple[int, str]:
 
 
 def _without_wrappers(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return tensors by their names without wrappers; of two with one name, the one stored under it."""
+    """Return tensors by their names without wrappers. The one stored under a name counts before others of that name."""
     plain, wrapped = dict[str, Stored](), dict[str, Stored]()
     for name, tensor in tensors.items():
         unwrapped = claims.unwrapped(name)

@@ -136,9 +136,9 @@ class _Differences:
         self._error = self._norm = self._other_norm = 0.0  # sums of squares
 
     def add(self, start: int, left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int64]:
-        """Count the differing rows of a span of both tables that begins at row `start`, and return those to measure.
+        """Count the differing rows of a span of both tables, and return those to measure.
 
-        The spans are of one type, the narrower of the two.
+        The span begins at row `start`. Both are of one type, the narrower of the two.
         """
         rows = _differing(left, right)
         self.has_nan |= _has_nan(left)
@@ -167,14 +167,14 @@ class _Differences:
         return self._relative_to_norm(self._other_norm)
 
     def _relative_to_norm(self, square: float) -> float:
-        """Return the root of a sum of squares over ‖a‖; infinite where ‖a‖ is 0 or NaN."""
+        """Return the root of a sum of squares over ‖a‖. It is infinite where ‖a‖ is 0 or NaN."""
         if self._norm > 0:
             return float(np.sqrt(square / self._norm))
         return float("inf")
 
 
 def likeness(a: Stored, b: Stored) -> TableLikeness | None:
-    """Compare two tables of one shape row by row; None if their shapes or types allow no comparison.
+    """Compare two tables of one shape row by row. The result is None if their shapes or types allow no comparison.
 
     Advances by the bytes of `a`.
     """
@@ -241,7 +241,10 @@ def _has_nan(block: NDArray[Any]) -> bool:
 
 
 def _differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return rows of two arrays of one type that differ: in bytes, and in numbers, as zero and NaN have several."""
+    """Return rows of two arrays of one type that differ in bytes and in numbers.
+
+    Zero and NaN are several bytes each.
+    """
     rows = np.nonzero((_bytes_of_rows(a) != _bytes_of_rows(b)).any(axis=1))[0]
     x, y = _flat_rows(a)[rows], _flat_rows(b)[rows]
     is_equal = (x == y) | (np.isnan(x) & np.isnan(y))
@@ -313,8 +316,9 @@ def scan_rows(table: Stored) -> RowScan:
 
 
 def _lengths(rows: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the Euclidean length of each row; each is scaled by its largest element, so no square over- or underflows.
+    """Return the Euclidean length of each row.
 
+    Each row is scaled by its largest element, so no square over- or underflows.
     The caller silences warnings about numbers that are not finite.
     """
     largest = np.abs(rows).max(axis=1, initial=0.0)
@@ -324,7 +328,7 @@ def _lengths(rows: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the Euclidean lengths of some rows of a floating table; 0 for a row that is not finite."""
+    """Return the Euclidean lengths of some rows of a floating table. A row that is not finite has length 0."""
     lengths = np.zeros(len(rows))
     with Reader(table) as reader, np.errstate(all="ignore"):
         step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
@@ -337,7 +341,7 @@ MEAN_ROWS = 256  # rows, spread over the table, that a root mean square is taken
 
 
 def root_mean_square(table: Stored) -> float:
-    """Return the root mean square of a floating matrix, by sampled rows; rows that are not finite count as 0."""
+    """Return the root mean square of a floating matrix, by sampled rows. Rows that are not finite count as 0."""
     rows = np.linspace(0, table.shape[0] - 1, min(MEAN_ROWS, table.shape[0])).astype(np.int64)
     if not rows.size:
         return 0.0
@@ -346,7 +350,7 @@ def root_mean_square(table: Stored) -> float:
 
 
 def all_zero(table: Stored) -> bool:
-    """Return whether a floating table has numbers, and all are zero; reading stops at the first that is not."""
+    """Return whether a floating table has numbers, and all are zero. Reading stops at the first that is not."""
     with Reader(table) as reader:
         for start, stop in reader.spans():
             if reader.rows(start, stop).any():

@@ -37,7 +37,7 @@ class TokenBytes:
 
 
 def read_token_bytes(folder: Folder) -> TokenBytes:
-    """Read the tokenizer.json of a folder, and which of its tokens are special; one that marks words is refused."""
+    """Read the tokenizer.json of a folder, and which of its tokens are special. One that marks words is refused."""
     tokenizer = _require_tokenizer(folder)
     record = json_object(folder.path, "tokenizer.json")
     _require_plain_pieces(folder, record)
@@ -76,7 +76,10 @@ def _require_tokenizer(folder: Folder) -> Tokenizer:
 
 
 def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
-    """Raise a CheckpointError for a vocabulary whose pieces mark words: they do not say which bytes they write."""
+    """Raise a CheckpointError for a vocabulary whose pieces mark words.
+
+    Such pieces do not say which bytes they write.
+    """
     model = object_of(record.get("model"))
     kind = model.get("type", "BPE" if "merges" in model else None)
     marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
@@ -86,7 +89,7 @@ def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
 
 
 def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield decoder and pre-tokenizer, empty if there is none; of a sequence of several also its steps."""
+    """Yield decoder and pre-tokenizer, empty if there is none, and the steps of a sequence of several."""
     for part in ("decoder", "pre_tokenizer"):
         step = object_of(record.get(part))
         yield step

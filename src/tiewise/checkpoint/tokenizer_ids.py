@@ -67,7 +67,7 @@ class Tokenizer:
 
     @cached_property
     def texts(self) -> dict[int, str]:
-        """Return {id: text} of all tokens; an added token's text where it takes an id of the vocabulary proper."""
+        """Return {id: text} of all tokens. An added token may take an id of the vocabulary proper."""
         return {number: text for text, number in self.base.items()} | dict(self.added)
 
     @cached_property
@@ -98,7 +98,7 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
 
 
 def _files_with_ids(folder: Folder) -> list[str]:
-    """Return the files of a folder that give ids: the first with a vocabulary, and those with added tokens."""
+    """Return the first file of a folder with a vocabulary, and those with added tokens."""
     vocabularies = list(filter(folder.has, _VOCABULARIES))
     return [*vocabularies[:1], *filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))]
 
@@ -151,7 +151,10 @@ def _pieces(folder: Folder, name: str) -> dict[str, int]:
 
 
 def _texts_of_pieces(data: bytes, pieces: list[tuple[int, int]], where: str) -> Iterator[bytes]:
-    """Yield the text of each piece of a SentencePiece model: field 1 of the piece, given by start and end."""
+    """Yield the text of each piece of a SentencePiece model.
+
+    It is field 1 of the piece, which is given by start and end.
+    """
     for start, end in pieces:
         text_start, text_end = next(first_fields(data, start, end, MOST_TOKENS, where), (0, 0))
         yield data[text_start:text_end]
@@ -196,7 +199,7 @@ def _unigram_text(entry: Any) -> Any:
 
 
 def _positions(texts: Iterable[Any]) -> dict[str, int]:
-    """Return {text: position}; an entry without a text, or with an earlier one's, is called by its position alone."""
+    """Return {text: position}. An entry without a text, or with an earlier one's, is called by its position alone."""
     positions = dict[str, int]()
     for number, text in enumerate(texts):
         if not isinstance(text, str) or text in positions:

@@ -108,7 +108,10 @@ def _names_no_inner_file(name: str) -> bool:
 
 
 def _may_lead_to(home: Path, target: Path) -> bool:
-    """Return whether links of the folder `home` may lead to a file: in the folder, or in the blobs of its cache."""
+    """Return whether links of the folder `home` may lead to a file.
+
+    They may in the folder, and in the blobs of its cache.
+    """
     if target.is_relative_to(home):
         return True
     blobs = home.parent.parent / "blobs"
@@ -185,7 +188,7 @@ def _repeated_key(pairs: list[tuple[str, Any]]) -> str:
 
 
 def items_of(kind: type, value: Any) -> tuple[Any, ...]:
-    """Return the items of a list that are of a type; empty if `value` is no list."""
+    """Return the items of a list that are of a type. Any other value has none."""
     if not isinstance(value, list):
         return ()
     return tuple(item for item in value if type(item) is kind)

@@ -64,7 +64,7 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
 
 
 def _write_model(saved: Saved, architecture: str, config: dict[str, Any], partial: Path, real: Path) -> None:
-    """Build the model of a save and write it to `partial`; messages name `real`, what that becomes."""
+    """Build the model of a save and write it to `partial`. Messages name `real`, what that becomes."""
     (partial / CONFIG).write_text(json.dumps({**config, "architectures": [architecture]}, indent=2))
     try:
         model_config = AutoConfig.from_pretrained(partial, trust_remote_code=False)

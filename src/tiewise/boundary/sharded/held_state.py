@@ -61,7 +61,7 @@ def _add_model(live: HeldState, parameters: Mapping[str, Any]) -> dict[int, str]
 
 
 def _require_values(name: str, value: Any) -> None:
-    """Refuse an entry of a model's state that is no tensor, or a tensor on the meta device."""
+    """Refuse an entry of a model's state that is no tensor, or one without values."""
     if not isinstance(value, Tensor):
         kind = type(value).__name__
     elif value.is_meta:

@@ -355,7 +355,7 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
 
 
 def _common_options(saved: Saved, options: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the options that all parameters of a group were saved with; none for a group without parameters."""
+    """Return the options that all parameters of a group were saved with. A group without parameters has none."""
     if not options:
         return {}
     common, *others = options

@@ -133,7 +133,7 @@ class Saved:
             raise CheckpointError(f"{path}: an alias of a tensor that is not kept", AGAIN)
 
     def _check_tensors(self, path: Path) -> None:
-        """Refuse a tensor of an unknown type or layout, or whose parts are not all of it."""
+        """Refuse a tensor of an unknown type or layout, or without all of its parts."""
         checked: set[tuple[int, ...]] = set()  # layout and shape, which many tensors share
         for name, tensor in self.index.tensors.items():
             if tensor.dtype not in TYPES or not 0 <= tensor.layout < len(self.index.layouts):
@@ -144,7 +144,7 @@ class Saved:
                 checked.add(key)
 
     def _check_parts(self, path: Path, name: str, tensor: WholeTensor) -> None:
-        """Refuse a tensor whose parts are not all of it, or are in no file of the index."""
+        """Refuse a tensor whose parts are incomplete, or are in no file of the index."""
         parts = self.index.layouts[tensor.layout]
         if not make_up(tensor.shape, [part.held for part in parts]):
             raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
@@ -190,7 +190,7 @@ class Saved:
 
 
 def _absence(place: Path) -> str:
-    """Return how a folder comes to lack the index: a save in it was cut short, or there was none."""
+    """Return why a folder lacks the index: no save, or one that was cut short."""
     if place.is_dir():
         for name in os.listdir(place):
             if _OURS.fullmatch(name):

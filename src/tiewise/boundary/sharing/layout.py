@@ -39,7 +39,7 @@ def groups_of(sources: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Shared layers of a model: the spec, and for every stack by name the sources of every parameter's name."""
+    """Shared layers of a model: their spec, and the sources of each parameter by stack."""
 
     spec: SharingSpec
     stacks: dict[str, dict[str, tuple[int, ...]]]
@@ -82,7 +82,7 @@ def _sources(entries: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _require_earlier_sources(all_sources: Iterable[tuple[int, ...]]) -> None:
-    """Raise an InstallError unless each layer names itself or an earlier one, and that one names itself."""
+    """Raise an InstallError unless each layer names itself, or an earlier one that names itself."""
     for sources in all_sources:
         for layer, source in enumerate(sources):
             if not 0 <= source <= layer or sources[source] != source:
@@ -90,7 +90,9 @@ def _require_earlier_sources(all_sources: Iterable[tuple[int, ...]]) -> None:
 
 
 def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
-    """Decide what `stacks` share under `spec`: like with like; with a rank, matrices of linear maps alone.
+    """Decide what `stacks` share under `spec`: like with like.
+
+    With a rank, they share matrices of linear maps alone.
 
     Raises:
         SpecError: no layer has the part that the spec shares, or there are too few layers for its groups.
@@ -126,7 +128,10 @@ def _shared_names(layers: list[PlacedLayer], spec: SharingSpec) -> dict[str, tup
 
 
 def _shareable(layer: nn.Module, parts: dict[str, str], spec: SharingSpec) -> dict[str, Hashable]:
-    """Return, by the names of a layer's parameters under the spec, what layers must have in common to share them."""
+    """Return what layers must have in common to share parameters, by their names.
+
+    The names are those of a layer's parameters under the spec.
+    """
     shareable: dict[str, Hashable] = {}
     for kind in _SEVERAL_PARTS.get(spec.kind, (spec.kind,)):
         names = [name for name, part in parts.items() if part == kind]
@@ -137,7 +142,7 @@ def _shareable(layer: nn.Module, parts: dict[str, str], spec: SharingSpec) -> di
 
 
 def _likenesses(layer: nn.Module, names: list[str]) -> dict[str, Hashable]:
-    """Return, by name, what two layers must have in common to share a parameter of one part.
+    """Return what two layers must have in common to share parameters, by their names.
 
     A table needs its own shape in common, every other parameter the shapes of all others too. T5 has a table of
     relative positions in its first layer for all, which must not keep that layer from sharing the rest.
@@ -157,5 +162,5 @@ def _owner(layer: nn.Module, name: str) -> nn.Module:
 
 
 def _is_weight_of_linear(layer: nn.Module, name: str) -> bool:
-    """Whether a parameter is the matrix of a linear map, which can have a low-rank difference."""
+    """Return whether a parameter is a linear map's matrix, which can have a low-rank difference."""
     return name.endswith(".weight") and type(_owner(layer, name)) in (nn.Linear, Conv1D)

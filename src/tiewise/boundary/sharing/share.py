@@ -37,14 +37,14 @@ VALUES = ("first", "mean")
 
 
 class Shared:
-    """Handle of a model's shared layers; `share_layers(model)` on the same model gives another one of the same."""
+    """Handle of a model's shared layers. `share_layers(model)` on the same model gives another one of the same."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     @property
     def layout(self) -> Layout | None:
-        """Return which layers share which parameters, as the config says; None if it names no shared layers."""
+        """Return which layers share which parameters, as the config says; None if none do."""
         entry = getattr(self.model.config, ENTRY, None)
         if entry is None:
             return None
@@ -74,7 +74,7 @@ class Shared:
 
     @torch.no_grad()
     def separate(self) -> None:
-        """Give every layer separate parameters with the values that it has now, and the model its own type."""
+        """Give every layer separate parameters of the same values, and the model its type."""
         layout = self.layout
         if layout is None:
             return
@@ -89,7 +89,7 @@ class Shared:
 
 
 def _separate(name: str, layers: list[nn.Module]) -> None:
-    """Give the layers of one group a separate parameter each; the first keeps the shared one if it is plain."""
+    """Give the layers of one group a separate parameter each. The first keeps the shared one if it is plain."""
     path, _, leaf = name.rpartition(".")
     for place, layer in enumerate(layers):
         owner: Any = layer.get_submodule(path)
@@ -171,7 +171,7 @@ def _refresh_keys(model: Any, journal: Journal) -> None:
 
 @torch.no_grad()
 def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> None:
-    """Share as a layout says; `values` None while a checkpoint is being loaded, which brings the values."""
+    """Share as a layout says. `values` is None while a checkpoint is being loaded, which brings the values."""
     for stack, shared in layout.stacks.items():
         layers = _layers(model, stack, shared)
         keys: dict[str, str] = {}
@@ -184,7 +184,7 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
 
 
 def _share(name: str, layers: list[nn.Module], rank: int, values: str | None, journal: Journal) -> None:
-    """Have the layers of one group share a parameter; with a rank, each with its own difference."""
+    """Have the layers of one group share a parameter; with a rank, each has its own difference."""
     path, _, leaf = name.rpartition(".")
     owners = [layer.get_submodule(path) for layer in layers]
     if rank:
@@ -200,7 +200,7 @@ def _share(name: str, layers: list[nn.Module], rank: int, values: str | None, jo
 
 
 def _require_linear(name: str, owners: list[nn.Module]) -> None:
-    """Raise an InstallError if a parameter is not the matrix of a linear map in each of its modules."""
+    """Raise an InstallError unless a parameter is a linear map's matrix in each module."""
     others = [owner for owner in owners if not isinstance(owner, nn.Linear | Conv1D)]
     if others or name.rpartition(".")[2] != "weight":
         raise InstallError(f"config.json: {ENTRY}: {name[:80]} is of no linear map", "save it again")
@@ -220,7 +220,7 @@ def _mean(parameters: list[nn.Parameter]) -> nn.Parameter:
 
 
 def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) -> Any:
-    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it.
+    """Return the list of layers that a layout calls `stack`, in a model or a part of it.
 
     Raises:
         InstallError: the model has no such list, or its layers lack a parameter that the layout shares.
@@ -233,7 +233,10 @@ def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) ->
 
 
 def _find_list(model: nn.Module, stack: str) -> nn.ModuleList:
-    """Return the list of this name, or the only one whose name ends like it; an empty list without one."""
+    """Return the list of this name, or the only one whose name ends like it.
+
+    A model without one gives an empty list.
+    """
     near = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList):
@@ -308,7 +311,10 @@ def _relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) 
 
 
 def _oriented(module: nn.Module, matrix: Tensor) -> Tensor:
-    """Return a matrix of a linear map with its axes as [out, in], or turned back: Conv1D has it as [in, out]."""
+    """Return a matrix of a linear map with its axes as [out, in], or turned back.
+
+    Conv1D has it as [in, out].
+    """
     if isinstance(module, Conv1D):
         return matrix.T
     return matrix

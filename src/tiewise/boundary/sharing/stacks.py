@@ -46,7 +46,7 @@ Calls = dict[str, Call]  # by the path of a module that holds parameters, in the
 
 
 def find_stacks(model: Any) -> Stacks:
-    """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids.
+    """Find the stacks of a model and place every parameter, by running it on random ids.
 
     Raises:
         InstallError: the model is on the meta device, sharded, or has no list of layers that token ids run through.
@@ -65,7 +65,7 @@ def find_stacks(model: Any) -> Stacks:
 
 
 def _require_whole_values(model: nn.Module) -> None:
-    """Raise an InstallError if parameters of a model have no values, or only a part of them in this process."""
+    """Raise an InstallError if parameters lack values, or have only a part of them here."""
     kind = type(model).__name__
     if on_meta(model):
         raise InstallError(f"{kind} is on the meta device", "load its weights first")
@@ -75,7 +75,7 @@ def _require_whole_values(model: nn.Module) -> None:
 
 
 def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls]) -> list[PlacedLayer]:
-    """Return the layers of one stack with the part of each parameter, by the calls in every layer."""
+    """Return the layers of one stack with the part of each parameter, by their calls."""
     norm_first = _begins_with_norm(layers[-1], calls[-1])
     placed = []
     for layer, layer_calls in zip(layers, calls, strict=True):
@@ -84,7 +84,7 @@ def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls]) -> list
 
 
 def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
-    """Return the lists that are in no other list and whose modules all have a matrix, by name."""
+    """Return the outermost lists, by name, in which each module has a matrix."""
     lists: dict[str, nn.ModuleList] = {}
     inside: set[int] = set()
     for name, module in model.named_modules():
@@ -98,7 +98,10 @@ def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
 
 
 def _has_matrix(module: nn.Module, *, recurse: bool) -> bool:
-    """Return whether a module has a parameter of two or more dimensions: itself, or with `recurse` at any depth."""
+    """Return whether a module has a parameter of two or more dimensions.
+
+    It may be in a module within only with `recurse`.
+    """
     dimensions = [value.ndim for value in module.parameters(recurse)]
     return max(dimensions, default=0) > 1
 
@@ -114,7 +117,10 @@ def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
 
 
 def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
-    """Return the calls within every layer, by its id, in one forward pass on random ids that leaves no trace."""
+    """Return the calls within every layer, by its id, in one forward pass.
+
+    The pass on random ids leaves no trace.
+    """
     calls: dict[int, Calls] = {id(layer): {} for layer in layers}
     batch = _random_batch(model)
     with ExitStack() as hooks:
@@ -200,7 +206,7 @@ def _parts_of_matrices(stack: str, layer: nn.Module) -> dict[str, str]:
 
 
 def _part_by_name(name: str) -> str:
-    """Return the part of a module with a matrix: attention if its name mixes tokens, else ffn."""
+    """Return the part of a matrix: attention if its module's name mixes tokens, else ffn."""
     if _MIXES.search(name):
         return ATTENTION
     return FFN
@@ -226,7 +232,10 @@ class _Norms:
         return self._part_of_nearest(path)
 
     def _part_of_nearest(self, path: str) -> str:
-        """Return the part of the matrix that ran last before a norm, else of the first one; neither without one."""
+        """Return the part of the matrix that ran last before a norm, else of the first.
+
+        It is neither if no matrix ran.
+        """
         order = list(self.calls)
         before = order[: order.index(path)]
         for module in (*reversed(before), *order):
@@ -235,7 +244,7 @@ class _Norms:
         return NEITHER
 
     def _readers(self, path: str) -> set[str]:
-        """Return the parts whose matrices read what a norm wrote; none if layers do not begin with a norm."""
+        """Return the parts whose matrices read what a norm wrote. Only layers that begin with a norm have any."""
         output = self.calls[path].wrote
         if not self.norm_first or output is None:
             return set()
