@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf, prod
-from types import EllipsisType, NoneType
 from typing import Any, Self
 
 import torch
@@ -47,6 +46,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tiewise.boundary.logit_answers import ANSWERS
 from tiewise.boundary.logit_gradients import gradients
+from tiewise.boundary.logit_index import split_index
 from tiewise.boundary.recorded_logits import LOG_P, LOGITS, MINUS_LOG_P, PRODUCTS, Fold, P, RecordedLogits, Step
 from tiewise.core.errors import UnsupportedError
 
@@ -139,7 +139,7 @@ class Deferred(RecordedLogits):
 
     def _record_index(self, index: Any) -> Self | None:
         """Choose positions, and a slice of the vocabulary if every step so far allows it."""
-        split = _split_index(index, self.ndim)
+        split = split_index(index, self.ndim)
         if split is None:
             return None
         positions, tokens = split
@@ -354,52 +354,6 @@ def _is_in_place(name: str) -> bool:
     if name.startswith("__i"):
         return hasattr(Tensor, f"__{name[3:]}")  # __imul__ belongs to __mul__, __invert__ to no __nvert__
     return name.endswith("_") and not name.endswith("__")
-
-
-# an index into logits
-
-
-def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
-    """Return the positions and the tokens of an index into logits [..., V]. None where it does not slice tokens.
-
-    (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
-    """
-    if not isinstance(index, tuple):
-        index = (index,)
-    ellipses = dimensions = 0
-    for item in index:
-        if not _is_simple(item):
-            return None
-        ellipses += item is Ellipsis
-        dimensions += _dimensions_used(item)
-    if ellipses > 1:
-        return None
-    reaches_tokens = dimensions == dims or (ellipses == 1 and index[-1] is not Ellipsis)
-    if not reaches_tokens:
-        return index, slice(None)
-    *positions, tokens = index
-    if not isinstance(tokens, slice) or tokens.step not in (None, 1):
-        return None
-    return (*positions, slice(None)), tokens
-
-
-_SIMPLE = (NoneType, EllipsisType, Tensor, int, slice)
-
-
-def _is_simple(item: Any) -> bool:
-    """Return whether an item of an index is one whose dimensions can be counted."""
-    return isinstance(item, _SIMPLE) and not isinstance(item, bool)
-
-
-def _dimensions_used(item: Any) -> int:
-    """Return the number of dimensions of the logits that a simple item takes up."""
-    if item is None or item is Ellipsis:
-        return 0
-    is_mask = torch.is_tensor(item) and item.dtype in (torch.bool, torch.uint8)
-    if is_mask:
-        mask_dims: int = item.dim()
-        return mask_dims
-    return 1
 
 
 # names of Tensor's methods -> the method that records them, where it can
