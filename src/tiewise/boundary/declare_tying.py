@@ -19,7 +19,7 @@ Keys = dict[str, str]  # {target: source}
 
 def own_config(model: Any, journal: Journal) -> Any:
     """Give the model and its parts a copy of their config. No other model built from it changes."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {}  # id of every config and sub-config -> its copy
     copied = copy.deepcopy(model.config, memo)
     for module in model.modules():
         config = vars(module).get("config")
@@ -33,16 +33,14 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     head_key = f"{ends.head_name}.weight"
     allowed, of_model = allowed_keys(model), allowed_keys(model, parts=False)
     neighbours = _without(head_key, allowed)
-    keys = of_model
     if ends.tied:
         flag = True
+        keys = _keys_when_tied(ends, head_key, allowed, of_model)
         if not loading:
             _tie_neighbours(model, neighbours, journal)
-        if head_key not in allowed:
-            source_name, _ = ends.named_source
-            keys = {**of_model, head_key: f"{source_name}.weight"}
     else:
         flag = _flag_when_untied(model, allowed, neighbours, loading)
+        keys = of_model
         if flag and head_key in allowed:
             keys = _without(head_key, of_model)
     if keys is not of_model:
@@ -62,6 +60,14 @@ def _without(target: str, keys: Keys) -> Keys:
     others = dict(keys)
     others.pop(target, None)
     return others
+
+
+def _keys_when_tied(ends: ModelEnds, head_key: str, allowed: Keys, of_model: Keys) -> Keys:
+    """Return the model's own keys, with one of the head if no key allows it to be tied."""
+    if head_key in allowed:
+        return of_model
+    source_name, _ = ends.named_source
+    return {**of_model, head_key: f"{source_name}.weight"}
 
 
 def _tie_neighbours(model: Any, neighbours: Keys, journal: Journal) -> None:

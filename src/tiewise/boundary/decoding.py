@@ -50,7 +50,7 @@ class TopLogits(LazyLogits):
         kwargs = dict(kwargs or {})
         logits = first_unread(args)
         if isinstance(logits, TopLogits):
-            if func in _KEPT:
+            if func in _KEEP_ORDER:
                 return logits._record(func, args[1:], kwargs)
             answer = logits._answer(func, args[1:], kwargs)
             if answer is not None:
@@ -170,8 +170,8 @@ def decoding(link: Link) -> Iterator[ExactTop]:
         link.lazy = before
 
 
-_KEPT = {Tensor.to, Tensor.float, Tensor.__getitem__, Tensor.__truediv__, Tensor.div, Tensor.__mul__, Tensor.mul}
-_KEPT |= {torch.div, torch.mul, torch.tanh, Tensor.tanh, Tensor.__add__, Tensor.add, torch.add, Tensor.contiguous}
+_KEEP_ORDER = {Tensor.to, Tensor.float, Tensor.__getitem__, Tensor.__truediv__, Tensor.div, Tensor.__mul__, Tensor.mul}
+_KEEP_ORDER |= {torch.div, torch.mul, torch.tanh, Tensor.tanh, Tensor.__add__, Tensor.add, torch.add, Tensor.contiguous}
 _ANSWERS: dict[Any, Callable[..., Any]] = dict.fromkeys((torch.argmax, Tensor.argmax), TopLogits._argmax)
 _ANSWERS |= dict.fromkeys((torch.topk, Tensor.topk), TopLogits._topk)
 _ANSWERS |= dict.fromkeys((torch.lt, Tensor.lt, Tensor.__lt__), TopLogits._below)

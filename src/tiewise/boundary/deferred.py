@@ -287,7 +287,7 @@ class Deferred(RecordedLogits):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record or answer the functions of `_KNOWN`, refuse lost effects, and compute for everything else."""
+        """Record or answer the functions of `_HANDLERS`, refuse lost effects, and compute for everything else."""
         kwargs = dict(kwargs or {})
         if not args and "input" in kwargs:
             args = (kwargs.pop("input"),)
@@ -317,19 +317,19 @@ def _is_finite_number(factor: Any) -> bool:
 
 def _record_or_answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return recorded logits or an answer; None where `func` or its arguments are unknown."""
-    if func not in _KNOWN or not args:
+    if func not in _HANDLERS or not args:
         return None
     if func in _COMMUTING and not isinstance(args[0], Deferred):
         args = args[::-1]
     logits = args[0]
     if not isinstance(logits, Deferred):
         return None
-    record = _KNOWN[func]
+    handler = _HANDLERS[func]
     is_product = logits.form in PRODUCTS.values()
-    if is_product and record is not ANSWERS["sum"]:
+    if is_product and handler is not ANSWERS["sum"]:
         return None
     try:
-        return record(*args, **kwargs)
+        return handler(*args, **kwargs)
     except TypeError:  # unknown arguments
         return None
 
@@ -400,7 +400,7 @@ def _by_function(table: dict[str, Callable[..., Any]]) -> dict[Any, Callable[...
 
 
 _COMMUTING = _by_function(_COMMUTE)
-_KNOWN = _by_function(_RECORDERS | ANSWERS)
+_HANDLERS = _by_function(_RECORDERS | ANSWERS)
 
 
 # all other methods and attributes of Tensor

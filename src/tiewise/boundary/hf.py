@@ -40,7 +40,7 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
     """
     config = AutoConfig.from_pretrained(os.fspath(path))
     with warnings.catch_warnings():
-        # what a model could not be asked yet `build_into` asks, with the batch that it needs
+        # `build_into` runs the model again, with the batch that it needs: a first failure is no news
         warnings.filterwarnings("ignore", ".*how its loss counts labels could not be asked", TiewiseWarning)
         model = model_class(config, path).from_pretrained(path, config=config, **options)
     build_into(model, getattr(config, ENTRY, None), batch, loaded=True)

@@ -198,9 +198,13 @@ def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int
     is_foreign = home.startswith(("bitsandbytes.", "peft."))
     if is_foreign or not isinstance(module, cls):
         raise InstallError(f"{where} is a {kind} of {home}", fix)
-    weight = module.weight
-    if id(weight) in gathered or spread(module):
-        return
+    is_placed = id(module.weight) in gathered or spread(module)
+    if not is_placed:
+        _check_weight(where, module.weight, fix)
+
+
+def _check_weight(where: str, weight: Any, fix: str) -> None:
+    """Refuse a weight that is sharded, quantised or computed; `fix` is the way out of quantised ones."""
     if hasattr(weight, "full_tensor"):
         fix = "install before fully_shard or tensor parallelism, and keep what install returned"
         raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", fix)

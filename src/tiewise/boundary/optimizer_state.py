@@ -14,7 +14,7 @@ from tiewise.core.errors import UnsupportedError
 FIRST = ("momentum_buffer", "exp_avg")
 SECOND = ("exp_avg_sq", "max_exp_avg_sq")
 COUNTER = ("step",)
-_KNOWN = {*FIRST, *SECOND, *COUNTER}
+_UNDERSTOOD = {*FIRST, *SECOND, *COUNTER}
 State = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
     if optimizer is None:
         return {}
     state = dict(optimizer.state.get(table, {}))
-    unknown = [key for key in _without_none(state) if key not in _KNOWN]
+    unknown = [key for key in _without_none(state) if key not in _UNDERSTOOD]
     if unknown:
         what = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
         raise UnsupportedError(what, "use SGD, Adam or AdamW, or change the boundary without an optimizer")

@@ -154,7 +154,7 @@ class RecordedLogits:
         new.grad_mode = new.grad_mode and self.grad_mode
         if step is None:
             new.steps = self.steps
-            new.memory, new.version = self.memory, self.version
+            new.memory, new.version = self.memory, self.version  # as a view of the same memory
         else:
             new.steps = (*self.steps, step)
         for name, value in changes.items():
@@ -244,16 +244,21 @@ class RecordedLogits:
     def real(self, because: str = "real") -> Tensor:
         """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
         self.require_unchanged()
-        if self._real is not None and (self._real.requires_grad or not self.requires_grad):
-            return self._real
+        real = self._real
+        if real is not None and (real.requires_grad or not self.requires_grad):  # else it was computed without gradient
+            return real
         logits = self.computed()
         if not torch.compiler.is_compiling():
-            self.counts.materialised += 1
-            functions = [step.function for step in self.steps]
-            softmaxes = [f.__name__ for f in functions if f in (torch.softmax, torch.log_softmax)]
-            self.counts.operations.append(", ".join([*softmaxes, because]))
+            self._count_computation(because)
             self._real = logits
         return logits
+
+    def _count_computation(self, because: str) -> None:
+        """Count that the logits were computed, with the operation that needed them and the softmaxes before it."""
+        self.counts.materialised += 1
+        functions = [step.function for step in self.steps]
+        softmaxes = [f.__name__ for f in functions if f in (torch.softmax, torch.log_softmax)]
+        self.counts.operations.append(", ".join([*softmaxes, because]))
 
     def computed(self) -> Tensor:
         """Compute the logits, and remember nothing."""

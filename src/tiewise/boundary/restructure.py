@@ -46,6 +46,7 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
     _require_one_vocabulary(ends, spec, widths)
     _set_tables(ends, _make_tables(ends, spec, widths), spec, journal)
     maps = _make_maps(spec, widths, ends.head.weight)
+    has_maps = maps != (None, None)
     _set_maps(ends, maps, journal)
     new_bias = spec.bias and ends.head.bias is None
     if new_bias:
@@ -53,8 +54,9 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
         journal.set(ends.head, "bias", nn.Parameter(table.new_zeros(len(table))))
     if spec.pad is not None:
         _zero_padding_row(ends, spec.pad, journal)
-    input_scale, output_scale = spec.scales(widths.input)[0], spec.scales(widths.output)[1]
-    return Structure(input_scale, output_scale, spec.softcap, maps != (None, None), new_bias)
+    input_scale, _ = spec.scales(widths.input)
+    _, output_scale = spec.scales(widths.output)
+    return Structure(input_scale, output_scale, spec.softcap, has_maps, new_bias)
 
 
 class _Widths(NamedTuple):
@@ -99,7 +101,8 @@ def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths
 def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Tables:
     """Return the spec's tables: those of the model where their widths and values may stay."""
     old_in, old_out = ends.source.weight, ends.head.weight
-    width_in, width_out = spec.table_widths(widths.input)[0], spec.table_widths(widths.output)[1]
+    width_in, _ = spec.table_widths(widths.input)
+    _, width_out = spec.table_widths(widths.output)
     table_in = old_in
     if spec.init is not None or width_in != widths.input:
         padding = spec.pad

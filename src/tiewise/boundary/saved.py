@@ -70,8 +70,8 @@ class Swapped:
 
 
 def _blank(function: Any, *arguments: Any) -> Any:
-    made = function(*arguments)
-    return made.__new__(made)
+    cls = function(*arguments)
+    return cls.__new__(cls)
 
 
 def _make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
@@ -126,8 +126,8 @@ class DepthTying:
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
-        own: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
-        return {**own, **depth_keys(self)}
+        of_family: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
+        return {**of_family, **depth_keys(self)}
 
     def _adjust_bias(self, module: Any, table: Any) -> None:
         """Fit a head's bias to a tied table, as transformers does for whatever is tied; layers have nothing to fit."""
@@ -228,29 +228,29 @@ def family_config(plain: Any) -> Any:
 def family_model(plain: Any) -> Any:
     """Return the class of `plain` models with a boundary. Its files have the names that the family's have."""
     config = family_config(plain.config_class)
-    made = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
+    model_class = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
     renamings = get_checkpoint_conversion_mapping(plain.__name__)
     if renamings is None:
         renamings = get_checkpoint_conversion_mapping(plain.config_class.model_type)
     if renamings is not None:
-        register_checkpoint_conversion_mapping(made.__name__, renamings, overwrite=True)
+        register_checkpoint_conversion_mapping(model_class.__name__, renamings, overwrite=True)
     # by its name a live model that becomes one gives hidden states and attentions; its __init__ does not run again
-    dict.__setitem__(_CAN_RECORD_REGISTRY, str(made), plain._can_record_outputs)
-    return made
+    dict.__setitem__(_CAN_RECORD_REGISTRY, str(model_class), plain._can_record_outputs)
+    return model_class
 
 
 def register_family(plain: Any) -> Any:
     """Register a family's config and models with the auto classes. Return the config class."""
-    made = family_config(plain)
+    config_class = family_config(plain)
     for auto in AUTO:
         models = auto._model_mapping.get(plain, ())
         if not isinstance(models, tuple):
             models = (models,)
         for model in models:
             if model.config_class is plain:
-                auto.register(made, family_model(model), exist_ok=True)
+                auto.register(config_class, family_model(model), exist_ok=True)
                 break
-    return made
+    return config_class
 
 
 def declare_family(model: Any, config: Any, journal: Journal) -> None:
@@ -269,9 +269,9 @@ def forget(model: Any, entry: str) -> None:
     if _entries(config):
         return
     vars(config).pop(BASE, None)
-    for made in (config, model):
-        if isinstance(made, FamilyModel | FamilyConfig):
-            made.__class__ = made.plain_class
+    for swapped_object in (config, model):
+        if isinstance(swapped_object, FamilyModel | FamilyConfig):
+            swapped_object.__class__ = swapped_object.plain_class
 
 
 def is_family(config: Any) -> bool:

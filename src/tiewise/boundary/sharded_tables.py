@@ -39,7 +39,7 @@ from tiewise.core.spec_options import SHARDED
 
 ASIDE = "_tiewise_parallel_forward"
 FSDP_TABLE = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
-_OWN = "load without fsdp_size and call torch's fully_shard on the layers and on the model"
+_SHARD_LATER = "load without fsdp_size and call torch's fully_shard on the layers and on the model"
 
 
 # fully_shard
@@ -126,7 +126,9 @@ def tables_of_units(model: nn.Module) -> set[int]:
         name = f"{names.get(id(place.module), '')}.{place.param_name}"
         if id(parameter) in places:
             what = f"{kind}: {places[id(parameter)]} and {name} are one Parameter that two units of fully_shard keep"
-            raise InstallError(f"{what}, so that one end of the table is never updated where V does not divide", _OWN)
+            raise InstallError(
+                f"{what}, so that one end of the table is never updated where V does not divide", _SHARD_LATER
+            )
         places[id(parameter)] = name
         if not record.is_dtensor:  # others stay as tensor parallelism has cut them
             gathered.add(id(parameter))

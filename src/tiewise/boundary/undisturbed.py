@@ -57,8 +57,8 @@ def kept_generators(seed: int | None = None) -> Iterator[None]:
 
 def generator_states() -> list[tuple[Callable[[Any], Any], Any]]:
     """Return the state of every random generator, each with the function that sets it."""
-    own = [(generator.set_state, generator.get_state()) for generator in _generators()]
-    return [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()), *own]
+    of_torch = [(generator.set_state, generator.get_state()) for generator in _generators()]
+    return [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state()), *of_torch]
 
 
 def restore_generators(states: list[tuple[Callable[[Any], Any], Any]]) -> None:
@@ -178,14 +178,19 @@ class _Snapshot:
         for container, copied in self.containers:
             _refill(container, copied)
         for parameter, gradient, trains in self.parameters:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-            if parameter.requires_grad != trains:
-                parameter.requires_grad_(trains)
+            _restore_parameter(parameter, gradient, trains)
         for tensor, values, version in self.tensors:
             if every_value or _may_be_written(tensor, version):
                 with torch.no_grad():
                     tensor.copy_(values)
+
+
+def _restore_parameter(parameter: nn.Parameter, gradient: Tensor | None, trains: bool) -> None:
+    """Give a Parameter its gradient and its mode back; one that has them is not written."""
+    if parameter.grad is not gradient:
+        parameter.grad = gradient
+    if parameter.requires_grad != trains:
+        parameter.requires_grad_(trains)
 
 
 def _may_be_written(tensor: Tensor, version: int | None) -> bool:

@@ -49,10 +49,13 @@ def _load(path: Path, tokens: Sequence[str | None]) -> Tensor:
         raise DataError(*_POINTER)
     status = path.stat()
     # a safetensors file begins with the length of a JSON header, and its brace
-    begins_as_safetensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") < status.st_size
+    header_length = int.from_bytes(head[:8], "little")
+    begins_as_safetensors = head[8:9] == b"{" and header_length < status.st_size
     if begins_as_safetensors or path.suffix == ".safetensors":
         return _safetensors(path, len(tokens))
-    return _by_word(path.resolve(), path, (status.st_mtime_ns, status.st_size), tuple(tokens)).clone()
+    changed = (status.st_mtime_ns, status.st_size)
+    rows = _by_word(path.resolve(), path, changed, tuple(tokens))
+    return rows.clone()  # the next call takes the rows themselves from the cache
 
 
 def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:

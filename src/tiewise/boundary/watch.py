@@ -141,15 +141,18 @@ class _Watch:
         is_power_of_two = self.steps & (self.steps - 1) == 0
         if self.steps < _FIRST or not is_power_of_two:
             return
-        tables = self.tables(parameter_records(model))
-        if self.replicas is None:
-            verdict = self.still(tables[0])
-        else:
-            verdict = self.unlike(tables)
-        if verdict.is_final or self.steps >= _LAST:
+        verdict = self.compare(model)
+        if verdict.is_final or self.steps >= _LAST:  # a table that never moves is no longer waited for
             unwatch(model)
         if verdict.what:
             raise UnsupportedError(f"after {self.steps} steps {verdict.what}", verdict.fix)
+
+    def compare(self, model: nn.Module) -> _Verdict:
+        """Compare the tables of all processes, by what DDP or FSDP2 makes of them."""
+        tables = self.tables(parameter_records(model))
+        if self.replicas is None:
+            return self.still(tables[0])
+        return self.unlike(tables)
 
     def unlike(self, tables: list[Tensor]) -> _Verdict:
         """Compare DDP's copies of the tables."""
