@@ -11,6 +11,8 @@ kernel adds by rounding activations too is not in here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +23,11 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.found import NATS, Found, Listing, Quantity
 from tiewise.inspection.bench import Bench, Subject, section
 from tiewise.inspection.running.loaded import Opened, leaves_model
-from tiewise.inspection.running.two_paths import TextLoss, parted
+from tiewise.inspection.running.two_paths import TextLoss, TwoLeaves, parted
 from tiewise.training.data.tokenizer import Ids
 
 BLOCK = 32  # values of Q4_0 that share a scale
-LOOKUP, HEAD, BOTH = "lookup", "head", "both"
+LOOKUP, HEAD, BOTH = ENDS = ("lookup", "head", "both")
 FIGURE = "KL of the output once an end is rounded"
 Choice = tuple[str, int]  # what is rounded, and to how many bits
 _AT_ONCE = 1 << 22  # values of a table that are rounded at once
@@ -40,16 +42,20 @@ def precision(subject: Subject, bench: Bench) -> Found:
 def int8_by_row(table: Tensor) -> Tensor:
     """Round a table [V, E] to symmetric int8 with one scale per row; a row of zeros stays one."""
     scale = table.abs().amax(1, keepdim=True) / 127
-    return (table / scale.clamp_min(torch.finfo(table.dtype).tiny)).round() * scale
+    divisor = scale.clamp_min(torch.finfo(table.dtype).tiny)
+    return (table / divisor).round() * scale
 
 
 def q4_0(table: Tensor) -> Tensor:
     """Round a table [V, E] to GGUF's Q4_0."""
     rows, width = table.shape
     blocks = F.pad(table, (0, -width % BLOCK)).view(rows, -1, BLOCK)
-    scale = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8  # the largest takes the −8, whatever its sign
-    steps = (blocks * torch.where(scale == 0, scale, 1 / scale) + 8.5).floor().clamp(max=15) - 8
-    return (steps * scale.half().to(table.dtype)).view(rows, -1)[:, :width]
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scale = largest / -8  # the largest takes the −8, whatever its sign
+    inverse = torch.where(scale == 0, scale, 1 / scale)
+    steps = (blocks * inverse + 8.5).floor().clamp(max=15) - 8
+    stored_scale = scale.half().to(table.dtype)
+    return (steps * stored_scale).view(rows, -1)[:, :width]
 
 
 ROUNDED = {8: int8_by_row, 4: q4_0}
@@ -67,22 +73,55 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss, tied = TextLoss(opened, windows, seed), opened.ends.tied
-    measured: dict[Choice, list[Tensor]] = {(end, bits): [] for bits in ROUNDED for end in (LOOKUP, HEAD, BOTH)}
+    measured: dict[Choice, list[Tensor]] = {(end, bits): [] for bits, end in product(ROUNDED, ENDS)}
     with parted(opened.ends) as leaves, torch.no_grad():
-        table, head = leaves.a.data, leaves.b.data
-        tables = {end.data_ptr(): end for end in (table, head)}.values()  # one, where they are tied
-        rounded = {bits: [_in_pieces(to, end) for end in tables] for bits, to in ROUNDED.items()}
+        ends = _EndsToRound.of(leaves)
         for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):
-            leaves.a.data, leaves.b.data = table, head
+            ends.restore()
             logits, targets = loss.predicted(which)
             p = logits.softmax(-1)
-            for (end, bits), means in measured.items():
-                leaves.a.data = table if end == HEAD else rounded[bits][0]
-                leaves.b.data = head if end == LOOKUP else rounded[bits][-1]
-                both = _kl_and_loss(logits, p, loss.predicted(which)[0], targets)
+            for choice, means in measured.items():
+                ends.round(*choice)
+                changed, _ = loss.predicted(which)
+                both = _kl_and_loss(logits, p, changed, targets)
                 means.append(both.view(2, len(which), -1).mean(2))
             progress("rounding the ends", int(which[-1]) + 1, len(windows))
     return found_of({choice: torch.cat(parts, 1) for choice, parts in measured.items()}, tied)
+
+
+@dataclass(frozen=True)
+class _EndsToRound:
+    """Both ends of a model, as they are and rounded."""
+
+    leaves: TwoLeaves
+    table: Tensor  # the lookup's table as it is
+    head: Tensor  # the head's
+    rounded: Mapping[int, tuple[Tensor, Tensor]]  # bits → both of these rounded; the same tensor where they are tied
+
+    @classmethod
+    def of(cls, leaves: TwoLeaves) -> _EndsToRound:
+        """Round both ends to every number of bits."""
+        table, head = leaves.a.data, leaves.b.data
+        rounded: dict[int, tuple[Tensor, Tensor]] = {}
+        for bits, to in ROUNDED.items():
+            rounded_table = rounded_head = _in_pieces(to, table)
+            if head.data_ptr() != table.data_ptr():
+                rounded_head = _in_pieces(to, head)
+            rounded[bits] = rounded_table, rounded_head
+        return cls(leaves, table, head, rounded)
+
+    def restore(self) -> None:
+        """Put both ends back as they were."""
+        self.leaves.a.data, self.leaves.b.data = self.table, self.head
+
+    def round(self, end: str, bits: int) -> None:
+        """Round one end or both; the other one is as it was."""
+        self.restore()
+        table, head = self.rounded[bits]
+        if end != HEAD:
+            self.leaves.a.data = table
+        if end != LOOKUP:
+            self.leaves.b.data = head
 
 
 def _in_pieces(to: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
@@ -102,35 +141,45 @@ def _kl_and_loss(logits: Tensor, p: Tensor, changed: Tensor, targets: Tensor) ->
     kl = (p * torch.expm1(mean[:, None].to(p) - moved)).sum(-1, dtype=torch.float64).log1p()
     far = ~kl.isfinite()  # e^(m − d) overflows: digits are no question there
     log_p, log_q = (x[far].double().log_softmax(-1) for x in (logits, changed))
-    mean[far], kl[far] = (log_p.exp() * moved[far]).sum(-1), (log_p.exp() * (log_p - log_q)).sum(-1)
-    return torch.stack([kl, moved.gather(1, targets[:, None])[:, 0] - mean + kl])
+    mean[far] = (log_p.exp() * moved[far]).sum(-1)
+    kl[far] = (log_p.exp() * (log_p - log_q)).sum(-1)
+    of_targets = moved.gather(1, targets[:, None])[:, 0]
+    return torch.stack([kl, of_targets - mean + kl])
 
 
 def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
     """Say which end moves less at 4 bits, from [2, n] by choice: means over each window of KL, and of loss more."""
-    least = min(ROUNDED)
-    lookup, head = measured[LOOKUP, least][0], measured[HEAD, least][0]
+    quantities = []
+    rows = {end: [end] for end in ENDS}
+    for (end, bits), (kl, loss) in measured.items():
+        name, why = f"{end}, {bits} bits", "KL(model ‖ rounded)"
+        kl_interval, loss_interval = mean_interval(kl.numpy()), mean_interval(loss.numpy())
+        moved = Quantity.of_estimate(name, kl_interval, unit=NATS, main=end != BOTH, figure=FIGURE, why=why)
+        more = Quantity.of_estimate(f"loss more, {name}", loss_interval, unit=NATS, chance=0.0, main=False)
+        quantities += [moved, more]
+        rows[end] += [str(moved), str(more)]
+    header = ["rounded"]
+    for bits in ROUNDED:
+        header += [f"KL, {bits} bits", f"loss more, {bits} bits"]
+    notes = ["8 bits: int8, a scale per row; 4 bits: Q4_0, one per 32 values"]
+    if tied:
+        notes.append("one end rounded alone needs a second table")
+    return Found(
+        answer=_answer(measured),
+        quantities=tuple(quantities),
+        listings=(Listing(f"Output and loss, {NATS}", header, tuple(rows.values())),),
+        notes=tuple(notes),
+    )
+
+
+def _answer(measured: Mapping[Choice, Tensor]) -> str:
+    """Say which end moves less at the fewest bits."""
+    bits = min(ROUNDED)
+    lookup, head = measured[LOOKUP, bits][0], measured[HEAD, bits][0]
     difference = mean_interval((head - lookup).numpy())
     better = "neither clearly"
     if difference.low > 0:
         better = "the lookup"
     elif difference.high < 0:
         better = "the head"
-    quantities, rows = [], {end: [end] for end in (LOOKUP, HEAD, BOTH)}
-    for (end, bits), values in measured.items():
-        name, (kl, loss) = f"{end}, {bits} bits", map(mean_interval, values.numpy())
-        why = "KL(model ‖ rounded)"
-        moved = Quantity.of_estimate(name, kl, unit=NATS, main=end != BOTH, figure=FIGURE, why=why)
-        more = Quantity.of_estimate(f"loss more, {name}", loss, unit=NATS, chance=0.0, main=False)
-        quantities += [moved, more]
-        rows[end] += [str(moved), str(more)]
-    header = ["rounded", *(f"{what}, {bits} bits" for bits in ROUNDED for what in ("KL", "loss more"))]
-    return Found(
-        answer=f"{better}: at {least} bits the lookup's KL is {lookup.mean():.2g} nats, the head's {head.mean():.2g}",
-        quantities=tuple(quantities),
-        listings=(Listing(f"Output and loss, {NATS}", header, tuple(rows.values())),),
-        notes=(
-            "8 bits: int8, a scale per row; 4 bits: Q4_0, one per 32 values",
-            *(["one end rounded alone needs a second table"] * tied),
-        ),
-    )
+    return f"{better}: at {bits} bits the lookup's KL is {lookup.mean():.2g} nats, the head's {head.mean():.2g}"

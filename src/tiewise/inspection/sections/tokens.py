@@ -44,8 +44,10 @@ def tokens(subject: Subject, bench: Bench) -> Found:
     effort, seed = bench.request.effort, bench.request.seed
     if not bench.reads(subject):
         return tokens_of(subject.folder, None, effort.samples, seed)
-    rows = min(table.rows for table in views_of(subject.folder)[0].values())
-    report = tokens_of(subject.folder, bench.ids(subject), effort.samples, seed, bench.counts(subject, rows))
+    views, _ = views_of(subject.folder)
+    rows = min(table.rows for table in views.values())
+    counts = bench.counts(subject, rows)
+    report = tokens_of(subject.folder, bench.ids(subject), effort.samples, seed, counts)
     whose = "the given text, which need not be that of training"
     if bench.of_training_text(subject):
         whose = "the text that the model was trained on"
@@ -72,16 +74,20 @@ def tokens_of(
         texts = read_texts(folder, rows)
     except TiewiseError as error:  # the tables can be measured without their texts
         notes = (*notes, f"{error.what}: no texts, no scripts")
-    around = None if ids is None else contexts(ids, rows)
-    if counts is None and around is not None:
-        counts = around.counts
+    around = None
+    if ids is not None:
+        around = contexts(ids, rows)
+        if counts is None:
+            counts = around.counts
     vocabulary = _Vocabulary(rows, texts, counts, _unused_rows(folder, rows, counts, around))
     groups = vocabulary.groups()
     report = _TablesReport(vocabulary, groups, _Sample.of(vocabulary, samples, seed), seed)
     for name, table in views.items():
         report.add(name, table)
 
-    sides = Found("") if around is None else around_tokens(around, groups, texts)
+    sides = Found("")
+    if around is not None:
+        sides = around_tokens(around, groups, texts)
     quantities = [*report.quantities, *_apart(report.by_count), *sides.quantities]
     if vocabulary.unused is not None:
         unused = len(vocabulary.unused)
@@ -115,7 +121,8 @@ class _Vocabulary:
         if self.counts is not None:
             groups[FREQUENCY] = Groups(BINS, bin_of(self.counts))
         if self.texts is not None:
-            groups[SCRIPT] = by_script(self.texts, () if self.unused is None else self.unused.tolist())
+            unused = [] if self.unused is None else self.unused.tolist()
+            groups[SCRIPT] = by_script(self.texts, unused)
         return groups
 
 
@@ -124,13 +131,16 @@ def _unused_rows(folder: Folder, rows: int, counts: Ids | None, around: Contexts
 
     Rows of tokens that a text has are in use, whatever the tokenizer's files say.
     """
-    tokenizer = None if folder.single else read_tokenizer(folder)
+    if folder.single:
+        return None
+    tokenizer = read_tokenizer(folder)
     if tokenizer is None or tokenizer.max_id < 0:
         return None
     used = set(tokenizer.used)
-    for of_text in (counts, None if around is None else around.counts):
-        if of_text is not None:
-            used.update(np.flatnonzero(of_text).tolist())
+    if counts is not None:
+        used.update(np.flatnonzero(counts).tolist())
+    if around is not None:
+        used.update(np.flatnonzero(around.counts).tolist())
     return np.setdiff1d(np.arange(rows), list(used))
 
 
@@ -147,12 +157,14 @@ class _Sample:
         """Draw tokens: with a text half are its most frequent ones, and the rest is drawn from all others."""
         ids = sampled(vocabulary.rows, size, seed)
         counts = vocabulary.counts
-        if counts is not None and size < vocabulary.rows:
+        if counts is None:
+            return cls(ids, token_names(vocabulary.texts, ids.tolist()), None)
+        if size < vocabulary.rows:
             ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * size)]
             rest = np.setdiff1d(np.arange(vocabulary.rows), ranked)
             of_rest = rest[sampled(len(rest), size - len(ranked), seed)]
             ids = np.sort(np.concatenate([ranked, of_rest]))
-        return cls(ids, token_names(vocabulary.texts, ids.tolist()), None if counts is None else counts[ids])
+        return cls(ids, token_names(vocabulary.texts, ids.tolist()), counts[ids])
 
     @property
     def bands(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -221,17 +233,22 @@ class _TablesReport:
 
     def _norms_by_count(self, name: str, norms: Array) -> bool:
         """Report the correlation of norms with the text's counts; return False if there is none."""
-        counts = self.vocabulary.counts
-        correlations = None if counts is None else norms_by_count(norms, counts)
+        if self.vocabulary.counts is None:
+            return False
+        correlations = norms_by_count(norms, self.vocabulary.counts)
         if correlations is None:
             return False
         by_value, by_rank = correlations
         self.by_count[name] = by_rank
-        why = f"rank correlation of norm and count, 0 ± {plain(1.96 * by_rank.deviation, 3)} by chance"
-        titles = (f"norm by frequency, {name}", by_rank, True), (f"the same by value, {name}", by_value, False)
-        for title, score, main in titles:
-            quantity = Quantity.of_estimate(title, score.estimate, chance=0.0, unit="correlation", why=why, main=main)
-            self.quantities.append(quantity)
+        deviation = plain(1.96 * by_rank.deviation, 3)
+        why = f"rank correlation of norm and count, 0 ± {deviation} by chance"
+        ranked = Quantity.of_estimate(
+            f"norm by frequency, {name}", by_rank.estimate, chance=0.0, unit="correlation", why=why
+        )
+        valued = Quantity.of_estimate(
+            f"the same by value, {name}", by_value.estimate, chance=0.0, unit="correlation", why=why, main=False
+        )
+        self.quantities += [ranked, valued]
         return True
 
     def _norms_by_group(self, name: str, norms: Array, kind: str, of: Groups) -> None:
@@ -241,9 +258,9 @@ class _TablesReport:
             values = norms[inside]
             if not len(values):
                 continue
-            low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
-            numbers = (plain(q, 3) for q in (median, low, high))
-            self._norm_rows[kind].append((f"{name}: {label}", count(len(values)), *numbers))
+            low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+            cells = (f"{name}: {label}", count(len(values)), plain(median, 3), plain(low, 3), plain(high, 3))
+            self._norm_rows[kind].append(cells)
             medians.append((place, Estimate(median, low, high, len(values))))
             if len(values) > 1:
                 title = f"mean norm, {name}, tokens of {_group_word(kind)} {label}"
@@ -265,7 +282,9 @@ class _TablesReport:
         axes = f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"
         places = tuple((x, y) for x, y in xy.tolist())
         title = f"Rows in two dimensions: {name}"
-        self.points.append(Points(title, places, sample.labels, *sample.bands, self._named, axes, why=sample.caption))
+        groups, legend = sample.bands
+        points = Points(title, places, sample.labels, groups, legend, self._named, axes, why=sample.caption)
+        self.points.append(points)
 
 
 def _group_word(kind: str) -> str:
@@ -275,16 +294,22 @@ def _group_word(kind: str) -> str:
 
 def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tuple[int, ...]:
     """Return the places of frequent words that lie apart."""
-    reach = np.ptp(xy, axis=0) if len(xy) else np.zeros(2)
-    order = list(range(len(xy))) if counts is None else np.argsort(-counts, kind="stable").tolist()
+    if not len(xy):
+        return ()
+    apart = (0.3, 0.1) * np.ptp(xy, axis=0)  # two texts are read side by side if either coordinate differs by this
+    order = np.arange(len(xy))
+    if counts is not None:
+        order = np.argsort(-counts, kind="stable")
     taken: list[int] = []
-    for index in order:
+    for index in order.tolist():
+        text = labels[index].strip()
+        if len(text) < 2 or not text.isalpha():
+            continue
+        is_apart = (np.abs(xy[index] - xy[taken]) > apart).any(axis=1)
+        if is_apart.all():
+            taken.append(index)
         if len(taken) == NAMED:
             break
-        text = labels[index].strip()
-        is_word = len(text) > 1 and text.isalpha()
-        if is_word and all((np.abs(xy[index] - xy[other]) > (0.3, 0.1) * reach).any() for other in taken):
-            taken.append(index)
     return tuple(taken)
 
 
@@ -293,9 +318,10 @@ def _filled_directions(shares: dict[str, Array], tables: Iterable[TokenTable]) -
     shapes = dict.fromkeys((table.rows, table.width) for table in tables)
     gaussian = {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
     for which, of_directions in (shares | gaussian).items():
+        numbers = tuple(range(1, len(of_directions) + 1))
+        together = tuple(np.cumsum(of_directions).tolist())
         yield Curve(
-            "How many directions a table fills",
-            tuple(range(1, len(of_directions) + 1)), tuple(map(float, np.cumsum(of_directions))),
+            "How many directions a table fills", numbers, together,
             along="leading directions", unit="%", which=which, log_x=True,
             why="Far above the Gaussian's: few directions matter.",
         )  # fmt: skip
@@ -311,7 +337,8 @@ def _answer(by_count: dict[str, Score]) -> str:
     sides: dict[str, list[str]] = {}
     for name, score in by_count.items():
         if abs(score.estimate.value) > 1.96 * score.deviation:
-            sides.setdefault("longer" if score.estimate.value > 0 else "shorter", []).append(name)
+            side = "longer" if score.estimate.value > 0 else "shorter"
+            sides.setdefault(side, []).append(name)
     if not sides:
         return "frequent tokens have neither longer nor shorter rows"
     parts = [f"{how} rows ({', '.join(names)})" for how, names in sides.items()]
@@ -324,18 +351,22 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
     if len(both) < 2:
         return
     low, high = sorted(both, key=lambda estimate: estimate.value)
-    # p at which the two intervals, by Fisher's z, no longer meet
-    p = float(low.value == high.value)
-    if max(abs(low.value), abs(high.value)) < 1:
-        each = 1 / math.sqrt(low.rows - 3) + 1 / math.sqrt(high.rows - 3)
-        p = math.erfc((math.atanh(high.value) - math.atanh(low.value)) / each / math.sqrt(2))
     # ends of the two intervals taken together: wider than the interval of the difference needs to be
     yield Quantity(
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
-        high.rows, chance=0.0, unit="correlation", main=False, p=p,
+        high.rows, chance=0.0, unit="correlation", main=False, p=_p_of_difference(low, high),
         question="Do norms follow frequency alike at both ends?", above=TWO,
         why="above zero: more at one end",
     )  # fmt: skip
+
+
+def _p_of_difference(low: Estimate, high: Estimate) -> float:
+    """Return p at which the intervals of two correlations, by Fisher's z, no longer meet."""
+    if max(abs(low.value), abs(high.value)) >= 1:
+        return float(low.value == high.value)
+    each = 1 / math.sqrt(low.rows - 3) + 1 / math.sqrt(high.rows - 3)
+    distance = math.atanh(high.value) - math.atanh(low.value)
+    return math.erfc(distance / each / math.sqrt(2))
 
 
 # what precedes and what follows a token
@@ -365,9 +396,8 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
         for group in sides:
             name = f"excess over tossed directions, {_group_word(kind)} {group.label}"
             quantities.append(Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False))
-        listings.append(
-            Listing(f"What precedes and what follows, by {kind}", header, tuple(group.cells for group in sides))
-        )
+        rows = tuple(group.cells for group in sides)
+        listings.append(Listing(f"What precedes and what follows, by {kind}", header, rows))
         curves += _context_curves(kind, sides)
     listings.append(_notable_tokens(found, texts))
     quantities += [
@@ -393,8 +423,15 @@ class _GroupSides:
     @property
     def cells(self) -> tuple[str, ...]:
         """Return its row of the listing."""
-        levels = (plain(level.value, 3) for level in (self.counted, self.tossed, self.guessed))
-        return (self.label, count(self.tokens), count(self.occurrences), *levels, self.beyond)
+        return (
+            self.label,
+            count(self.tokens),
+            count(self.occurrences),
+            plain(self.counted.value, 3),
+            plain(self.tossed.value, 3),
+            plain(self.guessed.value, 3),
+            self.beyond,
+        )
 
 
 def _sides_of_groups(found: Contexts, groups: Groups) -> list[_GroupSides]:
@@ -410,19 +447,20 @@ def _sides_of_groups(found: Contexts, groups: Groups) -> list[_GroupSides]:
         tested = inside & is_tested
         beyond = NONE
         if tested.any():
-            beyond = f"{(excess[tested] > Z * found.coin_deviation[tested]).mean():.1%}"
-        sides.append(
-            _GroupSides(
-                label,
-                tokens_inside,
-                int(found.counts[inside].sum()),
-                excess=_over_tokens(excess[inside]),
-                guessed=_over_tokens(found.held_out[inside]),
-                counted=_over_tokens(found.plug_in[inside]),
-                tossed=Estimate(float(found.coin[inside].mean()), math.nan, math.nan, tokens_inside),
-                beyond=beyond,
-            )
+            is_beyond = excess[tested] > Z * found.coin_deviation[tested]
+            beyond = f"{is_beyond.mean():.1%}"
+        tossed = float(found.coin[inside].mean())
+        of_group = _GroupSides(
+            label,
+            tokens_inside,
+            int(found.counts[inside].sum()),
+            excess=_over_tokens(excess[inside]),
+            guessed=_over_tokens(found.held_out[inside]),
+            counted=_over_tokens(found.plug_in[inside]),
+            tossed=Estimate(tossed, math.nan, math.nan, tokens_inside),
+            beyond=beyond,
         )
+        sides.append(of_group)
     return sides
 
 
@@ -445,11 +483,12 @@ def _context_curves(kind: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
         "counts": [group.counted for group in sides],
         "tossed": [group.tossed for group in sides],
     }
+    along = OFTEN if kind == FREQUENCY else "script of the token"
+    labels = tuple(group.label for group in sides)
     for which, of_groups in estimates.items():
         yield Curve.through(
             f"Left and right contexts by {kind}", enumerate(of_groups), unit="nats", which=which,
-            along=OFTEN if kind == FREQUENCY else "script of the token",
-            ticks=tuple(group.label for group in sides), level=math.log(2), level_name="no common neighbour",
+            along=along, ticks=labels, level=math.log(2), level_name="no common neighbour",
             why="Counts say too much, guesses too little; tossed: no difference.",
         )  # fmt: skip
 
@@ -457,9 +496,10 @@ def _context_curves(kind: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
 def _notable_tokens(found: Contexts, texts: Texts | None) -> Listing:
     """List the frequent tokens whose two sides differ most beyond chance."""
     excess = np.where(found.counts >= NOTABLE_FROM, found.plug_in - found.coin, -np.inf)
-    ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
-    rows = tuple(
-        (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
-        for row, text in zip(ids, token_names(texts, ids), strict=True)
-    )
-    return Listing("Tokens whose two sides differ most", ("token", "occurrences", "divergence", "tossed"), rows)
+    largest = np.argsort(-excess, kind="stable")[:NOTABLE]
+    ids = largest[np.isfinite(excess[largest])].tolist()
+    rows = []
+    for row, text in zip(ids, token_names(texts, ids), strict=True):
+        divergence, tossed = plain(found.plug_in[row], 3), plain(found.coin[row], 3)
+        rows.append((visible(text), count(found.counts[row]), divergence, tossed))
+    return Listing("Tokens whose two sides differ most", ("token", "occurrences", "divergence", "tossed"), tuple(rows))
