@@ -217,6 +217,16 @@ class RowSums:
     b1: Floats
 
     @property
+    def rows(self) -> int:
+        """Return V, of the longer table."""
+        return len(self.a2)
+
+    def longest(self, top: int) -> list[int]:
+        """Return the rows with the largest ‖A_r‖² + ‖B_r‖², falling."""
+        order: list[int] = np.argsort(-(self.a2 + self.b2), kind="stable").tolist()
+        return order[:top]
+
+    @property
     def share_b(self) -> Floats:
         """Return ‖B_r‖ / (‖A_r‖ + ‖B_r‖) of every row [V]; nan where both are zero."""
         a, b = np.sqrt(self.a2), np.sqrt(self.b2)
@@ -226,14 +236,23 @@ class RowSums:
 
     def split(self, rows: NDArray[np.bool_] | slice = slice(None)) -> PathSplit:
         """Sum over all rows, or over some."""
-        a2, b2, ab, a1, b1 = (float(x[rows].sum()) for x in (self.a2, self.b2, self.ab, self.a1, self.b1))
+        a2, b2, ab = float(self.a2[rows].sum()), float(self.b2[rows].sum()), float(self.ab[rows].sum())
+        a1, b1 = float(self.a1[rows].sum()), float(self.b1[rows].sum())
         a, b = math.sqrt(a2), math.sqrt(b2)
         if math.isnan(ab):  # two tables
             total, cosine = math.sqrt(a2 + b2), math.nan
         else:
-            total = math.sqrt(max(0.0, a2 + b2 + 2 * ab))
-            cosine = ab / (a * b) if a and b else math.nan
-        return PathSplit(a, b, total, cosine, b1, ratio(b, a + b), ratio(b2, a2 + b2), ratio(b1, a1 + b1))
+            total, cosine = math.sqrt(max(0.0, a2 + b2 + 2 * ab)), ratio(ab, a * b)
+        return PathSplit(
+            a,
+            b,
+            total,
+            cosine,
+            b_l1=b1,
+            share_b=ratio(b, a + b),
+            energy_b=ratio(b2, a2 + b2),
+            share_b_l1=ratio(b1, a1 + b1),
+        )
 
 
 def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:

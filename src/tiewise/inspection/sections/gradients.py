@@ -56,7 +56,8 @@ def gradients(subject: Subject, bench: Bench) -> Found:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
     opened = bench.opened(subject)
     counts = bench.counts(subject, opened.vocab)
-    return gradients_of(opened, bench.windows(subject)[0], seed=bench.request.seed, counts=counts)
+    measured_on, _ = bench.windows(subject)
+    return gradients_of(opened, measured_on, seed=bench.request.seed, counts=counts)
 
 
 @dataclass(frozen=True)
@@ -117,32 +118,33 @@ def gradients_of(
             # the gradient is freed before the next one is computed
             sums.add(leaves.gradient(loss, which), len(which) / len(windows), is_whole=done <= full)
             if done == full:
-                split, scale = sums.gradient().split(), len(windows) / (full * batch)
-                mean = split.a * scale, split.b * scale
+                mean = sums.norms_of_mean(len(windows) / (full * batch))
             progress("gradients", min(done * batch, len(windows)), len(windows))
-        if not (sums.a.isfinite().all() and sums.b.isfinite().all()):
+        if not sums.is_finite():
             raise no_numbers(f"{opened.folder.path}: the gradient")
         update = row_sums(*sums.moments.step(), sums.one_table)
-    gradient, seen = sums.gradient(), token_counts(windows.reshape(-1), max(len(sums.a), len(sums.b)))
-    longest = [int(row) for row in np.argsort(-(gradient.a2 + gradient.b2), kind="stable")[:TOP]]
-    return found_of(
-        PathGradients(
-            objective=loss.kind,
-            length=int(windows.shape[1]),
-            predicted=loss.per_window * len(windows),
-            nll=sums.nll,
-            batch=batch,
-            batches=tuple(sums.batches),
-            looked_up=tuple(sums.looked_up),
-            mean=mean,
-            gradient=gradient,
-            update=update,
-            null=sums.cosine_null(seed),
-            seen=seen,
-            counts=seen if counts is None else _padded_to(counts, len(seen)),
-            longest=tuple(zip(longest, read_as(opened.folder, longest), strict=True)),
-        )
+    gradient = sums.gradient()
+    seen = token_counts(windows.reshape(-1), gradient.rows)
+    if counts is None:
+        counts = seen
+    longest = gradient.longest(TOP)
+    measured = PathGradients(
+        objective=loss.kind,
+        length=int(windows.shape[1]),
+        predicted=loss.per_window * len(windows),
+        nll=sums.nll,
+        batch=batch,
+        batches=tuple(sums.batches),
+        looked_up=tuple(sums.looked_up),
+        mean=mean,
+        gradient=gradient,
+        update=update,
+        null=sums.cosine_null(seed),
+        seen=seen,
+        counts=_padded_to(counts, len(seen)),
+        longest=tuple(zip(longest, read_as(opened.folder, longest), strict=True)),
     )
+    return found_of(measured)
 
 
 class _TextSums:
@@ -171,6 +173,15 @@ class _TextSums:
         """Return the sums over each row of both gradients so far."""
         return row_sums(self.a, self.b, self.one_table)
 
+    def norms_of_mean(self, scale: float) -> tuple[float, float]:
+        """Return (‖A‖, ‖B‖) of the sums so far times `scale`."""
+        split = self.gradient().split()
+        return split.a * scale, split.b * scale
+
+    def is_finite(self) -> bool:
+        """Return True if both gradients are numbers."""
+        return bool(self.a.isfinite().all() and self.b.isfinite().all())
+
     def cosine_null(self, seed: int) -> tuple[float, float]:
         """Return (lowest, highest) cosine with A's rows given to other tokens of the text; nan for two tables."""
         if not self.one_table:
@@ -182,7 +193,8 @@ class _TextSums:
 
 def _padded_to(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
     """Return counts of exactly `rows` tokens: cut off, or extended by zeros."""
-    return np.pad(counts, (0, max(0, rows - len(counts))))[:rows]
+    lacking = max(0, rows - len(counts))
+    return np.pad(counts, (0, lacking))[:rows]
 
 
 # --- the report
@@ -194,21 +206,23 @@ def found_of(found: PathGradients) -> Found:
     if found.objective != NEXT:
         alone += ", but for a mask or first token"
     per_batch = _batch_quantities(found)
-    bins = _frequency_bins(found)
-    by_frequency = [quantity for one in bins if one.rows for quantity in one.quantities]
     share = per_batch[0]
+    bins = _frequency_bins(found)
+    by_frequency: list[Quantity] = []
+    for of_bin in bins:
+        if of_bin.rows:
+            by_frequency += of_bin.quantities
     header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
+    table_of_bins = Listing("By how often a token occurs", header, [of_bin.cells for of_bin in bins])
+    absent, tokens = count((found.seen == 0).sum()), count(len(found.seen))
     return Found(
         answer=answer(share, found.gradient.split(), found.null),
         quantities=(*per_batch, *_quantities(found), *by_frequency),
-        curves=tuple(_curves(found)),
-        listings=(
-            Listing("By how often a token occurs", header, [one.cells for one in bins]),
-            _longest_rows(found),
-        ),
+        curves=(*_batch_size_curves(found), *_row_share_curves(found)),
+        listings=(table_of_bins, _longest_rows(found)),
         notes=(
             f"{len(found.batches)} batches of {found.batch} windows, {found.length} tokens each",
-            f"{count((found.seen == 0).sum())} of {count(len(found.seen))} tokens occur in no window and {alone}",
+            f"{absent} of {tokens} tokens occur in no window and {alone}",
         ),
     )
 
@@ -220,9 +234,12 @@ def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
     longer = longer_path(share)
     if not math.isfinite(whole.cosine):
         return f"{longer}, in a table of its own"
-    if null[0] <= whole.cosine <= null[1]:
+    lowest, highest = null
+    if whole.cosine > highest:
+        return f"{longer}; over the whole text the same way"
+    if lowest <= whole.cosine <= highest:
         return f"{longer}; over the whole text in unrelated directions"
-    return f"{longer}; over the whole text {'the same way' if whole.cosine > null[1] else 'opposed'}"
+    return f"{longer}; over the whole text opposed"
 
 
 @dataclass(frozen=True)
@@ -237,25 +254,34 @@ class _FrequencyBin:
 def _frequency_bins(found: PathGradients) -> list[_FrequencyBin]:
     """Measure the rows of tokens of like frequency."""
     bin_of_row = bin_of(found.counts)
-    gradient = found.gradient
     bins = []
     for index, label in enumerate(BINS):
-        inside, name = bin_of_row == index, f"{label} times"
-        rows, split = int(inside.sum()), gradient.split(inside)
-        share = Quantity(name, split.share_b, n=rows, chance=0.5, unit="%", main=False, figure=BY_COUNT)
-        moved_a = ratio(float(gradient.a2[inside].sum()), gradient.a2.sum())
-        moved_b = ratio(float(gradient.b2[inside].sum()), gradient.b2.sum())
-        of_path = replace(share, chance=None, figure=MOVED)
-        quantities = (
-            share,
-            replace(share, name=f"{name}, {ADAM}", value=found.update.split(inside).share_b),
-            replace(of_path, name=f"lookup path: {name}", value=moved_a, why="of ‖A‖²"),
-            replace(of_path, name=f"head path: {name}", value=moved_b, why="of ‖B‖²"),
-        )
+        inside = bin_of_row == index
+        rows = int(inside.sum())
+        split = found.gradient.split(inside)
+        quantities = _bin_quantities(found, f"{label} times", inside)
         occurrences = count(found.counts[inside].sum())
-        cells = (label, count(rows), occurrences, plain(split.a), plain(split.b), *map(str, quantities))
+        shares = [str(quantity) for quantity in quantities]
+        cells = (label, count(rows), occurrences, plain(split.a), plain(split.b), *shares)
         bins.append(_FrequencyBin(rows, quantities, cells))
     return bins
+
+
+def _bin_quantities(found: PathGradients, name: str, inside: NDArray[np.bool_]) -> tuple[Quantity, ...]:
+    """Report the rows of one bin [V]: the head path's share, in Adam's step too, and what each path moves of them."""
+    gradient, step = found.gradient, found.update.split(inside)
+    moved_a = ratio(float(gradient.a2[inside].sum()), gradient.a2.sum())
+    moved_b = ratio(float(gradient.b2[inside].sum()), gradient.b2.sum())
+    share = Quantity(
+        name, gradient.split(inside).share_b, n=int(inside.sum()), chance=0.5, unit="%", main=False, figure=BY_COUNT
+    )
+    of_path = replace(share, chance=None, figure=MOVED)
+    return (
+        share,
+        replace(share, name=f"{name}, {ADAM}", value=step.share_b),
+        replace(of_path, name=f"lookup path: {name}", value=moved_a, why="of ‖A‖²"),
+        replace(of_path, name=f"head path: {name}", value=moved_b, why="of ‖B‖²"),
+    )
 
 
 def _longest_rows(found: PathGradients) -> Listing:
@@ -265,9 +291,9 @@ def _longest_rows(found: PathGradients) -> Listing:
     columns = gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)
     rows = []
     for row, text in found.longest:
-        norms = (plain(math.sqrt(squares[row])) for squares in (gradient.a2, gradient.b2))
-        shares = (str(Quantity("", float(column[row]), unit="%")) for column in columns)
-        rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
+        norm_a, norm_b = math.sqrt(gradient.a2[row]), math.sqrt(gradient.b2[row])
+        shares = [str(Quantity("", float(column[row]), unit="%")) for column in columns]
+        rows.append((visible(text), str(row), count(int(found.seen[row])), plain(norm_a), plain(norm_b), *shares))
     header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
     return Listing("Rows with the longest gradients", header, rows)
 
@@ -275,19 +301,21 @@ def _longest_rows(found: PathGradients) -> Listing:
 def _batch_quantities(found: PathGradients) -> list[Quantity]:
     """Report batches: the head path's share first, the cosine of one table, Adam's step, and both norms."""
     splits = found.batches
-    share = mean_of(f"{SHARE} per batch", [x.share_b for x in splits], unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
-    quantities = [share]
+    shares = [split.share_b for split in splits]
+    quantities = [mean_of(f"{SHARE} per batch", shares, unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")]
     if not np.isnan(found.gradient.ab).any():
+        cosines = [split.cosine for split in splits]
         cosine = mean_of(
-            "cosine of the two paths per batch", [x.cosine for x in splits], unit="cosine", chance=0.0,
+            "cosine of the two paths per batch", cosines, unit="cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
             why="above zero they help each other, below they oppose",
         )  # fmt: skip
         quantities.append(cosine)
     step = found.update.split().share_b
     quantities.append(Quantity("share in Adam's step", step, unit="%", chance=0.5, why="after all of the batches"))
-    for path, norms in (("lookup", [x.a for x in splits]), ("head", [x.b for x in splits])):
-        quantities.append(mean_of(f"norm of the {path} path per batch", norms, unit="norm", main=False))
+    norms = {"lookup": [split.a for split in splits], "head": [split.b for split in splits]}
+    for path, of_path in norms.items():
+        quantities.append(mean_of(f"norm of the {path} path per batch", of_path, unit="norm", main=False))
     return quantities
 
 
@@ -306,24 +334,25 @@ def _split_quantities(where: str, split: PathSplit, null: tuple[float, ...], why
     if math.isfinite(split.cosine):
         name = f"cosine, {where}"
         yield Quantity(name, split.cosine, unit="cosine", chance=0.0, null=null, main=False, why=why)
-    for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
+    norms = {"lookup path": split.a, "head path": split.b, "both together": split.total}
+    for name, value in norms.items():
         yield Quantity(f"norm of the {name}, {where}", value, unit="norm", main=False)
-    for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
+    shares = {"norms": split.share_b, "squares": split.energy_b, "L1 norms": split.share_b_l1}
+    for name, value in shares.items():
         yield Quantity(f"{SHARE} of {name}, {where}", value, unit="%", main=False)
 
 
 def _older_quantities(found: PathGradients) -> Iterator[Quantity]:
     """Yield the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table."""
-    l2, l1 = zip(*found.looked_up, strict=True)
-    splits = found.batches
-    shares = [ratio(x.b, by_position + x.b) for x, by_position in zip(splits, l2, strict=True)]
-    shares_l1 = [ratio(x.b_l1, by_position + x.b_l1) for x, by_position in zip(splits, l1, strict=True)]
-    for name, unit, values in (
-        (SHARE, "%", shares),
-        (f"{SHARE} of L1 norms", "%", shares_l1),
-        ("norm at the lookup's outputs", "norm", l2),
-    ):
-        yield mean_of(f"{name}, {OLDER}", values, unit=unit, main=False, why="for published figures")
+    shares, shares_l1, norms = [], [], []
+    for split, (l2, l1) in zip(found.batches, found.looked_up, strict=True):
+        shares.append(ratio(split.b, l2 + split.b))
+        shares_l1.append(ratio(split.b_l1, l1 + split.b_l1))
+        norms.append(l2)
+    why = "for published figures"
+    yield mean_of(f"{SHARE}, {OLDER}", shares, unit="%", main=False, why=why)
+    yield mean_of(f"{SHARE} of L1 norms, {OLDER}", shares_l1, unit="%", main=False, why=why)
+    yield mean_of(f"norm at the lookup's outputs, {OLDER}", norms, unit="norm", main=False, why=why)
 
 
 def _row_quantities(found: PathGradients) -> Iterator[Quantity]:
@@ -332,10 +361,12 @@ def _row_quantities(found: PathGradients) -> Iterator[Quantity]:
     n = int(absent.sum())
     for where, sums in (("gradient", found.gradient), (ADAM, found.update)):
         shares = _shares(found, sums)
-        quantiles = np.quantile(shares, QUANTILES) if len(shares) else [math.nan] * len(QUANTILES)
-        for at, value in zip(QUANTILES, quantiles, strict=True):
+        for at in QUANTILES:
+            quantile = math.nan
+            if len(shares):
+                quantile = float(np.quantile(shares, at))
             name = f"{SHARE} in a row, {at:.0%} quantile, {where}"
-            yield Quantity(name, float(value), unit="%", main=False, n=len(absent) - n)
+            yield Quantity(name, quantile, unit="%", main=False, n=len(absent) - n)
     part = ratio(float(b2[absent].sum()), float(b2.sum()))
     yield Quantity("absent tokens' part of the head path", part, unit="%", main=False, n=n, why="of ‖B‖²")
     part = ratio(found.update.split(absent).total ** 2, found.update.split().total ** 2)
@@ -348,18 +379,27 @@ def _shares(found: PathGradients, sums: RowSums) -> NDArray[np.float64]:
     return shares[np.isfinite(shares)]
 
 
-def _curves(found: PathGradients) -> Iterator[Curve]:
-    """Yield the head path's share by batch size, and its distribution over single rows."""
+def _batch_size_curves(found: PathGradients) -> Iterator[Curve]:
+    """Yield the head path's share by batch size; nothing without an estimate."""
     norms = by_batch(found.batches, found.mean, found.batch)
-    *shares, limit = [ratio(b, a + b) for a, b in norms] or [math.nan]
-    sizes = [(float(windows), share) for windows, share in zip(SIZES, shares, strict=False) if math.isfinite(share)]
+    if not norms:
+        return
+    *shares, limit = [ratio(b, a + b) for a, b in norms]
+    sizes, finite_shares = [], []
+    for windows, share in zip(SIZES, shares, strict=True):
+        if math.isfinite(share):
+            sizes.append(float(windows))
+            finite_shares.append(share)
     if sizes:
-        x, y = zip(*sizes, strict=True)
         yield Curve(
-            "Head path's share by batch size", x, y, along="windows in a batch", unit="%", log_x=True,
-            mark=found.batch, level=limit, level_name="without noise",
+            "Head path's share by batch size", tuple(sizes), tuple(finite_shares), along="windows in a batch",
+            unit="%", log_x=True, mark=found.batch, level=limit, level_name="without noise",
             why="Estimated from the marked size; noise lengthens both norms.",
         )  # fmt: skip
+
+
+def _row_share_curves(found: PathGradients) -> Iterator[Curve]:
+    """Yield the distribution of the head path's share over single rows, of the gradient and of Adam's step."""
     centres = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
         rows = _shares(found, sums)
