@@ -47,7 +47,9 @@ class Opened:
     def longest(self) -> int | None:
         """Return how many positions the model has, where its config limits them."""
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return positions if isinstance(positions, int) and positions > 0 else None
+        if isinstance(positions, int) and positions > 0:
+            return positions
+        return None
 
     def at_once(self, length: int) -> int:
         """Return how many windows of a length are run at once: states and logits of a few thousand tokens."""
@@ -63,10 +65,11 @@ class Opened:
         if windows.ndim != 2 or not len(windows) or windows.shape[1] < 2:
             raise DataError(f"windows of shape {windows.shape}", "give at least one window of two tokens or more")
         rows = min(self.vocab, len(self.ends.head.weight))
-        if int(windows.max()) >= rows or int(windows.min()) < 0:
-            raise DataError(f"token {int(windows.max())} in tables of {rows:,} rows", "use the tokenizer of this model")
-        if self.longest is not None and windows.shape[1] > self.longest:
-            what = f"windows of {windows.shape[1]} tokens, and the model has {self.longest} positions"
+        largest, length = int(windows.max()), windows.shape[1]
+        if largest >= rows or int(windows.min()) < 0:
+            raise DataError(f"token {largest} in tables of {rows:,} rows", "use the tokenizer of this model")
+        if self.longest is not None and length > self.longest:
+            what = f"windows of {length} tokens, and the model has {self.longest} positions"
             raise DataError(what, f"give windows of at most {self.longest}")
         return torch.from_numpy(np.ascontiguousarray(windows, dtype=np.int64))
 
@@ -85,7 +88,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     if not folder.tensors:
         fix = "convert the weights to safetensors first; pickled files are never opened"
         raise CheckpointError(f"{folder.path}: no safetensors in it", fix)
-    require_memory(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
+    values = sum(math.prod(tensor.shape) for tensor in folder.tensors.values())
+    require_memory(values * dtype.itemsize, f"running {folder.path}")
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
@@ -94,12 +98,18 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     except TiewiseError:
         raise
     except Exception as error:  # transformers raises whatever its hundreds of config classes do
-        mismatch = "ignore_mismatched_sizes" in str(error)  # which is an option of its own, and no reason
-        reason = "a stored tensor has another shape than its config says" if mismatch else one_line(error)
-        what = f"{folder.path}: transformers cannot load it ({reason})"
+        what = f"{folder.path}: transformers cannot load it ({_load_failure(error)})"
         raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
     model.eval()
     return Opened(folder, model, locate(model))
+
+
+def _load_failure(error: Exception) -> str:
+    """Say why transformers cannot load a model."""
+    # the message for another shape names an option of transformers instead of the reason
+    if "ignore_mismatched_sizes" in str(error):
+        return "a stored tensor has another shape than its config says"
+    return one_line(error)
 
 
 def leaves_model(measure: Callable[Concatenate[Opened, P], R]) -> Callable[Concatenate[Opened, P], R]:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,12 +47,14 @@ def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[s
         if total > read:
             break
     size = max(SHORTEST, min(LARGEST, total // (4 * FEWEST)))
-    found = [passage for text in taken for passage in _cut(text, size)]
-    if len(found) < FEWEST:
+    cut: list[str] = []
+    for text in taken:
+        cut += _cut(text, size)
+    if len(cut) < FEWEST:
         what = f"{total:,} characters of text are too few to measure a loss on"
         raise DataError(what, f"give {2 * FEWEST * SHORTEST:,} or more")
-    count = min(most, len(found))
-    return [found[number * len(found) // count] for number in range(count)]
+    count = min(most, len(cut))
+    return [cut[number * len(cut) // count] for number in range(count)]
 
 
 def _cut(text: str, size: int) -> Iterator[str]:
@@ -74,32 +76,49 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
         DataError: no tokenizer in the folder that can be read, or one that names tokens without a row.
     """
     opened, tokenizer = open_model(path), make_tokenizer(os.fspath(path))
-    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    length = min(LONGEST, opened.longest or LONGEST) - 1
-    windows: list[list[int]] = []
-    owners: list[int] = []  # of each window, the number of its passage
-    encoded = plain_engine(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
-    for number, encoding in enumerate(encoded):
-        for at in range(0, len(encoding.ids), length):
-            windows.append([start, *encoding.ids[at : at + length]])
-            owners.append(number)
-    largest = max(map(max, windows))
+    windows = _windows_of(tokenizer, texts, min(LONGEST, opened.longest or LONGEST))
+    largest = max(max(window.ids) for window in windows)
     if largest >= opened.vocab:
         what = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
         raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
-    costs, step = np.zeros(len(texts)), opened.at_once(max(map(len, windows)))
+    costs = np.zeros(len(texts))
+    step = opened.at_once(max(len(window.ids) for window in windows))
     for at in range(0, len(windows), step):
         group = windows[at : at + step]
-        for owner, cost in zip(owners[at : at + step], _window_nats(opened, group, start), strict=True):
-            costs[owner] += cost
+        nats = _window_nats(opened, [window.ids for window in group], padding=windows[0].ids[0])
+        for window, cost in zip(group, nats, strict=True):
+            costs[window.passage] += cost
         progress("measuring the loss", at + len(group), len(windows))
     return costs
 
 
+class _Window(NamedTuple):
+    """Tokens of a passage, or of a part of it, that are read at once."""
+
+    passage: int  # its number
+    ids: list[int]  # the start token, then those of the passage
+
+
+def _windows_of(tokenizer: Any, texts: Sequence[str], longest: int) -> list[_Window]:
+    """Encode passages, and cut them into windows of at most `longest` tokens, the start token first in each."""
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    length = longest - 1
+    encoded = plain_engine(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)
+    windows = []
+    for number, encoding in enumerate(encoded):
+        for at in range(0, len(encoding.ids), length):
+            windows.append(_Window(number, [start, *encoding.ids[at : at + length]]))
+    return windows
+
+
 def _window_nats(opened: Opened, windows: Sequence[Sequence[int]], padding: int) -> list[float]:
     """Return −log p of each window without its first token; windows are padded behind, where no causal model looks."""
-    longest = max(map(len, windows))
-    ids = torch.tensor([[*window, *[padding] * (longest - len(window))] for window in windows])
+    longest = max(len(window) for window in windows)
+    padded = []
+    for window in windows:
+        lacking = longest - len(window)
+        padded.append([*window, *[padding] * lacking])
+    ids = torch.tensor(padded)
     with undisturbed(opened.model):
         logits = opened.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").double()
@@ -147,20 +166,24 @@ class Healed:
 
     def said(self) -> str:
         """Return it in a sentence."""
-        figures = f"{self.lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {self.lost.before:.4f}"
-        if not self.lost.more.low > 0:
-            return f"nothing measurable was lost: {figures} ({self.share.rows} held-out passages)"
-        interval = f"95 % interval {self.share.low:.0%} to {self.share.high:.0%}, {self.share.rows} held-out passages"
-        return f"{self.share.value:.0%} of the loss came back ({interval}): {figures}"
+        lost, share = self.lost, self.share
+        figures = f"{lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {lost.before:.4f}"
+        if not lost.more.low > 0:
+            return f"nothing measurable was lost: {figures} ({share.rows} held-out passages)"
+        interval = f"95 % interval {share.low:.0%} to {share.high:.0%}, {share.rows} held-out passages"
+        return f"{share.value:.0%} of the loss came back ({interval}): {figures}"
 
 
 def healed(model: str | os.PathLike[str], before: str, teacher: str, texts: Sequence[str]) -> Healed:
     """Measure a healed model, what it was before, and its teacher. Raises as `passage_nats`."""
-    original, was, now = (passage_nats(path, texts) for path in (teacher, before, model))
+    original = passage_nats(teacher, texts)
+    was = passage_nats(before, texts)
+    now = passage_nats(model, texts)
 
     def share(units: Sequence[int]) -> float:
         chosen = list(units)
-        return ratio(float((was - now)[chosen].sum()), float((was - original)[chosen].sum()))
+        came_back, lost = (was - now)[chosen].sum(), (was - original)[chosen].sum()
+        return ratio(float(came_back), float(lost))
 
     lost, left = cost_change(original, was, texts), cost_change(original, now, texts)
     return Healed(os.fspath(model), lost, left, jackknife(share, range(len(texts))))

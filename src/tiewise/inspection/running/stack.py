@@ -76,10 +76,11 @@ class AppliedStack:
         flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position each: no limit on how many
         ids = torch.full((len(flat), 1), self.token, device=hidden.device)
         with ExitStack() as undo:
-            for layer in {id(call.module): call for call in self.applications}.values():
-                own_forward = vars(layer.module).get("forward")
-                if own_forward is not None:
-                    undo.callback(setattr, layer.module, "forward", own_forward)
+            layers = {id(call.module): call for call in self.applications}  # each module once
+            for layer in layers.values():
+                instance_forward = vars(layer.module).get("forward")
+                if instance_forward is not None:
+                    undo.callback(setattr, layer.module, "forward", instance_forward)
                 layer.module.forward = layer.constant(flat)
                 undo.callback(delattr, layer.module, "forward")
             logits: Tensor = _logits(self.opened.model, ids)
@@ -116,9 +117,11 @@ def _listed_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return every member of every list of modules, by its name."""
     members: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
-            for place, member in enumerate(module):
-                members[f"{name}.{place}" if name else str(place)] = member
+        if not isinstance(module, nn.ModuleList):
+            continue
+        prefix = f"{name}." if name else ""
+        for place, member in enumerate(module):
+            members[f"{prefix}{place}"] = member
     return members
 
 
@@ -128,7 +131,8 @@ def _is_causal(model: Any, ids: Tensor, logits: Tensor) -> bool:
     other[:, -1] = ids[:, 0]
     other[ids[:, 0] == ids[:, -1], -1] = ids.max()
     with torch.no_grad():
-        moved = (_logits(model, other) - logits)[:, :-1].abs().max()
+        change = _logits(model, other) - logits
+    moved = change[:, :-1].abs().max()
     return bool(moved <= TOLERANCE * logits.abs().max())
 
 
@@ -152,10 +156,12 @@ def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
 def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     """Return the logits of a forward without a cache; `options` are passed where the family's forward names them."""
     parameters = inspect.signature(model.forward).parameters
-    options = {key: value for key, value in {"use_cache": False, **options}.items() if key in parameters}
+    options = {"use_cache": False, **options}
+    options = {key: value for key, value in options.items() if key in parameters}
     with undisturbed(model):
         output = model(input_ids=ids, **options)
-    logits: Tensor = computed(next(value for key, value in output.items() if "logits" in key))
+    named = [value for key, value in output.items() if "logits" in key]
+    logits: Tensor = computed(named[0])
     return logits
 
 
@@ -175,9 +181,12 @@ class LayerCall:
 
     def again(self, state: Tensor) -> Tensor:
         """Apply the module to another state [B, T, D]; masks, positions and the rest as they were."""
-        args, kwargs = dict(enumerate(self.args)), dict(self.kwargs)
-        (args if isinstance(self.place, int) else kwargs)[self.place] = state.clone()  # type: ignore[index]
-        output = self.module(*args.values(), **kwargs)
+        args, kwargs = list(self.args), dict(self.kwargs)
+        if isinstance(self.place, int):
+            args[self.place] = state.clone()
+        else:
+            kwargs[self.place] = state.clone()
+        output = self.module(*args, **kwargs)
         wrote: Tensor = output[0] if isinstance(output, tuple) else output
         return wrote
 
@@ -206,7 +215,7 @@ def _recorded(modules: Mapping[str, nn.Module]) -> Iterator[list[LayerCall]]:
     """Record the calls of some modules in the order in which they end."""
     recorder = _Recorder({id(module): name for name, module in modules.items()})
     with ExitStack() as hooks:
-        for module in {id(module): module for module in modules.values()}.values():
+        for module in dict.fromkeys(modules.values()):  # each once
             hooks.callback(module.register_forward_pre_hook(recorder.begin, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(recorder.end, with_kwargs=True).remove)
         yield recorder.calls
@@ -233,17 +242,24 @@ class _Recorder:
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         """Record a call that read and wrote tensors."""
         noted = self._running.pop()
-        returns = len(output) if isinstance(output, tuple) else 0
-        wrote = output[0] if isinstance(output, tuple) and output else output
+        returns, wrote = 0, output
+        if isinstance(output, tuple) and output:
+            returns, wrote = len(output), output[0]
         if noted is None or not isinstance(wrote, Tensor):
             return
         place, read = noted
         # what it read is stored once, apart from the other arguments
+        other_args: list[Any] = list(args)
+        other_kwargs = dict(kwargs)
+        if isinstance(place, int):
+            other_args[place] = None
+        else:
+            other_kwargs[place] = None
         call = LayerCall(
             self.names[id(module)],
             module,
-            args=tuple(None if i == place else value for i, value in enumerate(args)),
-            kwargs={name: None if name == place else value for name, value in kwargs.items()},
+            args=tuple(other_args),
+            kwargs=other_kwargs,
             place=place,
             read=read,
             wrote=wrote.detach().clone(),
@@ -259,7 +275,8 @@ def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[La
     for call in calls:
         is_layer = call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape
         if is_layer and not call.inside:
-            lists.setdefault(call.name.rpartition(".")[0], []).append(call)
+            name, _, _ = call.name.rpartition(".")
+            lists.setdefault(name, []).append(call)
     if not lists:
         raise UnsupportedError(f"{kind}: no list of layers reads and writes states [batch, length, width]", _FIX)
     if len(lists) > 1:
@@ -292,9 +309,10 @@ class Repeat:
 
 def keys(calls: Iterable[LayerCall]) -> list[Key]:
     """Return a key of every application: equal where the same Parameters have the same names."""
-    of_calls = []
+    of_calls: list[Key] = []
     for call in calls:
-        named = tuple((name, id(value)) for name, value in call.module.named_parameters(remove_duplicate=False))
+        parameters = call.module.named_parameters(remove_duplicate=False)
+        named = tuple((name, id(value)) for name, value in parameters)
         of_calls.append(named or (id(call.module),))
     return of_calls
 
@@ -316,11 +334,12 @@ def repeats(found: list[Key]) -> list[Repeat]:
 def _repeat_from(found: list[Key], start: int) -> Repeat | None:
     """Return the run of the shortest block from `start` on that follows itself."""
     for period in range(1, (len(found) - start) // 2 + 1):
-        block, times = found[start : start + period], 1
-        while block == found[start + times * period : start + (times + 1) * period]:
-            times += 1
-        if times > 1:
-            return Repeat(start, period, times)
+        block = found[start : start + period]
+        run = Repeat(start, period, times=1)
+        while block == found[run.end : run.end + period]:
+            run = Repeat(start, period, run.times + 1)
+        if run.times > 1:
+            return run
     return None
 
 
@@ -334,9 +353,11 @@ def one_block(calls: list[LayerCall]) -> Repeat:
     for period in range(1, count // 2 + 1):
         if of_calls == of_calls[:period] * (count // period):
             return Repeat(0, period, count // period)
-    what = "every layer has parameters of its own" if count > 1 else "one layer, applied once"
+    what = "every layer has parameters of its own"
     if any(shared_fractions(calls)):
         what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
+    elif count == 1:
+        what = "one layer, applied once"
     raise UnsupportedError(what, "give a model that repeats whole layers")
 
 

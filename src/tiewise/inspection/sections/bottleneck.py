@@ -35,7 +35,8 @@ def bottleneck(subject: Subject, bench: Bench) -> Found:
     """Project the gradient at the logits on the head's columns, by how often the token occurs that is predicted."""
     opened = bench.opened(subject)
     counts = bench.counts(subject, opened.vocab)
-    return bottleneck_of(opened, bench.windows(subject)[0], counts, bench.request.seed)
+    measured_on, _ = bench.windows(subject)
+    return bottleneck_of(opened, measured_on, counts, bench.request.seed)
 
 
 @leaves_model
@@ -49,26 +50,50 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
         DataError: windows that this model cannot be run on, or a head that is no numbers.
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
-    loss, head, made = TextLoss(opened, windows, seed), opened.ends.head, list[Tensor]()
+    loss, head = TextLoss(opened, windows, seed), opened.ends.head
     basis = _basis(head.weight.detach())
-    bands = bin_of(token_counts(windows.reshape(-1), opened.vocab) if counts is None else counts)
-    sums = np.zeros((2, len(windows), len(BINS)))  # ‖P g‖² and ‖g‖², by window and band
-
-    def keep(module: nn.Module, arguments: object, logits: Tensor) -> Tensor:
-        made[:] = [logits.detach().requires_grad_()]
-        return made[0].clone()  # some families write on it
-
-    with head.register_forward_hook(keep):
-        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):  # their gradients are held too
+    if counts is None:
+        counts = token_counts(windows.reshape(-1), opened.vocab)
+    bands = bin_of(counts)
+    passed, total = np.zeros((2, len(windows), len(BINS)))  # ‖P g‖² and ‖g‖², by window and band
+    at_head = _HeadLogits()
+    with head.register_forward_hook(at_head.keep):
+        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):  # gradients need memory too
             logits, targets = loss.predicted(which)
-            used = torch.autograd.grad(logits.sum(), made, retain_graph=True)[0].flatten(0, -2).any(-1)
-            gradient = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum"), made)[0]
-            gradient = gradient.flatten(0, -2)[used]  # of the positions that predict something, in their order
+            gradient = at_head.gradient(logits, targets)
             place = np.repeat(which.numpy(), loss.per_window), bands[targets.numpy()]
-            for total, part in zip(sums, (gradient @ basis, gradient), strict=True):
-                np.add.at(total, place, torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64).square().numpy())
+            np.add.at(passed, place, _squares(gradient @ basis))
+            np.add.at(total, place, _squares(gradient))
             progress("gradients at the logits", int(which[-1]) + 1, len(windows))
-    return _report(sums[0], sums[1], basis.shape[1] / len(basis))
+    return _report(passed, total, basis.shape[1] / len(basis))
+
+
+class _HeadLogits:
+    """What the head gave in the last forward, as the leaf that the logits come from."""
+
+    def __init__(self) -> None:
+        """Begin before the first forward."""
+        self.logits = torch.empty(0)
+
+    def keep(self, module: nn.Module, arguments: object, logits: Tensor) -> Tensor:
+        """Keep the head's output; what follows gets a copy, because some families write on it."""
+        self.logits = logits.detach().requires_grad_()
+        return self.logits.clone()
+
+    def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient [n, V] of the summed loss of targets [n] at the positions that predict these."""
+        (of_sum,) = torch.autograd.grad(logits.sum(), self.logits, retain_graph=True)
+        is_used = of_sum.flatten(0, -2).any(-1)
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        (of_loss,) = torch.autograd.grad(loss, self.logits)
+        return of_loss.flatten(0, -2)[is_used]
+
+
+def _squares(rows: Tensor) -> NDArray[np.float64]:
+    """Return the squared norm of each row [n], in fp64."""
+    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    squares: NDArray[np.float64] = norms.square().numpy()
+    return squares
 
 
 def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: float) -> Found:
@@ -77,13 +102,13 @@ def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: flo
     share = mean_of("share of the squared gradient", shares, unit="%", chance=chance, why=why)
     lost, lost_by_chance = 1 - math.sqrt(share.value), 1 - math.sqrt(chance)
     quantities = [share, Quantity("norm that is lost", lost, unit="%", chance=lost_by_chance, main=False)]
+    figure = "Share that passes, by the next token's frequency"
     for band, label in enumerate(BINS):
         if total[:, band].any():
-            quantities.append(Quantity(
-                f"next token occurs {label} times", ratio(passed[:, band].sum(), total[:, band].sum()), unit="%",
-                chance=chance, main=False, figure="Share that passes, by the next token's frequency",
-            ))  # fmt: skip
-    value, level = (str(Quantity("", part, unit="%")) for part in (share.value, chance))
+            name = f"next token occurs {label} times"
+            of_band = ratio(passed[:, band].sum(), total[:, band].sum())
+            quantities.append(Quantity(name, of_band, unit="%", chance=chance, main=False, figure=figure))
+    value, level = Quantity("", share.value, unit="%"), Quantity("", chance, unit="%")
     return Found(f"{value} of its square, {level} by chance", tuple(quantities))
 
 
@@ -97,7 +122,8 @@ def _basis(table: Tensor) -> Tensor:
         raise no_numbers("a head")
     values, vectors = torch.linalg.eigh(gram)
     # a singular value is none below E·ε of the largest, or where the Gram matrix itself is rounding
-    least = max((len(values) * torch.finfo(table.dtype).eps) ** 2, len(values) * torch.finfo(torch.float64).eps)
-    is_filled = values > values[-1] * least
+    of_table = (len(values) * torch.finfo(table.dtype).eps) ** 2
+    of_gram = len(values) * torch.finfo(torch.float64).eps
+    is_filled = values > values[-1] * max(of_table, of_gram)
     turned = vectors[:, is_filled] / values[is_filled].sqrt()
     return torch.cat([(part.double() @ turned).to(table.dtype) for part in torch.split(table, _ROWS)])

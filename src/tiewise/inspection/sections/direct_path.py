@@ -52,64 +52,68 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     chosen = path_matrix.sampled(path.rows, samples, seed)
     pairs = path_matrix.asymmetric_pairs(path, chosen, top=MOST_ASYMMETRIC)
     progress("asymmetric pairs", len(chosen), len(chosen))
-    listing = f"Most asymmetric pairs among {count(len(chosen))} tokens"
+    title = f"Most asymmetric pairs among {count(len(chosen))} tokens"
+    listing = Listing(title, ("pair", "there", "back"), tuple(_listed_pairs(folder, pairs)))
     return Found(
         answer="only by row lengths" if path.tied else "it can: two tables",
         quantities=(
             *_asymmetries(kinds),
-            *_eigenvalues(kinds[APPLIED], APPLIED),
-            *_eigenvalues(kinds[CENTRED], CENTRED),
+            *_eigenvalues(applied, ""),
+            *_eigenvalues(kinds[CENTRED], f", {CENTRED}"),
             *own,
             *_requested_pairs(orders),
         ),
-        listings=(Listing(listing, ("pair", "there", "back"), tuple(_listed_pairs(folder, pairs))),),
+        listings=(listing,),
         notes=(f"{count(path.rows)} tokens, {count(path.input.width)} wide", *path.notes),
     )
 
 
 def _asymmetries(kinds: dict[str, path_matrix.Grams]) -> Iterator[Quantity]:
     """Yield how far each kind of M is from symmetric, then its size."""
-    for kind, grams in kinds.items():
+    asymmetries = {kind: path_matrix.asymmetry(grams) for kind, grams in kinds.items()}
+    for kind, (_, asymmetry) in asymmetries.items():
         yield Quantity(
-            f"asymmetry {kind}", path_matrix.asymmetry(grams)[1], chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
+            f"asymmetry {kind}", asymmetry, chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
             figure="Asymmetry of the direct path", why="0 symmetric, 2 unrelated tables, 4 antisymmetric",
         )  # fmt: skip
-    for kind, grams in kinds.items():
-        yield Quantity(f"‖M‖² {kind}", path_matrix.asymmetry(grams)[0], unit="squared logits", main=False)
+    for kind, (energy, _) in asymmetries.items():
+        yield Quantity(f"‖M‖² {kind}", energy, unit="squared logits", main=False)
 
 
-def _eigenvalues(grams: path_matrix.Grams, kind: str) -> Iterator[Quantity]:
-    """Yield signs, ends and negative energy of the eigenvalues of M's symmetric part."""
+def _eigenvalues(grams: path_matrix.Grams, where: str) -> Iterator[Quantity]:
+    """Yield signs, ends and negative energy of the eigenvalues of M's symmetric part.
+
+    `where` ends every name; it is empty for M as the model applies it, which is read first.
+    """
     values = path_matrix.eigenvalues(grams).tolist() or [0.0]
-    is_applied = kind == APPLIED
-    where = "" if is_applied else f", {kind}"
+    positive = [value for value in values if value > 0]
     negative = [value for value in values if value < 0]
     energy = sum(value * value for value in values) or 1.0
-    yield Quantity(
-        f"energy of eigenvalues below 0{where}", sum(value * value for value in negative) / energy, unit="%",
-        main=is_applied, why="none in W Wᵀ, half in unrelated tables",
-    )  # fmt: skip
-    for side, number in (("above", sum(value > 0 for value in values)), ("below", len(negative))):
-        yield Quantity(f"eigenvalues {side} 0{where}", number, main=False)
-    for end, value in (("largest", values[-1]), ("smallest", values[0])):
-        yield Quantity(f"{end} eigenvalue{where}", value, unit="logits", main=False)
+    share = sum(value * value for value in negative) / energy
+    why = "none in W Wᵀ, half in unrelated tables"
+    yield Quantity(f"energy of eigenvalues below 0{where}", share, unit="%", main=not where, why=why)
+    yield Quantity(f"eigenvalues above 0{where}", len(positive), main=False)
+    yield Quantity(f"eigenvalues below 0{where}", len(negative), main=False)
+    yield Quantity(f"largest eigenvalue{where}", values[-1], unit="logits", main=False)
+    yield Quantity(f"smallest eigenvalue{where}", values[0], unit="logits", main=False)
 
 
-def _requested_pairs(orders: dict[str, tuple[float, float, int]]) -> Iterator[Quantity]:
+def _requested_pairs(orders: path_matrix.WordOrders) -> Iterator[Quantity]:
     """Yield logits, then probabilities of the requested pairs, each in both orders."""
-    figure, why = "Requested pairs: {}", "symmetric: one logit both ways"
+    figure, why = "Requested pairs: logits", "symmetric: one logit both ways"
     for order, (logit, _, _) in orders.items():
-        yield Quantity(order, logit, unit="logit", main=False, figure=figure.format("logits"), why=why)
-    for order, (_, log, rank) in orders.items():
-        yield Quantity(
-            f"p({order})", math.exp(log), unit="probability", main=False, figure=figure.format("probabilities"),
-            why=f"rank {count(rank + 1)}",
-        )  # fmt: skip
+        yield Quantity(order, logit, unit="logit", main=False, figure=figure, why=why)
+    figure = "Requested pairs: probabilities"
+    for order, (_, log_probability, rank) in orders.items():
+        probability, why = math.exp(log_probability), f"rank {count(rank + 1)}"
+        yield Quantity(f"p({order})", probability, unit="probability", main=False, figure=figure, why=why)
 
 
-def _listed_pairs(folder: Folder, pairs: Sequence[tuple[int, int, float, float]]) -> Iterator[tuple[str, str, str]]:
+def _listed_pairs(folder: Folder, pairs: Sequence[path_matrix.AsymmetricPair]) -> Iterator[tuple[str, str, str]]:
     """Yield each pair of tokens as text, with its logit there and back."""
-    tokens = [token for pair in pairs for token in pair[:2]]
+    tokens: list[int] = []
+    for first, second, _, _ in pairs:
+        tokens += [first, second]
     texts = [visible(text) for text in read_as(folder, tokens)]
-    for first, second, (_, _, there, back) in zip(texts[::2], texts[1::2], pairs, strict=True):
-        yield f"{first} → {second}", plain(there, 3), plain(back, 3)
+    for before, after, (_, _, there, back) in zip(texts[::2], texts[1::2], pairs, strict=True):
+        yield f"{before} → {after}", plain(there, 3), plain(back, 3)

@@ -181,20 +181,22 @@ def _train(
 def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
     """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = _positions(stack.states(ids))
+    positions = len(states[0])
     losses = [0.0] * len(translators)
-    for part in stack.parts(len(states[0])):
+    for part in stack.parts(positions):
         with torch.no_grad():
             final = stack.to_logits(states[-1][part]).log_softmax(-1)
-        for i, one in enumerate(translators):
-            logits = stack.to_logits(one(states[i][part], one.trained))
-            read, p = logits.detach().log_softmax(-1), final.exp()
-            losses[i] += float((p * (final - read)).sum()) / len(states[0])
+        p = final.exp()
+        for i, translator in enumerate(translators):
+            logits = stack.to_logits(translator(states[i][part], translator.trained))
+            read = logits.detach().log_softmax(-1)
+            losses[i] += float((p * (final - read)).sum()) / positions
             # by hand, so that it is 0 where the two are one; autograd leaves rounding, which Adam would follow
-            slope = (read.exp() - p) / len(states[0])
-            torch.autograd.backward(logits, slope, inputs=one.trained)
+            slope = (read.exp() - p) / positions
+            torch.autograd.backward(logits, slope, inputs=translator.trained)
     keep = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))  # of the average
-    for one in translators:
-        one.step(keep)
+    for translator in translators:
+        translator.step(keep)
     return losses
 
 
@@ -216,8 +218,10 @@ def _positions(states: Sequence[Tensor]) -> list[Tensor]:
 
 def _passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Yield states before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
-    wide = (len(stack.applications) + 1) * stack.width * texts.shape[1]
-    for group in torch.split(texts, max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
+    length = texts.shape[1]
+    values = (len(stack.applications) + 1) * stack.width * length  # of the states of one window
+    at_once = max(1, min(2**12 // length, 2**26 // values))
+    for group in torch.split(texts, at_once):
         yield _positions(stack.states(group)), group[:, 1:].reshape(-1)
 
 
@@ -231,9 +235,11 @@ def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
             total = shares if not count else total + shares
             count += part.stop - part.start
     size = len(total)
+    uniform = torch.ones_like(total) / size
     counts = torch.bincount(texts.reshape(-1), minlength=size).double()[:size] + 1
-    rows = [torch.ones_like(total) / size, counts / counts.sum(), (total / count).clamp_min(1e-300)]
-    return torch.stack(rows).log().to(stack.opened.ends.head.weight.dtype)
+    mean = (total / count).clamp_min(1e-300)
+    logs = torch.stack([uniform, counts / counts.sum(), mean]).log()
+    return logs.to(stack.opened.ends.head.weight.dtype)
 
 
 @torch.no_grad()
@@ -241,23 +247,39 @@ def _read(
     stack: AppliedStack, texts: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor] = ()
 ) -> tuple[list[LensRead], list[Estimate]]:
     """Read lenses on windows [m, T]: what each reads; the model's own nll, and its KL to fixed distributions [V]."""
-    rows: list[Tensor] = []
+    pieces: list[Tensor] = []
     for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
-            final = stack.to_logits(states[-1][part]).log_softmax(-1)
-            columns = [-final.gather(1, targets[part, None])[:, 0]]
-            columns += [(final.exp() * (final - logs)).sum(-1) for logs in fixed]
-            for depth, translated in lenses:
-                read = stack.to_logits(translated(states[depth][part])).log_softmax(-1)
-                columns.append((final.exp() * (final - read)).sum(-1))
-                columns.append(-read.gather(1, targets[part, None])[:, 0])
-                columns.append((read.argmax(-1) == final.argmax(-1)).to(final.dtype))
-            rows.append(torch.stack(columns).double())
-    means = torch.cat(rows, 1).reshape(len(rows[0]), len(texts), -1).mean(-1).numpy()  # by window
-    estimates = [mean_interval(by_window) for by_window in means]
+            at_part = [of_layer[part] for of_layer in states]
+            columns = _read_positions(stack, at_part, targets[part], lenses, fixed)
+            pieces.append(torch.stack(columns).double())
+    positions = torch.cat(pieces, 1)
+    by_window = positions.reshape(len(positions), len(texts), -1).mean(-1).numpy()
+    estimates = [mean_interval(of_windows) for of_windows in by_window]
     first = 1 + len(fixed)  # the model's own come before those of the lenses
     reads = [LensRead(*estimates[i : i + 3]) for i in range(first, len(estimates), 3)]
     return reads, estimates[:first]
+
+
+def _read_positions(
+    stack: AppliedStack, states: Sequence[Tensor], targets: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor]
+) -> list[Tensor]:
+    """Read lenses on some positions [N]: the model's nll and its KL to `fixed`, then KL, nll and agreement of each."""
+    final = stack.to_logits(states[-1]).log_softmax(-1)
+    p = final.exp()
+    columns = [_nll(final, targets)]
+    for logs in fixed:
+        columns.append((p * (final - logs)).sum(-1))
+    for depth, translated in lenses:
+        read = stack.to_logits(translated(states[depth])).log_softmax(-1)
+        agrees = read.argmax(-1) == final.argmax(-1)
+        columns += [(p * (final - read)).sum(-1), _nll(read, targets), agrees.to(final.dtype)]
+    return columns
+
+
+def _nll(logs: Tensor, targets: Tensor) -> Tensor:
+    """Return −log p of the targets [N] by log-probabilities [N, V]."""
+    return -logs.gather(1, targets[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -289,7 +311,7 @@ def _read_both(stack: AppliedStack, apart: Tensor, translators: list[Translator]
 
 def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Found:
     """Say from which layer on the first choice can be read, and how far each layer is from the final distribution."""
-    names = ["input", *(one.name for one in stack.applications)]
+    names = ["input", *(layer.name for layer in stack.applications)]
     return Found(
         answer=_answer(reads),
         quantities=tuple(_quantities(reads)),
@@ -301,31 +323,35 @@ def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Found:
 
 def _answer(reads: _Reads) -> str:
     """Name the first layer after which the tuned lens has the first choice at most positions."""
-    for depth, read in enumerate(reads.tuned):
-        if read.agreement.low > 0.5:
-            where = f"after layer {depth} of {len(reads.tuned)}" if depth else "before any layer"
-            return f"the first choice at most positions, {where}"
-    return NEVER
+    depths = [depth for depth, read in enumerate(reads.tuned) if read.agreement.low > 0.5]
+    if not depths:
+        return NEVER
+    if depths[0] == 0:
+        return "the first choice at most positions, before any layer"
+    return f"the first choice at most positions, after layer {depths[0]} of {len(reads.tuned)}"
 
 
 def _notes(reads: _Reads, training: _Training) -> Iterator[str]:
     """Yield where the logit lens is worse than chance, and lenses that were trained too little or on too little."""
     depth = len(reads.tuned)
-    worse = sum(read.kl.low > reads.constant.high for read in reads.logit)
-    yield f"at {worse} of {depth} places the logit lens is further off than the model's mean distribution"
+    worse = [read for read in reads.logit if read.kl.low > reads.constant.high]
+    yield f"at {len(worse)} of {depth} places the logit lens is further off than the model's mean distribution"
     unfinished = np.sum(np.abs(training.moved) >= CONVERGED)
     if unfinished:
         yield f"{unfinished} of {depth} tuned lenses still moved in the last tenth; raise --lens-steps"
-    by_heart = sum(fit < 0.9 * read.kl.low for fit, read in zip(training.fit, reads.tuned, strict=True))
+    least = np.array([0.9 * read.kl.low for read in reads.tuned])
+    by_heart = int((training.fit < least).sum())
     if by_heart:
-        where, times = f"{by_heart} place{'s' if by_heart > 1 else ''}", plain(training.times, 1)
+        where = "1 place" if by_heart == 1 else f"{by_heart} places"
+        times = plain(training.times, 1)
         yield f"at {where} the tuned lens knows its windows by heart, seen {times} times: give more text"
 
 
 def _quantities(reads: _Reads) -> Iterator[Quantity]:
     """Yield both lenses before any layer, the model's own nll, and the levels of chance."""
-    for name, read in (("tuned lens, before any layer", reads.tuned[0]), ("logit lens there", reads.logit[0])):
-        why = f"{plain(read.kl.value / math.log(2), 2)} bits"
+    before_layers = {"tuned lens, before any layer": reads.tuned[0], "logit lens there": reads.logit[0]}
+    for name, read in before_layers.items():
+        why = f"{_in_bits(read.kl)} bits"
         yield Quantity.of_estimate(name, read.kl, unit=KL, chance=reads.constant.value, why=why)
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
     yield Quantity.of_estimate("the model's own nll", reads.nll, unit=NATS, main=False)
@@ -337,50 +363,68 @@ def _curves(reads: _Reads, training: _Training) -> Iterator[Curve]:
     """Yield KL and agreement of both lenses by layer, and the training of three tuned lenses."""
     both = {"tuned lens": reads.tuned, "logit lens": reads.logit}
     for which, of_lens in both.items():
+        distances = enumerate(read.kl for read in of_lens)
         yield Curve.through(
-            "How far is each layer from the final distribution?", enumerate(read.kl for read in of_lens),
+            "How far is each layer from the final distribution?", distances,
             which=which, along=APPLIED, unit=KL, log=True,
             level=reads.constant.value, level_name="the model's mean distribution",
             why="Held out.",
         )  # fmt: skip
     for which, of_lens in both.items():
+        agreements = enumerate(read.agreement for read in of_lens)
         yield Curve.through(
-            "Does a layer already name the model's first choice?", enumerate(read.agreement for read in of_lens),
+            "Does a layer already name the model's first choice?", agreements,
             which=which, along=APPLIED, unit="share of positions", why="Held out.",
         )  # fmt: skip
     by_layer = training.curves.T
-    for depth in range(0, len(by_layer), max(1, (len(by_layer) - 1) // 2)):  # the first, one in the middle, the last
+    half = max(1, (len(by_layer) - 1) // 2)
+    why = f"Yes, where the last tenth changes it by under {CONVERGED:.0%}."
+    for depth in range(0, len(by_layer), half):  # the first, one in the middle, the last
+        held_out = tuple(by_layer[depth].tolist())
         yield Curve(
-            "Were the tuned lenses trained long enough?", training.marks, tuple(by_layer[depth].tolist()),
-            which=f"depth {depth}", along="step of training", unit=KL, log=True,
-            why=f"Yes, where the last tenth changes it by under {CONVERGED:.0%}.",
+            "Were the tuned lenses trained long enough?", training.marks, held_out,
+            which=f"depth {depth}", along="step of training", unit=KL, log=True, why=why,
         )  # fmt: skip
 
 
 def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) -> Listing:
     """List what both lenses read at each place, the tuned one and its training nowhere after the last layer."""
-    columns = [f"{lens} lens, {what}" for what in ("nats", "bits", "nll", "same token") for lens in ("logit", "tuned")]
+    header = ["place"]
+    for what in ("nats", "bits", "nll", "same token"):
+        header += [f"logit lens, {what}", f"tuned lens, {what}"]
+    header += ["last tenth", "converged"]
+    places = [names[0]]
+    for depth, name in enumerate(names[1:], 1):
+        places.append(f"{depth} · {name}")
     rows = []
-    for depth, (name, logit) in enumerate(zip(names, [*reads.logit, reads.last], strict=True)):
-        tuned, ended = None, (NONE, NONE)
-        if depth < len(reads.tuned):
-            tuned = reads.tuned[depth]
-            ended = f"{plain(-100 * moved[depth], 2)} %", "yes" if abs(moved[depth]) < CONVERGED else "no"
-        place = f"{depth} · {name}" if depth else name
-        rows.append((place, *_read_cells(logit, tuned), *ended))
-    return Listing("Both lenses at each place", ("place", *columns, "last tenth", "converged"), tuple(rows))
+    for place, logit, tuned, share in zip(places[:-1], reads.logit, reads.tuned, moved, strict=True):
+        is_converged = "yes" if abs(share) < CONVERGED else "no"
+        cells = _both_cells(_cells(logit), _cells(tuned))
+        rows.append((place, *cells, f"{plain(-100 * share, 2)} %", is_converged))
+    cells = _both_cells(_cells(reads.last), [NONE] * 4)
+    rows.append((places[-1], *cells, NONE, NONE))
+    return Listing("Both lenses at each place", tuple(header), tuple(rows))
 
 
-def _read_cells(logit: LensRead, tuned: LensRead | None) -> Iterator[str]:
-    """Yield KL in nats, in bits, nll and agreement, each by both lenses."""
-    kl_pair = [_value(logit.kl), _value(tuned and tuned.kl)]
-    yield from map(str, kl_pair)
-    for quantity in kl_pair:
-        yield plain(quantity.value / math.log(2), 2)
-    for estimate in (logit.nll, tuned and tuned.nll, logit.agreement, tuned and tuned.agreement):
-        yield str(_value(estimate))
+def _cells(read: LensRead) -> list[str]:
+    """Write KL in nats, in bits, nll and agreement of one lens at one place."""
+    return [_cell(read.kl), _in_bits(read.kl), _cell(read.nll), _cell(read.agreement)]
 
 
-def _value(estimate: Estimate | None) -> Quantity:
-    """Return an estimate as a table shows it."""
-    return Quantity.of_estimate("", estimate, unit="value")
+def _both_cells(logit: Sequence[str], tuned: Sequence[str]) -> list[str]:
+    """Put each cell of the tuned lens behind the same of the logit lens."""
+    cells = []
+    for of_logit, of_tuned in zip(logit, tuned, strict=True):
+        cells += [of_logit, of_tuned]
+    return cells
+
+
+def _cell(estimate: Estimate) -> str:
+    """Write an estimate as a table shows it."""
+    quantity = Quantity.of_estimate("", estimate, unit="value")
+    return str(quantity)
+
+
+def _in_bits(nats: Estimate) -> str:
+    """Write an estimate in nats as bits."""
+    return plain(nats.value / math.log(2), 2)

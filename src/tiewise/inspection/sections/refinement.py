@@ -69,7 +69,8 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
 @section(asks="Do the layers refine one state, and does a repeated one come to rest?", place=110, text=True)
 def refinement(subject: Subject, bench: Bench) -> Found:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
-    return refinement_of(bench.opened(subject), bench.windows(subject)[1], bench.request.seed)
+    _, held_out = bench.windows(subject)
+    return refinement_of(bench.opened(subject), held_out, bench.request.seed)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
     if fresh is None:
         return found_of(trained, None, further)
     with doing("refinement", 2 * count, begun=count):
-        return found_of(trained, _trajectory(find_stack(fresh), texts, seed, further), further)
+        untrained = _trajectory(find_stack(fresh), texts, seed, further)
+    return found_of(trained, untrained, further)
 
 
 def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
@@ -117,16 +119,17 @@ def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> 
         for parts, measured in zip(each, _applications(calls), strict=True):
             parts.append(_as_arrays(measured))
         for block in repeats(of_calls):
-            blocks.setdefault(block, []).append(_as_arrays(_repeated(calls, block, further, seed + number)))
+            measured = _repeated(calls, block, further, seed + number)
+            blocks.setdefault(block, []).append(_as_arrays(measured))
         done += len(batch)
         advance(done)
     return Trajectory(
-        tuple(call.name for call in calls),
-        tuple(_joined(parts) for parts in each),
-        tuple(shared_fractions(calls)),
-        _same_as(of_calls),
-        {block: _joined(parts) for block, parts in blocks.items()},
-        alike.numpy(),
+        layers=tuple(call.name for call in calls),
+        each=tuple(_joined(parts) for parts in each),
+        shared=tuple(shared_fractions(calls)),
+        same_as=_same_as(of_calls),
+        blocks={block: _joined(parts) for block, parts in blocks.items()},
+        alike=alike.numpy(),
     )
 
 
@@ -142,8 +145,11 @@ def _joined(parts: list[Values]) -> Values:
 
 def _same_as(of_calls: Sequence[object]) -> tuple[int | None, ...]:
     """Return the first application with the key of each; None for the first itself."""
-    first = [of_calls.index(key) for key in of_calls]
-    return tuple(None if earliest == place else earliest for place, earliest in enumerate(first))
+    earlier: list[int | None] = []
+    for place, key in enumerate(of_calls):
+        first = of_calls.index(key)
+        earlier.append(first if first < place else None)
+    return tuple(earlier)
 
 
 @torch.no_grad()
@@ -178,11 +184,12 @@ def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) ->
     ends = states_of(calls)[block.first : block.end + 1 : block.period]
     last, beyond = iterate(apply, ends[-1], further, seed)
     within = torch.stack([relative(after, before) for before, after in pairwise(ends)])  # the model's own
+    later_growth = beyond["growth"][further // 2 :]
     return {
         **beyond,
         "residual": torch.cat([within, beyond["residual"]]),
         "ratio": _geometric(beyond["ratio"]),
-        "growth": _geometric(beyond["growth"][further // 2 :]),
+        "growth": _geometric(later_growth),
         "from_end": relative(ends[-1], last),
     }
 
@@ -196,25 +203,23 @@ def iterate(
     a ratio is NaN where the change was rounding error.
     """
 
-    def size(state: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(state, dim=(-2, -1), keepdim=True)
-        return norms
-
     state, before = start, None
-    apart = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype).to(start.device)
+    generator = torch.Generator().manual_seed(seed)
+    apart = torch.randn(start.shape, generator=generator, dtype=start.dtype).to(start.device)
     residual, two_steps, change, growth = [], [], [], []
     for _ in range(count):
-        apart = apart * (SMALL * size(state) / size(apart))  # as long as that, window by window
+        apart = apart * (SMALL * _size(state) / _size(apart))  # as long as that, window by window
         following = block(state)
         difference = block(state + apart) - following
-        growth.append(size(difference) / size(apart))
+        growth.append(_size(difference) / _size(apart))
         residual.append(relative(following, state))
-        change.append(size(following - state))
+        change.append(_size(following - state))
         if before is not None:
             two_steps.append(relative(following, before))
         before, state = state, following
-        apart = torch.where(size(difference) > 0, difference, apart)
-    changes, rounding = torch.stack(change), 10 * torch.finfo(start.dtype).eps * size(state)
+        apart = torch.where(_size(difference) > 0, difference, apart)
+    changes = torch.stack(change)
+    rounding = 10 * torch.finfo(start.dtype).eps * _size(state)
     ratio = torch.where(changes[1:] > rounding, changes[1:] / changes[:-1], torch.nan)
     return state, {
         "residual": torch.stack(residual),
@@ -222,6 +227,12 @@ def iterate(
         "ratio": ratio[..., 0, 0],
         "growth": torch.stack(growth)[..., 0, 0],
     }
+
+
+def _size(state: Tensor) -> Tensor:
+    """Return the norm of each window [B, 1, 1] of a state [B, T, D]."""
+    norms: Tensor = torch.linalg.vector_norm(state, dim=(-2, -1), keepdim=True)
+    return norms
 
 
 @torch.no_grad()
@@ -247,13 +258,15 @@ def _fresh(opened: Opened, seed: int) -> Opened | None:
     model: Any = opened.model
     with kept_generators(seed):
         fresh = type(model)(model.config)
-    trained, untrained = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, fresh))
+    trained = dict(model.named_parameters(remove_duplicate=False))
+    untrained = dict(fresh.named_parameters(remove_duplicate=False))
     if _shapes(trained) != _shapes(untrained):
         return None
     first: dict[int, nn.Parameter] = {}
     for name, value in trained.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(fresh.get_submodule(owner), leaf, first.setdefault(id(value), untrained[name]))
+        parameter = first.setdefault(id(value), untrained[name])
+        setattr(fresh.get_submodule(owner), leaf, parameter)
     fresh.to(dtype=model.dtype).eval()
     return Opened(opened.folder, fresh, locate(fresh))
 
@@ -278,7 +291,9 @@ def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) ->
 def _grid(found: Trajectory, which: str) -> Grid:
     """Map how alike every two states are; `which` weights, "" for the model's own."""
     states = tuple(str(place) for place in range(len(found.alike)))
-    title = "How alike the states are" + (f", {which}" if which else "")
+    title = "How alike the states are"
+    if which:
+        title += f", {which}"
     values = tuple(tuple(row) for row in found.alike.tolist())
     why = "In a square of one colour little changes."
     return Grid(title, states, states, values, axes=("applications", "applications"), why=why)
@@ -313,32 +328,38 @@ def _block_answer(block: Repeat, values: Values, further: int) -> str:
 
 def _quantities(found: Trajectory) -> Iterator[Quantity]:
     """Yield the change by the first and the last layer, and where each repeated block leads."""
-    for name, values in (("first", found.each[0]), ("last", found.each[-1])):
-        yield mean_of(f"{name} layer's change", values["change"], unit="of the state's norm")
+    first, last = found.each[0]["change"], found.each[-1]["change"]
+    yield mean_of("first layer's change", first, unit="of the state's norm")
+    yield mean_of("last layer's change", last, unit="of the state's norm")
     for block, values in found.blocks.items():
-        (resting, alternating), where = _rests(values), f", applications {block.first + 1} to {block.end}"
+        resting, alternating = _rests(values)
+        where = f", applications {block.first + 1} to {block.end}"
         why = f"below 1 near-by states come together{where}"
         yield mean_of("small differences grow by", values["growth"], unit=FACTOR, chance=1.0, why=why)
         yield mean_of("distance from rest", values["from_end"][resting], unit="of the resting norm")
         yield mean_of("successive changes shrink by", values["ratio"], unit=FACTOR, main=False)
-        for name, marked in (("windows at rest", resting), ("windows that alternate", alternating)):
-            yield Quantity(name, int(marked.sum()), n=marked.size, main=False, why=f"of {marked.size}{where}")
+        n, why = resting.size, f"of {resting.size}{where}"
+        yield Quantity("windows at rest", int(resting.sum()), n=n, main=False, why=why)
+        yield Quantity("windows that alternate", int(alternating.sum()), n=n, main=False, why=why)
 
 
 def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
     """Yield measures of every application, and the way of each repeated block; `which` weights."""
     for name, unit, log, key, why in PER_LAYER:
+        if which and key == "again":
+            continue
         points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
-        curve = Curve.through(
-            name, points, along="application", unit=unit, log=log, which=which, why=f"{why} {CONTROL}"
-        )
-        if curve.x and not (which and key == "again"):
+        caption = f"{why} {CONTROL}"
+        curve = Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=caption)
+        if curve.x:
             yield curve
+    caption = f"The model stops at the open marker. A straight fall approaches a fixed point. {CONTROL}"
     for block, values in found.blocks.items():
+        residuals = [mean_interval(of_windows) for of_windows in values["residual"]]
         yield Curve.through(
-            "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
+            "Does the repeated block come to rest?", enumerate(residuals, 1),
             along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
-            why=f"The model stops at the open marker. A straight fall approaches a fixed point. {CONTROL}",
+            why=caption,
         )  # fmt: skip
 
 
@@ -358,12 +379,15 @@ def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Lis
 
 def _cell(values: Values, key: str) -> str:
     """Return the mean of a measure with its interval; a dash where it was not measured."""
-    return str(mean_of("", values.get(key, ()), unit="value"))
+    mean = mean_of("", values.get(key, ()), unit="value")
+    return str(mean)
 
 
 def _shared_cell(found: Trajectory, place: int) -> str:
     """Say how much of an application's parameters an earlier one has used."""
-    same = found.same_as[place]
+    same, share = found.same_as[place], found.shared[place]
     if same is not None:
         return f"all, as {same + 1}"
-    return f"{found.shared[place]:.0%}" if found.shared[place] else "no"
+    if not share:
+        return "no"
+    return f"{share:.0%}"

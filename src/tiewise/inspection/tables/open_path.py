@@ -82,7 +82,9 @@ class DirectPath:
         if self.norm.kind == NONE:  # otherwise the norm has it
             scale *= self.input_scale
         factors: Array = np.full(self.input.width, scale)
-        return factors if self.norm.gain is None else factors * self.norm.gain
+        if self.norm.gain is not None:
+            factors = factors * self.norm.gain
+        return factors
 
     def base(self, rows: Array) -> Array:
         """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
@@ -107,7 +109,9 @@ class DirectPath:
             dots = dots + output_rows @ self.norm.shift * self.output_scale
         if self.bias is not None:
             dots = dots + self.bias[which]
-        return dots if self.softcap is None else self.softcap * np.tanh(dots / self.softcap)
+        if self.softcap is not None:
+            dots = self.softcap * np.tanh(dots / self.softcap)
+        return dots
 
 
 def open_path(folder: Folder) -> DirectPath:
@@ -121,31 +125,30 @@ def open_path(folder: Folder) -> DirectPath:
 
 def path_of(facts: Facts) -> DirectPath:
     """Open the direct path of a checkpoint of which the facts are known. Raises as `open_path`."""
-    boundary = read_boundary(facts, INSPECT) if facts.is_own else None
-    tables = _plain_tables(facts) if boundary is None else _boundary_tables(boundary)
-    level, kind = _family(facts)
-    ending = final_norm_of(facts)
-    norm = Norm()
-    if ending is None:
-        notes = [_without_norm(facts, kind)]
+    boundary, boundary_softcap = None, None
+    if facts.is_own:
+        boundary = read_boundary(facts, INSPECT)
+        boundary_softcap = boundary.spec.softcap
+        tables = _boundary_tables(boundary)
     else:
-        norm = _norm(facts, ending, level, tables.stored, tables.source.width)
-        notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
+        tables = _plain_tables(facts)
+    ending = final_norm_of(facts)
+    norm, norm_note = _applied_norm(facts, ending, tables)
     scales = _scales(facts, ending, tables)
-    notes += scales.notes
+    notes = [norm_note, *scales.notes]
     stored_bias, bias = _head_bias(facts, tables.target.rows), None
     if stored_bias is not None:
         bias = _vector(stored_bias, tables.target.rows)
         notes.append(f"bias {short(stored_bias.name)} applied")
-    softcap = scales.softcap
     if boundary is not None:
         notes.append("each end is taken behind its map and scale")
-        if boundary.spec.softcap is not None:
-            if softcap is not None:
-                what = f"{facts.path}: two soft-caps, the boundary's and the family's"
-                raise CheckpointError(what, "its direct path is not measured")
-            softcap = boundary.spec.softcap
-            notes.append(f"soft-cap {softcap:g} applied")
+    softcap = scales.softcap
+    if boundary_softcap is not None:
+        if softcap is not None:
+            what = f"{facts.path}: two soft-caps, the boundary's and the family's"
+            raise CheckpointError(what, "its direct path is not measured")
+        softcap = boundary_softcap
+        notes.append(f"soft-cap {softcap:g} applied")
     if facts.roles.positions:
         notes.append("position rows are left out")
     return DirectPath(
@@ -177,14 +180,18 @@ def _plain_tables(facts: Facts) -> _PathTables:
         what = f"{facts.path}: {short(maps[0].name)} stands between a table and the body"
         raise CheckpointError(what, "give a model whose tables are as wide as its body")
     source = StoredTable(table)
-    return _PathTables(table, source, source if head is None else StoredTable(head))
+    if head is None:
+        return _PathTables(table, source, source)
+    return _PathTables(table, source, StoredTable(head))
 
 
 def _boundary_tables(boundary: StoredBoundary) -> _PathTables:
     """Open the tables of a boundary that this package stored, behind its maps and scales."""
     lookup, head = boundary.lookup, boundary.head
     source = dense_table(lookup)
-    return _PathTables(lookup.table, source, source if lookup.mark == head.mark else dense_table(head))
+    if lookup.mark == head.mark:
+        return _PathTables(lookup.table, source, source)
+    return _PathTables(lookup.table, source, dense_table(head))
 
 
 @dataclass(frozen=True)
@@ -200,14 +207,13 @@ class _Scales:
 def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Scales:
     """Read the scales that the family's class applies; those of any other family are named and not applied."""
     scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
-    applied: dict[str, float] = {}
-    input_scale = 1.0
-    if ending is not None:
-        applied = {key: value for key, value in scalars.items() if key in ending.scalars}
-        if ending.root_width:
-            input_scale = _root(tables.source.width, tables.stored)
-    input_scale *= applied.get("embedding_multiplier", 1.0)
-    output_scale = applied.get("logit_scale", 1.0) / (applied.get("logits_scaling") or 1.0)
+    names = () if ending is None else ending.scalars
+    applied = {key: value for key, value in scalars.items() if key in names}
+    input_scale = applied.get("embedding_multiplier", 1.0)
+    if ending is not None and ending.root_width:
+        input_scale *= _root(tables.source.width, tables.stored)
+    divisor = applied.get("logits_scaling") or 1.0
+    output_scale = applied.get("logit_scale", 1.0) / divisor
     softcap = applied.get("final_logit_softcapping") or None
     notes = []
     if input_scale != 1:
@@ -224,14 +230,25 @@ def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Sca
 
 def _head_bias(facts: Facts, rows: int) -> Stored | None:
     """Return the head's stored bias of one number for each row: the one next to the head's weight, else the first."""
-    by_head = f"{module_of(facts.roles.output_name or '')[0]}.bias"
+    head, _ = module_of(facts.roles.output_name or "")
     fitting = [bias for bias in facts.roles.biases if bias.shape in ((rows,), (1, rows))]
-    return min(fitting, key=lambda bias: bias.name != by_head, default=None)
+    return min(fitting, key=lambda bias: bias.name != f"{head}.bias", default=None)
 
 
 def final_norm_of(facts: Facts) -> FinalNorm | None:
     """Return how the family of a checkpoint ends; None where it is not known."""
     return family(_family(facts)[1]).final_norm
+
+
+def _applied_norm(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> tuple[Norm, str]:
+    """Return the norm before the head, and a note of it; `ending` is None where the family is not known."""
+    level, kind = _family(facts)
+    if ending is None:
+        return Norm(), _without_norm(facts, kind)
+    norm = _norm(facts, ending, level, tables.stored, tables.source.width)
+    if norm.kind == NONE:
+        return norm, "no final norm"
+    return norm, f"{norm.kind} norm applied, eps {norm.eps:g}"
 
 
 def _without_norm(facts: Facts, kind: Any) -> str:
@@ -251,29 +268,44 @@ def _family(facts: Facts) -> tuple[Mapping[str, Any], Any]:
 
 def _root(width: int, table: Stored) -> float:
     """√E as Gemma multiplies rows by it: rounded to the type of the table, so 34.0 for 1,152 in bf16."""
-    exact = np.array([math.sqrt(width)])
-    return float(rounded(exact, table.dtype)[0]) if table.dtype in FLOATING else float(exact[0])
+    root = math.sqrt(width)
+    if table.dtype not in FLOATING:
+        return root
+    return float(rounded(np.array([root]), table.dtype)[0])
 
 
 def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
     """Return the final norm, with its stored vectors."""
-    eps = number(level.get(ending.eps_key)) if ending.eps_key else None
-    if eps is None or eps < 0:
-        eps = ending.eps
-    norm = Norm(ending.kind, eps)
+    norm = Norm(ending.kind, _epsilon(ending, level))
     if not ending.stored:
         return norm
     if level.get("do_layer_norm_before") is False:  # OPT-350M normalises inside its layers only
         return Norm()
-    prefix = module_of(module_of(table.name)[0])[0]
-    name = f"{prefix}.{ending.norm}" if prefix else ending.norm
+    table_module, _ = module_of(table.name)
+    body, _ = module_of(table_module)
+    name = f"{body}.{ending.norm}" if body else ending.norm
     weight = facts.folder.tensors.get(f"{name}.weight")
     if weight is None:
         what = f"{facts.path}: the final norm {short(name)}.weight is not stored"
         raise CheckpointError(what, "`tiewise check` says what is missing")
+    gain = _vector(weight, width)
+    if ending.plus_one:
+        gain = gain + 1.0
+    norm = replace(norm, gain=gain)
     shift = facts.folder.tensors.get(f"{name}.bias")
-    gain = _vector(weight, width) + (1.0 if ending.plus_one else 0.0)
-    return replace(norm, gain=gain, shift=None if shift is None else _vector(shift, width))
+    if shift is None:
+        return norm
+    return replace(norm, shift=_vector(shift, width))
+
+
+def _epsilon(ending: FinalNorm, level: Mapping[str, Any]) -> float:
+    """Return the eps of a final norm: the config's, or the family's where that is no number of 0 or more."""
+    if not ending.eps_key:
+        return ending.eps
+    eps = number(level.get(ending.eps_key))
+    if eps is None or eps < 0:
+        return ending.eps
+    return eps
 
 
 def _vector(tensor: Stored, size: int) -> Array:
