@@ -27,13 +27,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.inspection.tables.model_tables import Array, Ids
+from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 
 TOSSES = 10  # draws of the coin
 PARTS = 10  # of a text, each guessed from the others
@@ -52,7 +53,8 @@ class Chain:
     def of(cls, ids: ArrayLike, vocabulary: int) -> Chain:
         """Count a text [N] closed into a ring: its first token follows its last."""
         text = np.asarray(ids).astype(np.int64)
-        outside = text[(text < 0) | (text >= vocabulary)]
+        is_outside = (text < 0) | (text >= vocabulary)
+        outside = text[is_outside]
         if len(outside):
             what = f"token {int(outside[0])} is outside a vocabulary of {vocabulary:,}"
             raise DataError(what, "use the tokenizer that belongs to the table")
@@ -63,7 +65,8 @@ class Chain:
     @classmethod
     def along(cls, tokens: Ids, vocabulary: int) -> Chain:
         """Count the pairs of a piece of text, which is not closed."""
-        keys, counts = np.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
+        pairs = tokens[:-1] * vocabulary + tokens[1:]
+        keys, counts = np.unique(pairs, return_counts=True)
         return cls(keys, counts, vocabulary)
 
     @property
@@ -100,19 +103,28 @@ class Chain:
     def entropy(self) -> float:
         """H in nats per token, of the counts as they are (too low where pairs are rare)."""
         share = self.counts / self.tokens[self.before]
-        return float(-(self.counts * np.log(share)).sum() / self.pairs)
+        total = -(self.counts * np.log(share)).sum()
+        return float(total / self.pairs)
 
     @property
     def irreversibility(self) -> float:
         """I in nats per token, of the counts as they are (too high where pairs are rare)."""
         both = self.counts + self.counted(self.reversed_keys)
-        return float((self.counts * np.log(2 * self.counts / both)).sum() / self.pairs)
+        total = (self.counts * np.log(2 * self.counts / both)).sum()
+        return float(total / self.pairs)
+
+    def is_first_order(self, back: Ids) -> Mask:
+        """Mark one order of each pair of different tokens [n]; `back` says how often the other order was counted."""
+        before, after = self.before, self.after
+        is_alone = (before > after) & (back == 0)
+        mask: Mask = (before < after) | is_alone
+        return mask
 
     def dense(self) -> Array:
         """Return Q [V, V], for small vocabularies."""
-        made = np.zeros((self.vocabulary, self.vocabulary))
-        made[self.before, self.after] = self.counts / self.pairs
-        return made
+        shares = np.zeros((self.vocabulary, self.vocabulary))
+        shares[self.before, self.after] = self.counts / self.pairs
+        return shares
 
 
 def frequent(chain: Chain, most: int, also: Sequence[int] = ()) -> Ids:
@@ -121,7 +133,8 @@ def frequent(chain: Chain, most: int, also: Sequence[int] = ()) -> Ids:
     ranked = np.argsort(-tokens, kind="stable")[:most]
     if np.count_nonzero(tokens[ranked]) < 2:
         raise DataError("a text of one token, again and again", "give a text with more")
-    return np.array([number for number in dict.fromkeys([*ranked.tolist(), *also]) if tokens[number]], np.int64)
+    numbers = dict.fromkeys([*ranked.tolist(), *also])
+    return np.array([number for number in numbers if tokens[number]], np.int64)
 
 
 @dataclass(frozen=True)
@@ -142,14 +155,22 @@ def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: i
     Raises:
         DataError: a text of fewer than 10 tokens per part, or an id outside the vocabulary.
     """
-    whole, sliced = ring_and_parts(ids, vocabulary, parts)
-    held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in sliced])
-    back = whole.counted(whole.reversed_keys)
-    once = (whole.before < whole.after) | ((whole.before > whole.after) & (back == 0))
-    both, generator = (whole.counts + back)[once], np.random.default_rng(seed)
-    tosses = (generator.binomial(both, 0.5) for _ in range(TOSSES))
-    coins = [float(one_way_nats(there, both - there).sum() / whole.pairs) for there in tosses]
-    return Irreversibility(whole.irreversibility, held_out, float(np.mean(coins)), float(np.std(coins, ddof=1)))
+    ring, sliced = ring_and_parts(ids, vocabulary, parts)
+    by_part = [guessed(ring, part).sum() / part.pairs for part in sliced]
+    back = ring.counted(ring.reversed_keys)
+    both = (ring.counts + back)[ring.is_first_order(back)]
+    generator = np.random.default_rng(seed)
+    coins = []
+    for _ in range(TOSSES):
+        there = generator.binomial(both, 0.5)
+        nats = one_way_nats(there, both - there)
+        coins.append(float(nats.sum() / ring.pairs))
+    return Irreversibility(
+        plug_in=ring.irreversibility,
+        held_out=mean_interval(by_part),
+        coin=float(np.mean(coins)),
+        coin_spread=float(np.std(coins, ddof=1)),
+    )
 
 
 def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, Iterator[Chain]]:
@@ -157,9 +178,16 @@ def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, 
     text = np.asarray(ids)
     if not 2 <= parts <= 10 or len(text) < 10 * parts:
         raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
-    edges = pairwise(np.linspace(0, len(text), parts + 1).astype(int).tolist())
-    pieces = (np.append(text[start:stop], text[stop % len(text)]).astype(np.int64) for start, stop in edges)
-    return Chain.of(text, vocabulary), (Chain.along(piece, vocabulary) for piece in pieces)
+    return Chain.of(text, vocabulary), _parts_of(text, vocabulary, parts)
+
+
+def _parts_of(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
+    """Yield the counts of each of `parts` parts of a text [N], with the pair that leads out of it."""
+    edges = np.linspace(0, len(text), parts + 1).astype(int).tolist()
+    for start, stop in pairwise(edges):
+        following = text[stop % len(text)]
+        piece = np.append(text[start:stop], following).astype(np.int64)
+        yield Chain.along(piece, vocabulary)
 
 
 def guessed(whole: Chain, part: Chain) -> Array:
@@ -178,14 +206,17 @@ def guessed(whole: Chain, part: Chain) -> Array:
 def one_way_nats(there: Ids, back: Ids) -> Array:
     """What pairs counted so often, and so often the other way round, add to the text's I times its pairs [n]."""
     both = np.maximum(there + back, 1)
-    nats: Array = there * np.log(2 * np.maximum(there, 1) / both) + back * np.log(2 * np.maximum(back, 1) / both)
+    of_there = there * np.log(2 * np.maximum(there, 1) / both)
+    of_back = back * np.log(2 * np.maximum(back, 1) / both)
+    nats: Array = of_there + of_back
     return nats
 
 
 def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
     """(how often b follows a, p(b | a), what both orders together add to I) of pairs (a, b) [n, 2]; nan without a."""
     before, after = np.asarray(pairs, np.int64).reshape(-1, 2).T
-    there, back = (chain.counted(a * chain.vocabulary + b) for a, b in ((before, after), (after, before)))
+    there = chain.counted(before * chain.vocabulary + after)
+    back = chain.counted(after * chain.vocabulary + before)
     tokens = chain.tokens[before]
     share = np.divide(there, tokens, out=np.full(len(there), np.nan), where=tokens > 0)
     return there, share, one_way_nats(there, back) / chain.pairs
@@ -215,28 +246,41 @@ class Contexts:
     def weighted(self, values: Array) -> float:
         """Mean over occurrences."""
         seen = self.counts > 0
-        return float((values[seen] * self.counts[seen]).sum() / self.counts.sum())
+        total = (values[seen] * self.counts[seen]).sum()
+        return float(total / self.counts.sum())
 
 
 def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     """Measure every token of a text [N], closed into a ring."""
     chain, sliced = ring_and_parts(ids, vocabulary, parts)
-    back = chain.counted(chain.reversed_keys)
     counts = chain.tokens
     scale = np.divide(0.5, counts, out=np.full(vocabulary, np.nan), where=counts > 0)
+    back = chain.counted(chain.reversed_keys)
     plug_in = _spread(chain, chain.counts * np.log(2 * chain.counts / (chain.counts + back)))
-    once = (chain.before < chain.after) | ((chain.before > chain.after) & (back == 0))
-    sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
-    by_size, values = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2), np.zeros((2, len(chain.keys)))
-    values[:, once] = by_size[place].T
-    coin, noise = (_spread(chain, of_pairs) for of_pairs in values)
+    coin, variance = _tossed_by_token(chain, back)
     held_out, by_part = np.zeros(vocabulary), []
     for part in sliced:
         nats = guessed(chain, part)
         held_out += _spread(part, nats)
         by_part.append(nats.sum() / part.pairs)
-    spread = np.sqrt(noise) * scale
-    return Contexts(counts, plug_in * scale, coin * scale, spread, held_out * scale, np.array(by_part))
+    return Contexts(
+        counts,
+        plug_in=plug_in * scale,
+        coin=coin * scale,
+        coin_deviation=np.sqrt(variance) * scale,
+        held_out=held_out * scale,
+        by_part=np.array(by_part),
+    )
+
+
+def _tossed_by_token(chain: Chain, back: Ids) -> tuple[Array, Array]:
+    """Sum mean and variance of tossed directions over each token's pairs [V]; `back` are counts of the other order."""
+    once = chain.is_first_order(back)
+    sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
+    by_size = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2)
+    means, variances = np.zeros((2, len(chain.keys)))
+    means[once], variances[once] = by_size[place].T
+    return _spread(chain, means), _spread(chain, variances)
 
 
 def _spread(chain: Chain, values: ArrayLike) -> Array:
@@ -253,8 +297,11 @@ def tossed(m: int) -> tuple[float, float]:
     if m > EXACT_UP_TO:
         return 0.5 + 1 / (4 * m), 0.5 + 1 / (2 * m)
     x = np.arange(m + 1)
-    logs = np.concatenate([[0.0], np.cumsum(np.log((m - x[:-1]) / (x[:-1] + 1.0)))]) - m * math.log(2)
-    share, one = np.exp(logs), x * np.log(2 * np.maximum(x, 1) / m)
-    value = one + one[::-1]
+    ratios = (m - x[:-1]) / (x[:-1] + 1.0)  # of each binomial coefficient to the one before
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))]) - m * math.log(2)
+    share = np.exp(logs)
+    one_side = x * np.log(2 * np.maximum(x, 1) / m)
+    value = one_side + one_side[::-1]
     mean = float(share @ value)
-    return mean, max(0.0, float(share @ np.square(value - mean)))
+    variance = float(share @ np.square(value - mean))
+    return mean, max(0.0, variance)
