@@ -1,4 +1,4 @@
-"""Claims of a config on the two ends of its model, and knowledge of the names and families that it mentions.
+"""Claims of a config on the two ends of its model, and the names that they usually have.
 
 A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`). Each level may carry the
 flag, and only the level that the class owning the head reads decides. `families.py` has what is known of each family;
@@ -77,7 +77,7 @@ def unwrapped(name: str) -> str:
 
 
 def ends_with(module: str, path: str) -> bool:
-    """Return whether a module's name ends with a path of whole parts: model.lm_head with lm_head, my_lm_head not."""
+    """Return whether a module's name ends with a path of whole parts: model.lm_head with lm_head, not my_lm_head."""
     return f".{module}".endswith(f".{path}")
 
 
@@ -87,7 +87,7 @@ def ends_with_any(module: str, paths: Iterable[str]) -> bool:
 
 
 def in_layer(name: str) -> bool:
-    """Return whether a module is inside a numbered layer: tables there belong to no end of the model."""
+    """Return whether a module is inside a numbered layer. Tables there belong to no end of the model."""
     return re.search(r"\.\d+\.", f".{name}.") is not None
 
 
@@ -100,7 +100,7 @@ def is_foreign(name: str) -> bool:
 
 
 def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
-    """Return the ends of a class, of its own family or of any other; for None, of the family's main class."""
+    """Return the ends of a class of this family or of any other. For None, those of the family's main class."""
     classes = family(model_type).ends.classes
     if architecture is None:
         return _main_class(classes)
@@ -113,7 +113,7 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
 
 
 def _main_class(classes: Mapping[str, ClassEnds]) -> ClassEnds | None:
-    """Return the ends of a family's main class, which has a head if any has; None without classes."""
+    """Return the ends of a family's main class, which has a head if any has. None without classes."""
     for ending in _MAIN_CLASSES:
         for name in sorted(classes):
             if name.endswith(ending):
@@ -122,21 +122,30 @@ def _main_class(classes: Mapping[str, ClassEnds]) -> ClassEnds | None:
 
 
 def config_ends(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return the ends of the class that a config names, with the parts that it chooses; None if unknown.
+    """Return the ends of the class that a config names, with the parts that it chooses. None if unknown.
 
     VisionEncoderDecoder has the ends of its decoder's class, which the `model_type` of the level `decoder` chooses.
     """
-    return _with_parts(config, class_ends(family_type(config), architecture(config)))
+    ends = class_ends(family_type(config), architecture(config))
+    return _with_parts(config, ends)
 
 
 def family_ends(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return the same as `config_ends`; of the family's main class if the config names an unknown one."""
-    kind, name = family_type(config), architecture(config)
-    return _with_parts(config, class_ends(kind, name) or class_ends(kind, None))
+    """Return the same as `config_ends`. Of an unknown class, the ends of the family's main class."""
+    return _with_parts(config, _class_or_main_class(config))
+
+
+def _class_or_main_class(config: Mapping[str, Any]) -> ClassEnds | None:
+    """Return the ends of the class that a config names, without the parts that it chooses.
+
+    Of an unknown class, those of the family's main class. None if the family is unknown too.
+    """
+    kind = family_type(config)
+    return class_ends(kind, architecture(config)) or class_ends(kind, None)
 
 
 def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds | None:
-    """Return a composite's ends with the classes that a config chooses as its parts; None if one is unknown."""
+    """Return a composite's ends with the classes that a config chooses as parts. None if one is unknown."""
     if ends is None:
         return None
     if not ends.parts:
@@ -163,7 +172,7 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
 
 
 def part_ends(kind: str, how: str) -> ClassEnds | None:
-    """Return the ends of a family's class as a part of a composite: "lm" with its head, "body" without."""
+    """Return the ends of a family's class as a part of a composite. "lm" has its head, "body" none."""
     names = family(kind).ends
     ends = names.classes.get(names.auto.get(how, "")) or class_ends(kind, None)
     if ends is None or how == "lm":
@@ -175,7 +184,7 @@ def part_ends(kind: str, how: str) -> ClassEnds | None:
 
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
-    """Return whether a known class has no table of tokens: the data was made from it, and lists none."""
+    """Return whether a known class has no table of tokens. The data was made from it, and lists none."""
     record = family(model_type)
     if record.is_tokenless:
         return True
@@ -228,7 +237,9 @@ class Claim:
     @property
     def effective(self) -> bool | None:
         """Return the flag as the class will take it; None where neither written nor known."""
-        return self.default if self.written is None else self.written
+        if self.written is not None:
+            return self.written
+        return self.default
 
 
 @dataclass(frozen=True)
@@ -259,14 +270,14 @@ class Claims:
 
     @property
     def tied(self) -> bool | None:
-        """Return whether the config, as its class reads it, ties the two ends; None if that is not known."""
+        """Return whether the class ties the two ends by this config. None if that is not known."""
         if self.fixed is not None:
             return self.fixed
         return self.deciding.effective
 
     @property
     def ties_others(self) -> bool | None:
-        """Return whether the class ties its other tensors, input tables and biases; None if that is not known."""
+        """Return whether the class ties its other tensors, input tables and biases. None if not known."""
         if self.joined or self.fixed:
             return True
         return self.deciding.effective
@@ -288,13 +299,14 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     record = family(kind)
     ends = family_ends(config)
     # the composite's own, if a part of it is unknown
-    default = class_ends(kind, architecture(config)) or class_ends(kind, None)
+    default = _class_or_main_class(config)
     deciding = _deciding_levels(ends or default, levels)
     claims = []
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
         model_type = family_type(level) or record.ends.levels.get(path)
-        claims.append(_read_level(path, level, model_type, path in deciding))
+        claim = _read_level(path, level, model_type, path in deciding)
+        claims.append(claim)
     has_unknown_part = ends is None and default is not None
     ends = ends or ClassEnds()
     return Claims(
@@ -312,7 +324,7 @@ def _always_shares_inputs(ends: ClassEnds) -> bool:
 
 
 def _deciding_levels(ends: ClassEnds | None, levels: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the levels that decide on tying; of an unknown class the outermost that has the flag, else the root."""
+    """Return the levels that decide on tying. Of an unknown class, the outermost with the flag, else the root."""
     if ends is not None:
         return ends.decides
     for path, level in levels.items():
@@ -322,7 +334,7 @@ def _deciding_levels(ends: ClassEnds | None, levels: Mapping[str, Mapping[str, A
 
 
 def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, decides: bool) -> Claim:
-    """Read one level of a config, of a family that the level or the one above it names."""
+    """Read one level of a config. The level or the one above it names the family."""
     ends = family(model_type).ends
     written, malformed, default = None, None, ends.tie
     flag = level.get(FLAG)
@@ -345,7 +357,7 @@ def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, dec
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
-    """Return the class that saved the checkpoint, or its base class if this package did; None if absent."""
+    """Return the class that saved the checkpoint, or its base class if this package did."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         return None
@@ -374,12 +386,14 @@ def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
 
 
 def _dotted(path: str, key: str) -> str:
-    """Return the dotted path of a key of the level at `path`, which is "" for the root."""
-    return f"{path}.{key}" if path else key
+    """Return the dotted path of a key of the level at `path`. That of the root is ""."""
+    if not path:
+        return key
+    return f"{path}.{key}"
 
 
 def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
-    """Return whether a part of a config, by its key and what it has, configures a model of tokens."""
+    """Return whether a part of a config is that of a model of tokens, by key and content."""
     if not isinstance(key, str) or is_foreign_level(key):
         return False
     if key in _PARTS:
@@ -390,16 +404,18 @@ def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
 
 
 def is_foreign_level(key: str) -> bool:
-    """Return whether a level of a config, by its key, is of a part without text: `vision_config`."""
+    """Return whether the key of a level belongs to a part without text, such as `vision_config`."""
     return any(word in key for word in _FOREIGN_LEVELS)
 
 
 def family_type(level: Mapping[str, Any]) -> str | None:
-    """Return the `model_type` of a level, the base family's if this package wrote it; None if absent."""
+    """Return the `model_type` of a level, the base family's if this package wrote it. None if absent."""
     kind = level.get("model_type")
     if kind == OWN_TYPE:
         kind = level.get(BASE_TYPE)
-    return kind if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    return kind
 
 
 def count(value: Any) -> int | None:
@@ -410,7 +426,7 @@ def count(value: Any) -> int | None:
 
 
 def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
-    """Return the first positive whole number that a level has under one of the keys; None for none."""
+    """Return the first positive whole number of the levels under one of the keys. None for none."""
     for level in levels:
         for key in keys:
             number = count(level.get(key))
@@ -453,7 +469,7 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
 
 
 def _neutral_values(level: Mapping[str, Any]) -> dict[str, float]:
-    """Return {key: the value at which it changes nothing} for the numbers that a level may have."""
+    """Return {key: the value at which it changes nothing} for the numbers of a level."""
     width = number(level.get("hidden_size", level.get("d_model")))
     if width is None:
         return SCALARS
@@ -468,4 +484,6 @@ def number(value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    if not math.isfinite(number):
+        return None
+    return number

@@ -1,4 +1,4 @@
-"""Tensors that the class of a checkpoint has in transformers, compared with those that its files store.
+"""Tensors of a checkpoint's class in transformers, compared with those that its files store.
 
 A tensor of the class that no file stores and no tie fills starts with random values. `ClassFacts` lists these, and the
 stored tensors that transformers does not read or that do not fit. Names without further explanation are the class's.
@@ -7,6 +7,7 @@ stored tensors that transformers does not read or that do not fit. Names without
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from functools import cached_property
 
 from tiewise.checkpoint.claims import PACKED, in_layer, is_foreign
@@ -23,7 +24,7 @@ class ClassFacts(FolderFacts):
 
     @cached_property
     def misfits(self) -> dict[str, tuple[int, ...]]:
-        """Return {stored bias of the head: shape that the class gives it} where the two are not the same."""
+        """Return {stored bias of the head: shape in its class} where the two shapes differ."""
         rows = self._class_rows
         if rows is None:
             return {}
@@ -34,14 +35,16 @@ class ClassFacts(FolderFacts):
             bias = self.class_ends.loaded_as(name)
             if bias is None:
                 continue
-            shape = (1, rows) if bias == _LOGITS_BIAS else (rows,)
+            shape: tuple[int, ...] = (rows,)
+            if bias == _LOGITS_BIAS:
+                shape = (1, rows)
             if tensor.shape != shape:
                 misfits[name] = shape
         return misfits
 
     @property
     def _class_rows(self) -> int | None:
-        """Return the rows of the head, else of the input table, else by the config; None if none is known."""
+        """Return the rows of the head, else of the input table, else by the config."""
         for table in reversed(self.roles.pair):
             if not self.roles.packed(table):
                 return table.rows
@@ -56,16 +59,17 @@ class ClassFacts(FolderFacts):
 
     @cached_property
     def foreign_layers(self) -> str | None:
-        """Return the prefix of the layers' numbers, if transformers loads none of the layers into its class."""
+        """Return the prefix of the layers' numbers, if transformers loads none of the layers."""
         if not self.class_ends.layers or not self.complete:
             return None
         stored = self._layer_prefixes()
-        if not stored or not _loaded_layer_prefixes(self.class_ends).isdisjoint(stored):
+        loaded = _loaded_layer_prefixes(self.class_ends)
+        if not loaded.isdisjoint(stored):
             return None
-        return stored[0]
+        return next(iter(stored), None)
 
     def _layer_prefixes(self) -> list[str]:
-        """Return the prefix of the layer's number of every stored tensor inside a layer, without other modalities."""
+        """Return the prefix of the layer's number of each tensor inside a layer, without other modalities."""
         prefixes = []
         for name in self.folder.tensors:
             match = _LAYER_NUMBER.match(name)
@@ -75,14 +79,14 @@ class ClassFacts(FolderFacts):
 
     @property
     def _absence_is_certain(self) -> bool:
-        """Return whether a tensor that is not stored is missing: of a class with a head, and all files were read."""
+        """Return whether a tensor that is not stored is missing: all files of a class with a head were read."""
         if self.is_own or self.roles.headless:
             return False
         return self.complete
 
     @cached_property
     def fresh(self) -> tuple[tuple[str, str], ...]:
-        """Return (tensor that starts anew, stored one that it would be tied to) of an untied model, head excepted."""
+        """Return (random tensor, stored one that it would be tied to) of an untied model's body and biases."""
         roles = self.roles
         if self.claims.ties_others is not False or not self._absence_is_certain:
             return ()
@@ -98,9 +102,10 @@ class ClassFacts(FolderFacts):
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Return tensors of the ends, of the head's bias and of its layers that are neither stored nor tied to one.
+        """Return tensors of the two ends that are neither stored nor tied to a stored one.
 
-        They start anew. Empty if the class is unknown, or if something was not read.
+        Those of the head's bias and of the layers before it are among them. They start with random values. Empty if
+        the class is unknown, or if something was not read.
         """
         ends = self.roles.known
         if ends is None or self.roles.opaque or not self._absence_is_certain:
@@ -119,9 +124,11 @@ class ClassFacts(FolderFacts):
         A tie fills either tensor from the other.
         """
         ties = []
+        head = f"{ends.output}.weight"
         for target, source in ends.tied.items():
-            is_head = target == f"{ends.output}.weight"
-            flag = self.claims.tied if is_head else self.claims.ties_others
+            flag = self.claims.ties_others
+            if target == head:
+                flag = self.claims.tied
             if flag is not False:
                 ties.append({target, source})
         available = self._loaded(ends)
@@ -144,31 +151,36 @@ class ClassFacts(FolderFacts):
         """Return those of `missing` that are input tables, if another one is stored."""
         if self.roles.read_input is None or self.half_read:
             return []
-        return [name for name in self._missing_not_fresh() if module_of(name)[0] in self.class_ends.inputs]
+        tables = [f"{module}.weight" for module in self.class_ends.inputs]
+        return self._missing_among(tables)
 
     @property
     def missing_biases(self) -> list[str]:
         """Return those of `missing` that are biases of the head, if a table is stored."""
         if not self._reads_a_table:
             return []
-        return [name for name in self._missing_not_fresh() if name in self.class_ends.biases]
+        return self._missing_among(self.class_ends.biases)
 
     @property
     def missing_head(self) -> list[str]:
         """Return those of `missing` between the body and the head, if a table is stored."""
         if not self._reads_a_table:
             return []
-        return [name for name in self.missing if name in self.class_ends.head]
+        return self._missing_among(self.class_ends.head)
 
     @property
     def _reads_a_table(self) -> bool:
         """Return whether transformers loads a stored table of either end."""
         return self.roles.read_input is not None or self.roles.read_output is not None
 
-    def _missing_not_fresh(self) -> list[str]:
-        """Return those of `missing` that `fresh` does not list."""
+    def _missing_among(self, names: Container[str]) -> list[str]:
+        """Return those of `missing` that are among `names`, without those that `fresh` lists."""
         fresh = {target for target, _ in self.fresh}
-        return [name for name in self.missing if self.named(name) not in fresh]
+        missing = []
+        for name in self.missing:
+            if name in names and self.named(name) not in fresh:
+                missing.append(name)
+        return missing
 
     def named(self, tensor: str) -> str:
         """Return the name that a saved file gives to a tensor of the class."""
@@ -189,7 +201,7 @@ class ClassFacts(FolderFacts):
         return self.class_ends.layer_ties
 
     def stored_layers(self, module: str) -> tuple[str, ...]:
-        """Return names under which a module inside layers is stored: one for each such layer, in file order."""
+        """Return stored names of a module inside layers. One for each such layer, in file order."""
         pattern = re.compile(re.escape(module).replace(r"\#", r"\d+"))
         modules = dict[str, None]()  # used as an ordered set
         for name in self.folder.tensors:
@@ -200,7 +212,7 @@ class ClassFacts(FolderFacts):
 
 
 def _loaded_layer_prefixes(ends: ClassEnds) -> set[str]:
-    """Return the prefixes of layers' numbers that transformers loads into a class, with its body's or without."""
+    """Return the prefixes of layers' numbers that transformers loads, with the body's prefix or without."""
     body = f"{ends.prefix}."
     loaded = set[str]()
     for prefix in ends.layers:

@@ -54,7 +54,7 @@ def with_other_class(ends: ClassEnds, part: PartPlace, old: ClassEnds, new: Clas
 
 
 def with_head_of_part(ends: ClassEnds, part: PartPlace, of_part: ClassEnds | None) -> ClassEnds:
-    """Add the layers between body and head of a part, which a composite's data do not name."""
+    """Add the layers between body and head of a part. A composite's data do not name them."""
     if of_part is None or not _has_head_in(ends, part.at):
         return ends
     inner = _inside(part, of_part)
@@ -67,11 +67,15 @@ def _has_head_in(ends: ClassEnds, at: str) -> bool:
 
 
 def _inside(part: PartPlace, ends: ClassEnds) -> ClassEnds:
-    """Return the ends of a class under the names that they have as a part of a composite."""
+    """Return the ends of a class under their names as a part of a composite."""
     at = part.at
     output = ends.output
     if output is not None:
         output = at + output
+    ties = {at + target: at + source for target, source in ends.tied.items()}
+    head = {at + name: _behind(at, others) for name, others in ends.head.items()}
+    switches = {at + name: (f"{part.path}.{key}", value) for name, (key, value) in ends.only_if.items()}
+    levels = [f"{part.path}.{level}".rstrip(".") for level in ends.decides]
     return replace(
         ends,
         inputs=_behind(at, ends.inputs),
@@ -80,10 +84,10 @@ def _inside(part: PartPlace, ends: ClassEnds) -> ClassEnds:
         positions=_behind(at, ends.positions),
         maps=_behind(at, ends.maps),
         layers=_behind(at, ends.layers),
-        tied={at + target: at + source for target, source in ends.tied.items()},
-        decides=tuple(f"{part.path}.{level}".rstrip(".") for level in ends.decides),
-        head={at + name: _behind(at, others) for name, others in ends.head.items()},
-        only_if={at + name: (f"{part.path}.{key}", value) for name, (key, value) in ends.only_if.items()},
+        tied=ties,
+        decides=tuple(levels),
+        head=head,
+        only_if=switches,
         wide={at + name: times for name, times in ends.wide.items()},
     )
 
@@ -105,7 +109,7 @@ def _outside(by_name: Mapping[str, Value], at: str) -> dict[str, Value]:
 
 
 def _ties(ends: ClassEnds, at: str, inner: ClassEnds) -> dict[str, str]:
-    """Return {target: source} of a composite's ties; a head outside the part is tied to the part's new table."""
+    """Return {target: source} of a composite's ties. A head outside the part is tied to the part's new table."""
     ties = {target: source for target, source in ends.tied.items() if not source.startswith(at)}
     ties |= inner.tied
     if ends.output is None or _has_head_in(ends, at) or not inner.inputs:
@@ -118,7 +122,7 @@ def _ties(ends: ClassEnds, at: str, inner: ClassEnds) -> dict[str, str]:
 
 
 class _Respelling:
-    """Names in files of a composite with the class `new` instead of `old` at the modules `at`.
+    """Names in files of a composite with the class `new` at modules `at` instead of `old`.
 
     A file that calls the old part's table `x.embed_tokens` calls that of the new one `x.wte`.
     """
@@ -158,23 +162,23 @@ class _Respelling:
         return loads
 
     def _respelt_loads(self, outer_loads: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-        """Return `loads` of the composite's data with the names of the old part as those of the new one."""
+        """Return `loads` of the composite's data with the new part's names instead of the old one's."""
         loads = _outside(outer_loads, self.at)
         for name, others in outer_loads.items():
             old = self._renamed_end(name)
             if old is None:
                 continue
-            matching = [other for other in others if other.endswith(old)]
-            loads[self._new_name(name, old)] = [self._new_name(other, old) for other in matching]
+            new_name = self._new_name(name, old)
+            loads[new_name] = [self._new_name(other, old) for other in others if other.endswith(old)]
         return loads
 
     def _renamed_end(self, name: str) -> str | None:
-        """Return the name within the old part of an end that the new part calls otherwise; None for any other name."""
+        """Return the old part's name of an end that the new part renames. None for any other name."""
         old = name.removeprefix(self.at)
         if not name.startswith(self.at) or old not in self.renamed:
             return None
         return old
 
     def _new_name(self, name: str, old: str) -> str:
-        """Return a name that ends with that of an end of the old part, with the new part's name of the end instead."""
+        """Return `name` with the new part's name of an end instead of its ending `old`."""
         return name.removesuffix(old) + self.renamed[old]

@@ -1,4 +1,4 @@
-"""Parts of a config: sizes of vocabularies, the part for a class, the description of a quantisation."""
+"""Parts of a config: vocabulary sizes, the part for a class, the description of a quantisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_co
 
 
 def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
-    """Return the sizes of vocabularies that levels of a config name, and these with the extra rows of a family."""
+    """Return vocabulary sizes that levels of a config name, with and without a family's extra rows."""
     sizes = set[int]()
     for level in levels:
         extra_rows = _extra_rows(level)
@@ -32,7 +32,7 @@ def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
 
 
 def _extra_rows(level: Mapping[str, Any]) -> set[int]:
-    """Return numbers of rows that a table may have beyond a vocabulary named at a level; 0 is one of them."""
+    """Return numbers of rows that a table may have beyond a level's vocabulary. 0 is one of them."""
     numbers = {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
     record = family(level.get("model_type"))
     extra = {0, record.extra_rows, numbers["additional_vocab_size"]}
@@ -45,7 +45,7 @@ def _extra_rows(level: Mapping[str, Any]) -> set[int]:
 
 
 def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the config that transformers gives a class: the root, or the part that is of the class's family."""
+    """Return the config that transformers gives a class. It is the root, or the part of the class's family."""
     families = _families_of_class(name)
     types = set[str]()
     for part in (config, config.get("text_config"), *config.values()):
@@ -93,7 +93,7 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Read the config of a quantisation: a config.json that has one, or a separate file of the tool."""
+    """Read the config of a quantisation, from a config.json or a separate file of the tool."""
     record = read_json(os.fspath(path), most=2**24)
     if isinstance(record, dict):
         section = quantisation(record)

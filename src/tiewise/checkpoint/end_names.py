@@ -22,17 +22,17 @@ _SOUNDS_LIKE_HEAD = re.compile(r"head|out|decoder|proj|logit")
 
 
 def find_end_names(
-    modules: StoredModules, config: Mapping[str, Any], known: ClassEnds | None, tokenless: bool
+    modules: StoredModules, config: Mapping[str, Any], class_ends: ClassEnds | None, tokenless: bool
 ) -> tuple[str, ClassEnds]:
     """Return how the ends were found, and their names in this file.
 
     Args:
         modules: the checkpoint.
         config: its config, empty if it has none.
-        known: the class that the config names; None if the architecture data lacks it.
+        class_ends: the class that the config names; None if the architecture data lacks it.
         tokenless: the class has no table of tokens, so that no shape suggests one.
     """
-    ends = _by_data(modules, known or claims.family_ends(config))
+    ends = _by_data(modules, class_ends or claims.family_ends(config))
     if modules.hits(ends):
         return BY_DATA, ends
     ends = _by_names(modules)
@@ -42,7 +42,7 @@ def find_end_names(
 
 
 def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
-    """Return a class's ends under their names in this file: of all possible names, those of most stored tensors."""
+    """Return a class's ends under their names in this file. Of all possible names, those of most stored tensors."""
     if ends is None:
         return ClassEnds()
     styles = _spellings(modules, ends)
@@ -52,16 +52,18 @@ def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
 
 
 def _spellings(modules: StoredModules, ends: ClassEnds) -> list[ClassEnds]:
-    """Return a class's ends under each set of names that a file of its own may use."""
+    """Return a class's ends under each set of names that its files may use."""
     loaded: dict[str | None, str] = {}  # {end: the module that transformers loads it from}, the first of several
     for module in sorted(modules.called(ends.spellings)):
         stored_name = module_of(modules.tables[module].name)[0]
         loaded.setdefault(ends.loaded_as(stored_name), module)
 
     def as_saved(name: str) -> str:
+        """Return the name of an end in a file that transformers writes."""
         return ends.disk.get(name, name)
 
     def as_loaded(name: str) -> str:
+        """Return the name in this file from which transformers loads an end, else the one that it writes."""
         return loaded.get(name, as_saved(name))
 
     styles = [ends.renamed(as_loaded), ends.renamed(as_saved), ends]
@@ -80,7 +82,7 @@ def _inside_another_model(modules: StoredModules, styles: list[ClassEnds]) -> li
 
 
 def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
-    """Return the prefixes behind which a file stores modules with the names of these ends, the shortest first."""
+    """Return the prefixes of stored modules with the names of these ends, the shortest first."""
     prefixes = set[str]()
     for module in modules.called(ends.modules):
         for name in ends.modules:
@@ -93,7 +95,7 @@ def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
 
 
 class _InputMatch(NamedTuple):
-    """A module that has the name of a usual input table; the smallest of several is the model's."""
+    """A module with the name of a usual input table. The smallest of several is the model's."""
 
     foreign: bool  # of another modality
     rank: int  # of the usual pair
@@ -103,7 +105,7 @@ class _InputMatch(NamedTuple):
 
 
 def _by_names(modules: StoredModules) -> ClassEnds:
-    """Return the first of the usual pairs, behind any prefix, and the other tables of its stacks."""
+    """Return the first usual pair behind any prefix, and the other tables of its stacks."""
     matches = _usual_inputs(modules)
     stored_output = modules.usual_output()
     if not matches:
@@ -133,7 +135,7 @@ def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
 
 
 def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
-    """Return the first two matrices with a vocabulary's rows: one that sounds like a head, and one that does not."""
+    """Return the first two matrices with a vocabulary's rows. One sounds like a head, the other does not."""
     sizes = {count(level.get("vocab_size")) for _, level in model_levels(config)}
     heads, tables = list[str](), list[str]()
     for module, table in modules.outer.items():
@@ -163,6 +165,7 @@ def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
         candidates = list(ends.inputs)
 
     def rank(name: str) -> tuple[bool, bool, bool]:
+        """Return the order of an input table among the candidates; the smallest belongs to the head."""
         has_other_shape = True
         if head is not None and name in modules.tables:
             has_other_shape = modules.tables[name].shape != head.shape

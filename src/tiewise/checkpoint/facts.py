@@ -1,4 +1,4 @@
-"""Facts about one checkpoint for the rules: each is read at most once, and only when a rule uses it."""
+"""Facts about one checkpoint for the rules. Each is read at most once, and only when a rule uses it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ class Facts(ClassFacts):
 
     @property
     def ends(self) -> TableLikeness | None:
-        """Return how alike the two tables are; None unless both are stored, comparable, and may be read."""
-        return None if self.pair is None else self.pair.alike
+        """Return how alike the two tables are. None unless both are stored, comparable, and may be read."""
+        if self.pair is None:
+            return None
+        return self.pair.alike
 
     @cached_property
     def pair(self) -> Pair | None:
@@ -61,11 +63,13 @@ class Facts(ClassFacts):
         if table is None or head is None:
             return None
         alike = self.compare(table, head)
-        return None if alike is None else Pair(table, head, alike)
+        if alike is None:
+            return None
+        return Pair(table, head, alike)
 
     @cached_property
     def packed_twice(self) -> bool:
-        """Return whether both ends are stored packed, and every part of one has the bytes of the other's."""
+        """Return whether both ends are stored packed and every part has the same bytes in both."""
         table, head = self.roles.input_end, self.roles.output_end
         if not table.quantised or not head.quantised:
             return False
@@ -75,9 +79,9 @@ class Facts(ClassFacts):
 
     @cached_property
     def scaled_up(self) -> float | None:
-        """Return how many times larger the input table's values are than those of its layers, by root mean square.
+        """Return how many times larger the input table's values are than those of its layers.
 
-        None up to `SCALED` times, for packed tables, and without a scan.
+        Compared by root mean square. None up to `SCALED` times, for packed tables, and without a scan.
         """
         table, matrix = self.roles.counted, self._layer_matrix
         if not self.scan or table is None or matrix is None:
@@ -86,7 +90,9 @@ class Facts(ClassFacts):
         if of_layer == 0:
             return None
         ratio = root_mean_square(table) / of_layer
-        return ratio if ratio > SCALED else None
+        if ratio <= SCALED:
+            return None
+        return ratio
 
     @property
     def _layer_matrix(self) -> Stored | None:
@@ -100,7 +106,7 @@ class Facts(ClassFacts):
 
     @cached_property
     def truth(self) -> bool | None:
-        """Return whether the tensors are tied: False if a head of other values is stored; None if that is not known."""
+        """Return whether the tensors are tied. False if a head of other values is stored; None if not known."""
         if self.roles.headless or self.roles.input is None or not self.complete:
             return None
         if self.roles.output is None:
@@ -111,7 +117,7 @@ class Facts(ClassFacts):
 
     @property
     def untrained_head(self) -> bool:
-        """Return whether the stored head is unrelated to the table and much shorter: a leftover, never trained."""
+        """Return whether the stored head is unrelated to the table and much shorter. It was never trained."""
         likeness = self.ends
         if likeness is None or likeness.kind != UNRELATED:
             return False
@@ -128,7 +134,7 @@ class Facts(ClassFacts):
 
     @cached_property
     def vocabulary(self) -> int | None:
-        """Return V by the config, else the rows of the input table, else of Medusa's heads; None if none says."""
+        """Return V by the config, else the rows of the input table, else of Medusa's heads."""
         for claim in (self.text, *self.claims.levels):  # of a speculator one level down
             if claim.vocab_size is not None:
                 return claim.vocab_size
@@ -139,7 +145,7 @@ class Facts(ClassFacts):
 
     @cached_property
     def draft(self) -> Draft | None:
-        """Return the parts that make it a draft, which no loader can use alone; None for any other model."""
+        """Return the parts of a draft, which no loader can use alone. None for any other model."""
         size = first_count(self.levels.values(), *DRAFT_SIZE_KEYS)
         heads = self.draft_heads
         if self.roles.input is not None:
@@ -160,7 +166,7 @@ class Facts(ClassFacts):
         return self._further("hf_quant_config.json")
 
     def _further(self, name: str) -> Mapping[str, Any] | Fault:
-        """Return the object of a further JSON file of the folder; empty or a fault as `generation`."""
+        """Return the object of a further JSON file. Empty or a fault as `generation`."""
         faults = list[Fault]()
         if self.folder.single or not self.folder.has(name):
             return {}
@@ -178,7 +184,9 @@ class Facts(ClassFacts):
     def compare(self, a: Stored, b: Stored) -> TableLikeness | None:
         """Return how alike two tables are; None unless they are comparable and may be read."""
         with doing(f"comparing {short(a.name)}", a.nbytes):
-            return likeness(a, b) if self.scan else None
+            if not self.scan:
+                return None
+            return likeness(a, b)
 
     def same(self, a: Stored, b: Stored) -> bool:
         """Return whether one tensor can replace the other: same bytes, or same numbers. Reads them."""

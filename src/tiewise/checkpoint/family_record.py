@@ -31,7 +31,7 @@ def module_of(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ClassEnds:
-    """Names of modules at the two ends of one model class; the tensor of each is `<name>.weight`."""
+    """Names of modules at the two ends of one model class. The tensor of each is `<name>.weight`."""
 
     inputs: tuple[str, ...] = ()  # input tables, the one that ids are looked up in first
     output: str | None = None  # the head; None for a class without one
@@ -62,7 +62,7 @@ class ClassEnds:
 
     @property
     def fixed(self) -> bool | None:
-        """Return whether the class ties (True) or never ties (False) whatever the flag says; None if the flag rules."""
+        """Return True of a class that always ties, False of one that never does, else None."""
         if self.always:
             return True
         return False if self.never else None
@@ -87,9 +87,11 @@ class ClassEnds:
         """Return the same ends under other names."""
 
         def all_renamed(names: Sequence[str]) -> tuple[str, ...]:
+            """Return several modules or biases under their other names."""
             return tuple(rename(name) for name in names)
 
         def tensor(name: str) -> str:
+            """Return a tensor under its other name."""
             module, parameter = module_of(name)
             has_entry = parameter != "weight" and rename(name) != name  # a bias may be renamed apart from its module
             if has_entry or not module:
@@ -115,6 +117,7 @@ class ClassEnds:
         prefix = f"{self.prefix}."
 
         def bare(name: str) -> str:
+            """Return a name without the body's prefix."""
             return name.removeprefix(prefix)
 
         return replace(self.renamed(bare), layers=tuple(bare(layer) for layer in self.layers))
@@ -142,7 +145,7 @@ class ClassEnds:
         """Return the tensor between body and head that is loaded from `name`; None for none."""
         spellings = _by_spelling(self.head)
         if name.endswith(".weight"):  # written without its ending, as the names of modules are
-            spellings |= {f"{other}.weight": own for other, own in spellings.items() if own.endswith(".weight")}
+            spellings |= {f"{other}.weight": end for other, end in spellings.items() if end.endswith(".weight")}
         return spellings.get(name, spellings.get(name.removeprefix(f"{self.prefix}.")))
 
     def has(self, tensor: str, config: Mapping[str, Any]) -> bool:
@@ -157,11 +160,11 @@ class ClassEnds:
 
 
 def _by_spelling(names: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return {name in a file: name in the class}, from {name in the class: other names in a file}."""
+    """Return {name in a file: name in the class} from {name in the class: other names}."""
     by_spelling = dict[str, str]()
-    for own, others in names.items():
-        for spelling in (own, *others):
-            by_spelling[spelling] = own
+    for name, others in names.items():
+        for spelling in (name, *others):
+            by_spelling[spelling] = name
     return by_spelling
 
 

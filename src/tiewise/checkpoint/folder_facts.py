@@ -1,4 +1,4 @@
-"""Facts that the config and the headers of one checkpoint give: its claims, its roles, its vocabularies."""
+"""Facts from the config and the headers of one checkpoint: its claims, roles and vocabularies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FolderFacts:
 
     @property
     def complete(self) -> bool:
-        """Return whether every file of tensors could be read: only then does the absence of a tensor mean anything."""
+        """Return whether every file of tensors could be read. Else the absence of a tensor means nothing."""
         for fault in self.folder.faults:
             if fault.file.endswith(".safetensors"):
                 return False
@@ -88,7 +88,7 @@ class FolderFacts:
 
     @property
     def tied(self) -> bool | None:
-        """Return whether the config ties the two ends: by its spec if our class reads it, else by its flag."""
+        """Return whether the config ties the two ends. Its spec decides if our class reads it, else its flag."""
         if self.boundary is not None:
             return self.boundary.tables == 1
         return self.claims.tied
@@ -114,12 +114,12 @@ class FolderFacts:
 
     @property
     def class_ends(self) -> ClassEnds:
-        """Return the ends of the class by the architecture data; ends without names if it lacks the class."""
+        """Return the ends of the class by the architecture data. Of an unknown class, ends without names."""
         return self.roles.known or ClassEnds()
 
     @cached_property
     def vocabularies(self) -> frozenset[int]:
-        """Return sizes of vocabularies that the config names, and these with the extra rows of a family."""
+        """Return sizes of vocabularies that the config names, with and without a family's extra rows."""
         return vocabulary_sizes(self.levels.values())
 
     @cached_property
@@ -138,18 +138,21 @@ class FolderFacts:
 
     @property
     def extra_rows(self) -> int:
-        """Return the rows that the input table has beyond vocab_size and the head lacks: Mllama's 8 for pictures."""
+        """Return rows of the input table beyond vocab_size that the head lacks: Mllama's 8 for pictures."""
         record = family(self.text.model_type)
-        return record.extra_rows if record.head_lacks_extra_rows else 0
+        if not record.head_lacks_extra_rows:
+            return 0
+        return record.extra_rows
 
     @property
     def unequal_on_purpose(self) -> str | None:
-        """Return why the class has tables of different numbers of rows; None if all should have the same number."""
+        """Return why tables of the class differ in their numbers of rows. None if they should not."""
         rows = {table.name: table.rows for table in self.roles.tables}
         numbers = set(rows.values())
         if len(numbers) < 2:
             return None
-        listed = ", ".join(f"{short(name)} {count:,}" for name, count in rows.items())
+        descriptions = [f"{short(name)} {count:,}" for name, count in rows.items()]
+        listed = ", ".join(descriptions)
         if self.extra_rows:
             return f"its class gives the input table {self.extra_rows} rows that the head lacks ({listed})"
         input_numbers = {table.rows for table in self.roles.inputs}
@@ -166,10 +169,10 @@ class FolderFacts:
 
     @cached_property
     def unplaced(self) -> list[Stored]:
-        """Return stored matrices with a vocabulary's rows and no known part: one may be an end under a new name."""
+        """Return stored matrices with a vocabulary's rows and no known part. One may be an unnamed end."""
         roles = self.roles
-        other_tensors = [other.tensor for other in roles.others]
-        placed = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases, *other_tensors)}
+        others = [other.tensor for other in roles.others]
+        placed = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases, *others)}
         rows = {table.rows for table in roles.pair} | self.vocabularies
         unplaced = []
         for name, tensor in self.folder.tensors.items():
@@ -181,7 +184,7 @@ class FolderFacts:
         return unplaced
 
     def explains(self, table: Stored) -> bool:
-        """Return whether a table is as wide as the model, or as a number of the config or a stored map."""
+        """Return whether the model, a number of the config or a stored map has this width."""
         width, hidden_size = table.shape[1], self.text.hidden_size
         if hidden_size is None:
             return True
@@ -204,7 +207,7 @@ class FolderFacts:
 
 
 def _contains_level(path: str, below: str) -> bool:
-    """Return whether the level of a config at `path` contains the level at `below`; none contains itself."""
+    """Return whether the level at `path` contains the level at `below`. No level contains itself."""
     if not path:  # the root
         return below != ""
     return below.startswith(f"{path}.")

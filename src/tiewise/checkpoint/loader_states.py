@@ -1,4 +1,4 @@
-"""State of the two stored ends, as loaders see it, and the entry of a loader's column for it."""
+"""State of the two stored ends as loaders see it, and a column's entry for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CANONICAL = "The class saves its shared table under the head's name: its own cod
 
 
 def stored_state(facts: Facts, compares: bool = False) -> str:
-    """Return one of `STATES`, `ROUNDED` or `UNKNOWN`, by the tables that a loader reads; `compares` as in `Loader`."""
+    """Return one of `STATES`, `ROUNDED` or `UNKNOWN`, by the tables that a loader reads. `compares` as in `Loader`."""
     table, head = facts.roles.read_input, facts.roles.read_output
     if not facts.complete:
         return UNKNOWN
@@ -40,7 +40,9 @@ def stored_state(facts: Facts, compares: bool = False) -> str:
         return _compared_state(facts, table, head, compares)
     if table is not None:
         return NONE
-    return NEITHER if head is None else ALONE
+    if head is not None:
+        return ALONE
+    return NEITHER
 
 
 def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -> str:
@@ -53,8 +55,12 @@ def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -
     if likeness.kind == SAME_VALUES:
         # equal in the narrower of their types, and so to a loader that works in that type
         _, narrower = min((BITS[table.dtype], table.dtype), (BITS[head.dtype], head.dtype))
-        return SAME if _working_type(facts) == narrower else ROUNDED
-    return SAME if likeness.equal else DIFFERENT
+        if _working_type(facts) != narrower:
+            return ROUNDED
+        return SAME
+    if likeness.equal:
+        return SAME
+    return DIFFERENT
 
 
 def _state_without_scan(facts: Facts, table: Stored, head: Stored) -> str:
@@ -64,8 +70,9 @@ def _state_without_scan(facts: Facts, table: Stored, head: Stored) -> str:
     if table.shape == head.shape:
         return UNKNOWN
     # the shape of a packed table does not count its rows
-    is_packed = facts.roles.packed(table) or facts.roles.packed(head)
-    return UNKNOWN if is_packed else DIFFERENT
+    if facts.roles.packed(table) or facts.roles.packed(head):
+        return UNKNOWN
+    return DIFFERENT
 
 
 def _working_type(facts: Facts) -> str | None:
@@ -77,7 +84,7 @@ def _working_type(facts: Facts) -> str | None:
 
 
 def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    """Return the entry of a loader's column for a flag and the stored ends; None as flag means that it is not known."""
+    """Return the entry of a loader's column for a flag and the stored ends. A flag of None is not known."""
     state = stored_state(facts, loader.compares)
     if state == UNKNOWN and (not facts.complete or facts.roles.opaque):
         return outcome_of(loader, DEPENDS, "Some tensors could not be read.")
@@ -105,8 +112,10 @@ def _cause(flag: bool | None, state: str) -> str:
 
 
 def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
-    """Return all entries of a column that the flag and the state, of which either may be unknown, allow."""
-    states = [SAME, DIFFERENT] if state in (ROUNDED, UNKNOWN) else [state]
+    """Return all entries of a column that the flag and the state allow. Either may be unknown."""
+    states = [state]
+    if state in (ROUNDED, UNKNOWN):
+        states = [SAME, DIFFERENT]
     words = set[str]()
     for possible in states:
         place = STATES.index(possible)
@@ -118,17 +127,18 @@ def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
 
 
 def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
-    """Return the outcome where one table serves both ends, and another is stored under a name that is not read."""
+    """Return the outcome if one table serves both ends and another's name is not read."""
     name, expected = next(iter(facts.roles.unread.items()))
     why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."
     if facts.ends is None:
         return outcome_of(loader, DEPENDS, why)
-    word = TIED if facts.ends.equal else DROPPED
-    return outcome_of(loader, word, why)
+    if facts.ends.equal:
+        return outcome_of(loader, TIED, why)
+    return outcome_of(loader, DROPPED, why)
 
 
 def shape_misfit(facts: Facts) -> str | None:
-    """Return the sentence on a tensor of another shape than the class has; None if all fit.
+    """Return the sentence on a tensor of another shape than the class has. None if all fit.
 
     Such are rows that are not the vocabulary, a width that nothing explains, a table that is none, and a bias.
     """
@@ -149,7 +159,7 @@ def shape_misfit(facts: Facts) -> str | None:
 
 
 def _table_misfit(facts: Facts, table: Stored) -> str | None:
-    """Return the sentence on a table's number of rows or width that the config does not explain; None for none."""
+    """Return the sentence on a table's rows or width that the config does not explain. None for none."""
     vocab_size = facts.text.vocab_size
     if vocab_size is not None and table.rows not in {vocab_size, *facts.text_vocabularies}:
         return f"{short(table.name)} has {table.rows} rows, and the config says {vocab_size}."

@@ -32,7 +32,7 @@ from tiewise.checkpoint.transformers_loading import WITH_OWN, TransformersLoadin
 
 
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
-    """Return the outcome of each loader; nothing if there is no config, or no tensors, to load."""
+    """Return the outcome of each loader. Empty without a config or tensors to load."""
     claims = facts.claims
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
@@ -50,7 +50,7 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
 
 
 def _transformers(facts: Facts) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of transformers 4 and 5, and of 5 with this package if it wrote the checkpoint."""
+    """Yield the outcomes of transformers 4 and 5. If this package wrote the checkpoint, that of 5 with it too."""
     claims = facts.claims
     flag_of_4 = claims.fixed is not False and _level_of_transformers_4(claims).effective is not False
     yield TransformersLoading(facts, TRANSFORMERS_4, flag_of_4).outcome()
@@ -61,7 +61,7 @@ def _transformers(facts: Facts) -> Iterator[LoaderOutcome]:
 
 
 def _level_of_transformers_4(claims: Claims) -> Claim:
-    """Return the level whose flag transformers 4 reads: the text part, whose base default is true, if it has one."""
+    """Return the level whose flag transformers 4 reads. The text part, whose base default is true, if it has one."""
     for claim in claims.levels:
         if claim.level in TEXT_PARTS and claim.written is not None:
             return claim
@@ -69,7 +69,7 @@ def _level_of_transformers_4(claims: Claims) -> Claim:
 
 
 def _vllm(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of vLLM before and after its change, or of its one class that never changed."""
+    """Yield the outcomes of vLLM before and after its change. One class of it never changed."""
     exception = family(kind).vllm
     if exception == "own head":
         yield from_column(facts, VLLM_OWN_HEAD, True)
@@ -107,7 +107,7 @@ def _has_packed_head(facts: Facts) -> bool:
 
 
 def _sglang_with_packed_head(facts: Facts) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of SGLang for a packed head: of earlier versions, and since it loads one."""
+    """Yield the outcomes of SGLang for a packed head, before and since it loads one."""
     before = replace(SGLANG, versions="before 19 August 2026", source="sglang#35228, sglang#28130")
     yield outcome_of(before, NO_SCALE)
     word = NO_SCALE

@@ -24,7 +24,10 @@ from tiewise.checkpoint.untrusted import short
 
 
 class MlxLoading:
-    """Loading of one checkpoint with mlx-lm: as its family was run with a tiny model, else as most classes load."""
+    """Loading of one checkpoint with mlx-lm.
+
+    A family loads as it was run with a tiny model, else as most classes do.
+    """
 
     def __init__(self, facts: Facts, kind: str) -> None:
         self.facts = facts
@@ -70,7 +73,7 @@ class MlxLoading:
         return replace(outcome, predicted=not is_as_run)
 
     def _misfit(self) -> str | None:
-        """Return the sentence on an end of another name or shape than mlx-lm's model has; None if all fit.
+        """Return the sentence on an end of another name or shape than mlx-lm's. None if all fit.
 
         It loads strictly: such an end stops it.
         """
@@ -89,7 +92,7 @@ class MlxLoading:
 
 
 def _possible_flags(facts: Facts) -> set[bool | None]:
-    """Return the flag as mlx-lm reads it, for each level that it may read; None if a level lacks it."""
+    """Return the flags of the levels that mlx-lm may read, as it reads them. None is no flag."""
     levels = [claim for claim in facts.claims.levels if not claim.level or claim.level in TEXT_PARTS]
     if len(levels) > 1:  # of a composite it reads the text part's flag, and the root may say anything
         return {claim.written for claim in levels}

@@ -63,14 +63,12 @@ class Roles:
         return (*self.inputs, self.output)
 
     def packed(self, table: Stored) -> bool:
-        """Return whether one of the two tables is quantised, so that its shape does not count its rows."""
+        """Return whether one of the two tables is quantised. Its shape then does not count its rows."""
         if table.dtype not in FLOATING:
             return True
-        for end in (self.input_end, self.output_end):
-            tensors = end.parts.values()
-            if end.quantised and table in tensors:
-                return True
-        return False
+        if self.input_end.quantised and table in self.input_end.parts.values():
+            return True
+        return self.output_end.quantised and table in self.output_end.parts.values()
 
     @property
     def counted(self) -> Stored | None:
@@ -82,17 +80,27 @@ class Roles:
     @property
     def pair(self) -> tuple[Stored, ...]:
         """Return the input table and the head, of which one may not be stored."""
-        return tuple(table for table in (self.input, self.output) if table is not None)
+        pair = []
+        if self.input is not None:
+            pair.append(self.input)
+        if self.output is not None:
+            pair.append(self.output)
+        return tuple(pair)
 
     @property
     def named_like_head(self) -> bool:
         """Return whether the class saves the shared table under the head's name."""
-        return self.output is not None and self.ties.get(self.input_name or "") == self.output.name
+        if self.output is None or self.input_name is None:
+            return False
+        return self.ties.get(self.input_name) == self.output.name
 
     @property
     def read_input(self) -> Stored | None:
         """Return the stored input table that transformers loads; None if it loads none."""
-        return next((table for table in self.inputs if table.name not in self.unread), None)
+        for table in self.inputs:
+            if table.name not in self.unread:
+                return table
+        return None
 
     @property
     def read_output(self) -> Stored | None:
@@ -168,7 +176,7 @@ class _RoleSearch:
         )
 
     def _output(self) -> str | None:
-        """Return the module of the head: of a known class that stores none there, one under a usual name that fits."""
+        """Return the module of the head. If a known class stores none there, one under a usual name that fits."""
         output = self.names.output
         if self.source != BY_DATA or output is None:
             return output
@@ -183,7 +191,7 @@ class _RoleSearch:
         return usual_output
 
     def _class_lacks_head(self) -> bool:
-        """Return whether the class has no token head, by the architecture data, else by the class's name."""
+        """Return whether the class has no token head. The architecture data decides, else the class's name."""
         if self.known is not None:
             return self.known.output is None
         name = claims.architecture(self.config)
@@ -195,7 +203,7 @@ class _RoleSearch:
         return self.head is None or not name.endswith("Model")
 
     def _biases(self, rows: set[int]) -> Iterator[Stored]:
-        """Yield the stored biases of the head, of as many numbers as an end has `rows`; empty `rows` fit any."""
+        """Yield the stored biases of the head. Each has as many numbers as an end has `rows`; empty `rows` fit any."""
         bias_names = {*self.names.biases}
         if self.output is not None:
             parent = module_of(self.output)[0]
@@ -238,7 +246,7 @@ class _RoleSearch:
                 yield tensor
 
     def _opaque(self) -> Iterator[Stored]:
-        """Yield tensors, without biases, of modules where the class looks for an end and no table is stored."""
+        """Yield tensors other than biases of modules where the class looks for a table without finding one."""
         if self.known is None:
             return
         for module in dict.fromkeys(self.known.spellings):
@@ -249,7 +257,7 @@ class _RoleSearch:
                     yield tensor
 
     def _unread(self) -> dict[str, str]:
-        """Return {name of a stored end: name that the class looks for} for the ends that transformers does not load."""
+        """Return {name of a stored end: name that the class looks for} of unread ends."""
         unread = dict[str, str]()
         for module in self.stored_ends:
             name = self.modules.tables[module].name
@@ -258,19 +266,19 @@ class _RoleSearch:
                 if stored_module != module:  # of an unknown class, wrappers alone are known
                     unread[name] = f"{module}.weight"
             elif self.known.loaded_as(stored_module) is None:
-                end = self._end_of(module, self.known)
+                end = self._end_in_class(module, self.known)
                 saved_as = self.known.disk.get(end, end)
                 unread[name] = f"{saved_as}.weight"
         return unread
 
-    def _end_of(self, module: str, known: ClassEnds) -> str:
-        """Return the name in the class of the end that this file stores as `module`; `module` if the class has none."""
+    def _end_in_class(self, module: str, class_ends: ClassEnds) -> str:
+        """Return the class's name of the end that is stored as `module`. `module` if the class has none."""
         if module == self.output:
-            return known.output or module
+            return class_ends.output or module
         class_names = dict[str, str]()
         if self.source == BY_DATA:
-            class_names = dict(zip(self.names.inputs, known.inputs, strict=True))
-        first = next(iter(known.inputs), module)
+            class_names = dict(zip(self.names.inputs, class_ends.inputs, strict=True))
+        first = next(iter(class_ends.inputs), module)
         return class_names.get(module, first)
 
 

@@ -1,4 +1,4 @@
-"""Outcome of loading with vLLM, SGLang, llama.cpp or mlx-lm, whose classes are for models that write text."""
+"""Outcome of loading with vLLM, SGLang, llama.cpp or mlx-lm. Their classes are for models that write text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondG
 
 
 def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    """Return the outcome: of the first check that stops the loading, else of the column for `flag`."""
+    """Return the outcome of the first check that stops the loading, else that of the column."""
     for check in (_is_not_served, _does_not_find_files, _does_not_find_ends):
         stopped = check(facts, loader)
         if stopped is not None:

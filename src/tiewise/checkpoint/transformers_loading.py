@@ -1,4 +1,4 @@
-"""Outcome of loading a checkpoint with transformers: its checks one after another, and the first that applies."""
+"""Outcome of loading a checkpoint with transformers. The first of its checks that applies decides."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class TransformersLoading:
 
     @property
     def _fresh(self) -> tuple[tuple[str, str], ...]:
-        """Return (tensor that starts anew, stored one that it would be tied to); transformers 4 ties them all."""
+        """Return (random tensor, stored one that it would be tied to). transformers 4 ties them all."""
         if not self.is_recent:
             return ()
         return self.facts.fresh
@@ -179,7 +179,7 @@ class TransformersLoading:
         return None
 
     def _with_verification(self, outcome: LoaderOutcome) -> LoaderOutcome:
-        """Mark an outcome as loaded by the tests: this class with these flags, and a folder like theirs."""
+        """Mark an outcome as verified if the tests load this class with these flags."""
         if not self.is_recent or outcome.outcome == DEPENDS or not _is_like_tests(self.facts):
             return outcome
         claims = self.facts.claims
@@ -191,7 +191,7 @@ class TransformersLoading:
 
 
 def _is_like_tests(facts: Facts) -> bool:
-    """Return whether a folder has what those of the tests have: the class's names, and plain tables of one type."""
+    """Return whether a folder is like those of the tests: usual names, plain tables of one type."""
     if facts.is_own or facts.folder.single:
         return False
     if facts.quantised or facts.roles.unread:
