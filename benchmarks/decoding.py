@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure import alternate, ratio, spread
+from tiewise.boundary.ops.compiled_kernels import kernels_state
 from tiewise.boundary.ops.exact_top import ExactTop, TopCounts
-from tiewise.boundary.ops.fast_products import kernels_state
 
 CHECKED = 20  # queries of each large table that are held against fp64
 

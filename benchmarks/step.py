@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
-from tiewise.boundary.ops.fast_products import fast_products, kernels_state, product_choice
+from tiewise.boundary.ops.compiled_kernels import kernels_state
+from tiewise.boundary.ops.fast_products import fast_products, product_choice
 from tiewise.boundary.ops.path_gradient import path_norms
 
 SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))

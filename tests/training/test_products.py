@@ -7,6 +7,7 @@ import shutil
 import pytest
 from tests.boundary.ops.processor import PLAIN, Machine, flag, needs_exact
 
+from tiewise.boundary.ops import compiled_kernels
 from tiewise.boundary.ops import fast_products as fp
 from tiewise.core.errors import RunError
 from tiewise.training import compare
@@ -52,7 +53,7 @@ def test_all_runs_take_the_choice_of_the_start(tiny, tmp_path, lines, machine, f
     machine(10.0, 5.0)
     out = lines.begin(tiny(steps=4, tune=True, arms=("tied",)), tmp_path / "out")
     assert products(out)["product"] == "onednn"
-    assert json.loads((out / "env.json").read_text())["kernels"] == fp.kernels_state(full=False)
+    assert json.loads((out / "env.json").read_text())["kernels"] == compiled_kernels.kernels_state(full=False)
     assert products(out)["reason"] == "a trial on oneDNN took 0.50 of the time"
     machine(10.0, 20.0)  # a later trial changes nothing
     before = len(lines)

@@ -229,7 +229,7 @@ def kernels(
     if action not in (None, "build"):
         raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")
     o.need("torch")
-    from tiewise.boundary.ops import fast_products as compiled
+    from tiewise.boundary.ops import compiled_kernels as compiled
 
     if action:
         compiled.build()

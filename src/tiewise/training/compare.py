@@ -28,7 +28,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, kernels_state, product_choice, same_here
+from tiewise.boundary.ops.compiled_kernels import kernels_state
+from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
 from tiewise.boundary.undisturbed import kept_generators
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError, heard

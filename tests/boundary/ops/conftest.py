@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from tiewise.boundary.ops import fast_products as compiled
+from tiewise.boundary.ops import compiled_kernels as compiled
 
 
 @pytest.fixture(scope="session")

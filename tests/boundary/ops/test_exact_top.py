@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.boundary.ops import exact_top
+from tiewise.boundary.ops.compiled_kernels import kernels
 from tiewise.boundary.ops.exact_top import ExactTop, exact_dots
-from tiewise.boundary.ops.fast_products import kernels
 from tiewise.core.errors import UnsupportedError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -28,7 +28,7 @@ def machine(monkeypatch, tmp_path):
     made = Machine(monkeypatch)
     yield made
     made.restarted()
-    assert not fp._held
+    assert not fp._active
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_where_onednn_may_round_it_is_never_tried(machine, traits, reason):
 @needs_flag
 def test_where_a_probe_was_rounded_nothing_is_tried(machine, monkeypatch):
     machine()
-    three = fp._three
-    monkeypatch.setattr(fp, "_three", lambda rows: [(Rounds(a), b) for a, b in three(rows)])
+    factors = fp._product_factors
+    monkeypatch.setattr(fp, "_product_factors", lambda rows: [(Rounds(a), b) for a, b in factors(rows)])
     assert fp.product_choice().reason == "a probe on oneDNN was rounded to bf16"
     assert flag() == "none"
     with pytest.warns(TiewiseWarning, match="rounded to bf16"):
@@ -202,7 +202,7 @@ def test_whoever_comes_and_goes_the_last_to_come_rules(moves):
     for stack, _ in inside.values():
         stack.close()
     assert flag() == "none"
-    assert not fp._held
+    assert not fp._active
 
 
 @needs_exact

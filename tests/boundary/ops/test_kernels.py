@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiewise.boundary.ops import fast_products as compiled
+from tiewise.boundary.ops import compiled_kernels as compiled
 from tiewise.cli.main import main
 from tiewise.core.errors import RunError, UnsupportedError
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.boundary.ops.test_cross_entropy import assert_near, error, gradients, options_of
 from tests.boundary.ops.test_log_prob import PARTS, plain, run
 
-from tiewise.boundary.ops import fast_products as compiled
+from tiewise.boundary.ops import compiled_kernels as compiled
 from tiewise.boundary.ops import native_loss
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.fast_products import ProductChoice

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.boundary.ops.fast_products import kernels
+from tiewise.boundary.ops.compiled_kernels import kernels
 from tiewise.core.errors import UnsupportedError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # fp64 holds the product of any two of their numbers

@@ -1,4 +1,4 @@
-"""What multiplies on this CPU: torch's products, oneDNN's, where they are exact and faster, or kernels compiled for it.
+"""Matrix products on this CPU: torch's, or oneDNN's where they are exact and faster.
 
 `torch.mm` in fp32 goes to MKL, which is slow on some processors. `torch.backends.mkldnn.matmul.fp32_precision = "bf16"`
 sends the same products to oneDNN and lets it round them to bf16. With AMX it does; without, it has no such kernel and
@@ -6,22 +6,16 @@ computes in fp32. Without AVX-512 torch does not ask oneDNN at all, and both are
 
     auto = onednn     where  the processor has no AMX,  a probe keeps fp32 accuracy,  a trial takes a tenth less time
            default    elsewhere: the flag stays as it was found
-    native = a loss by our compiled kernel, where the same trial finds it as fast as the faster of the two, or nearly
+    native = a loss by our own kernel, where the same trial finds it as fast as the faster of the two, or nearly
 
     probe and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [2048, 256], P [n, 2048]
 
-and in the trial the softmax that stands between them. Of a trial its times are kept, in `products.json` in the user's
-cache, by what the processor is and can do, torch, the type and the threads. Accuracy is asked of every process anew;
-within one, the answer stays.
+and in the trial the softmax between them. The times of a trial are cached in `products.json` in the user's cache, by
+the processor and its abilities, torch, the type and the threads. Each process measures accuracy for itself, once. Our
+own kernel is one of `compiled_kernels`.
 
-The flag is the whole process's. `_held` lists the choices of those who are within `fast_products()`, of all threads:
-the last to come rules, and when the last has gone the flag is what it was before the first.
-
-`kernels.cpp` is compiled by `tiewise kernels build`, never in a call, against the part of torch's C++ interface that is
-stable between versions. The library lies in the user's cache under a key of what it was made from and for (source,
-options, torch, processor) and the compiler. What is not there, or not as it was written, or not for this machine, is
-left alone, and the portable path computes the same. It is code that we run: it is loaded only from a file of the user's
-own (or root's) that nobody else may write, in folders of which the same holds up to the root, as ssh asks of its keys.
+The flag is the whole process's. `_active` lists the choices of all threads that are within `fast_products()`: the last
+to come rules, and when the last has gone the flag is what it was before the first.
 """
 
 from __future__ import annotations
@@ -31,11 +25,6 @@ import json
 import math
 import os
 import platform
-import re
-import shutil
-import stat
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -43,15 +32,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tiewise.boundary.ops import devices
+from tiewise.boundary.ops.compiled_kernels import kernels
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
-from tiewise.core.files import cache_folder, write_whole, written_whole
+from tiewise.core.files import cache_folder, write_whole
 
 PRODUCTS = ("auto", "default", "onednn")
 VARIABLE = "TIEWISE_PRODUCTS"
@@ -78,8 +67,8 @@ class ProductChoice:
     native: bool = False  # whether fp32 losses are computed by our own kernel
 
     def __str__(self) -> str:
-        where = f"{self.processor}, {self.threads} thread{'' if self.threads == 1 else 's'}"
-        return f"{self.product} products on {where}: {self.reason}"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{self.product} products on {self.processor}, {threads}: {self.reason}"
 
 
 @contextmanager
@@ -100,19 +89,19 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
         RunError: another value.
         UnsupportedError: `onednn`, which this torch has not.
     """
-    global _found
+    global _original_flag
     choice = product_choice(product)
     with _lock:
-        if not _held:
-            _found = _flag()
-        _held.append(choice)
-        _follow()
+        if not _active:
+            _original_flag = _flag()
+        _active.append(choice)
+        _set_flag()
     try:
         yield choice
     finally:
         with _lock:
-            del _held[-1 - _held[::-1].index(choice)]  # not always the last: threads come and go
-            _follow()
+            del _active[-1 - _active[::-1].index(choice)]  # not always the last: threads come and go
+            _set_flag()
 
 
 @contextmanager
@@ -128,46 +117,69 @@ def own_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterato
 
 
 def product_choice(product: str | ProductChoice = "auto", multiplications: float = math.inf) -> ProductChoice:
-    """Return what `fast_products(product)` would take for a problem of so many multiplications; raises as it does."""
+    """Return the choice of `fast_products(product)` for a problem of so many multiplications; raises as it does."""
     if isinstance(product, ProductChoice):
         return product
     with _lock:  # one thread probes and tries; the others wait, see nothing of that, and have its answer
-        if product == "auto" and _held:
-            return _held[-1]
-        asked = (os.environ.get(VARIABLE) or "auto") if product == "auto" else product
-        if asked not in PRODUCTS:
-            raise RunError(f"no products are called {asked!r}", f"choose {', '.join(PRODUCTS)}, also in {VARIABLE}")
-        if asked == "default":
+        if product == "auto":
+            if _active:
+                return _active[-1]
+            product = os.environ.get(VARIABLE) or "auto"
+        if product not in PRODUCTS:
+            raise RunError(f"no products are called {product!r}", f"choose {', '.join(PRODUCTS)}, also in {VARIABLE}")
+        if product == "default":
             return _chosen("default", "asked for")
-        if asked == "auto" and multiplications < LARGE:
-            return _chosen("default", "no large fp32 products on a CPU")
-        if asked == "auto" and _flag() == "bf16":
-            return _chosen("default", "torch is told already to use oneDNN", not _rounding())
-        if asked == "auto":
-            return _decided(torch.get_num_threads())
-        if _flag() is None:
-            fix = f"leave {VARIABLE} and the argument at auto, or install torch 2.9 or newer, with oneDNN"
-            raise UnsupportedError("this torch cannot send fp32 products to oneDNN", fix)
-        if rounding := _rounding():
-            warnings.warn(f"fp32 products on oneDNN, as asked for: {rounding}", TiewiseWarning, stacklevel=2)
-        return _chosen("onednn", f"asked for{'; ' * bool(rounding)}{rounding}", not rounding)
+        if product == "onednn":
+            return _onednn_as_requested()
+        return _automatic_choice(multiplications)
+
+
+def _onednn_as_requested() -> ProductChoice:
+    """Return the choice of oneDNN, with a warning where its products are rounded."""
+    if _flag() is None:
+        fix = f"leave {VARIABLE} and the argument at auto, or install torch 2.9 or newer, with oneDNN"
+        raise UnsupportedError("this torch cannot send fp32 products to oneDNN", fix)
+    rounding = _rounding()
+    if not rounding:
+        return _chosen("onednn", "asked for")
+    # the warning names the line that calls `product_choice`
+    warnings.warn(f"fp32 products on oneDNN, as asked for: {rounding}", TiewiseWarning, stacklevel=3)
+    return _chosen("onednn", f"asked for; {rounding}", exact=False)
+
+
+def _automatic_choice(multiplications: float) -> ProductChoice:
+    """Return the fastest exact products for a problem of so many multiplications."""
+    if multiplications < LARGE:
+        return _chosen("default", "no large fp32 products on a CPU")
+    if _flag() == "bf16":
+        return _chosen("default", "torch is told already to use oneDNN", not _rounding())
+    return _decided(torch.get_num_threads())
 
 
 def same_here(choice: ProductChoice) -> bool:
-    """Whether a choice made elsewhere means the same products here: such as round, or such as do not."""
+    """Return whether a choice made elsewhere means the same products here: both round, or neither."""
     with _lock:
-        return choice.product == "default" or (_flag() is not None and choice.exact == (not _rounding()))
+        if choice.product == "default":
+            return True
+        return _flag() is not None and choice.exact == (not _rounding())
 
 
 # the flag
 
 _lock = threading.RLock()
-_held: list[ProductChoice] = []
-_found: str | None = None  # the flag before the first of them
+_active: list[ProductChoice] = []  # of all threads, in the order in which they came
+_original_flag: str | None = None  # the flag before the first of them
 
 
-# from torch 2.9 on, where it was built with oneDNN
-_matmul: Any = getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
+def _matmul_settings() -> Any:
+    """Return torch's settings of oneDNN's products; None before torch 2.9, or without oneDNN."""
+    is_available: Callable[[], bool] = torch.backends.mkldnn.is_available
+    if not is_available():
+        return None
+    return getattr(torch.backends.mkldnn, "matmul", None)
+
+
+_matmul: Any = _matmul_settings()
 
 
 def _flag() -> str | None:
@@ -175,272 +187,183 @@ def _flag() -> str | None:
     return getattr(_matmul, "fp32_precision", None)
 
 
-def _follow() -> None:
-    """Set the flag as the last choice that is held has it."""
-    wanted = "bf16" if _held and _held[-1].product == "onednn" else _found
-    if wanted != _flag():
-        _matmul.fp32_precision = wanted
+def _set_flag() -> None:
+    """Set the flag as the last active choice needs it, or back to the original."""
+    flag = _original_flag
+    if _active and _active[-1].product == "onednn":
+        flag = "bf16"
+    if flag != _flag():
+        _matmul.fp32_precision = flag
 
 
 # the decision
 
 
 def _chosen(product: str, reason: str, exact: bool = True, **trial: Any) -> ProductChoice:
+    """Return a choice on this processor with this process's threads."""
     processor = _traits().get("cpu_name") or platform.machine()
     return ProductChoice(product, reason, exact, processor, torch.get_num_threads(), **trial)
 
 
 @cache
 def _traits() -> dict[str, Any]:
-    """What the processor is and can do; nothing where this torch does not say it."""
-    return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
+    """Return the processor's name and abilities; nothing where this torch does not report them."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return {}
+    return dict(torch.cpu.get_capabilities())
 
 
-def _three(rows: int) -> list[tuple[Tensor, Tensor]]:
+def _product_factors(rows: int) -> list[tuple[Tensor, Tensor]]:
     """Return the factors of a small loss's three products: positive numbers, whose sums lose nothing."""
     draw = torch.Generator().manual_seed(0)
-    h, w, p = (
-        torch.rand(n, d, generator=draw, dtype=torch.float32, device="cpu")
-        for n, d in ((rows, 256), (2048, 256), (rows, 2048))
-    )
+
+    def positive(n: int, d: int) -> Tensor:
+        """Return random numbers [n, d] between 0 and 1."""
+        return torch.rand(n, d, generator=draw, dtype=torch.float32, device="cpu")
+
+    h, w, p = positive(rows, 256), positive(2048, 256), positive(rows, 2048)
     return [(h, w.T), (p, w), (p.T, h)]
 
 
 @cache
 def _rounding() -> str:
-    """Say why fp32 products on oneDNN may be rounded to bf16 here; "" where they are not."""
-    if "amx_tile" not in _traits():
+    """Return why fp32 products on oneDNN may be rounded to bf16 here; "" where they are not."""
+    traits = _traits()
+    if "amx_tile" not in traits:
         return "this torch does not say whether the processor has AMX, with which oneDNN rounds to bf16"
-    if any(has for trait, has in _traits().items() if trait.startswith("amx")):
+    if any(has for trait, has in traits.items() if trait.startswith("amx")):
         return "the processor has AMX, with which oneDNN rounds to bf16"
     with fast_products(_chosen("onednn", "probe")), torch.autocast("cpu", enabled=False):
-        for a, b in _three(128):
-            if not ((a @ b)[:8] / (a[:8].double() @ b.double()) - 1).abs().max() < ROUNDED:
+        for a, b in _product_factors(128):
+            exact = a[:8].double() @ b.double()
+            worst = ((a @ b)[:8] / exact - 1).abs().max()
+            if not worst < ROUNDED:  # also where it is nan
                 return "a probe on oneDNN was rounded to bf16"
     return ""
 
 
 @cache
 def _decided(threads: int) -> ProductChoice:
+    """Return the fastest exact products for so many threads, by a trial of this process or an earlier one."""
     deadline = time.perf_counter() + SECONDS
     if _flag() is None:
         return _chosen("default", "this torch has no other")
-    if rounding := _rounding():
+    rounding = _rounding()
+    if rounding:
         return _chosen("default", rounding)
-    what = {"processor": _traits().get("cpu_name"), "torch": torch.__version__, "type": "float32", "threads": threads}
-    native = kernels() is not None
-    names = ("default_ms", "onednn_ms", *["native_ms"] * native)
-    times = remembered("products.json", what, names, lambda: trial(threads, deadline), _traits(), native)
-    default, onednn, own = (times.get(name, math.inf) for name in ("default_ms", "onednn_ms", "native_ms"))
+    problem = {
+        "processor": _traits().get("cpu_name"),
+        "torch": torch.__version__,
+        "type": "float32",
+        "threads": threads,
+    }
+    has_kernels = kernels() is not None
+    names = ["default_ms", "onednn_ms"]
+    if has_kernels:
+        names.append("native_ms")
+    times = remembered("products.json", problem, tuple(names), lambda: trial(threads, deadline), _traits(), has_kernels)
+    default, onednn = times.get("default_ms", math.inf), times.get("onednn_ms", math.inf)
+    native = times.get("native_ms", math.inf)
     reason = f"a trial on oneDNN took {onednn / default:.2f} of the time"
-    if native:
-        reason += f", a loss by our own kernel {own / default:.2f}"
+    if has_kernels:
+        reason += f", a loss by our own kernel {native / default:.2f}"
     product = "onednn" if onednn <= FASTER * default else "default"
-    return _chosen(product, reason, True, **times, native=own <= SPILLED * min(default, onednn))
+    return _chosen(product, reason, True, **times, native=native <= SPILLED * min(default, onednn))
+
+
+# trials
 
 
 def remembered(
     file: str, what: dict[str, Any], names: tuple[str, ...], trial: Callable[[], dict[str, float]], *more: Any
 ) -> dict[str, float]:
-    """Milliseconds, `names` among them, that a trial found here or finds now; cached by `what` and `more`."""
+    """Return milliseconds, `names` among them, of an earlier trial or of one now.
+
+    They are cached in `file` by `what` and `more`.
+    """
     key = hashlib.sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
-    kept: Any = {}
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home
-        kept = json.loads((cache_folder() / file).read_text(encoding="utf-8"))
-    with suppress(AttributeError, LookupError, TypeError, ValueError):
-        times = {name: float(value) for name, value in kept[key].items() if name.endswith("_ms")}
-        if set(names) <= set(times) and all(0 < took < math.inf for took in times.values()):
-            return times
+    trials = _cached_trials(file)
+    times = _usable_times(trials.get(key), names)
+    if times is not None:
+        return times
     times = trial()
     with suppress(OSError, RuntimeError):  # then the next process tries again
         cache_folder().mkdir(parents=True, exist_ok=True)
-        found = {**(kept if isinstance(kept, dict) else {}), key: what | times}
-        write_whole(cache_folder() / file, json.dumps(found, indent=1) + "\n")
+        trials[key] = what | times
+        write_whole(cache_folder() / file, json.dumps(trials, indent=1) + "\n")
     return times
+
+
+def _cached_trials(file: str) -> dict[str, Any]:
+    """Return the trials in a file of the user's cache, by key; none where it cannot be read."""
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home
+        trials = json.loads((cache_folder() / file).read_text(encoding="utf-8"))
+        if isinstance(trials, dict):
+            return trials
+    return {}
+
+
+def _usable_times(trial: Any, names: tuple[str, ...]) -> dict[str, float] | None:
+    """Return the milliseconds of a cached trial; None where one of `names` is missing or a time is impossible."""
+    if not isinstance(trial, dict):
+        return None
+    try:
+        times = {name: float(value) for name, value in trial.items() if name.endswith("_ms")}
+    except (TypeError, ValueError):
+        return None
+    if not times.keys() >= set(names):
+        return None
+    if not all(0 < milliseconds < math.inf for milliseconds in times.values()):
+        return None
+    return times
+
+
+class _SmallLoss:
+    """A small loss on random numbers, by each way."""
+
+    def __init__(self, rows: int) -> None:
+        """Draw its tensors, and allocate those of the results."""
+        self.products = [(a, b, a.new_empty(len(a), b.shape[1])) for a, b in _product_factors(rows)]
+        self.h, self.weight, self.logits = self.products[0]
+        self.weight = self.weight.T
+        self.targets = torch.zeros(rows, dtype=torch.long, device="cpu")
+        self.coefficients = torch.ones(rows, device="cpu")
+
+    def multiply(self, way: ProductChoice) -> None:
+        """Compute the products by torch or oneDNN, and the softmax."""
+        with fast_products(way):
+            for a, b, out in self.products:
+                torch.mm(a, b, out=out)
+                if out is self.logits:
+                    torch.softmax(out, 1, out=out)
+
+    def by_kernel(self, library: Any) -> None:
+        """Compute loss and gradients by the compiled kernel."""
+        h, w, t, c = self.h, self.weight, self.targets, self.coefficients
+        library.vocabulary_loss(
+            *(h, w, None, t, c, c, None, None, None, 1.0, 0.0, len(h), False, False, False, True, True, False)
+        )
 
 
 def trial(threads: int, deadline: float) -> dict[str, float]:
     """Return the milliseconds of a small loss's products by each way, the least of alternated rounds."""
-    three = [(a, b, a.new_empty(len(a), b.shape[1])) for a, b in _three(max(128, 64 * threads))]
-    (h, w, z), (rows, _) = three[0], three[0][0].shape
-    targets, c = torch.zeros(rows, dtype=torch.long, device="cpu"), torch.ones(rows, device="cpu")
-    w = w.T
-
-    def products(way: ProductChoice) -> None:
-        with fast_products(way):
-            for a, b, out in three:
-                torch.mm(a, b, out=out)
-                if out is z:
-                    torch.softmax(z, 1, out=z)
-
-    ways: dict[str, Any] = {f"{way}_ms": partial(products, _chosen(way, "trial")) for way in ("default", "onednn")}
-    if library := kernels():
-        loss = (h, w, None, targets, c, c, None, None, None, 1.0, 0.0, len(h), False, False, False, True, True, False)
-        ways["native_ms"] = partial(library.vocabulary_loss, *loss)
-    best, rounds, took = dict.fromkeys(ways, math.inf), 0, 0.0
+    loss = _SmallLoss(max(128, 64 * threads))
+    ways = {
+        "default_ms": partial(loss.multiply, _chosen("default", "trial")),
+        "onednn_ms": partial(loss.multiply, _chosen("onednn", "trial")),
+    }
+    library = kernels()
+    if library:
+        ways["native_ms"] = partial(loss.by_kernel, library)
+    best = dict.fromkeys(ways, math.inf)
+    rounds, round_seconds = 0, 0.0
     with torch.autocast("cpu", enabled=False), torch.no_grad():
-        while rounds < 3 or time.perf_counter() + took < deadline:
-            begin = time.perf_counter()
-            for name in list(ways)[:: 1 if rounds % 2 else -1]:
+        while rounds < 3 or time.perf_counter() + round_seconds < deadline:
+            round_start = time.perf_counter()
+            order = list(ways) if rounds % 2 else list(reversed(ways))
+            for name in order:
                 start = time.perf_counter()
                 ways[name]()
                 best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
-            rounds, took = rounds + 1, time.perf_counter() - begin
+            rounds, round_seconds = rounds + 1, time.perf_counter() - round_start
     return best
-
-
-# kernels compiled on this machine
-
-SOURCE = Path(__file__).with_name("kernels.cpp")
-# of the library's `instruction_sets()`, bit by bit; its functions are compiled for what they use and nothing else is
-INSTRUCTION_SETS = ("avx512", "avx512_vnni", "avx512_bf16")
-# libtorch_cpu by name: Python loads torch without showing its symbols to libraries that come later
-LINKED = ("-Wl,--no-as-needed", "-ltorch_cpu")
-FAST = ("-O3", "-falign-loops=64", "-fno-math-errno")
-OPTIONS = ("-std=c++20", *FAST, "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
-STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later ones keep
-DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file, after the library: what stands before them
-SWITCH = "TIEWISE_KERNELS"
-LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.tiewise_kernels.instruction_sets())"
-
-
-def kernels(needs: str = "avx512") -> Any | None:
-    """The library's operators; None without one, under TIEWISE_KERNELS=off, or where the processor lacks `needs`."""
-    found, has, _ = (None, 0, "") if _off() else _load()
-    return found if has >> INSTRUCTION_SETS.index(needs) & 1 else None
-
-
-def kernels_state(*, full: bool = True) -> str:
-    """Say whether kernels are used here; if `full`, which file, or why not, which no record of a run names."""
-    if _off():
-        return f"off: {SWITCH}=off"
-    _, has, said = _load()
-    if isinstance(said, str):
-        return f"none: {said}" if full else "none"
-    names = [name for bit, name in enumerate(INSTRUCTION_SETS) if has >> bit & 1]
-    return f"used: {said if full else said.stem} ({', '.join(names)})"
-
-
-def _off() -> bool:
-    said = os.environ.get(SWITCH, "auto")
-    if said not in ("auto", "off"):
-        raise RunError(f"{SWITCH}={said}", "set it to auto or off")
-    return said == "off"
-
-
-@cache
-def _load() -> tuple[Any, int, Path | str]:
-    """The operators, this processor's instruction sets as bits, and the library, or why none; once in a process."""
-    why = _unsuited()
-    if why:
-        return None, 0, why
-    try:
-        folder = cache_folder() / "kernels"
-        built = sorted(folder.glob(f"{_key()}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
-    except (OSError, RuntimeError) as error:  # no home, no right to look
-        return None, 0, str(error)
-    why = f"not built for this machine, torch {torch.__version__} and this tiewise; run `tiewise kernels build`"
-    for path in built:
-        if why := _untrusted(path):
-            continue
-        data = path.read_bytes()
-        if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:  # of a truncated one the process would die
-            why = f"{path} is damaged; run `tiewise kernels build`"
-            continue
-        found = torch.ops.tiewise_kernels
-        try:
-            if not hasattr(found, "instruction_sets"):  # a second library of these operators would end the process
-                torch.ops.load_library(str(path))
-        except OSError as error:
-            why = f"{path} does not load ({' '.join(str(error).split())}); run `tiewise kernels build`"
-            continue
-        return found, found.instruction_sets(), path
-    return None, 0, why
-
-
-def build() -> Path:
-    """Compile the kernels into the user's cache and see that they load; two builds at once do not disturb each other.
-
-    An UnsupportedError where this machine or torch has no use for them, a RunError where it cannot be done.
-    """
-    why = _unsuited()
-    if why:
-        raise UnsupportedError(f"no kernels for this machine: {why}", "the portable path is used, nothing is missing")
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        fix = "install g++ (apt install g++, dnf install gcc-c++) or name a compiler by CXX=…"
-        raise RunError(f"no C++ compiler {os.environ.get('CXX') or 'g++'} was found", fix)
-    elsewhere = "name another cache by XDG_CACHE_HOME=…"
-    try:
-        folder = cache_folder() / "kernels"
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:
-        raise RunError(f"no place for the kernels: {error}", elsewhere) from None
-    if why := _untrusted(folder):
-        raise RunError(why, f"correct that, or {elsewhere}")
-    version = hashlib.sha256(_run([compiler, "--version"], "the compiler does not run").encode()).hexdigest()[:8]
-    home = Path(torch.__file__).parent
-    places = [f"-I{home / 'include'}", f"-L{home / 'lib'}"]
-    path = folder / f"{_key()}-{version}.so"
-    try:
-        with written_whole(path) as made:
-            command = [compiler, *OPTIONS, STABLE, *places, str(SOURCE), "-o", str(made), *LINKED]
-            _run(command, "the kernels did not compile")
-            _run([sys.executable, "-c", LOAD, str(made)], "the compiled kernels do not load")
-            made.chmod(0o600)
-            library = made.read_bytes()
-            made.write_bytes(library + hashlib.sha256(library).digest())
-    except OSError as error:
-        raise RunError(f"the kernels could not be written: {error}", elsewhere) from None
-    return path
-
-
-def _unsuited() -> str:
-    """Why kernels are of no use here; empty where they are."""
-    system, machine = platform.system(), platform.machine()
-    if (system, machine) != ("Linux", "x86_64"):
-        return f"they are written for Linux on x86_64, not for {system} on {machine}"
-    if not processor() >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}:
-        return "this processor has no AVX-512"
-    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
-        return f"they need torch 2.10, not {torch.__version__}"
-    return ""
-
-
-@cache
-def processor() -> frozenset[str]:
-    """Return this processor's instruction sets as Linux names them; no other flags, which an update may change."""
-    try:
-        line = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return frozenset()
-    return frozenset(re.findall(r"\b(?:amx|avx|fma|f16c|bmi)\w*", line[1] if line else ""))
-
-
-def _key() -> str:
-    """What a library is made from and for, but for the compiler, which a machine may lack that has the library."""
-    parts = "\0".join((*OPTIONS, STABLE, torch.__version__, *sorted(processor())))
-    return hashlib.sha256(SOURCE.read_bytes() + b"\0" + parts.encode()).hexdigest()[:24]
-
-
-def _untrusted(path: Path) -> str:
-    """Who but the user might have written what lies at `path`; empty where nobody."""
-    for place in (path := path.resolve(), *path.parents):
-        about = place.stat()
-        others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        sticky = place.is_dir() and about.st_mode & stat.S_ISVTX  # as /tmp: others write there, but not over ours
-        if about.st_uid not in (0, os.getuid()):
-            return f"{place} belongs to another user, and code from there is not run"
-        if others and not (sticky and place != path):
-            return f"{place} can be written by other users, and code from there is not run (chmod go-w)"
-    return ""
-
-
-def _run(command: list[str], what: str) -> str:
-    """Standard output of a command; raises RunError with the first line that it complains in."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit {done.returncode}"]
-        worst = next((line for line in lines if "error:" in line.lower()), lines[-1])
-        raise RunError(f"{what}: {worst.strip()}", "the portable path is used meanwhile; try another compiler by CXX=…")
-    return done.stdout

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from tiewise.boundary.ops import chunked, devices
 from tiewise.boundary.ops.chunk_products import WIDENED, Gradients
-from tiewise.boundary.ops.fast_products import kernels, processor, product_choice
+from tiewise.boundary.ops.compiled_kernels import kernels, processor
+from tiewise.boundary.ops.fast_products import product_choice
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions, chunk_rows
 

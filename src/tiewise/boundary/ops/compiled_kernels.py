@@ -1,0 +1,256 @@
+"""Kernels for this CPU: compiled into the user's cache, and loaded from there and nowhere else.
+
+`kernels.cpp` is compiled by `tiewise kernels build`, never in a call, against the part of torch's C++ interface that is
+stable between versions. The library is stored in the user's cache under a key of what it was made from and for (source,
+options, torch, processor) and the compiler. A library that is missing, damaged, or for another machine is left alone,
+and the portable path computes the same. It is code that we run: it is loaded only from a file of the user (or root)
+that nobody else may write, in folders for which the same is true up to the root, as ssh checks its keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tiewise.core.errors import RunError, UnsupportedError
+from tiewise.core.files import cache_folder, written_whole
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+# of the library's `instruction_sets()`, bit by bit; its functions are compiled for what they use and nothing else is
+INSTRUCTION_SETS = ("avx512", "avx512_vnni", "avx512_bf16")
+# libtorch_cpu by name: Python loads torch without showing its symbols to libraries that come later
+LINKED = ("-Wl,--no-as-needed", "-ltorch_cpu")
+FAST = ("-O3", "-falign-loops=64", "-fno-math-errno")
+OPTIONS = ("-std=c++20", *FAST, "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
+STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later ones keep
+DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file: the digest of all before them
+SWITCH = "TIEWISE_KERNELS"
+ELSEWHERE = "name another cache by XDG_CACHE_HOME=…"
+LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.tiewise_kernels.instruction_sets())"
+
+
+def kernels(needs: str = "avx512") -> Any | None:
+    """Return the library's operators.
+
+    None without a library, under TIEWISE_KERNELS=off, or where the processor lacks `needs`.
+    """
+    if _is_off():
+        return None
+    library = _load()
+    if needs not in library.instruction_sets:
+        return None
+    return library.operators
+
+
+def kernels_state(*, full: bool = True) -> str:
+    """Say whether kernels are used here; if `full`, which file, or why not, which no record of a run names."""
+    if _is_off():
+        return f"off: {SWITCH}=off"
+    library = _load()
+    if library.path is None:
+        return f"none: {library.missing}" if full else "none"
+    file = library.path if full else library.path.stem
+    return f"used: {file} ({', '.join(library.instruction_sets)})"
+
+
+def _is_off() -> bool:
+    """Return whether the environment switches kernels off; RunError for another value."""
+    value = os.environ.get(SWITCH, "auto")
+    if value not in ("auto", "off"):
+        raise RunError(f"{SWITCH}={value}", "set it to auto or off")
+    return value == "off"
+
+
+# loading
+
+
+@dataclass(frozen=True)
+class _Library:
+    """A loaded library, or why there is none."""
+
+    operators: Any | None = None
+    instruction_sets: tuple[str, ...] = ()  # of INSTRUCTION_SETS, those of this processor
+    path: Path | None = None
+    missing: str = ""  # why there is none
+
+
+@cache
+def _load() -> _Library:
+    """Load the newest library that may be used, once in a process."""
+    missing = _unsuited()
+    if missing:
+        return _Library(missing=missing)
+    try:
+        folder = cache_folder() / "kernels"
+        built = sorted(folder.glob(f"{_key()}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except (OSError, RuntimeError) as error:  # no home, no right to look
+        return _Library(missing=str(error))
+    missing = f"not built for this machine, torch {torch.__version__} and this tiewise; run `tiewise kernels build`"
+    for path in built:
+        missing = _refusal(path) or _load_failure(path)
+        if not missing:
+            operators = torch.ops.tiewise_kernels
+            return _Library(operators, _names_of_bits(operators.instruction_sets()), path)
+    return _Library(missing=missing)
+
+
+def _names_of_bits(bits: int) -> tuple[str, ...]:
+    """Return the names of instruction sets whose bits are set."""
+    return tuple(name for bit, name in enumerate(INSTRUCTION_SETS) if bits >> bit & 1)
+
+
+def _refusal(path: Path) -> str:
+    """Return why a library may not be loaded; empty where it may."""
+    untrusted = _untrusted(path)
+    if untrusted:
+        return untrusted
+    data = path.read_bytes()
+    if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:  # of a truncated one the process would die
+        return f"{path} is damaged; run `tiewise kernels build`"
+    return ""
+
+
+def _load_failure(path: Path) -> str:
+    """Load a library, and return why that failed; empty where its operators are there."""
+    if hasattr(torch.ops.tiewise_kernels, "instruction_sets"):
+        return ""  # a second library of these operators would end the process
+    load_library: Callable[[str], None] = torch.ops.load_library
+    try:
+        load_library(str(path))
+    except OSError as error:
+        return f"{path} does not load ({' '.join(str(error).split())}); run `tiewise kernels build`"
+    return ""
+
+
+# building
+
+
+def build() -> Path:
+    """Compile the kernels into the user's cache and see that they load; two builds at once do not disturb each other.
+
+    An UnsupportedError where this machine or torch has no use for them, a RunError where it cannot be done.
+    """
+    unsuited = _unsuited()
+    if unsuited:
+        fix = "the portable path is used, nothing is missing"
+        raise UnsupportedError(f"no kernels for this machine: {unsuited}", fix)
+    compiler = _compiler()
+    folder = _prepared_folder()
+    version = _run([compiler, "--version"], "the compiler does not run")
+    path = folder / f"{_key()}-{hashlib.sha256(version.encode()).hexdigest()[:8]}.so"
+    try:
+        with written_whole(path) as unfinished:
+            _compile(compiler, unfinished)
+    except OSError as error:
+        raise RunError(f"the kernels could not be written: {error}", ELSEWHERE) from None
+    return path
+
+
+def _compiler() -> str:
+    """Return the path of the C++ compiler; RunError without one."""
+    name = os.environ.get("CXX") or "g++"
+    compiler = shutil.which(name)
+    if compiler is None:
+        fix = "install g++ (apt install g++, dnf install gcc-c++) or name a compiler by CXX=…"
+        raise RunError(f"no C++ compiler {name} was found", fix)
+    return compiler
+
+
+def _prepared_folder() -> Path:
+    """Make the folder of libraries where it is missing; RunError where others may write there."""
+    try:
+        folder = cache_folder() / "kernels"
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise RunError(f"no place for the kernels: {error}", ELSEWHERE) from None
+    untrusted = _untrusted(folder)
+    if untrusted:
+        raise RunError(untrusted, f"correct that, or {ELSEWHERE}")
+    return folder
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile the library to `path`, load it in another process, and append its digest."""
+    home = Path(torch.__file__).parent
+    places = [f"-I{home / 'include'}", f"-L{home / 'lib'}"]
+    command = [compiler, *OPTIONS, STABLE, *places, str(SOURCE), "-o", str(path), *LINKED]
+    _run(command, "the kernels did not compile")
+    _run([sys.executable, "-c", LOAD, str(path)], "the compiled kernels do not load")
+    path.chmod(0o600)
+    library = path.read_bytes()
+    path.write_bytes(library + hashlib.sha256(library).digest())
+
+
+def _unsuited() -> str:
+    """Return why kernels are of no use here; empty where they are."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        return f"they are written for Linux on x86_64, not for {system} on {machine}"
+    if not processor() >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}:
+        return "this processor has no AVX-512"
+    major, minor, *_ = re.findall(r"\d+", torch.__version__)
+    if (int(major), int(minor)) < (2, 10):
+        return f"they need torch 2.10, not {torch.__version__}"
+    return ""
+
+
+@cache
+def processor() -> frozenset[str]:
+    """Return this processor's instruction sets as Linux names them; no other flags, which an update may change."""
+    try:
+        line = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return frozenset()
+    if line is None:
+        return frozenset()
+    return frozenset(re.findall(r"\b(?:amx|avx|fma|f16c|bmi)\w*", line[1]))
+
+
+def _key() -> str:
+    """Return the key of what a library is made from and for.
+
+    The compiler is not in it: a machine that has the library may lack it.
+    """
+    parts = "\0".join((*OPTIONS, STABLE, torch.__version__, *sorted(processor())))
+    return hashlib.sha256(SOURCE.read_bytes() + b"\0" + parts.encode()).hexdigest()[:24]
+
+
+def _untrusted(path: Path) -> str:
+    """Return which other user might have written the file or folder at `path`; empty where nobody."""
+    path = path.resolve()
+    for place in (path, *path.parents):
+        status = place.stat()
+        if status.st_uid not in (0, os.getuid()):
+            return f"{place} belongs to another user, and code from there is not run"
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_open and not (place != path and _is_sticky(place, status)):
+            return f"{place} can be written by other users, and code from there is not run (chmod go-w)"
+    return ""
+
+
+def _is_sticky(place: Path, status: os.stat_result) -> bool:
+    """Return whether others may write in a folder, but not over our files, as in /tmp."""
+    return place.is_dir() and bool(status.st_mode & stat.S_ISVTX)
+
+
+def _run(command: list[str], what: str) -> str:
+    """Return a command's standard output; RunError with the first line that names an error."""
+    finished = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if finished.returncode:
+        lines = [line for line in finished.stderr.splitlines() if line.strip()] or [f"exit {finished.returncode}"]
+        worst = next((line for line in lines if "error:" in line.lower()), lines[-1])
+        raise RunError(f"{what}: {worst.strip()}", "the portable path is used meanwhile; try another compiler by CXX=…")
+    return finished.stdout
