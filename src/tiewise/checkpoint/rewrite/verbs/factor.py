@@ -78,9 +78,7 @@ def factor(
     named = _named_class(facts)
     if text is not None:
         counts = count_tokens(facts.path, Path(text))
-    groups: list[TokenGroup] = []
-    if counts is not None:
-        groups = _groups(read_counts(counts, ends.input.rows))
+    groups = _groups(counts, ends.input.rows)
     widest = max(table.shape[1] for table in ends.tables)
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
@@ -157,9 +155,16 @@ class TokenGroup:
     mask: NDArray[np.bool_]  # [V]
 
 
-def _groups(counts: NDArray[np.float64]) -> list[TokenGroup]:
-    """Return the tokens by decades of their counts [V], without empty groups."""
-    bins = bin_of(counts)
+def _groups(counts: Any, rows: int) -> list[TokenGroup]:
+    """Return the tokens by decades of their counts, without empty groups; none without counts.
+
+    Args:
+        counts: numbers, or a file of them, as in `read_counts`; None without any.
+        rows: number of tokens.
+    """
+    if counts is None:
+        return []
+    bins = bin_of(read_counts(counts, rows))
     groups = [TokenGroup(label, bins == number) for number, label in enumerate(BINS)]
     return [group for group in groups if group.mask.any()]
 

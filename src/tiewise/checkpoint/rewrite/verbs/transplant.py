@@ -152,17 +152,14 @@ def transplant(
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     if not recipe.shared:
         raise CheckpointError(f"{new_folder.path}: no token writes what one of {facts.path} does", "choose another")
-    notes = list(forced)
-    tokens = f"{recipe.shared:,} of {len(new.pieces):,} tokens"
-    notes.append(f"{tokens} are in both vocabularies and keep their rows bit for bit")
+    notes = [*forced, _note_on_shared(recipe, new)]
     if donor is not None:
         notes.append(_mix_by_donor(recipe, new, open_folder(donor), atoms))
     notes += _mix_by_spelling(recipe, old, new)
     notes += _notes_on_rest(recipe, new)
 
     configs = _renamed_configs(facts, recipe, new)
-    if configs.lost:
-        notes.append(f"{', '.join(sorted(configs.lost))}: null now, for the new vocabulary has no such token")
+    notes += configs.notes()
     texts = new_folder.read(*TOKENIZER_FILES) | configs.texts
     old_files = frozenset(name for name in TOKENIZER_FILES if facts.folder.has(name))
     return Change(
@@ -267,6 +264,12 @@ def spelled(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
     return tokens
 
 
+def _note_on_shared(recipe: Recipe, new: TokenBytes) -> str:
+    """Say how many tokens keep their rows."""
+    tokens = f"{recipe.shared:,} of {len(new.pieces):,} tokens"
+    return f"{tokens} are in both vocabularies and keep their rows bit for bit"
+
+
 def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
     """Return notes on new rows that are neither copied nor mixed."""
     notes = []
@@ -325,6 +328,12 @@ class RenamedConfigs:
     config: dict[str, Any]  # {dotted path: new value} of config.json
     texts: dict[str, bytes]  # {file: new content} of other files
     lost: set[str]  # dotted paths that have no token any more
+
+    def notes(self) -> list[str]:
+        """Return a note on the paths that have no token any more, if there are any."""
+        if not self.lost:
+            return []
+        return [f"{', '.join(sorted(self.lost))}: null now, for the new vocabulary has no such token"]
 
 
 def _renamed_configs(facts: Facts, recipe: Recipe, new: TokenBytes) -> RenamedConfigs:

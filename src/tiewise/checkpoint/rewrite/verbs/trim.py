@@ -85,9 +85,7 @@ def trim(
     notes = [_note_on_rows(result, must)]
     if text is not None:
         notes.append(_note_on_text(result, use.counts, text))
-    if use.early_counts and use.last_pieces:
-        early_choice = choose_tokens(words, must, use.early_counts, size)
-        notes.append(cost_on_text(words, early_choice, use.last_pieces))
+    notes += _notes_on_cost(words, must, use, size)
     notes += _notes_on_other_tokenizers(result)
     texts = result.texts()
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
@@ -237,6 +235,17 @@ def _note_on_text(result: _Trimmed, counts: Counter[int], text: str | os.PathLik
     decode = result.words.engine.decode
     listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:SHOWN])
     return f"{short(text)}: {share:.2%} of its tokens are gone, most often {short(listed, 200)}"
+
+
+def _notes_on_cost(words: TokenizerFile, must: set[int], use: TextUse, size: int | None) -> list[str]:
+    """Return a note on the tokens that the end of a text takes more, if the text is long enough.
+
+    The tokens that stay are chosen for this by the rest of the text alone.
+    """
+    if not use.early_counts or not use.last_pieces:
+        return []
+    early_choice = choose_tokens(words, must, use.early_counts, size)
+    return [cost_on_text(words, early_choice, use.last_pieces)]
 
 
 def _notes_on_other_tokenizers(result: _Trimmed) -> list[str]:
