@@ -224,7 +224,7 @@ class TokenizerFile:
     def _last_parts(self, token: int) -> tuple[int, ...]:
         """Return the two tokens that BPE joins last to this one.
 
-        None if BPE does not make it of letters, and for the other kinds of models.
+        There are none if BPE does not make it of letters, and in the other kinds of models.
         """
         if self.kind != BPE:
             return ()
@@ -232,7 +232,8 @@ class TokenizerFile:
         parts: tuple[int, ...] = ()
         no_merge = (math.inf, -1)
         while len(symbols) > 1:
-            (_, merged), at = min((self._ranks.get(pair, no_merge), at) for at, pair in enumerate(pairwise(symbols)))
+            merges = [(self._ranks.get(pair, no_merge), at) for at, pair in enumerate(pairwise(symbols))]
+            (_, merged), at = min(merges)  # of the lowest rank, and of two such the first
             if merged < 0:
                 return ()
             parts = (symbols[at], symbols[at + 1])

@@ -343,7 +343,8 @@ class ModuleUpdate:
     def _lengths(self, base: Stored, is_turned: bool) -> Stored | None:
         """Return the lengths of rows that DoRA trained, None without DoRA."""
         length = self.parts.get("lora_magnitude_vector")
-        if (length is None) is bool(self.adapter.config.get("use_dora")):
+        has_lengths, uses_dora = length is not None, bool(self.adapter.config.get("use_dora"))
+        if has_lengths != uses_dora:
             raise self.error(DORA_CONTRADICTION)
         if length is None:
             return None
