@@ -9,11 +9,15 @@ import pytest
 import torch
 from parallel_ranks import CASES
 from tiny_models import batch, build
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiewise.boundary.install import install
 from tiewise.boundary.saved import link_of
+from tiewise.boundary.sharded_tables import require_same_tables
 from tiewise.boundary.watch import _digest, _Watch
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec
 
 _PROCESSES = Path(__file__).with_name("parallel_ranks.py")
 
@@ -68,3 +72,10 @@ def test_the_watch_of_a_step_does_not_wait_for_the_device():
         assert int(watched.digest) == int(_digest(model.lm_head.weight.detach()))  # no step was taken
     finally:
         watched.stop()
+
+
+def test_sharded_tables_take_no_schedule():
+    model, has = nn.Linear(2, 2), BoundarySpec.parse("untied")
+    with pytest.raises(SpecError, match="changes during training"):
+        require_same_tables(model, BoundarySpec.parse("untied+tie_at=5"), has, changed=False, verified=False)
+    require_same_tables(model, has, has, changed=False, verified=False)

@@ -19,6 +19,7 @@ import yaml
 from cli_tiny import TINY, refused, write_text
 from launched import PATIENCE, curves, ended, free_port, launch, trains, until
 
+from tiewise.cli.train_command import _TrainingCommand
 from tiewise.core.errors import RunError, progress
 from tiewise.training import launchers, remote_worker
 from tiewise.training.folder import locked
@@ -289,3 +290,14 @@ def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_
     os.kill(killed.process.pid, signal.SIGKILL)
     assert list(task) == [("lost", "was ended by SIGKILL")]
     assert remote_worker._idle == {}
+
+
+def test_a_stopped_element_names_the_command_that_resumes_it(tmp_path):
+    parameters = {"out": tmp_path / "a run", "resume": True}
+    whole = _TrainingCommand("compare", parameters)
+    one = _TrainingCommand("compare", {**parameters, "element": 3})
+    by_ray = _TrainingCommand("compare", {**parameters, "launcher": "ray"})
+    resumed = f"tiewise compare --out '{tmp_path}/a run' --resume"
+    assert whole._resume_command() == resumed
+    assert one._resume_command() == f"{resumed} --element 3"
+    assert by_ray._resume_command() == f"{resumed} --launcher ray"

@@ -123,6 +123,24 @@ def test_every_way_to_store_a_tensor(tmp_path):
         np.testing.assert_array_equal(facts.tensors[name].read(), values)
 
 
+# bits of an element by the number of its type in onnx.proto (TensorProto.DataType)
+ELEMENT_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128}
+ELEMENT_BITS |= {16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4}
+
+
+@pytest.mark.parametrize("kind", ELEMENT_BITS)
+def test_a_tensor_has_the_bytes_that_its_type_needs(tmp_path, kind):
+    nbytes = 15 * ELEMENT_BITS[kind] // 8 + (ELEMENT_BITS[kind] == 4)  # half a byte is rounded up
+    for off, is_right in ((0, True), (-1, False), (1, False)):
+        tensor = initialiser("odd", dims=(3, 5), kind=kind, extra=piece(9, b"\1" * (nbytes + off)))
+        path = written(tmp_path / str(off), made(held=[tensor]))
+        if is_right:
+            assert read_onnx(path).tensors["odd"].nbytes == nbytes
+        else:
+            with pytest.raises(CheckpointError, match=rf"the tensor odd has {nbytes + off} bytes.*needs {nbytes};"):
+                read_onnx(path)
+
+
 INSIDE = graph([LOOKUP, INNER, HEAD], [initialiser("embed", TABLE)], inputs=(), outputs=("logits",))
 NESTED = node("If", ["yes"], ["out"], [piece(1, "then_branch") + piece(6, INSIDE) + number(20, 5)])
 POSITIONS = [node("Gather", ["wpe", "position_ids"], ["p"]), node("Gather", ["far", "steps"], ["q"])]

@@ -192,6 +192,14 @@ def test_closer_names_the_table_that_it_was_made_from():
     assert {toward(lean.difference) for lean in same} == {"neither"}
 
 
+def test_a_table_of_equal_rows_fills_no_direction():
+    _, b = tables()
+    found = align(np.ones((400, 12)), b, one_vocabulary(400, 400), AlignSettings(**QUICK))
+    alike, spread = found.spectra
+    assert (alike.participation, alike.mean_share) == (0, 1)
+    assert spread.participation > 1
+
+
 def test_zero_rows_are_counted_and_can_be_left_out():
     a, b = tables()
     a[:3] = 0
