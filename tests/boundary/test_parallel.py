@@ -16,7 +16,7 @@ from tiewise.boundary.install import install
 from tiewise.boundary.saved import link_of
 from tiewise.boundary.sharded_tables import require_same_tables
 from tiewise.boundary.watch import _digest, _Watch
-from tiewise.core.errors import SpecError
+from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
 
 _PROCESSES = Path(__file__).with_name("parallel_ranks.py")
@@ -78,4 +78,5 @@ def test_sharded_tables_take_no_schedule():
     model, has = nn.Linear(2, 2), BoundarySpec.parse("untied")
     with pytest.raises(SpecError, match="changes during training"):
         require_same_tables(model, BoundarySpec.parse("untied+tie_at=5"), has, changed=False, verified=False)
-    require_same_tables(model, has, has, changed=False, verified=False)
+    with pytest.raises(InstallError, match="has untied tables that are sharded, and tied would change them"):
+        require_same_tables(model, BoundarySpec.parse("tied"), has, changed=False, verified=False)
