@@ -8,7 +8,8 @@ from tests.report.opened_page import EVIL, Page, Visit, browser, pytestmark  # n
 from tests.training.study.planted_study import AXES, gain, planted
 
 from tiewise.report.sweep_answer import answer, turns
-from tiewise.report.sweep_page import by_rank, curves, fitted, render, sign_maps, table, write_sweep
+from tiewise.report.sweep_page import by_rank, curves, render, sign_maps, table, write_sweep
+from tiewise.report.sweep_surface import fitted
 from tiewise.training.study.grid import StudyGrid
 
 RANKS = ("untied", "tied", "factored:8", "factored:16")

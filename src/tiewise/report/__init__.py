@@ -1,4 +1,4 @@
-"""What a reader sees: terminal and pages, made of the same `Found`s (`tiewise.core.found`).
+"""Views for a reader: terminal and pages, made of the same `Found`s (`tiewise.core.found`).
 
 - `faces`, `figures`: sentences, tables and figures of any `Found`.
 - `sheet`: the one page, a template that escapes by itself.

@@ -1,4 +1,4 @@
-"""Findings of a comparison, once for terminal, page and notebook: the verdict, and a `Found` of every arm.
+"""Findings of a comparison for terminal, page and notebook: a verdict, and each arm's `Found`.
 
 `comparison_view` is the terminal's view of it; `training_curves` has what changes during training, and
 `comparison_page` is the page.
@@ -37,12 +37,12 @@ SHARES_NOTE = (
 
 
 def demo_banner(is_demo: bool) -> str:
-    """Return the line over a page whose text is a demo corpus; "" for any other text."""
+    """Return the line over a page about a demo corpus; "" for any other text."""
     return DEMO.capitalize() if is_demo else ""
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return the comparison as a sentence: arms that are better or worse than the reference, and the others.
+    """Return a sentence about arms that are better or worse than the reference, and the others.
 
     `finding` says the same arm by arm, with every number.
     """
@@ -129,7 +129,7 @@ def share_difference(comparison: Comparison, arm: str, name: str) -> Quantity | 
 
 
 def difference(d: Difference | None) -> Quantity:
-    """Return a paired difference as a quantity; one pair has no interval, and None has no value."""
+    """Return a paired difference as a quantity. One pair has no interval, and None has no value."""
     if d is None:
         return Quantity("", math.nan)
     low = high = math.nan

@@ -112,7 +112,7 @@ def _direct_path_section(comparison: Comparison) -> PageSection:
 
 
 def _starting_point(comparison: Comparison) -> PageSection:
-    """Return the first loss and settings of each arm's first run, and all trials that chose the settings."""
+    """Return the first loss and settings of each arm's first run, and all tuning trials."""
     chosen = ["arm", "init std", "learning rate"]
     starts = []
     for arm, run in comparison_found.first_runs(comparison).items():

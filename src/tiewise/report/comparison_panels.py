@@ -69,9 +69,9 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
 
 
 def paired_differences(comparison: Comparison) -> list[Panel]:
-    """Return a forest plot of losses minus the reference's with 95 % intervals, a row for each arm and loss.
+    """Return a forest plot of losses minus the reference's, a row for each arm and loss.
 
-    Bits per byte are in its table alone.
+    It shows 95 % intervals. Bits per byte are in its table alone.
     """
     if not comparison.differences:
         return []
@@ -145,35 +145,27 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
 
 
 def _frequency_table(comparison: Comparison) -> Listing:
-    """Return a row for each bin of frequency: each arm's mean nll over seeds, then differences to the reference."""
-    arms, others = comparison.arms, comparison.arms[1:]
+    """Return a row for each bin: each arm's mean nll, then the differences to the reference."""
     tokens_of_bins: dict[str, int] = {}
+    nlls: dict[tuple[str, str], list[float]] = {}  # (arm, bin) → nll of each run
     for run in comparison.runs:
-        tokens_of_bins.update({of_bin.label: of_bin.tokens for of_bin in run.frequency})
+        for of_bin in run.frequency:
+            tokens_of_bins[of_bin.label] = of_bin.tokens
+            if of_bin.nll is not None:
+                nlls.setdefault((run.arm, of_bin.label), []).append(of_bin.nll)
+    means = {place: plain(statistics.fmean(of_runs)) for place, of_runs in nlls.items()}
+    arms, others = comparison.arms, comparison.arms[1:]
     rows = []
     for label, tokens in tokens_of_bins.items():
         row = [label, count(tokens)]
-        row += [plain(_mean_nll_in_bin(comparison, arm, label)) for arm in arms]
-        row += [_difference_in_bin(comparison, arm, label) for arm in others]
+        row += [means.get((arm, label), NONE) for arm in arms]
+        for arm in others:
+            difference = comparison.difference(arm, f"{BIN}{label}")
+            row.append(str(comparison_found.difference(difference)))
         rows.append(row)
     header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in others]
     return Listing("", header, rows)
-
-
-def _mean_nll_in_bin(comparison: Comparison, arm: str, label: str) -> float | None:
-    """Return the mean nll in one bin of frequency over the runs of an arm. None if no run has one."""
-    nlls: list[float] = []
-    for run in comparison.of(arm):
-        nlls += [of_bin.nll for of_bin in run.frequency if of_bin.label == label and of_bin.nll is not None]
-    if not nlls:
-        return None
-    return statistics.fmean(nlls)
-
-
-def _difference_in_bin(comparison: Comparison, arm: str, label: str) -> str:
-    """Return the difference to the reference in one bin of frequency, a dash if there is none."""
-    return str(comparison_found.difference(comparison.difference(arm, f"{BIN}{label}")))
 
 
 def share_panels(comparison: Comparison) -> list[Panel]:
@@ -207,7 +199,10 @@ def _share_panel(comparison: Comparison, name: str) -> Panel | None:
 
 
 def parameter_panels(comparison: Comparison) -> list[Panel]:
-    """Return unique parameters of every arm by component, and of ALBERTs the bytes of a training step, as counted."""
+    """Return unique parameters of every arm by component.
+
+    ALBERTs have a second figure: the bytes of a training step, as counted.
+    """
     runs = comparison_found.first_runs(comparison)
     if not runs:
         return []
@@ -238,7 +233,7 @@ def _training_memory(runs: Mapping[str, RunResult]) -> dict[str, dict[str, int]]
 
 
 def direct_path_panels(comparison: Comparison) -> list[Panel]:
-    """Return a heat map for each arm: logits of next tokens by the lookup alone, multiplied by the head.
+    """Return a heat map for each arm: next-token logits of the lookup times the head.
 
     All are on one colour scale, which reaches to the largest value off any diagonal: a tied table's holds squared
     norms that would drown the rest.

@@ -1,4 +1,4 @@
-"""Quantities as dots with their intervals: a row for each name and a dot for each model."""
+"""Quantities as dots with intervals: a row for each name and a dot for each model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _DotPlot:
         )
 
     def add_level_lines(self) -> None:
-        """Add a vertical line at zero, or in a forest at each value that no effect gives."""
+        """Add a vertical line at zero, or in a forest at each no-effect value."""
         if self.units == ["probability"]:  # its axis is logarithmic and has no 0
             return
         levels = {0.0}
@@ -110,7 +110,7 @@ class _DotPlot:
         self.figure.update_traces(error_x_thickness=1.6, error_x_width=4)
 
     def _add_model(self, label: str, look: Style, offset: float) -> None:
-        """Add the dots of one model with their intervals, `offset` rows below the middle of their rows."""
+        """Add the dots of one model with their intervals, `offset` rows below the rows' middle."""
         x, y, symbols, hover_texts = [], [], [], []
         below, above = [], []  # lengths of the intervals' sides
         has_interval = False
@@ -142,13 +142,13 @@ class _DotPlot:
         )
 
     def _symbol(self, quantity: Quantity, look: Style) -> str:
-        """Return the marker of a quantity: hollow in a forest, if it is not the main one."""
+        """Return the marker of a quantity. In a forest, all but the main ones are hollow."""
         if self.is_forest and not quantity.main:
             return f"{look.marker}-open"
         return look.marker
 
     def arrange(self, title: str) -> None:
-        """Set title and height, write the rows' names, and scale the axis of values by its unit."""
+        """Set title and height, write the rows' names, and scale the axis of values."""
         row_height, share_format = ROW_HEIGHT, ".0%"
         if self.is_forest:
             row_height, share_format = FOREST_ROW_HEIGHT, ".1~%"
@@ -164,7 +164,7 @@ class _DotPlot:
 
 
 def _length(length: float) -> float:
-    """Return the length of one side of an interval; 0 of one that has no end, which is NaN."""
+    """Return the length of one side of an interval. NaN, a side without an end, becomes 0."""
     if math.isnan(length):
         return 0.0
     return length

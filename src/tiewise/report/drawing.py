@@ -1,4 +1,4 @@
-"""What all figures share: a style for each arm or model, markers, labels of tokens, titles and margins.
+"""Parts of all figures: a style for each arm or model, markers, token labels, titles, margins.
 
 Whatever is compared keeps its colour (`core/found.py`), dash and marker through all figures, in both themes.
 """
@@ -61,5 +61,5 @@ def marker(colour: str, size: float, symbol: str | Sequence[str] = "circle", wid
 
 
 def token_label(token: str) -> str:
-    """Return a token as plotly text: visible, and with its markup escaped (a quote is no markup to plotly)."""
+    """Return a token as plotly text: visible and escaped. A quote is no markup to plotly."""
     return html.escape(visible(token), quote=False)

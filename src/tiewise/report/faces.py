@@ -81,7 +81,7 @@ def evidence(found: TieOrNot) -> Listing:
 
 
 def title(name: str) -> str:
-    """Return a section's title: its question, or its name if it needs a package that is not installed."""
+    """Return a section's question, or its name if its package is not installed."""
     if name not in SECTIONS:
         return name
     return SECTIONS[name].asks
@@ -110,7 +110,7 @@ def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Li
 
 
 def numbers(found: Mapping[str, Found]) -> Listing:
-    """Return a row for each quantity that the summary leaves out, and a column for each model."""
+    """Return a row for each quantity outside of the summary, and a column for each model."""
     values: dict[str, dict[str, str]] = {}
     for label, one in found.items():
         for q in one.quantities:
@@ -141,7 +141,7 @@ def listings(found: Mapping[str, Found]) -> Iterator[Listing]:
 
 
 def notes(section: SectionFound) -> list[str]:
-    """Return the notes of a section, each once with its models, and the models that it leaves out.
+    """Return each note of a section once with its models, and the models left out.
 
     A section without any finding has none: `absent` has its reasons.
     """
@@ -238,7 +238,7 @@ def _verdict_parts(decision: TieOrNot, models: Sequence[str]) -> Iterator[Render
 
 
 def _subject_lines(subjects: Sequence[Subject]) -> Iterator[Text]:
-    """Yield the models' names with their folders, or in one line the arms of a comparison with its folder."""
+    """Yield the models with their folders, or in one line a comparison's arms with its folder."""
     run = subjects[0].run
     if run is not None:
         yield Text.assemble((", ".join(subject.label for subject in subjects), "bold"), (f"  {run}", "dim"))

@@ -1,4 +1,4 @@
-"""All figures that a section's `Found` has to show, each a `Panel`: how to read it, and its numbers as a table.
+"""Figures of a section's `Found`, each a `Panel` with a caption and a table.
 
 dot_plot, line_plot                    of quantities and of curves
 stacked_plot, heat_map, token_plane    of parts that add up, of a grid, of points

@@ -93,7 +93,7 @@ class _HeatMap:
             axis.update(showgrid=False, zeroline=False, tickfont_size=11)
 
     def mark_empty_cells(self) -> None:
-        """Mark every cell without a number with a cross, or with its text if the grid has texts."""
+        """Mark every cell without a number by its text, or by a cross without texts."""
         x, y = [], []
         for i, row in enumerate(self.values):
             for j, value in enumerate(row):

@@ -1,4 +1,4 @@
-"""The page of an inspection: the verdict, then an answer, a table and figures for each section."""
+"""The page of an inspection: the verdict, then answer, table and figures of each section."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], com
 
 
 def inspection_page(inspection: Inspection, command: str) -> str:
-    """Return the page as text: the verdict, what can decide, then every section that has a finding."""
+    """Return the page as text: the verdict, what can decide, then every section with a finding."""
     models = [subject.label for subject in inspection.subjects]
     evidence = inspection.evidence
     decisive = faces.deciding(evidence, models)

@@ -1,4 +1,4 @@
-"""Curves of one name as one figure: a colour for each model, a dash for each of its lines, bands for intervals."""
+"""Curves of one name as a figure: a colour per model, a dash per line."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _add_curves(figure: go.Figure, curves: Sequence[Curve], looks: Mapping[str, 
 
 
 def _drawable(curve: Curve, values: Sequence[float]) -> list[float]:
-    """Return values as an axis of the curve can show them: on one of orders of magnitude all are above 0."""
+    """Return values as the curve's axis can show them: above 0 if it is logarithmic."""
     if not curve.log:
         return list(values)
     return [max(value, LOWEST) for value in values]
@@ -158,7 +158,7 @@ def _table(curves: Sequence[Curve], x: Sequence[float], digits: int | None) -> L
 
 
 def _thinned(x: Sequence[float]) -> Sequence[float]:
-    """Return at most `MOST_ROWS` + 1 of these, about as many for each doubling of their place."""
+    """Return at most `MOST_ROWS` + 1 of these, about as many for each doubling."""
     if len(x) <= MOST_ROWS:
         return x
     indices = {round(len(x) ** (k / MOST_ROWS)) - 1 for k in range(MOST_ROWS + 1)}

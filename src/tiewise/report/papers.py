@@ -41,7 +41,7 @@ class _ArmFigure:
         return self.figure.status == UNCERTAIN
 
     def has_setting(self, recipe: str, changed: Sequence[str]) -> bool:
-        """Return True if the figure is a perplexity of this recipe and arm, with these settings changed."""
+        """Return True for a perplexity of this recipe and arm, with these settings changed."""
         figure = self.figure
         if not figure.metric.endswith(METRIC):
             return False
@@ -73,7 +73,7 @@ def beside_figures(
     if uncertain:
         return [_uncertain_sentence(recipe, uncertain)], table
     if not certain:
-        return [_none_known(recipe, changed)], table
+        return [_no_figure_sentence(recipe, changed)], table
     sentences = [f"Test perplexity per word, <eos> counted. Figures: {_sources(certain)}."]
     if text is None:
         sentences.append(f"Another text ({words:,} words, vocabulary {vocab:,}): only differences of arms compare.")
@@ -91,7 +91,7 @@ def _matches(recipe: str, changed: Sequence[str], arms: Iterable[str], text: str
 
 
 def _figure_rows(matches: Iterable[_ArmFigure], perplexities: Mapping[str, Sequence[float]]) -> list[list[str]]:
-    """Return a row for each arm and text: figures of the authors, figures of others, and the run's perplexity."""
+    """Return a row for each arm and text: the authors' figures, others' figures, the run's."""
     by_place: dict[tuple[str, str], dict[str, list[str]]] = {}  # (arm, text) → status → figures
     for match in matches:
         by_status = by_place.setdefault((match.arm, match.text), {PUBLISHED: [], REPRODUCED: []})
@@ -111,13 +111,13 @@ def _perplexity_over_seeds(perplexities: Sequence[float]) -> str:
 
 
 def _uncertain_sentence(recipe: str, matches: Sequence[_ArmFigure]) -> str:
-    """Return the figures of a setting that is known only in part, which the run does not repeat."""
+    """Return the figures of a partly known setting, of which the run is no repetition."""
     figures = ", ".join(f"{match.arm} {plain(match.figure.value, 2)} ({match.text})" for match in matches)
     unknown = f"Parts of that setting are unknown (see the recipe {recipe}): this run is no repetition."
     return f"Published at this size: {figures}, by {_sources(matches)}. {unknown}"
 
 
-def _none_known(recipe: str, changed: Sequence[str]) -> str:
+def _no_figure_sentence(recipe: str, changed: Sequence[str]) -> str:
     """Return the sentence that no figure of these settings was published."""
     setting = recipe
     if changed:

@@ -1,4 +1,4 @@
-"""`write_plan`: a plan as one HTML file (see `tiewise.report.sheet`): its rows, and figures of choices and of growth.
+"""`write_plan`: a plan as one HTML file (see `tiewise.report.sheet`), its rows and figures.
 
 A plan of a model that others published has their figures too.
 """
@@ -103,7 +103,7 @@ def _choices(record: Record) -> dict[str, Record]:
 
 
 def _outcome(choice: Record) -> str:
-    """Say how many parameters a choice has, and how many fewer than the model untied and unshared."""
+    """Return a choice's parameters, and how many fewer than the model untied and unshared."""
     total, saved, share = choice["parameters"]["total"], choice["saved"], choice["saved_share"]
     if total is None:
         outcome = "the total is not counted"
@@ -141,17 +141,17 @@ def share_panel(record: Record) -> Panel:
 
 def _shares_of_groups(parameters: Mapping[str, int]) -> dict[str, float]:
     """Return the share of every group of components that has parameters."""
-    whole = sum(number for part, number in parameters.items() if part in COMPONENTS)
+    total = sum(number for part, number in parameters.items() if part in COMPONENTS)
     shares = {}
     for group, parts in GROUPS.items():
         number = sum(parameters.get(part, 0) for part in parts)
         if number:
-            shares[group] = number / whole
+            shares[group] = number / total
     return shares
 
 
 def memory_panel(record: Record) -> Panel:
-    """Draw bytes of a training step by choice, with AdamW, the fused loss and an estimate of activations."""
+    """Draw the bytes of a training step by choice: AdamW, the fused loss, estimated activations."""
     optimizer = "adamw-bf16-master"
     if record["setting"]["dtype"] == "float32":
         optimizer = "adamw"
@@ -198,7 +198,7 @@ def _about_if(estimated: bool, show: Callable[[float], str]) -> Callable[[float]
 
 
 def _about(show: Callable[[float], str]) -> Callable[[float], str]:
-    """Return a function that writes a number as `show` does, and marks it ≈ as an estimate."""
+    """Return a function that writes a number as `show` does, marked ≈ as an estimate."""
     return lambda value: f"≈ {show(value)}"
 
 
@@ -230,7 +230,7 @@ def _budgets_by_width(vocab: int, layers: int, boundary: str, share: str) -> lis
 
 
 def _width_panel(counts: Mapping[str, Sequence[int]], title: str, unit: str, why: str, width: int) -> Panel:
-    """Draw counts at every width of WIDTHS by name, with a dotted line at the model's `width`."""
+    """Draw counts by name at every width of WIDTHS. The model's `width` is a dotted line."""
     why = f"{why} Dotted: this model's width."
     template = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=why)
     curves = [replace(template, y=tuple(y), of=name) for name, y in counts.items()]

@@ -152,7 +152,7 @@ def _agreement(pairs: Sequence[Difference]) -> str:
 
 
 def _table_of_orders(nll: Mapping[str, Mapping[str, float]]) -> Listing:
-    """Return a row for each strategy that was trained: its nll by boundary, then the paper's averages."""
+    """Return a row for each trained strategy: its nll by boundary, then the paper's averages."""
     header = ["shared", *(f"{boundary}: nll" for boundary in nll), *(f"paper, {width}" for width in table_4())]
     trained = set(chain.from_iterable(nll.values()))
     rows = []

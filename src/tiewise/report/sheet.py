@@ -1,4 +1,4 @@
-"""Every page of tiewise: one HTML file that opens from disk, offline, for as long as browsers exist.
+"""Pages of tiewise: each one HTML file that opens from disk and needs no network.
 
     sections (lines, tables, figures) → templates/report.html + .css + .js + plotly.js → one file
 
@@ -67,7 +67,7 @@ class Panel:
 
     @property
     def margin(self) -> dict[str, int]:
-        """Margins in the page, which writes the title itself: only a legend or a colour bar needs room above."""
+        """Margins in the page: the title is outside, a legend or colour bar needs room."""
         needs_room = any(_has_key(trace) for trace in self.figure.data)
         top = 40 if needs_room else 10
         return {"l": 6, "r": 12, "t": top, "b": 6}
@@ -79,7 +79,7 @@ class Panel:
         return with_title - MARGIN["t"] + self.margin["t"]
 
     def record(self) -> dict[str, Any]:
-        """Return the figure as plotly.js takes it, without title, template and outer margins, which the page gives."""
+        """Return the figure as plotly.js takes it. Title, template and outer margins are the page's."""
         figure = json.loads(self.figure.to_json())
         layout = figure["layout"]
         for key in ("title", "template", "height"):
@@ -183,7 +183,7 @@ def _columns(table: Listing) -> list[str]:
 
 
 def _column_class(cells: Sequence[str]) -> str:
-    """Return `sentence` for a column that is read as such, `verdict` for "number → side", "" for any other.
+    """Return `sentence` for a column of sentences, `verdict` for "number → side", else "".
 
     Sentences and long names break into lines; numbers with their intervals do not.
     """

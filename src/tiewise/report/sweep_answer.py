@@ -1,4 +1,4 @@
-"""Answer of a study in sentences: where the sign of each contrast changes, or which sign was detected."""
+"""Answer of a study in sentences: where signs change, or which sign was detected."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def turns(study: Study, contrast: str) -> list[str]:
 
 
 def _turns_along(axis: str, rows: Iterable[SweepRow], others: Sequence[str]) -> list[str]:
-    """Return the changes of the sign along one axis, in words, of rows that are alike on the `others`."""
+    """Return the sign's changes along one axis, in words, of rows alike on the `others`."""
     detected = [row for row in rows if row.sign]
     detected.sort(key=lambda row: row.measure(axis))
     changes = []
@@ -99,7 +99,7 @@ def _turns_along(axis: str, rows: Iterable[SweepRow], others: Sequence[str]) -> 
 
 
 def _change_in_words(before: SweepRow, after: SweepRow, axis: str, others: Sequence[str]) -> str:
-    """Return one change of the sign along an axis, and where both rows are on the `others`."""
+    """Return one change of the sign along an axis, and both rows' place on the `others`."""
     place = f"between {words(axis)} {value_text(before, axis)} and {value_text(after, axis)}"
     change = f"from {OUTCOMES[before.sign]} to {OUTCOMES[after.sign]} {place}"
     if not others:

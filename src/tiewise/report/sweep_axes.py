@@ -1,4 +1,4 @@
-"""Axes of a study: which of them vary, which are numbers, and the place of a row in words."""
+"""Axes of a study that vary, those that are numbers, and a row's place in words."""
 
 from __future__ import annotations
 
@@ -77,6 +77,12 @@ def value_text(row: SweepRow, axis: str) -> str:
     return count(value) if isinstance(value, int) else str(value)
 
 
-def number_text(value: float) -> str:
-    """Return a number of an axis as text."""
-    return count(value) if value >= 10 else f"{value:.3g}"  # a learning rate, too
+def number_texts(values: Iterable[float]) -> list[str]:
+    """Return numbers of an axis as text. Below 10 they have three digits, as learning rates need."""
+    texts = []
+    for value in values:
+        if value >= 10:
+            texts.append(count(value))
+        else:
+            texts.append(f"{value:.3g}")
+    return texts

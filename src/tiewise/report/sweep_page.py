@@ -1,4 +1,4 @@
-"""Findings of a study, on a terminal and as a page: sign changes, the table, maps of signs, curves, surfaces.
+"""Findings of a study, on a terminal and as a page: table, maps of signs, curves.
 
 Axes that are numbers (tokens of a text and V of a tokenizer too) are drawn to a logarithmic scale. Every other axis,
 and numbers beyond the first two, split the rows into separate figures.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from tiewise.core.estimates import Estimate
 from tiewise.core.files import write_result
-from tiewise.core.found import NATS, Curve, Grid, Listing, Quantity, plain, signed
-from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
+from tiewise.core.found import NATS, Curve, Grid, Listing, plain, signed
 from tiewise.report.comparison_found import demo_banner, difference
 from tiewise.report.drawing import styles
 from tiewise.report.faces import rich_table
@@ -27,16 +23,8 @@ from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
 from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.report.sweep_answer import OUTCOMES, answer
-from tiewise.report.sweep_axes import (
-    ARM,
-    axes_of,
-    heading,
-    in_words,
-    number_text,
-    parted,
-    value_text,
-    words,
-)
+from tiewise.report.sweep_axes import ARM, axes_of, heading, in_words, number_texts, parted, value_text, words
+from tiewise.report.sweep_surface import fitted
 from tiewise.training.study.study import Study, SweepRow
 
 PAGE = "report.html"
@@ -47,10 +35,8 @@ NOTE = (
 )
 MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
 BANDS = "Below zero: better; bands: 95 % intervals."
-FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
 ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
-FINE = 13  # predictions along an axis
 FIRST = 4  # figures of a section that are not folded
 MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
 
@@ -95,18 +81,19 @@ def _sign_map(name: str, rows: Sequence[SweepRow], axes: tuple[str, str], top: f
         top: the difference at the end of the colours.
     """
     down, across = axes
-    row_at = {(value_text(row, down), value_text(row, across)): row for row in rows}
-    down_names = tuple(dict.fromkeys(name for name, _ in row_at))
-    across_names = tuple(dict.fromkeys(name for _, name in row_at))
+    columns = tuple(dict.fromkeys(value_text(row, across) for row in rows))
+    lines_of_map: dict[str, dict[str, SweepRow]] = {}  # value down → value across → row
+    for row in rows:
+        lines_of_map.setdefault(value_text(row, down), {})[value_text(row, across)] = row
     values, texts = [], []
-    for down_name in down_names:
-        in_line = [row_at.get((down_name, across_name)) for across_name in across_names]
+    for by_column in lines_of_map.values():
+        in_line = [by_column.get(column) for column in columns]
         values.append(tuple(_detected_mean(row) for row in in_line))
         texts.append(tuple(_mean_text(row) for row in in_line))
     return Grid(
         name,
-        down_names,
-        across_names,
+        tuple(lines_of_map),
+        columns,
         tuple(values),
         top=top,
         axes=(words(down), words(across)),
@@ -189,87 +176,8 @@ def _lines(name: str, points: Sequence[_Point], along: str) -> Panel:
         curves_of_panel.append(curve)
     panel = lines(curves_of_panel, styles(points_by_line), digits=4)
     ticks = sorted({point.x for point in points})
-    panel.figure.update_xaxes(tickvals=ticks, ticktext=[number_text(x) for x in ticks])
+    panel.figure.update_xaxes(tickvals=ticks, ticktext=number_texts(ticks))
     return panel
-
-
-def fitted(study: Study) -> Iterator[PageSection]:
-    """Yield for every contrast a surface, its predictions, and how well it predicts settings that were left out.
-
-    A contrast with too few settings is left out.
-    """
-    axes = axes_of(study)
-    if not axes.numeric:
-        return
-    usable = [row for row in study.rows if math.isfinite(row.error)]
-    for name, rows in parted(usable, axes.others).items():
-        section = _surface_section(f"Surface: {name}", rows, axes.numeric)
-        if section is not None:
-            yield section
-
-
-def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) -> PageSection | None:
-    """Return the surface over numeric axes of one contrast's rows. None for too few settings."""
-    settings, measured = [], []
-    for row in rows:
-        settings.append([row.measure(axis) for axis in axes])
-        measured.append((row.heldout.mean, row.error, row.heldout.n))
-    points = np.log(settings)
-    values, errors, seeds = np.array(measured).T
-    surface = fit(points, values, errors, seeds)
-    left_out = leave_one_out(points, values, errors, seeds)
-    if surface is None or not left_out:
-        return None
-    maps = []
-    if len(axes) > 1:
-        maps.append(heat_map(predictions(surface, axes)))
-    sentences = scored(values, left_out).said(rows[0].arm)
-    return PageSection(title, maps, said=sentences, folded=[_left_out_table(rows, left_out)])
-
-
-def _left_out_table(rows: Sequence[SweepRow], left_out: Sequence[tuple[Estimate, bool]]) -> Listing:
-    """Return each setting as it was measured and as the others predict it."""
-    cells = []
-    for row, (estimate, is_enclosed) in zip(rows, left_out, strict=True):
-        predicted = Quantity.of_estimate("", estimate, unit=NATS, digits=4)
-        remark = "" if is_enclosed else "beyond the others: no evidence"
-        cells.append([row.cell, str(difference(row.heldout)), str(predicted), remark])
-    return Listing("Settings left out", ["setting", "measured", "predicted by the others", ""], cells)
-
-
-def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
-    """Return predictions for new settings along the first two axes, the others at their means.
-
-    A value is NaN where its interval holds zero, or no settings enclose the place.
-    """
-    low, high = surface.points.min(0), surface.points.max(0)
-    others = surface.points.mean(0)[2:]
-    x_values = np.linspace(low[0], high[0], FINE)
-    y_values = np.linspace(low[1], high[1], FINE)
-    values = []
-    for y in y_values:
-        values.append(tuple(_clear_prediction(surface, [x, y, *others]) for x in x_values))
-    gaps = [abs(value) for value in chain.from_iterable(values) if math.isfinite(value)]
-    fixed = [f"{words(axis)} {number_text(value)}" for axis, value in zip(axes[2:], np.exp(others), strict=True)]
-    return Grid(
-        "Prediction for a new setting",
-        tuple(number_text(value) for value in np.exp(y_values)),
-        tuple(number_text(value) for value in np.exp(x_values)),
-        tuple(values),
-        max(gaps, default=1.0),
-        (words(axes[1]), words(axes[0])),
-        of=", ".join(fixed),
-        why=FITTED,
-    )
-
-
-def _clear_prediction(surface: Surface, point: Sequence[float]) -> float:
-    """Return the prediction at a point. NaN if its interval holds zero, or the settings do not enclose it."""
-    estimate = surface.at(point)
-    holds_zero = estimate.low < 0 < estimate.high
-    if holds_zero or not enclosed(surface.points, point):
-        return math.nan
-    return estimate.value
 
 
 def render(study: Study, command: str) -> str:

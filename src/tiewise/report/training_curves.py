@@ -1,4 +1,4 @@
-"""Numbers of every moment of training, as curves: each arm's mean over seeds, and its single seeds."""
+"""Numbers over training as curves: each arm's mean over seeds, and its single seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One page that shows tying, offline: a story, a budget, two gradients, and a checkpoint of the reader.
+"""One offline page about tying: a story, a budget, two gradients, and the reader's checkpoint.
 
     page.py     facts and parts of the page; `explore`
     web/        the page itself: modules of plain JavaScript, joined into one script, and a style sheet

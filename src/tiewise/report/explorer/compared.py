@@ -1,4 +1,4 @@
-"""Runs as the page shows them, several side by side: the verdict, differences with their intervals, and curves.
+"""Runs as the page shows them, side by side: verdict, differences with intervals, and curves.
 
 A comparison that is not finished has the curves that it has logged so far, and no verdict.
 """
@@ -98,7 +98,7 @@ def _difference_records(differences: Iterable[Difference | None]) -> list[dict[s
 
 @dataclass(frozen=True)
 class _RunPlan:
-    """What the settings of a run folder ask for: arms, and seeds of each."""
+    """Arms and seeds that the settings of a run folder name."""
 
     arms: list[str]
     seeds: int
@@ -181,7 +181,7 @@ def _logged(folder: Path) -> list[CurvePoint]:
 
 
 def _measures(curves: Moments, reference: str) -> dict[str, Any]:
-    """Return the curves of every measure that any arm has, by its name: means first, then thin single seeds."""
+    """Return the curves of every measure that any arm has: means first, then thin single seeds."""
     measures = {}
     for name, measured in MEASURES.items():
         means, single = over_training(curves, reference, measured)

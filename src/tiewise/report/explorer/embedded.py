@@ -1,4 +1,4 @@
-"""`tiewise explore CKPT`: the verdict of `tiewise check`, and the part of a checkpoint that the page carries.
+"""`tiewise explore CKPT`: the verdict of `tiewise check`, and the checkpoint's part in the page.
 
 The part has at most 20 MB; dropping the checkpoint on the page brings the rest of its rows.
 
@@ -42,7 +42,7 @@ _LOCATE, _SAVED, _TORCH = Late("tiewise.boundary.locate"), Late("tiewise.boundar
 
 
 def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what the page needs for its verdict, and rows of both tables in their stored type.
+    """Return the page's record of a checkpoint: its verdict, and rows of both tables as stored.
 
     Args:
         path: a Hugging Face folder, or one `.safetensors`.
@@ -143,7 +143,7 @@ def _ranks(ids: Sequence[int], frequent: Sequence[int]) -> list[int]:
 
 
 def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) -> list[int]:
-    """Return the tokens that the texts have, the most frequent first, those of one count by number."""
+    """Return the tokens of the texts, the most frequent first, those of one count by number."""
     fewest_rows = _fewest_rows(tables)
     tokens = _TOKENIZER.read_tokens(folder.path, texts, fewest_rows, MOST_TOKENS)
     counts = token_counts(tokens, fewest_rows)
@@ -169,7 +169,7 @@ def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
 
 
 def _tables(facts: Facts) -> list[Stored]:
-    """Return the tables that can be read row by row, the input's first, a tied one once."""
+    """Return the tables that can be read by rows: the input's first, a tied one once."""
     if facts.is_own:  # its tables are behind maps and scales, so their products are not the model's
         return []
     ends = [facts.roles.input]
@@ -234,7 +234,7 @@ def _vector(values: NDArray[Any] | None) -> str | None:
 
 
 def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[str, Any]:
-    """Return the verdict of `tiewise check` as the page shows it, with `name` for an absolute path in commands."""
+    """Return the verdict of `tiewise check`. In commands, `name` replaces an absolute path."""
     findings = []
     for finding in audit.findings:
         record = {field: getattr(finding, field) for field in FINDING_FIELDS}
@@ -264,7 +264,7 @@ def _stored_tables(choice: Mapping[str, str] | None) -> str:
 def _rows(
     folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str], frequent: Sequence[int]
 ) -> list[int]:
-    """Return the numbers of the rows that are embedded, in order, as many as `room` bytes hold.
+    """Return the numbers of the rows to embed, in order, as many as `room` bytes hold.
 
     Those of `words` come first and in any case, then the `frequent`, then the first of the tables.
     """

@@ -157,7 +157,7 @@ def _filled_page(page_facts: Mapping[str, Any]) -> Explorer:
 
 
 def joined(last: str = "main") -> str:
-    """Return a module and all that it imports as one script, each after those that it imports."""
+    """Return a module and its imports as one script, each module after its imports."""
     modules: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -240,7 +240,7 @@ def _bytes_of_parameter(dtype: str) -> dict[str, int]:
 
 
 def _right_answers(trained: str, other: str) -> float:
-    """Return the share of the `other` question's answers that a model trained on the first gives right, in %."""
+    """Return in % how often a model trained on one question answers the `other` right."""
     published = results(f"pairs right as {other}, %")
     return next(result.value for result in published if result.setting == f"objective={trained}")
 
@@ -255,7 +255,7 @@ def _sharing_scores() -> list[list[Any]]:
 
 
 def table_names() -> dict[str, Sequence[str]]:
-    """Return usual paths of both tables' modules, the likeliest first, and parts of a path that name other towers."""
+    """Return usual paths of both tables' modules, likeliest first, and names of other towers."""
     names = usual()
     inputs = dict.fromkeys(path for path, _ in names.pairs)
     outputs = dict.fromkeys([*names.outputs, *(path for _, path in names.pairs), *names.whole_outputs])
@@ -289,7 +289,7 @@ def picture(facts: Mapping[str, Any]) -> str:
 
 
 def _figure(runs: Mapping[str, Any] | None, top: int) -> tuple[list[str], int]:
-    """Return the picture's figure as (elements, height): curves of the runs, or without any the scores of a table."""
+    """Return (elements, height) of the picture's figure: the runs' curves, else a table's scores."""
     if runs:
         return _curves(runs, top)
     return _scores(top)
