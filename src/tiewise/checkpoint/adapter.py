@@ -167,7 +167,9 @@ class AdapterFacts:
         if self.input is None or self.output is None:
             return None
         a, b = self.input.copy, self.output.copy
-        if a is None or b is None or not self.scan:
+        if a is None or b is None:
+            return None
+        if not self.scan:
             return None
         with doing("comparing the adapter's two copies", a.nbytes):
             return same_bytes(a, b)

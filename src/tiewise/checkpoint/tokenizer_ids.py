@@ -186,9 +186,10 @@ def _vocabulary(record: Any) -> dict[str, int]:
         return _positions(map(_unigram_text, record))
     if not isinstance(record, dict):
         return {}
-    if all(map(is_id, record.values())):
-        return record  # without a copy
-    return {text: number for text, number in record.items() if is_id(number)}
+    for value in record.values():
+        if not is_id(value):
+            return {text: number for text, number in record.items() if is_id(number)}
+    return record  # without a copy: it is large
 
 
 def _unigram_text(entry: Any) -> Any:

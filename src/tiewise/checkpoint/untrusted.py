@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from tiewise.core.errors import CheckpointError, printable
 from tiewise.core.files import size
+
+Item = TypeVar("Item")
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -187,7 +189,7 @@ def _repeated_key(pairs: list[tuple[str, Any]]) -> str:
     return next(key for key, count in counts.items() if count > 1)
 
 
-def items_of(kind: type, value: Any) -> tuple[Any, ...]:
+def items_of(kind: type[Item], value: Any) -> tuple[Item, ...]:
     """Return the items of a list that are of a type. Any other value has none."""
     if not isinstance(value, list):
         return ()

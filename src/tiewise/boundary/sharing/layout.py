@@ -132,10 +132,13 @@ def _shareable(layer: nn.Module, parts: dict[str, str], spec: SharingSpec) -> di
 
     The names are those of a layer's parameters under the spec.
     """
+    names_by_part: dict[str, list[str]] = {}
+    for name, part in parts.items():
+        names_by_part.setdefault(part, []).append(name)
     shareable: dict[str, Hashable] = {}
     for kind in _SEVERAL_PARTS.get(spec.kind, (spec.kind,)):
-        names = [name for name, part in parts.items() if part == kind]
-        for name, likeness in _likenesses(layer, names).items():
+        likenesses = _likenesses(layer, names_by_part.get(kind, []))
+        for name, likeness in likenesses.items():
             if not spec.rank or _is_weight_of_linear(layer, name):
                 shareable[name] = (kind, likeness)
     return shareable

@@ -125,7 +125,9 @@ def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: s
         raise SpecError(f"unknown values {values!r}", f"choose one of {', '.join(VALUES)}")
     shared = Shared(model)
     old = shared.spec
-    new = old if spec is None else SharingSpec.parse(spec)
+    if spec is None:
+        return shared
+    new = SharingSpec.parse(spec)
     if new == old:
         return shared
     if new.kind == "none":
