@@ -22,6 +22,7 @@ from tiewise.checkpoint import claims
 from tiewise.checkpoint.claims import count, model_levels
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import object_of
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
 MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD, DRAFT_MAP = "MTP input", "MTP output", "draft head", "draft map"
@@ -140,15 +141,15 @@ def _further_role(last: str) -> str | None:
 
 
 def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of a modality's table: vision_config for embed_vision.embedding; empty for any other table."""
+    """Return the config of a modality's table: vision_config for embed_vision.embedding.
+
+    Any other table has an empty one.
+    """
     if other.role != MODALITY:
         return {}
     parent = other.module.rpartition(".")[0]
     modality = parent.rpartition("embed_")[2]
-    level = config.get(f"{modality}_config")
-    if isinstance(level, Mapping):
-        return level
-    return {}
+    return object_of(config.get(f"{modality}_config"))
 
 
 def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:

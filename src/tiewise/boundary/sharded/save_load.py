@@ -345,7 +345,7 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
     """
     options: dict[str, dict[str, Any]] = {}  # by parameter
     for group in saved.index.groups or []:
-        saved_options = {**group, "params": None}
+        saved_options = {**group, "params": None}  # without the names, which differ between groups of the same options
         options |= dict.fromkeys(group["params"], saved_options)
     groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
     names = itertools.chain.from_iterable(groups)

@@ -94,13 +94,13 @@ def _separate(name: str, layers: list[nn.Module]) -> None:
     for place, layer in enumerate(layers):
         owner: Any = layer.get_submodule(path)
         shared = getattr(owner, leaf)
+        if place == 0 and not is_relaxed(owner):
+            continue
         values = shared.clone()
         if is_relaxed(owner):
             values += _oriented(owner, owner.delta_out @ owner.delta_in)
             del owner.delta_in, owner.delta_out
             owner.__class__ = owner.plain_class
-        elif place == 0:
-            continue
         setattr(owner, leaf, nn.Parameter(values, requires_grad=shared.requires_grad))
 
 
