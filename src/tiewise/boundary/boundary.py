@@ -54,7 +54,7 @@ def draw(table: Tensor, std: float, pad: int | None = None) -> None:
 
 
 def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:
-    """Return the initialised (in_map, out_map) of `spec` in a model of width `d`; None where it has the identity."""
+    """Return the initialised (in_map, out_map) of `spec` in a model of width `d`. None where it has the identity."""
     if spec.kind == "residual":
         assert spec.rank is not None
         return None, LowRankCorrection(d, spec.rank, spec.strength)
@@ -87,7 +87,7 @@ def soft_cap(z: Tensor, cap: float | None) -> Tensor:
 
 
 class LinearMap(nn.Linear):
-    """`x @ weightᵀ`, weight [to, from] from N(0, 1/from), which keeps x's mean square; a bias [to] starts at zero."""
+    """`x @ weightᵀ`, weight [to, from] from N(0, 1/from), which keeps x's mean square. A bias [to] starts at zero."""
 
     def reset_parameters(self) -> None:
         """Draw the weight, and set the bias to zero."""
@@ -121,7 +121,7 @@ class LowRankCorrection(nn.Module):
 
 
 class PositiveDefinite(nn.Module):
-    """`x S` with S = C Cᵀ, C lower triangular with a positive diagonal [D, D]; starts at the identity.
+    """`x S` with S = C Cᵀ, C lower triangular with a positive diagonal [D, D]. It starts at the identity.
 
     `factor` holds C below its diagonal and log C on it, so that any value of the parameter is positive definite.
     Source: pseudo-inverse tying, arXiv:2602.04556: a learned SPD map at the output and its inverse at the input.
@@ -155,7 +155,7 @@ class Inverse(nn.Module):
         object.__setattr__(self, "of", of)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x S⁻¹, [.., D] like `x`; solved in fp32 at least, since triangular solves lack half precision."""
+        """Return x S⁻¹, [.., D] like `x`. It solves in fp32 at least, since triangular solves lack half precision."""
         of: PositiveDefinite = self.of  # type: ignore[assignment]
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
@@ -168,7 +168,7 @@ class Inverse(nn.Module):
 
 
 def penalty_of(spec: BoundarySpec, out_map: nn.Module) -> Tensor | None:
-    """Return λ‖P‖₂ + c/2 ‖P‖²_F of a projection P, to be added to the loss; None where the spec has neither.
+    """Return λ‖P‖₂ + c/2 ‖P‖²_F of a projection P, to be added to the loss. None where the spec has neither.
 
     Press & Wolf 2017, §3, prints the first with λ = 0.15. Their code adds ½‖P‖²_F / 130 to a loss summed over 20 steps.
     """
@@ -183,7 +183,7 @@ def penalty_of(spec: BoundarySpec, out_map: nn.Module) -> Tensor | None:
 
 @torch.no_grad()
 def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
-    """Return the table [V, D] that acts as `out_map` and then `table` [V, E], but for a bias."""
+    """Return the table [V, D] that acts as `out_map` and `table` [V, E] do, bias excepted."""
     if out_map is None:
         return table
     # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
@@ -254,7 +254,7 @@ class Boundary(nn.Module):
             self.table_out = nn.Parameter(torch.empty(self.vocab.outputs, out_width))
 
     def _make_output_index(self) -> Tensor | None:
-        """Return the rows of a tied table that are outputs, in their order; None where these are the first ones."""
+        """Return the rows of a tied table that are outputs, in their order. None where these are the first ones."""
         if not self.tied:
             return None
         rows = self.vocab.output_index()
@@ -268,7 +268,7 @@ class Boundary(nn.Module):
         return self.spec.tables == 1
 
     def reset_parameters(self) -> None:
-        """Draw tables N(0, σ²), σ = `init` of the spec or `sound_std`, and maps; bias and padding row become zero."""
+        """Draw tables N(0, σ²), σ = `init` of the spec or `sound_std`, and maps. Bias and padding row become zero."""
         std = self.spec.init or sound_std(self.width)
         for table in dict.fromkeys((self.table_in, self.table_out)):
             draw(table, std, self.spec.pad)
@@ -279,7 +279,7 @@ class Boundary(nn.Module):
             nn.init.zeros_(self.bias)
 
     def load_rows(self, rows: Tensor, freeze: bool = False) -> None:
-        """Start the input table (and a tied output) from pretrained rows [V, E]; rows of nan keep their drawn values.
+        """Start the input table (and a tied output) from pretrained rows [V, E]. Rows of nan keep their drawn values.
 
         `freeze` stops its gradient, as `+freeze` in the spec does.
 
@@ -385,7 +385,7 @@ class Boundary(nn.Module):
         return without_row(self.table_out, self.spec.pad)
 
     def _output_rows(self, table: Tensor) -> Tensor:
-        """Return the output tokens' rows [V_out, E] in their order; a view where no index map reorders them."""
+        """Return the output tokens' rows [V_out, E] in their order. It is a view where no index map reorders them."""
         if self.output_index is None:
             return table[: self.vocab.outputs]
         return table[self.output_index]

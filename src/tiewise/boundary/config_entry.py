@@ -22,7 +22,7 @@ def _build(model: Any, value: Any) -> None:
 
 
 def _account(model: Any) -> None:
-    """Correct the accounting of labels once the model has its values; warn where it does not run yet."""
+    """Correct the accounting of labels once the model has its values. Warn where it does not run yet."""
     link: Link | None = link_of(model)
     try:
         if link is not None:

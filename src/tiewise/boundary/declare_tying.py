@@ -63,7 +63,7 @@ def _without(target: str, keys: Keys) -> Keys:
 
 
 def _keys_when_tied(ends: ModelEnds, head_key: str, allowed: Keys, of_model: Keys) -> Keys:
-    """Return the model's own keys, with one of the head if no key allows it to be tied."""
+    """Return the model's own keys, with one of the head if none ties it."""
     if head_key in allowed:
         return of_model
     source_name, _ = ends.named_source

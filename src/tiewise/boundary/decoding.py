@@ -161,6 +161,7 @@ def decoding(link: Link) -> Iterator[ExactTop]:
     exact, before = ExactTop(link.head.weight), link.lazy
 
     def make_top_logits(deferred: Deferred) -> Tensor:
+        """Wrap deferred logits so that `exact` answers for them."""
         return TopLogits(deferred, exact)
 
     link.lazy = make_top_logits

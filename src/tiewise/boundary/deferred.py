@@ -300,6 +300,7 @@ class Deferred(RecordedLogits):
         _refuse_lost_effects(name, args, kwargs)
 
         def real(x: Any) -> Any:
+            """Return deferred logits computed, and anything else as it is."""
             if isinstance(x, Deferred):
                 return x.real(name)
             return x
@@ -411,6 +412,7 @@ def _method(name: str) -> Callable[..., Any]:
     function = getattr(Tensor, name)
 
     def method(self: Deferred, *args: Any, **kwargs: Any) -> Any:
+        """Call the method of Tensor through `Deferred.__torch_function__`."""
         return Deferred.__torch_function__(function, (), (self, *args), kwargs)
 
     return method
@@ -420,6 +422,7 @@ def _attribute(name: str) -> property:
     """Return a property that computes the logits and has an attribute of theirs."""
 
     def attribute(self: Deferred) -> Any:
+        """Return the attribute of the computed logits."""
         return getattr(self.real(name), name)
 
     return property(attribute)

@@ -68,7 +68,7 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _registered_model(config: Any, name: str) -> Any:
-    """Return the class of this name that a package (`tiewise.models`, say) registered for a config, or None."""
+    """Return the class of this name that a package registered for a config, or None. `tiewise.models` is one."""
     for auto in AUTO:
         model = auto._model_mapping.get(plain_class_of(config), None)
         if getattr(model, "__name__", None) == name:

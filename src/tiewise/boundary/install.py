@@ -161,7 +161,7 @@ class Installed:
         return decoding(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
-        """Give the output head a table of its own with the same values; handles and options, such as a bias, stay.
+        """Give the output head a table of its own with the same values. Handles and options, such as a bias, stay.
 
         Args:
             optimizer: SGD, Adam or AdamW that trains the model, to be given a state for it; None where there is none.
@@ -221,7 +221,7 @@ class Installed:
             replace_tables(optimizer, self.model, [table_in, table_out], [table_in], merged)
 
     def _become(self, kind: str, table_out: Tensor) -> None:
-        """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
+        """Give the head a table and say everywhere what the boundary is now. It is verified, or nothing changes."""
         model, link, journal = self.model, self._link, Journal()
         require_whole_table(model, link.head, f"{link.spec} to {kind}")
         try:
@@ -367,7 +367,7 @@ def _put_back(model: Any, new: Link, old: Link) -> None:
 
 
 def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
-    """Verify a link and find out how its loss counts labels; a link that is refused stays as it was."""
+    """Verify a link and find out how its loss counts labels. A link that is refused stays as it was."""
     before = dict(vars(link))
     link.counts = Counts()  # for the forwards below, which are not the user's
     try:

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class _Absent:
-    """Old value of an attribute that did not exist; a class, whose identity copies of a journal keep."""
+    """Old value of an attribute that did not exist. It is a class, whose identity copies of a journal keep."""
 
 
 class Journal:
@@ -39,7 +39,7 @@ class Journal:
 
 
 def _instance_value(target: Any, name: str) -> Any:
-    """Return the value that an object itself has for an attribute, not its class; `_Absent` where it has none."""
+    """Return the value that an object itself has for an attribute, not its class. `_Absent` where it has none."""
     stores = [{"__class__": type(target)}, vars(target)]
     if isinstance(target, nn.Module):
         stores += [target._parameters, target._modules, target._buffers]

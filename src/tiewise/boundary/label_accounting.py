@@ -86,7 +86,7 @@ def _trainer_passes_items(model: Any) -> bool:
 
 
 def _correct_loss_type(model: Any, link: Link) -> None:
-    """Give the model a `loss_type` by which the Trainer leaves position 0 out as the loss does."""
+    """Give the model a `loss_type` that makes the Trainer count position 0 as the loss does."""
     if model.config.is_encoder_decoder:
         return
     loss_type = getattr(model, "loss_type", None)

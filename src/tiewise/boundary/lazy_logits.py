@@ -95,6 +95,7 @@ def _call_computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """Call a function with all logits among its arguments computed."""
 
     def real(value: Any) -> Any:
+        """Return logits computed `because` of the function."""
         return computed(value, because)
 
     args, kwargs = tree_map(real, (args, kwargs))

@@ -201,7 +201,7 @@ def _require_plain_head(link: Link) -> None:
 
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Hook: end the chain, and return loss and logits in the form that the caller can use."""
+    """Hook: end the chain, and return loss and logits as the caller can use them."""
     link: Link | None = link_of(model)
     if link is None:
         return None

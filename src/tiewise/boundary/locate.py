@@ -41,7 +41,7 @@ class ModelEnds:
 
     @property
     def owner(self) -> nn.Embedding:
-        """The lookup that owns what all lookups share; the same one in every copy of a model, tied or not."""
+        """The lookup that owns what all lookups share. It is the same one in every copy of a model, tied or not."""
         return self.lookups[0][1]
 
     @property
@@ -51,7 +51,7 @@ class ModelEnds:
 
     @property
     def named_source(self) -> tuple[str, nn.Embedding]:
-        """Name and module of the lookup with the head's table, or else of the last, the decoder's."""
+        """Name and module of the lookup with the head's table, else of the decoder's, the last."""
         for name, module in self.lookups:
             if module.weight is self.head.weight:
                 return name, module
@@ -100,7 +100,7 @@ def require_module(model: Any, error: type[TiewiseError] = InstallError, fix: st
 
 
 def ask(model: Any, method: str) -> Any:
-    """Return the result of a model's `method`; None where it has none, or none for its kind."""
+    """Return the result of a model's `method`. None where it has none, or none for its kind."""
     try:
         return getattr(model, method)()
     except (AttributeError, NotImplementedError):
@@ -148,13 +148,13 @@ def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict
 
 
 def _partner_modules(model: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return the modules that are or may be tied to the named one, in the model's order. It is among them."""
+    """Return the modules that are or may be tied to the named one, itself included."""
     names = partners(model, name)
     return {name: module for name, module in model.named_modules() if name in names}
 
 
 def _refuse_pipeline(model: Any) -> None:
-    """Refuse a stage of a pipeline that lacks an end, recognised by the module in its place.
+    """Refuse a stage of a pipeline that lacks an end. The module in its place shows it.
 
     Pipelines take a module away or put an `Identity` there; transformers' own keeps a copy of a tied table at the last
     stage too, and adds its gradient to nobody's.
@@ -204,7 +204,7 @@ def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int
 
 
 def _check_weight(where: str, weight: Any, fix: str) -> None:
-    """Refuse a weight that is sharded, quantised or computed; `fix` is the way out of quantised ones."""
+    """Refuse a weight that is sharded, quantised or computed. `fix` is the way out of quantised ones."""
     if hasattr(weight, "full_tensor"):
         fix = "install before fully_shard or tensor parallelism, and keep what install returned"
         raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", fix)

@@ -55,7 +55,7 @@ def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatist
 
 
 def _serves(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
-    """Return whether an earlier sweep has a gradient, if one is needed now, and the same targets, if any."""
+    """Return whether an earlier sweep has the same targets, and a gradient if one is needed."""
     if owner.requires_grad and not last.statistics.lse.requires_grad:
         return False
     if targets is None:
@@ -159,7 +159,7 @@ def total(
 
 
 def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | None) -> Tensor | None:
-    """Return Σ log p or −Σ log p over the vocabulary: V times a loss that is all label smoothing."""
+    """Return Σ log p or −Σ log p over the vocabulary. It is V times a loss that is all label smoothing."""
     if dtype not in (None, z.dtype, torch.float32):
         return None
     z.require_unchanged()

@@ -36,7 +36,7 @@ def _without_none(state: State) -> State:
 
 
 def split(state: State) -> State:
-    """Return a state with half of the first moments: two of it add up to the old one."""
+    """Return a state with half of the first moments. Two of it add up to the old one."""
     halved = dict(state)
     for key, value in _without_none(state).items():
         if key in FIRST:

@@ -70,7 +70,7 @@ def _logit_shift(link: Link) -> Tensor | None:
 
 @torch.no_grad()
 def _unswap(link: Link, journal: Journal) -> None:
-    """Put dense tables and the family's own classes in place; a table that needs no folding stays itself, tied."""
+    """Put dense tables and the family's own classes in place. A table that needs no folding stays itself, tied."""
     modules: list[Any] = [*link.lookups, link.head]
     tables = [*_dense_inputs(link), _dense_output(link)]
     for module, table in zip(modules, tables, strict=True):

@@ -174,6 +174,7 @@ def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]
     """Return the module's own forward with its Parameters gathered, for use until a boundary is installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        """Run the class's forward with whole Parameters, and put the parts back."""
         dtype = None
         if FSDP_TABLE in vars(module):
             _refuse_training(module)

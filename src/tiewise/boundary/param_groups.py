@@ -79,7 +79,7 @@ class _EndParameters:
             self.are_named = True
 
     def group_of(self, parameter: nn.Parameter) -> str:
-        """Return the name of a parameter's group, by its use at an end or else its shape."""
+        """Return the name of a parameter's group, by its use at an end or by shape."""
         if id(parameter) in self.tables:
             return "tables"
         if id(parameter) in self.heads:

@@ -48,7 +48,7 @@ class Probe:
 
 
 def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
-    """Compare a live model's lookup and head with the folder that it was loaded from; nothing is changed.
+    """Compare a live model's lookup and head with the folder that it was loaded from. Nothing is changed.
 
     Args:
         model: loaded, of transformers or of an engine; ends that it does not name itself have the names of the

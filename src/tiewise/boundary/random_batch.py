@@ -64,7 +64,7 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
 
 
 def _no_loss(model: Any, batch: Batch) -> InstallError:
-    """Return the error of a model that computed no loss, with the labels that the batch lacks."""
+    """Return the error of a model that computed no loss. It names labels that the batch lacks."""
     accepted = inspect.signature(model.forward).parameters
     labels = [name for name in accepted if name.endswith(("label", "labels"))]
     absent = [name for name in labels if name not in batch]

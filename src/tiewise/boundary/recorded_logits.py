@@ -254,7 +254,7 @@ class RecordedLogits:
         return logits
 
     def _count_computation(self, because: str) -> None:
-        """Count that the logits were computed, with the operation that needed them and the softmaxes before it."""
+        """Count that the logits were computed. Note the operation that needed them, and softmaxes before it."""
         self.counts.materialised += 1
         functions = [step.function for step in self.steps]
         softmaxes = [f.__name__ for f in functions if f in (torch.softmax, torch.log_softmax)]

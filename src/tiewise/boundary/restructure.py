@@ -131,7 +131,7 @@ def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None
 
 
 def _set_tables(ends: ModelEnds, tables: _Tables, spec: BoundarySpec, journal: Journal) -> None:
-    """Give every lookup and the head its table; a lookup whose own table may stay keeps it."""
+    """Give every lookup and the head its table. A lookup whose own table may stay keeps it."""
     old_in = ends.source.weight
     is_for_all = spec.tables == 1 or tables.input is not old_in
     for _, lookup in ends.lookups:

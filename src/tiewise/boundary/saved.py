@@ -60,7 +60,7 @@ def plain_class_of(x: Any) -> type:
 
 
 class Swapped:
-    """A class made from a plain one at run time; copies and pickles by naming what it was made by."""
+    """A class made from a plain one at run time. It copies and pickles by naming what made it."""
 
     plain_class: type
     made_by: tuple[Any, ...]  # (function, *arguments) that makes the class, also in another process
@@ -125,12 +125,12 @@ class DepthTying:
     """Mixin above a model class whose layers may share parameters."""
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
+        """Return {target: source} of all tied Parameters. Keys that layers share do not depend on the config's flag."""
         of_family: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
         return {**of_family, **depth_keys(self)}
 
     def _adjust_bias(self, module: Any, table: Any) -> None:
-        """Fit a head's bias to a tied table, as transformers does for whatever is tied; layers have nothing to fit."""
+        """Fit a head's bias to a tied table, as transformers does for whatever is tied. Layers have nothing to fit."""
         if isinstance(module, nn.Linear):
             super()._adjust_bias(module, table)  # type: ignore[misc]
 

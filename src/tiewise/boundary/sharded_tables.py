@@ -71,7 +71,7 @@ def _groups(state: Any) -> list[Any]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Give every unit its sharded Parameters back, which an optimizer must hold and whose tables are whole.
+    """Give every unit its sharded Parameters back. An optimizer must hold these, and their tables are whole.
 
     A forward leaves the outermost unit gathered, for a backward pass that may never come. One that raised leaves it
     in the middle of a forward besides, where torch does not reshard; what a backward pass ends with, ends that too.
@@ -185,7 +185,8 @@ def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -
         return rows
     mesh = parameter.device_mesh
 
-    def averaged(upstream: Tensor) -> Tensor:  # of the sum of all losses, in its own buffer
+    def averaged(upstream: Tensor) -> Tensor:
+        """Average a gradient, which is of the sum of all ranks' losses, in its own buffer."""
         upstream = upstream.contiguous().div_(mesh.size())
         for dimension in range(mesh.ndim - 1):  # replicas
             dist.all_reduce(upstream, group=mesh.get_group(dimension))

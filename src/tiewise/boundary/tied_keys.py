@@ -30,7 +30,10 @@ def depth_keys(model: Any) -> dict[str, str]:
 
 
 def allowed_keys(model: Any, *, parts: bool = True) -> dict[str, str]:
-    """Return every key that the model (and its `parts`) may tie, whatever the flag says; none that layers share."""
+    """Return every key that the model (and its `parts`) may tie, whatever the flag says.
+
+    Keys that layers share are left out.
+    """
     across_depth, journal = depth_keys(model), Journal()
     journal.set(model.config, FLAG, True)
     try:

@@ -45,7 +45,7 @@ _OF_SHARDING = frozenset((
 
 @contextmanager
 def kept_generators(seed: int | None = None) -> Iterator[None]:
-    """Restore every random generator at the end of this context; with a `seed`, start each from it."""
+    """Restore every random generator at the end of this context. With a `seed`, start each from it."""
     states = generator_states()
     try:
         if seed is not None:
@@ -194,12 +194,12 @@ def _restore_parameter(parameter: nn.Parameter, gradient: Tensor | None, trains:
 
 
 def _may_be_written(tensor: Tensor, version: int | None) -> bool:
-    """Return whether somebody may have written to a tensor since it had this version; None where it counts none."""
+    """Return whether somebody may have written to a tensor since this version. None is that of one that counts none."""
     return version is None or tensor._version != version
 
 
 def _refill(container: Any, copied: Any) -> None:
-    """Give a container the entries of a copy, in their order; an unchanged one is not written."""
+    """Give a container the entries of a copy, in their order. An unchanged one is not written."""
     if _entries(container) == _entries(copied):
         return
     container.clear()

@@ -169,7 +169,7 @@ _CHARACTER = re.compile(rb"[^\x80-\xbf][\x80-\xbf]*")  # in UTF-8
 
 
 def _ngrams(word: bytes, shortest: int, longest: int, bucket: int) -> Iterator[int]:
-    """Yield rows of a word's n-grams, behind those of the words; an n-gram that occurs twice counts twice."""
+    """Yield rows of a word's n-grams, behind those of the words. An n-gram that occurs twice counts twice."""
     if word == b"</s>":
         return
     characters = _CHARACTER.findall(b"<" + word + b">")

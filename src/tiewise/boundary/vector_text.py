@@ -114,7 +114,7 @@ def _put_line(rows: WordRows, line: bytes, width: int, number: int) -> None:
 
 
 def _word_and_fields(line: bytes, width: int) -> tuple[bytes, list[bytes]]:
-    """Split a line into its word and its last `width` fields; the word is empty where the line has none."""
+    """Split a line into its word and its last `width` fields. The word is empty where the line has none."""
     fields = line.rstrip().rsplit(None, width)
     if len(fields) > width:
         return fields[0], fields[1:]

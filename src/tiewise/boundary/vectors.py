@@ -59,7 +59,7 @@ def _load(path: Path, tokens: Sequence[str | None]) -> Tensor:
 
 
 def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
-    """Return the token of each of a table's `rows` in a Hugging Face tokenizer; None for rows without a token.
+    """Return the token of each of a table's `rows` in a Hugging Face tokenizer. None for rows without a token.
 
     Ids may have holes, so the number of tokens says nothing about the largest id.
     """

@@ -61,7 +61,7 @@ def unwatch(model: nn.Module) -> None:
 
 
 class _Verdict(NamedTuple):
-    """Result of a comparison of processes; `what` is wrong ("" where nothing is), and `fix` the way out."""
+    """Result of a comparison of processes. `what` is wrong ("" where nothing is), and `fix` the way out."""
 
     is_final: bool  # False where no table has moved yet
     what: str = ""
@@ -225,7 +225,7 @@ def _local(x: Any) -> Tensor:
 
 
 def _digest(x: Tensor) -> Tensor:
-    """Return a sum of the bits; others have the same by a chance of 2⁻⁶⁴, or by an exchange of entries."""
+    """Return a sum of the bits. Others have the same by a chance of 2⁻⁶⁴, or by an exchange of entries."""
     return x.contiguous().view(_INTEGERS[x.element_size()]).sum(dtype=torch.int64)
 
 

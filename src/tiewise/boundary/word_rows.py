@@ -11,7 +11,7 @@ TAKE_AGAIN = "take the file from its source again"
 
 
 class WordRows:
-    """Rows [V, E] for `tokens` (None where a row has none), nan until filled; a word's first vector counts."""
+    """Rows [V, E] for `tokens` (None where a row has none), nan until filled. A word's first vector counts."""
 
     def __init__(self, tokens: Sequence[str | None], width: int) -> None:
         self.index: dict[bytes, int] = {}  # row of each word that the table has
@@ -25,7 +25,7 @@ class WordRows:
         self.suspicion = ""  # a reason to doubt that the file is whole
 
     def put(self, word: bytes, vector: np.ndarray, place: int) -> None:
-        """Keep the `vector` [E] of a word of the table; one with a value that is no finite float32 is broken."""
+        """Keep the `vector` [E] of a word of the table. One with a value that is no finite float32 is broken."""
         row = self.index[word]
         with np.errstate(over="ignore", invalid="ignore"):
             vector = vector.astype(np.float32)
