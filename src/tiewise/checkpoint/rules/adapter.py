@@ -106,10 +106,11 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
 
 def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
     """Return that both ends have full copies, and whether they differ."""
-    read = "which differ"
+    read, flag = "which differ", "off"
     if facts.equal is None:
         read = "whose rows were not compared"
-    flag = "on" if facts.ties else "off"
+    if facts.ties:
+        flag = "on"
     return f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
 
 
@@ -224,8 +225,10 @@ _UNKNOWN = -1  # a length that the adapter's tensors do not say
 
 def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Stored) -> Told:
     """Report an update whose table has another shape than the base's."""
-    if update.shape is None or len(table.shape) != 2 or 0 in update.shape:
+    if update.shape is None or len(table.shape) != 2:
         return
+    if 0 in update.shape:
+        return  # `empty_tensors` has it
     rows, width = update.shape
     has_right_width = width in (_UNKNOWN, table.shape[1])
     if has_right_width and rows in (_UNKNOWN, table.rows):
@@ -247,8 +250,10 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     Sources: vllm#41754; vllm#38844
     """
     base = facts.base
-    if base is None or not base.complete or facts.listed("target_parameters"):
+    if base is None or not base.complete:
         return
+    if facts.listed("target_parameters"):
+        return  # its tensors are named after parameters
     modules = _modules_of_base(facts)
     lost = [module for module in modules if module not in facts.base_modules]
     if not lost:

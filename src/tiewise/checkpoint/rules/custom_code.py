@@ -8,6 +8,7 @@ from typing import Any
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import Fault, Folder
 from tiewise.checkpoint.rules.code_classes import ARGUMENTS, KEYS, Assigned, CodeClass, read_code
 from tiewise.checkpoint.rules.rule import Said, Severity, Told, rule
 from tiewise.checkpoint.untrusted import object_of, short
@@ -34,9 +35,7 @@ def custom_code(facts: Facts) -> Told:
     if not used:
         return
     classes, faults = read_code(facts.folder)
-    for fault in faults:
-        what = fault.what.removeprefix(f"{facts.folder.path}/")
-        yield Said(short(fault.file), what, fault.fix, severity="warning")
+    yield from _unread_code(facts.folder, faults)
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
         above = _ancestors(classes, code)
@@ -47,6 +46,14 @@ def custom_code(facts: Facts) -> Told:
     config = classes.get(used.get("AutoConfig", ""))
     if config is not None:
         yield from _missing_default(facts, config)
+
+
+def _unread_code(folder: Folder, faults: list[Fault]) -> Told:
+    """Report Python files that cannot be read."""
+    for fault in faults:
+        where = short(fault.file)
+        what = fault.what.removeprefix(f"{folder.path}/")
+        yield Said(where, what, fault.fix, severity="warning")
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
@@ -120,8 +127,8 @@ def _missing_default(facts: Facts, config: CodeClass) -> Told:
     """Report a config class without a value for the flag, where config.json has none either."""
     if facts.claims.deciding.written is not None or facts.roles.headless:
         return
-    bases = set(config.bases)
-    if config.names_flag or not bases or bases - _BASE_CONFIGS:
+    is_base_alone = bool(config.bases) and _BASE_CONFIGS.issuperset(config.bases)
+    if config.names_flag or not is_base_alone:
         return
     what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
     value = f"{FLAG}={bool(facts.truth)}"

@@ -18,7 +18,18 @@ from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.draft import Draft
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, copies, describe, difference, numbers, rule
+from tiewise.checkpoint.rules.rule import (
+    CONFIG_FIX,
+    Said,
+    Severity,
+    Told,
+    copies,
+    describe,
+    difference,
+    further_tables,
+    numbers,
+    rule,
+)
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import UNRELATED, TableLikeness
 from tiewise.checkpoint.tokenizer_ids import MOST_TOKENS, PIECES, Tokenizer
@@ -44,7 +55,9 @@ def draft_maps(facts: Facts) -> Told:
     if draft.map is not None:
         yield from _map_findings(facts, draft, draft.map)
     elif draft.reduced:
-        name = "token_map" if draft.heads else "d2t"
+        name = "d2t"
+        if draft.heads:
+            name = "token_map"
         what = f"it drafts over {draft.size:,} of {facts.vocabulary:,} tokens, and no {name} says which"
         yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
 
@@ -64,7 +77,9 @@ def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Told:
     if not _are_integers(stored):
         return
     draft_map = _DraftMap(short(stored.name), _integers(stored), draft.holds_ids, marked)
-    vocabulary = MOST_TOKENS if facts.vocabulary is None else facts.vocabulary
+    vocabulary = facts.vocabulary
+    if vocabulary is None:
+        vocabulary = MOST_TOKENS
     yield from _map_faults(draft_map, draft.reduced, vocabulary)
     if marks is not None and marked is not None:
         yield from _other_marks(short(marks.name), draft_map.tokens(), marked)
@@ -258,17 +273,16 @@ def _tensors_of_vocabulary(facts: Facts, draft: Draft) -> list[Stored]:
         tensors.append(draft.t2d)
     if facts.roles.input is not None:
         tensors.append(facts.roles.input)
-    for other in facts.roles.others:
-        if other.role in (MTP_INPUT, MTP_OUTPUT):
-            tensors.append(other.tensor)
-    return tensors
+    return tensors + further_tables(facts, MTP_INPUT, MTP_OUTPUT)
 
 
 def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
     """Report that a config promises a head of the draft's size, and none is stored."""
     if draft.size is None or facts.tied:
         return
-    if facts.roles.output is not None or facts.roles.output_end.quantised or draft.heads:
+    if facts.roles.output is not None or facts.roles.output_end.quantised:
+        return
+    if draft.heads:
         return
     what = f"{size.key} is {draft.size:,}, and no head of {draft.size:,} rows is stored"
     if not draft.reduced:
@@ -305,7 +319,9 @@ def _wrong_head_count(facts: Facts, draft: Draft) -> Told:
 def _other_vocabulary(facts: Facts, target: Facts) -> Told:
     """Report that draft and target have vocabularies of two sizes. Tokens in the rows of one alone make it an error."""
     ours, theirs = facts.vocabulary, target.vocabulary
-    if ours is None or theirs is None or ours == theirs:
+    if ours is None or theirs is None:
+        return
+    if ours == theirs:
         return
     where = "vocab_size"
     what = f"the draft's vocabulary has {ours:,} rows, the target's {theirs:,}"
@@ -318,7 +334,9 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Told:
     if last >= less:
         yield where, f"{what}, and tokens up to {last:,} lie in the rows that only one has", OTHER
         return
-    smaller = facts if ours < theirs else target
+    smaller = facts
+    if theirs < ours:
+        smaller = target
     fix = "pad its input table and t2d with zeros, and set vocab_size"
     if smaller.draft is None:
         fix = smaller.command("resize", f"--vocab {more}", "--rows zero")
@@ -412,20 +430,17 @@ def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
 def _other_input_table(facts: Facts, target: Facts) -> Told:
     """Report that the input table is not the target's, or that no two can be compared."""
     # layers that predict further tokens bring a copy of the target's table, on which `copies` has reported
-    copy = _table_of_further_tokens(facts)
-    table = facts.roles.counted or copy
+    copies_of_table = further_tables(facts, MTP_INPUT)
+    table = facts.roles.counted
+    if table is None and copies_of_table:
+        table = copies_of_table[0]
     alike = _compare_rows(facts, table, target.roles.counted)
     if table is None or alike is None:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
         yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
-    elif alike.kind == UNRELATED and copy is None:
+    elif alike.kind == UNRELATED and not copies_of_table:
         what = f"its input table is not the target's: {difference(alike)}"
         yield Said(short(table.name), what, OTHER, severity="warning")
-
-
-def _table_of_further_tokens(facts: Facts) -> Stored | None:
-    """Return the input table of layers that predict further tokens; None without one."""
-    return next((other.tensor for other in facts.roles.others if other.role == MTP_INPUT), None)
 
 
 def _compare_rows(facts: Facts, table: Stored | None, target_table: Stored | None) -> TableLikeness | None:

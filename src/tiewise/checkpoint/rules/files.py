@@ -144,17 +144,21 @@ def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
         yield Said(where, what, facts.command("repair"), True, severity="error")
     lost = [name for name in misplaced if name not in tensors]
     if lost:
-        what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
-        fix = "download the shards again, or the index that belongs to them"
-        is_safe = lost == [facts.roles.output_name] and facts.claims.tied is True  # the model does without it
-        if is_safe:
-            fix = facts.command("repair")
-        yield Said(INDEX, what, fix, is_safe, severity="error")
+        yield _in_no_shard(facts, lost)
     unknown = [name for name in tensors if name not in weight_map]
     if unknown:
-        first = tensors[unknown[0]]
+        where = short(tensors[unknown[0]].path.name)
         what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
-        yield Said(short(first.path.name), what, facts.command("repair"), True, severity="error")
+        yield Said(where, what, facts.command("repair"), True, severity="error")
+
+
+def _in_no_shard(facts: Facts, lost: list[str]) -> Said:
+    """Return the finding about tensors that no shard holds. A tied model does without its head."""
+    what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
+    if facts.claims.tied is True and lost == [facts.roles.output_name]:
+        return Said(INDEX, what, facts.command("repair"), True, severity="error")
+    fix = "download the shards again, or the index that belongs to them"
+    return Said(INDEX, what, fix, severity="error")
 
 
 def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]:
@@ -236,7 +240,7 @@ def name_in_two_shards(facts: Facts) -> Told:
         how, is_safe = "not compared", False
         if facts.scan:
             is_safe = facts.same(copy, first)
-            how = "equal" if is_safe else "different"
+            how = {True: "equal", False: "different"}[is_safe]
         fix = "find out which one is meant, and write the shards again"
         if is_safe:
             fix = facts.command("repair")

@@ -16,6 +16,7 @@ from tiewise.checkpoint.rules.rule import (
     Severity,
     Told,
     difference,
+    differing,
     dotted,
     names,
     rule,
@@ -105,15 +106,22 @@ def _absent_flag(facts: Facts) -> Said:
     if isinstance(kind, str):
         family = short(kind)
     stored = "a head is stored"
-    all_agree = facts.claims.fixed is not None
     if facts.roles.output is None:
         stored = "no head of its own is stored"
-        all_agree = all_agree or default is True
     what = f"{FLAG} is absent in a config of {family}, {_ABSENT_MEANS[default]}, and {stored}"
     what += "; loaders' defaults differ"
+    severity: Severity = "warning"
+    if _all_loaders_agree(facts):
+        severity = "info"
     repair = _flag_repair(facts)
-    severity: Severity = "info" if all_agree else "warning"
     return Said(FLAG, what, repair.fix, repair.is_safe, severity)
+
+
+def _all_loaders_agree(facts: Facts) -> bool:
+    """Return whether all loaders make the same model without the flag."""
+    if facts.claims.fixed is not None:
+        return True
+    return facts.claims.tied is True and facts.roles.output is None
 
 
 @rule("B021", "error", "all levels of a nested config say the same")
@@ -155,8 +163,12 @@ def _severity_of_levels(facts: Facts) -> Severity:
     """Return how bad it is that levels disagree, by the class and then by other loaders."""
     if _is_class_right(facts):
         others = _severity_of(predict(facts))
-        return "info" if others in (None, "info") else "warning"
-    return "warning" if facts.truth is None else "error"
+        if others in (None, "info"):
+            return "info"
+        return "warning"
+    if facts.truth is None:
+        return "warning"
+    return "error"
 
 
 def _is_class_right(facts: Facts) -> bool:
@@ -191,7 +203,9 @@ def t5_ends(facts: Facts) -> Told:
 def _t5_without_head(facts: Facts) -> Told:
     """Report a T5-like model whose flag is false, and which stores no head."""
     roles = facts.roles
-    if roles.headless or roles.input is None or roles.output is not None:
+    if roles.input is None or roles.output is not None:
+        return
+    if roles.headless:
         return
     what = f"{FLAG} is false and no head is stored"
     what += "; this family reads false also as 'do not scale before the head'"
@@ -203,8 +217,8 @@ def _t5_input_tables(facts: Facts) -> Told:
     """Report stored input tables of a T5-like model that differ from the first one."""
     for other in facts.roles.inputs[1:]:
         first = facts.roles.inputs[0]
-        alike = facts.compare(first, other)
-        if alike is not None and alike.differing:
+        alike = differing(facts, first, other)
+        if alike is not None:
             where = short(other.name)
             what = f"{short(first.name)} and {where} are one table in this family: {difference(alike)}"
             fix = "find out which one was trained, and store that one alone"

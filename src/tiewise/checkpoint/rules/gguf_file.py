@@ -94,7 +94,9 @@ class GgufFacts:
     @property
     def heads(self) -> tuple[Stored, ...]:
         """Return the output head, where it is stored."""
-        return () if self.head is None else (self.head,)
+        if self.head is None:
+            return ()
+        return (self.head,)
 
     @property
     def copies(self) -> tuple[Stored, ...]:
@@ -184,7 +186,8 @@ class _Header:
         tensors, keys = self.u64("a count"), self.u64("a count")
         # the least that a tensor and a key can take, so that no count is believed beyond the file
         least = 24 * tensors + 13 * keys
-        if tensors > MOST_TENSORS or keys > MOST_KEYS or least > self.size - self.at:
+        is_possible = tensors <= MOST_TENSORS and keys <= MOST_KEYS
+        if not is_possible or least > self.size - self.at:
             raise self.wrong(f"it claims {tensors:,} tensors and {keys:,} keys in {self.size:,} bytes")
         for _ in range(keys):
             self.read_key()

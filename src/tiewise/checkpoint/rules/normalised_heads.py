@@ -60,7 +60,9 @@ def _normalised_owners(node: ast.ClassDef) -> set[str]:
     """Return the owners of the weights that a class passes to a function `normalize`."""
     owners = set[str]()
     for call in ast.walk(node):
-        if isinstance(call, ast.Call) and last_name(call.func) == "normalize" and call.args:
+        if not isinstance(call, ast.Call) or not call.args:
+            continue
+        if last_name(call.func) == "normalize":
             owners.add(_owner_of_weight(call.args[0]))
     return owners
 

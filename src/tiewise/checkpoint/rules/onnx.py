@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.onnx_file import OnnxFacts
-from tiewise.checkpoint.rules.rule import Said, Told, describe, names, rule
+from tiewise.checkpoint.rules.rule import Said, Told, describe, names, rule, tensor_names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -50,8 +50,7 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Told:
     copies = facts.copies
     if copies:
         spare = size(sum(copy.nbytes for copy in copies))
-        listed = names([copy.name for copy in copies])
-        what = f"{listed} repeats {describe(table)}: {spare} stored more than once"
+        what = f"{tensor_names(copies)} repeats {describe(table)}: {spare} stored more than once"
         yield short(copies[0].name), what, EXPORT
 
 
@@ -80,15 +79,20 @@ def onnx_head(facts: OnnxFacts) -> Told:
     for name, operator in lacking.items():
         what = f"{short(operator)} takes {short(name)}, of which the file has no data"
         yield short(name), what, export
-    if facts.table is None or facts.heads or lacking:
+    if facts.heads or lacking:
         return
-    what = f"{describe(facts.table)} is looked up in, and no product has {facts.table.rows:,} columns"
+    if facts.table is not None:
+        yield _no_product(facts, facts.table, export)
+
+
+def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Said:
+    """Return the finding about a graph whose table serves no product."""
+    what = f"{describe(table)} is looked up in, and no product has {table.rows:,} columns"
     what += f": it ends at {names(facts.outputs)}"
     promised = [name for name in facts.outputs if "logits" in name]
     if promised:
-        yield "graph", what, export
-    else:
-        yield Said("graph", what, f"none for an embedding model; else {export}", severity="info")
+        return Said("graph", what, export)
+    return Said("graph", what, f"none for an embedding model; else {export}", severity="info")
 
 
 def _without_data(facts: OnnxFacts) -> dict[str, str]:

@@ -122,8 +122,9 @@ def left_alone(facts: Facts) -> Told:
     """
     if not _has_both_modules(facts):
         return
-    section = facts.quantise or quantisation(facts.config)
-    source = "--quantise" if facts.quantise else "quantization_config"
+    source, section = "quantization_config", quantisation(facts.config)
+    if facts.quantise:
+        source, section = "--quantise", facts.quantise
     method = method_of(section)
     for key, entries in lists_of(section).items():
         where = f"{source}.{key}"
@@ -150,10 +151,12 @@ def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Told:
 
 def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Told:
     """Report a list that leaves one end alone, where the shared table is stored quantised."""
-    stored = end if end.parts else other
-    if not stored.quantised:
+    stored = end
+    if not end.parts:
+        stored = other
+    if not stored.quantised or leaves(_module(other), entries):
         return
-    if leaves(_module(end), entries) and not leaves(_module(other), entries):
+    if leaves(_module(end), entries):
         module = short(end.module)
         what = f"it leaves {module} alone, and on a tied model that table is stored quantised"
         yield where, what, f'take "{module}" out of it, or quantise again'
@@ -330,7 +333,9 @@ def _wrong_width(facts: Facts, end: End) -> Told:
 def _wrong_bits(facts: Facts, end: End) -> Told:
     """Compare the bits of a table that MLX packed with those that config.json gives its module."""
     weight, scales = end.parts.get("weight"), end.parts.get("scales")
-    if weight is None or scales is None or weight.dtype != "U32":
+    if weight is None or scales is None:
+        return
+    if weight.dtype != "U32":
         return
     section = object_of(facts.config.get("quantization"))
     module, by_module = short(end.module), section.get(_module(end))
@@ -364,7 +369,9 @@ def _other_packing(facts: Facts, module: str, settings: Mapping[str, Any], weigh
 
 def _columns(tensor: Stored) -> int:
     """Return the length of the last axis; 0 for a single number."""
-    return tensor.shape[-1] if tensor.shape else 0
+    if not tensor.shape:
+        return 0
+    return tensor.shape[-1]
 
 
 @rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
@@ -381,13 +388,12 @@ def half_to_be_quantised(facts: Facts) -> Told:
     if not facts.tied or not _has_both_modules(facts):
         return
     table, head = facts.roles.input_end, facts.roles.output_end
-    where = "--quantise"
-    section = facts.quantise
-    if not section:
-        where = "config.json"
-        section = quantisation(facts.config)
-        if table.quantised or head.quantised or "lm_head" in section:
-            return  # B050 judges what is stored
+    where, section = "config.json", quantisation(facts.config)
+    are_plain = not table.quantised and not head.quantised
+    if facts.quantise:
+        where, section = "--quantise", facts.quantise
+    elif not are_plain or "lm_head" in section:
+        return  # B050 judges what is stored
     packs_table = packs(section, _module(table), "Embedding")
     packs_head = packs(section, _module(head), "Linear")
     if packs_table == packs_head:

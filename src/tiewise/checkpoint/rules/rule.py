@@ -179,6 +179,20 @@ def names(items: Collection[str], most: int = 4) -> str:
     return f"{listed} and {len(items) - most:,} more"
 
 
+def tensor_names(tensors: Iterable[Stored]) -> str:
+    """Return the names of the first few tensors, and how many more there are."""
+    return names([tensor.name for tensor in tensors])
+
+
+def further_tables(facts: Facts, *parts: str) -> list[Stored]:
+    """Return the tables other than the two ends that token ids index, of one of some parts."""
+    tables = list[Stored]()
+    for other in facts.roles.others:
+        if other.role in parts:
+            tables.append(other.tensor)
+    return tables
+
+
 def numbers(values: Iterable[int], count: int) -> str:
     """Return the first few of `count` row numbers."""
     texts = [str(value) for value in values]
@@ -218,6 +232,14 @@ def _distance(alike: TableLikeness) -> str:
     return "some values are NaN or infinite"
 
 
+def differing(facts: Facts, table: Stored, other: Stored) -> TableLikeness | None:
+    """Return how two tables differ; None if they are equal, or were not compared."""
+    alike = facts.compare(table, other)
+    if alike is None or not alike.differing:
+        return None
+    return alike
+
+
 def copies(facts: Facts, of: Roles) -> Told:
     """Report tables of further tokens that differ from a model's table at the same end.
 
@@ -228,8 +250,8 @@ def copies(facts: Facts, of: Roles) -> Told:
         end, copy = ends.get(other.role), other.tensor
         if end is None or end.shape != copy.shape:
             continue
-        alike = facts.compare(end, copy)
-        if alike is None or not alike.differing:
+        alike = differing(facts, end, copy)
+        if alike is None:
             continue
         what = f"{describe(copy)} is not {short(end.name)}: {difference(alike)}"
         fix = "none if it was trained so"
@@ -244,7 +266,9 @@ def copies(facts: Facts, of: Roles) -> Told:
 
 def dotted(level: str, key: str = FLAG) -> str:
     """Return the path of a key at a level of the config. The level comes from the file."""
-    return f"{short(level)}.{key}" if level else key
+    if not level:
+        return key
+    return f"{short(level)}.{key}"
 
 
 def said(flag: bool | None) -> str:

@@ -10,7 +10,17 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_said
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, describe, dotted, names, rule
+from tiewise.checkpoint.rules.rule import (
+    CONFIG_FIX,
+    Said,
+    Severity,
+    Told,
+    describe,
+    dotted,
+    further_tables,
+    names,
+    rule,
+)
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import items_of, short
 
@@ -87,10 +97,9 @@ def _missing_per_layer_table(facts: Facts) -> Told:
     level = facts.text.level
     config = facts.levels.get(level, {})
     width, rows = count(config.get("hidden_size_per_layer_input")), count(config.get("vocab_size_per_layer_input"))
-    if width is None or rows is None or not facts.complete:
+    if width is None or rows is None:
         return
-    stored_roles = {other.role for other in facts.roles.others}
-    if PER_LAYER not in stored_roles:
+    if facts.complete and not further_tables(facts, PER_LAYER):
         what = f"it is {width:,}, and no per-layer table is stored: one is drawn at random"
         yield dotted(level, "hidden_size_per_layer_input"), what, _SOURCE
 
@@ -152,7 +161,9 @@ def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
 def _lost_extra_rows(facts: Facts) -> Told:
     """Report that an input table lacks the rows that its class adds to the vocabulary."""
     table, vocabulary, extra = facts.roles.counted, facts.text.vocab_size, facts.extra_rows
-    if table is None or vocabulary is None or not extra:
+    if extra == 0:
+        return
+    if table is None or vocabulary is None:
         return
     rows = vocabulary + extra
     if table.rows == rows:
@@ -223,7 +234,8 @@ def head_biases(facts: Facts) -> Told:
     """
     biases = {bias.name: bias for bias in facts.roles.biases}
     yield from _unequal_copies(facts, biases)
-    yield from _missing_biases(facts, biases)
+    yield from _fresh_biases(facts, biases)
+    yield from _missing_biases(facts)
     rows = {table.rows for table in facts.roles.tables} | facts.vocabularies
     for bias in _all_biases(facts, biases):
         yield from _wrong_bias(facts, bias, rows)
@@ -234,20 +246,31 @@ def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Told:
     if facts.tied is not True or not facts.scan:
         return
     for target, source in facts.roles.ties.items():
-        bias, other = biases.get(target), biases.get(source)
-        if bias is None or other is None or facts.same(bias, other):
-            continue
-        what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
-        fix = "find out which one was trained, and store that one alone"
-        yield Said(short(target), what, fix, severity="error")
+        if target in biases and source in biases:
+            yield from _unequal_bias(facts, biases[target], biases[source])
 
 
-def _missing_biases(facts: Facts, biases: Collection[str]) -> Told:
-    """Report biases of the head that the file lacks, so that transformers initialises them."""
+def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Told:
+    """Report that two stored biases differ, of which the class makes one."""
+    if facts.same(bias, other):
+        return
+    where = short(bias.name)
+    what = f"{where} is not {short(other.name)}, and the two are one in this class: loaders differ in which"
+    fix = "find out which one was trained, and store that one alone"
+    yield Said(where, what, fix, severity="error")
+
+
+def _fresh_biases(facts: Facts, biases: Collection[str]) -> Told:
+    """Report biases of the head that an untied model starts anew, because one of two is stored alone."""
     for target, source in facts.fresh:
         if target not in biases and target.endswith("bias"):
-            what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
-            yield Said(short(target), what, f"store it as {short(target)} too", severity="error")
+            where = short(target)
+            what = f"{short(source)} is stored alone, and an untied model of this class starts {where} anew"
+            yield Said(where, what, f"store it as {where} too", severity="error")
+
+
+def _missing_biases(facts: Facts) -> Told:
+    """Report biases of the head that the file lacks, so that transformers initialises them."""
     missing = [facts.named(name) for name in facts.missing_biases]
     if missing:  # several are names of one
         what = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
@@ -278,22 +301,31 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
     where = short(bias.name)
     expected = facts.misfits.get(bias.name)  # the shape in its class, where that is another one
     if rows and bias.shape[-1] not in rows:
-        listed = names(sorted(map(str, rows)))
-        what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
-        severity: Severity = "warning"
-        if expected is not None:
-            what += ": transformers refuses to load it"
-            severity = "error"
-        fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
-        yield Said(where, what, fix, severity=severity)
+        yield _wrong_length(bias, rows, is_refused=expected is not None)
     elif expected is not None:
         what = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
         yield Said(where, what, "store it in that shape", severity="error")
-    elif bias.name.endswith("lm_head.bias") and facts.tied is True and _is_causal(facts):
+    elif bias.name.endswith("lm_head.bias") and _is_tied_causal(facts):
         what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
-        yield Said(where, what, "none needed; vLLM before its fix of #46835 drops it", severity="info")
+        fix = "none needed; vLLM before its fix of #46835 drops it"
+        yield Said(where, what, fix, severity="info")
 
 
-def _is_causal(facts: Facts) -> bool:
-    """Return whether the checkpoint was saved by a class that generates text."""
-    return any(name.endswith("ForCausalLM") for name in items_of(str, facts.config.get("architectures")))
+def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Said:
+    """Return the finding about a bias with other entries than the tables have `rows`."""
+    listed = names(sorted(map(str, rows)))
+    what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
+    fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
+    severity: Severity = "warning"
+    if is_refused:
+        what += ": transformers refuses to load it"
+        severity = "error"
+    return Said(short(bias.name), what, fix, severity=severity)
+
+
+def _is_tied_causal(facts: Facts) -> bool:
+    """Return whether the model is tied, and was saved by a class that generates text."""
+    if facts.tied is not True:
+        return False
+    architectures = items_of(str, facts.config.get("architectures"))
+    return any(name.endswith("ForCausalLM") for name in architectures)

@@ -57,9 +57,11 @@ def ids_without_row(facts: Facts) -> Told:
     Sources: LlamaFactory#10547; unsloth-zoo#923; transformers#32852
     """
     tokenizer, room = facts.tokenizer, _room(facts)
-    if tokenizer is None or room is None or tokenizer.max_id < room:
+    if tokenizer is None or room is None:
         return
     last = tokenizer.max_id
+    if last < room:
+        return
     if tokenizer.base_max >= room:
         severity: Severity = "fatal"
         how = f"its vocabulary reaches id {tokenizer.base_max:,}"
@@ -168,7 +170,9 @@ def _head_with_rows(facts: Facts, last_row: int) -> Stored | None:
         head = roles.input
     if head is None or roles.packed(head):
         return None
-    return head if head.rows > last_row else None
+    if head.rows <= last_row:
+        return None
+    return head
 
 
 def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
@@ -233,15 +237,25 @@ def special_ids_outside(facts: Facts) -> Told:
     What to do: write the ids that the tokenizer has; `tiewise resize` gives a placeholder the row that it lacks.
     Sources: LlamaFactory#6749; skeletoken#108; transformers#35683; transformers#36491; transformers#29836
     """
-    rows = [table.rows for table in facts.roles.tables if not facts.roles.packed(table)]
-    if not rows:
+    room = _largest_vocabulary(facts)
+    if room is None:
         return
-    room = max(*rows, *facts.vocabularies, _room(facts) or 0)
-    places = dict(facts.levels)
-    if isinstance(facts.generation, Mapping):
-        places[_GENERATION] = facts.generation
-    for level, record in places.items():
+    for level, record in facts.levels.items():
         yield from _outside_of_level(facts, level, record, room)
+    if isinstance(facts.generation, Mapping):
+        yield from _outside_of_level(facts, _GENERATION, facts.generation, room)
+
+
+def _largest_vocabulary(facts: Facts) -> int | None:
+    """Return the largest number of ids that a table or the config has; None without a table whose rows are counted."""
+    sizes = set[int]()
+    for table in facts.roles.tables:
+        if not facts.roles.packed(table):
+            sizes.add(table.rows)
+    if not sizes:
+        return None
+    sizes |= facts.vocabularies
+    return max(*sizes, _room(facts) or 0)
 
 
 def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room: int) -> Told:
@@ -320,9 +334,18 @@ def _as_list(value: Any) -> list[Any]:
 
 def _outside(name: str, value: Any, room: int) -> list[int]:
     """Return those ids of a config's value that none of `room` rows has."""
-    if name == "forced_decoder_ids":  # pairs of a position and the id that is forced there
-        value = [pair[1] for pair in items_of(list, value) if len(pair) == 2]
+    if name == "forced_decoder_ids":
+        value = _forced_ids(value)
     return [number for number in _ids_below(value) if number >= room]
+
+
+def _forced_ids(value: Any) -> list[Any]:
+    """Return the ids in a list of pairs, each of a position and the id that is forced there."""
+    ids = list[Any]()
+    for pair in items_of(list, value):
+        if len(pair) == 2:
+            ids.append(pair[1])
+    return ids
 
 
 def _ids_below(value: Any) -> Iterator[int]:

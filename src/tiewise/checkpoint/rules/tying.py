@@ -8,7 +8,19 @@ from tiewise.checkpoint.claims import Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts, Pair
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
-from tiewise.checkpoint.rules.rule import Said, Severity, Told, copies, describe, difference, dotted, names, rule, said
+from tiewise.checkpoint.rules.rule import (
+    Said,
+    Severity,
+    Told,
+    copies,
+    describe,
+    difference,
+    dotted,
+    names,
+    rule,
+    said,
+    tensor_names,
+)
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
@@ -97,13 +109,12 @@ def _missing_input(facts: Facts) -> Told:
     text, roles = facts.text, facts.roles
     if text.vocab_size is None or _may_lack_input(facts):
         return
-    candidates = [tensor.name for tensor in facts.unplaced]
-    is_reported = roles.named_like_head or not candidates  # by B016, where there is anything to report
+    is_reported = roles.named_like_head or not facts.unplaced  # by B016, where there is anything to report
     if roles.output is not None and is_reported:
         return
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
-    if candidates:
-        what += f"; one of these may be: {names(candidates)}"
+    if facts.unplaced:
+        what += f"; one of these may be: {tensor_names(facts.unplaced)}"
     where, fix = "input table", "store it under the name that its class gives it"
     if roles.input_name:
         where, fix = roles.input_name, f"store it as {roles.input_name}"
@@ -144,8 +155,7 @@ def no_output(facts: Facts) -> Told:
         return
     what = f"{why}, and no output head is stored: transformers draws it at random"
     if facts.unplaced:
-        candidates = [tensor.name for tensor in facts.unplaced]
-        what += f"; one of these may be it: {names(candidates)}"
+        what += f"; one of these may be it: {tensor_names(facts.unplaced)}"
     fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
     if facts.scaled_up is not None:
         what += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
@@ -172,7 +182,9 @@ def _must_have_head(facts: Facts) -> bool:
     is_untied = facts.tied is False and not claims.t5_like
     if not is_untied or not facts.complete:
         return False
-    if roles.headless or roles.input is None or roles.read_output is not None:
+    if roles.input is None or roles.read_output is not None:
+        return False
+    if roles.headless:
         return False
     if claims.known:
         return not _is_packed_in_unknown_way(facts)
@@ -260,13 +272,20 @@ def tied_and_stored_twice(facts: Facts) -> Told:
     """
     if facts.tied is not True:
         return
-    pair = facts.pair
-    if pair is not None and pair.alike.equal:
+    pair = _equal_pair(facts)
+    if pair is not None:
         yield _stored_twice(facts, pair)
         if facts.roles.headless:
             return
     if facts.packed_twice:
         yield _packed_alike(facts)
+
+
+def _equal_pair(facts: Facts) -> Pair | None:
+    """Return the two tables if they are equal; None if they are not, or were not compared."""
+    if facts.pair is None or not facts.pair.alike.equal:
+        return None
+    return facts.pair
 
 
 def _stored_twice(facts: Facts, pair: Pair) -> Said:
@@ -320,11 +339,11 @@ def equal_but_not_tied(facts: Facts) -> Told:
     What to do: nothing if that is meant; else `tiewise tie --keep input` stores one table and says so.
     Sources: torchtitan: the Hugging Face backend clones the head for FSDP
     """
-    pair = facts.pair
-    if facts.tied is True or facts.roles.headless:
+    pair = _equal_pair(facts)
+    if pair is None or facts.tied is True:
         return
-    if pair is None or not pair.alike.equal:
-        return
+    if facts.roles.headless:
+        return  # its head is not read
     how = "no config says whether they tie"
     if facts.claims.levels:
         how = f"the config says {said(facts.tied)}"
@@ -392,7 +411,9 @@ def _can_be_renamed(facts: Facts) -> bool:
 def _lacks_input(facts: Facts) -> bool:
     """Return whether no tensor is or may be the input table, and the class has one."""
     roles = facts.roles
-    if roles.input is not None or not facts.complete or facts.unplaced:
+    if roles.input is not None or not facts.complete:
+        return False
+    if facts.unplaced:
         return False
     if roles.headless and roles.input_name is None:
         return False  # a class without a lookup: a CTC head has no input table

@@ -32,11 +32,16 @@ def types_disagree(facts: Facts) -> Told:
     What to do: correct the config's dtype, or save the model in one type.
     Sources: transformers: dtype='auto'
     """
-    tables = [table for table in facts.roles.pair if table.dtype in FLOATING]
+    tables = _plain_tables(facts)
     if len(tables) == 2:
         yield from _unequal_types(*tables)
     if not facts.quantised:
         yield from _other_type_than_config(facts)
+
+
+def _plain_tables(facts: Facts) -> list[Stored]:
+    """Return those of the two tables that are stored as floating numbers."""
+    return [table for table in facts.roles.pair if table.dtype in FLOATING]
 
 
 def _unequal_types(table: Stored, head: Stored) -> Told:
@@ -95,8 +100,8 @@ def rows_in_use(facts: Facts) -> Told:
     Sources: trl#5608; LlamaFactory#6749; transformers#35141; unsloth#658; unsloth#1056
     """
     tokens = _tokens_in_use(facts)
-    for table in facts.roles.pair:
-        if table.dtype not in FLOATING or len(table.shape) != 2:
+    for table in _plain_tables(facts):
+        if len(table.shape) != 2:
             continue
         with doing(f"reading {short(table.name)}", table.nbytes):
             scan = scan_rows(table)
@@ -142,7 +147,9 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
     zero = [row for row in scan.zero if row in used]
     if zero:
         what = f"{where}: {_rows(zero)} of tokens in use are zero"
-        severity: Severity = "warning" if knows_tokens else "info"
+        severity: Severity = "info"
+        if knows_tokens:
+            severity = "warning"
         yield Said(where, what, again, severity=severity)
     yield from _equal_rows(where, scan, used)
 
@@ -230,7 +237,7 @@ def zero_tables(facts: Facts) -> Told:
     Sources: Automodel#3808
     """
     tables = facts.roles.pair
-    zero = [table for table in tables if table.dtype in FLOATING and all_zero(table)]
+    zero = [table for table in _plain_tables(facts) if all_zero(table)]
     if not zero:
         return
     first = zero[0]
