@@ -33,7 +33,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size, to_record
 
 SCHEMA = 1  # of a receipt's record
-SHOWN = 6  # names of tensors in one line
+MOST_LISTED = 6  # names of tensors in one line
 
 Place = str | os.PathLike[str]
 Make = Callable[..., Change]
@@ -75,9 +75,9 @@ class Receipt:
             heading = "would write"
         lines = [(heading, str(self.to))]
         if self.written:
-            lines.append(("tensors in", names(self.written, SHOWN)))
+            lines.append(("tensors in", names(self.written, MOST_LISTED)))
         if self.dropped:
-            lines.append(("tensors out", names(self.dropped, SHOWN)))
+            lines.append(("tensors out", names(self.dropped, MOST_LISTED)))
         lines += [
             ("files", self._counts_of_files()),
             ("bytes", f"{size(self.bytes_before)} → {size(self.bytes_after)}"),

@@ -55,7 +55,10 @@ def destination(source: Folder, to: Path) -> Path:
 
 
 def _require_nothing_there(to: Path, real: Path) -> None:
-    """Raise unless there is nothing, or an empty folder, at `real`; `to` is the name for errors."""
+    """Raise unless there is nothing, or an empty folder, at `real`.
+
+    `to` is the name for errors.
+    """
     try:
         names = os.listdir(real)
     except FileNotFoundError:
@@ -77,7 +80,10 @@ def cannot_write(to: Path, error: OSError) -> CheckpointError:
 
 @contextmanager
 def beside(real: Path) -> Iterator[Path]:
-    """Make an empty folder next to `real`, and remove it at the end unless it was renamed."""
+    """Make an empty folder next to `real`.
+
+    It is removed at the end unless it was renamed.
+    """
     sweep(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
     lock = _lock(path)
@@ -136,7 +142,10 @@ def _lock(path: Path) -> FileLock:
 
 
 def _try_to_lock(lock: FileLock) -> bool:
-    """Lock a lock, and return True unless another process has it or the file system has no locks."""
+    """Lock a lock, and return True if this process has it now.
+
+    It lacks it if another process has it, or if the file system has no locks.
+    """
     with suppress(Timeout, OSError, NotImplementedError):
         lock.acquire()
     return lock.is_locked

@@ -17,7 +17,7 @@ from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
+ROWS_STAY = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
 SIZE = "vocab_size"
 PER_LAYER_SIZE = "vocab_size_per_layer_input"
 SEGMENTS = "type_vocab_size"  # of BERT: kinds of segments, no tokens

@@ -108,7 +108,9 @@ def _come_out_equal(lookup: Dense, head: Dense) -> bool:
 
 
 def _are_one_tensor(facts: Facts, tied: TiedNames, head: Stored) -> bool:
-    """Return True if all tensors that the class ties are equal; BERT's two biases may be trained apart.
+    """Return True if all tensors that the class ties are equal.
+
+    They may differ: BERT's two biases may be trained apart.
 
     Args:
         head: the stored table of the output end, whose dense table counts instead.
@@ -174,7 +176,7 @@ class _Densified:
         return copies
 
     def _untied_names(self) -> Iterator[tuple[str, Stored]]:
-        """Yield (name that is not stored, tensor that it was tied to), if the result is not tied."""
+        """Yield (missing name, tensor that it was tied to), if the result is not tied."""
         if self.is_tied or self.facts.claims.t5_like:
             return
         yield from missing_names(self.facts)

@@ -53,7 +53,7 @@ BEYOND = "target_parameters layer_replication use_qalora use_bdlora alora_invoca
 INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
-KNOWN = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
+MERGED_PARTS = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
 PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
 MOST_LETTERS = 300  # of a module's name that a pattern is matched with
 USE_PEFT = "load it beside its base, or merge it with PEFT"
@@ -209,7 +209,7 @@ def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
     """Yield the tensors of the adapter that nothing here merges."""
     for module, parts in adapter.parts.items():
         for part, tensor in parts.items():
-            if part not in KNOWN or tensor.dtype not in FLOATING:
+            if part not in MERGED_PARTS or tensor.dtype not in FLOATING:
                 yield Obstacle(f"{short(module)} has {short(part)}, unknown here", USE_PEFT)
 
 

@@ -20,7 +20,7 @@ from tiewise.core.errors import CheckpointError
 ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
 INDEX = frozenset({"B002", "B003"})
 COPIES = frozenset({"B004"})
-SHOWN = 3  # repairs in one line
+MOST_LISTED = 3  # repairs in one line
 
 
 @verb(order=90, keeps_logits="all", example="wrong")
@@ -62,9 +62,9 @@ def _repairs_by_hand(findings: Iterable[Finding]) -> str:
     for finding in findings:
         if not finding.safe and finding.severity != "info":
             repairs.append(f"{finding.rule}: {finding.repair}")
-    line = "; ".join(repairs[:SHOWN])
-    if len(repairs) > SHOWN:
-        line += f"; and {len(repairs) - SHOWN} more"
+    line = "; ".join(repairs[:MOST_LISTED])
+    if len(repairs) > MOST_LISTED:
+        line += f"; and {len(repairs) - MOST_LISTED} more"
     return line
 
 

@@ -32,14 +32,21 @@ from tiewise.checkpoint.indexed_tensors import DRAFT_MAP, MODALITY, NGRAM
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, stored_bytes
 from tiewise.checkpoint.rewrite.config_ids import ids_named
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.token_rows import KEPT, TokenParts, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.checkpoint.rewrite.token_rows import (
+    ROWS_STAY,
+    TokenParts,
+    parts_of_tokens,
+    sizes_of,
+    still_to_do,
+    with_rows,
+)
 from tiewise.checkpoint.stored import NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
-DRAWN, ZERO = "drawn", "zero"  # what new rows are
+RANDOM, ZERO = "drawn", "zero"  # what new rows are
 SUM_BYTES = 64 * 2**20  # of sums in memory during one reading of the table
 BYTE_HASH = "encoder_hash_tok_embedding"  # end of a module's name: BLT's n-gram tables, whose hash is of bytes
 UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
@@ -71,7 +78,7 @@ def resize(
         str | os.PathLike[str] | None, Option("Give every token of this tokenizer a row.", metavar="DIR")
     ] = None,
     shrink: Annotated[bool, Option("Rows may be dropped from the end.")] = False,
-    rows: Annotated[str, Option("New rows; zeros are padding.", metavar="drawn|zero")] = DRAWN,
+    rows: Annotated[str, Option("New rows; zeros are padding.", metavar="drawn|zero")] = RANDOM,
     seed: Annotated[int, Option("Of the new rows.")] = 0,
     force: bool = False,
 ) -> Change:
@@ -102,12 +109,12 @@ def resize(
 
     lengths = _row_lengths(parts)
     used = _rows_in_use(facts, words, lengths)
-    if rows == DRAWN and count > parts.fewest_rows:
+    if rows == RANDOM and count > parts.fewest_rows:
         _require_rows_to_draw_from(facts, parts, used)
     repeats_first = family(facts.text.model_type).repeats_first_row
-    resized = _Resized(parts, count, used, rows == DRAWN, seed, repeats_first)
+    resized = _Resized(parts, count, used, rows == RANDOM, seed, repeats_first)
     return Change(
-        KEPT,
+        ROWS_STAY,
         put=with_rows(facts, parts.all, count, resized.pieces),
         config=sizes_of(facts, parts.rows, count),
         notes=(*resized.notes(), *resized.length_notes(lengths), *notes),
@@ -122,8 +129,8 @@ def _require_arguments(
         raise CheckpointError("vocab and tokenizer both say how many rows there shall be", "give one of them")
     if (vocab, tokenizer, multiple_of) == (None, None, None):
         raise CheckpointError("nothing says how many rows there shall be", "give vocab, multiple_of or tokenizer")
-    if rows not in (DRAWN, ZERO):
-        raise CheckpointError(f"rows are {rows!r}", f"choose {DRAWN} or {ZERO}")
+    if rows not in (RANDOM, ZERO):
+        raise CheckpointError(f"rows are {rows!r}", f"choose {RANDOM} or {ZERO}")
     for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")

@@ -38,7 +38,7 @@ from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
 from tiewise.checkpoint.rewrite.config_ids import values_with_ids, with_ids
 from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.checkpoint.rewrite.token_rows import ROWS_STAY, parts_of_tokens, sizes_of, still_to_do, with_rows
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
@@ -88,7 +88,7 @@ class Recipe:
                 copied = self.copied[start : start + step]
                 rows = reader.take(np.maximum(copied, 0))
                 for at in np.flatnonzero(copied < 0):
-                    row = self._made_row(reader, start + int(at), mean)
+                    row = self._mixed_row(reader, start + int(at), mean)
                     rows[at] = rounded(np.atleast_1d(row), part.dtype).reshape(np.shape(row))
                 yield rows.tobytes()
 
@@ -100,7 +100,7 @@ class Recipe:
         mean: Row = total / len(shared)
         return mean
 
-    def _made_row(self, reader: Reader, number: int, mean: Row) -> Row:
+    def _mixed_row(self, reader: Reader, number: int, mean: Row) -> Row:
         """Return a new row that is made of the mean and of old rows."""
         row: Row = self.middle[number] * mean
         mix = self.mixed.get(number)
@@ -163,7 +163,7 @@ def transplant(
     texts = new_folder.read(*TOKENIZER_FILES) | configs.texts
     old_files = frozenset(name for name in TOKENIZER_FILES if facts.folder.has(name))
     return Change(
-        KEPT,
+        ROWS_STAY,
         put=with_rows(facts, parts, new.rows, recipe.pieces),
         config=configs.config | sizes_of(facts, parts[0].rows, new.rows),
         texts=texts,

@@ -21,7 +21,7 @@ from tiewise.checkpoint.rewrite.config_ids import renumbered, values_with_ids
 from tiewise.checkpoint.rewrite.json_edits import edited_file
 from tiewise.checkpoint.rewrite.kept_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.token_rows import KEPT, parts_of_tokens, sizes_of, unknown_tables, with_rows
+from tiewise.checkpoint.rewrite.token_rows import ROWS_STAY, parts_of_tokens, sizes_of, unknown_tables, with_rows
 from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile, tokens_with_new_ids
 from tiewise.checkpoint.rewrite.tokenizer_text import loaded
 from tiewise.checkpoint.rewrite.vocabulary_files import trimmed_vocabularies
@@ -29,7 +29,7 @@ from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-SHOWN = 8  # tokens in one line
+MOST_LISTED = 8  # tokens in one line
 CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
 
@@ -90,7 +90,7 @@ def trim(
     texts = result.texts()
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
     return Change(
-        KEPT,
+        ROWS_STAY,
         put=with_rows(facts, parts, len(stay), result.pieces),
         config=result.config(),
         texts=texts,
@@ -233,7 +233,7 @@ def _note_on_text(result: _Trimmed, counts: Counter[int], text: str | os.PathLik
         return f"{short(text)}: each of its tokens stays"
     share = sum(counts[token] for token in gone) / max(1, counts.total())
     decode = result.words.engine.decode
-    listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:SHOWN])
+    listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:MOST_LISTED])
     return f"{short(text)}: {share:.2%} of its tokens are gone, most often {short(listed, 200)}"
 
 
