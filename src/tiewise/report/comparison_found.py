@@ -84,19 +84,26 @@ def surprised(comparison: Comparison) -> str:
     return f"{outcome}. Of its {expectation.settings} settings, {scored}."
 
 
+def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:
+    """Return the runs of every arm that has a finished one."""
+    runs_by_arm = {}
+    for arm in comparison.arms:
+        runs = comparison.of(arm)
+        if runs:
+            runs_by_arm[arm] = runs
+    return runs_by_arm
+
+
 def first_runs(comparison: Comparison) -> dict[str, RunResult]:
     """Return the first run of every arm that has a finished one."""
-    runs_of_arms = {arm: comparison.of(arm) for arm in comparison.arms}
-    return {arm: runs[0] for arm, runs in runs_of_arms.items() if runs}
+    return {arm: runs[0] for arm, runs in finished_runs(comparison).items()}
 
 
 def found(comparison: Comparison) -> dict[str, Found]:
     """Return the quantities of every arm that has a finished run, the most important first."""
     findings = {}
-    for arm in comparison.arms:
-        runs = comparison.of(arm)
-        if runs:
-            findings[arm] = Found("", tuple(_quantities(comparison, arm, runs))).about(arm)
+    for arm, runs in finished_runs(comparison).items():
+        findings[arm] = Found("", tuple(_quantities(comparison, arm, runs))).about(arm)
     return findings
 
 

@@ -181,10 +181,7 @@ def share_panels(comparison: Comparison) -> list[Panel]:
 def _share_panel(comparison: Comparison, name: str) -> Panel | None:
     """Return a forest plot of one share of right answers, a row for each arm. None if no arm has it."""
     shares, rows = [], []
-    for arm in comparison.arms:
-        runs = comparison.of(arm)
-        if not runs:
-            continue
+    for arm, runs in comparison_found.finished_runs(comparison).items():
         right = comparison_found.share(runs, name)
         difference = comparison_found.share_difference(comparison, arm, name)
         rows.append([arm, str(right or NONE), str(difference or NONE)])

@@ -21,7 +21,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, plain
+from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, Quantity, plain
 from tiewise.inspection.bench import SECTIONS, Subject
 from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, measure
 from tiewise.inspection.inspection import inspect as inspect  # `tiewise.inspect` comes from here, with its view
@@ -97,10 +97,14 @@ def sentence(found: Mapping[str, Found]) -> str:
     return f"{'; '.join(answers)}."
 
 
+def _quantities(found: Mapping[str, Found]) -> list[Quantity]:
+    """Return the quantities of all models."""
+    return list(chain.from_iterable(one.quantities for one in found.values()))
+
+
 def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing:
     """Return a row for each model and a column for each main quantity. No rows if there are none."""
-    quantities = chain.from_iterable(one.quantities for one in found.values())
-    columns = list(dict.fromkeys(q.name for q in quantities if q.main))
+    columns = list(dict.fromkeys(q.name for q in _quantities(found) if q.main))
     if not columns:
         return Listing(name, [of], [])
     values = {}
@@ -125,7 +129,7 @@ def numbers(found: Mapping[str, Found]) -> Listing:
 
 def every(found: Mapping[str, Found]) -> Iterator[Listing]:
     """Yield everything that a section measured: each quantity with how it is read, then its listings."""
-    quantities = list(chain.from_iterable(one.quantities for one in found.values()))
+    quantities = _quantities(found)
     if quantities:
         header = ["measure", "model", "value [95 %]", "unit", "no effect", "how to read it"]
         rows = [[q.name, q.of, str(q), q.unit or NONE, q.no_effect, q.why] for q in quantities]

@@ -60,14 +60,14 @@ def sharing_orders(comparison: Comparison) -> tuple[dict[str, dict[str, float]],
     paper orders two strategies alike at both of its widths, over the seeds that both have. Its `metric` is the
     boundary, and its p is adjusted by Holm over all pairs.
     """
-    groups = _runs_by_boundary(comparison)
+    nll: dict[str, dict[str, float]] = {}
     pairs = []
-    for boundary, runs in groups.items():
+    for boundary, runs in _runs_by_boundary(comparison).items():
+        nll[boundary] = _mean_nll(runs)
         for better, worse in agreed_orders():
             pair = _worse_minus_better(boundary, runs, better, worse)
             if pair is not None:
                 pairs.append(pair)
-    nll = {boundary: _mean_nll(runs) for boundary, runs in groups.items()}
     return nll, _adjusted_by_holm(pairs)
 
 
@@ -109,7 +109,10 @@ def _adjusted_by_holm(pairs: Sequence[Difference]) -> list[Difference]:
 
 def _mean_nll(runs: RunsBySharing) -> dict[str, float]:
     """Return the mean validation nll of each strategy."""
-    return {kind: statistics.fmean(run.heldout_nll for run in of_kind) for kind, of_kind in runs.items()}
+    means = {}
+    for kind, of_kind in runs.items():
+        means[kind] = statistics.fmean(run.heldout_nll for run in of_kind)
+    return means
 
 
 def direction(pair: Difference) -> str:
@@ -158,7 +161,8 @@ def _table_of_orders(nll: Mapping[str, Mapping[str, float]]) -> Listing:
     rows = []
     for kind in KINDS:
         if kind in trained:
-            ours = [plain(of_boundary.get(kind)) for of_boundary in nll.values()]
-            theirs = [plain(averages[kind], 1) for averages in table_4().values()]
-            rows.append([kind, *ours, *theirs])
+            row = [kind]
+            row += [plain(of_boundary.get(kind)) for of_boundary in nll.values()]
+            row += [plain(averages[kind], 1) for averages in table_4().values()]
+            rows.append(row)
     return Listing("What layers share, here and in the paper", header, rows)

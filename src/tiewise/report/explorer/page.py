@@ -194,6 +194,7 @@ def _text(path: str) -> str:
 def facts() -> dict[str, Any]:
     """Return everything as JSON takes it. `forms` are the families' terms, of which each preset names one by place."""
     forms, presets = _forms_and_presets()
+    models_with_vocab = [model for model in models() if model.vocab]
     return {
         "forms": forms,
         "presets": presets,
@@ -205,7 +206,7 @@ def facts() -> dict[str, Any]:
         "optimizers": OPTIMIZERS,
         "training": {dtype: _bytes_of_parameter(dtype) for dtype in ("float32", "bfloat16")},
         "header": NEIGHBOUR_HEADER,
-        "models": [[m.name, m.vocab, m.width, m.layers, m.tied, m.checked] for m in models() if m.vocab],
+        "models": [[m.name, m.vocab, m.width, m.layers, m.tied, m.checked] for m in models_with_vocab],
         # as ALBERT measured: models trained on one question about pairs, and the other's answers that are right
         "judged": {"sop": _right_answers("sop", "nsp"), "nsp": _right_answers("nsp", "sop")},
         "scores": _sharing_scores(),
@@ -265,9 +266,9 @@ def table_names() -> dict[str, Sequence[str]]:
 # the picture where no script runs
 
 
-def picture(facts: Mapping[str, Any]) -> str:
+def picture(page_facts: Mapping[str, Any]) -> str:
     """Return the facts of a page as SVG: first sentences, and one figure."""
-    runs, part = facts.get("runs"), facts["checkpoint"]["embedded"]
+    runs, part = page_facts.get("runs"), page_facts["checkpoint"]["embedded"]
     sentences = []
     if runs:
         sentences += [f"{run['name']}: {run['verdict']}" for run in runs["runs"]]
