@@ -93,24 +93,28 @@ class Bench:
 
     request: Request
     subjects: tuple[Subject, ...]
-    _made: dict[object, Any] = field(default_factory=dict)
+    _results: dict[object, Any] = field(default_factory=dict)  # of `once`, by name
 
     def once(self, name: object, make: Callable[[], T]) -> T:
-        """Return what `make` gave when it was first asked for under this name."""
-        found: T = self._made[name] if name in self._made else self._made.setdefault(name, make())
-        return found
+        """Call `make` the first time that this name is used, and return its result every time."""
+        if name not in self._results:
+            self._results[name] = make()
+        result: T = self._results[name]
+        return result
 
     def reads(self, subject: Subject) -> bool:
-        """Whether there is a text for this model, and what reads it."""
+        """Return True if there is a text for this model, and the packages that read it."""
         return FULL and (bool(self.request.texts) or subject.run is not None)
 
     def require_text(self, subject: Subject) -> None:
         """Raise NotHere where there is none, or nothing that reads it."""
+        if not FULL:
+            raise NotHere(LACKS)
         if not self.reads(subject):
-            raise NotHere("needs a text", "give --text") if FULL else NotHere(LACKS)
+            raise NotHere("needs a text", "give --text")
 
     def ids(self, subject: Subject) -> Ids:
-        """The text in this model's tokens [N]; of a comparison without one, the text that it held out.
+        """Return the text in this model's tokens [N]; of a comparison without one, the text that it held out.
 
         Raises:
             DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
@@ -118,21 +122,34 @@ class Bench:
         return self.once(("ids", subject.label), lambda: self._read(subject))
 
     def _read(self, subject: Subject) -> Ids:
-        effort, texts = self.request.effort, self.request.texts
-        if not texts and subject.run is not None:
-            ids: Ids = _CORPUS.load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")
+        """Read the text in a model's tokens [N]; DataError if it is too short."""
+        if not self.request.texts and subject.run is not None:
+            ids = self._held_out(subject.run)
         else:
-            table = Facts(subject.folder).roles.input
-            if table is None:
-                what = f"{subject.folder.path}: no input table is stored"
-                raise CheckpointError(what, "`tiewise check` says what is")
-            if STDIN in texts:
-                kept, _ = self.once(STDIN, lambda: _kept(BYTES * effort.tokens))
-                texts = tuple(kept if text == STDIN else text for text in texts)
-            ids = _TOKENIZER.read_tokens(subject.folder.path, texts, table.rows, effort.tokens)
-        if len(ids) < FEWEST * effort.length:
-            needs = f"{FEWEST} windows of {effort.length} need {FEWEST * effort.length:,}"
-            raise DataError(f"the text has {len(ids):,} tokens, {needs}", "give a longer text, or --length")
+            ids = self._given(subject.folder)
+        length = self.request.effort.length
+        least = FEWEST * length
+        if len(ids) < least:
+            what = f"the text has {len(ids):,} tokens, {FEWEST} windows of {length} need {least:,}"
+            raise DataError(what, "give a longer text, or --length")
+        return ids
+
+    def _held_out(self, run: Path) -> Ids:
+        """Return the tokens of the text that a comparison held out, as many as are read."""
+        tokens = _CORPUS.load_prepared(run / DATA).split("heldout")
+        ids: Ids = tokens[: self.request.effort.tokens].astype("int64")
+        return ids
+
+    def _given(self, folder: Folder) -> Ids:
+        """Return the tokens of the requested texts by a folder's own tokenizer."""
+        table = Facts(folder).roles.input
+        if table is None:
+            raise CheckpointError(f"{folder.path}: no input table is stored", "`tiewise check` says what is")
+        most, texts = self.request.effort.tokens, self.request.texts
+        if STDIN in texts:
+            path, _ = self.once(STDIN, lambda: _copied_stdin(BYTES * most))
+            texts = tuple(path if text == STDIN else text for text in texts)
+        ids: Ids = _TOKENIZER.read_tokens(folder.path, texts, table.rows, most)
         return ids
 
     def counts(self, subject: Subject, rows: int) -> Ids:
@@ -141,26 +158,28 @@ class Bench:
         For a model of a comparison without a text of its own, in the text that it was trained on; otherwise in the text
         that was given.
         """
-        if not self.of_training_text(subject):
-            given: Ids = token_counts(self.ids(subject), rows)
-            return given
-        found: Ids = np.zeros(rows, np.int64)
-        known = self.once(("training", subject.run), lambda: self.training_counts(subject.run or Path()))[:rows]
-        found[: len(known)] = known
-        return found
+        run = subject.run
+        if run is None or not self.of_training_text(subject):
+            of_text: Ids = token_counts(self.ids(subject), rows)
+            return of_text
+        of_training = self.once(("training", run), lambda: self.training_counts(run))[:rows]
+        counts = np.zeros(rows, np.int64)
+        counts[: len(of_training)] = of_training
+        return counts
 
     def of_training_text(self, subject: Subject) -> bool:
-        """Whether `counts` are those of the text that the model was trained on."""
+        """Return True if `counts` are those of the text that the model was trained on."""
         return subject.run is not None and not self.request.texts
 
     def windows(self, subject: Subject) -> tuple[Ids, Ids]:
-        """(windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""
+        """Return (windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""
         effort = self.request.effort
         length = min(effort.length, self.opened(subject).longest or effort.length)
         ids = self.ids(subject)
         count = min(effort.windows + effort.windows // 4, len(ids) // length)
-        found, held = _TOKENIZER.windows(ids, length, count), np.arange(count) % 5 == 4
-        return found[~held], found[held]
+        windows: Ids = _TOKENIZER.windows(ids, length, count)
+        is_held_out = np.arange(count) % 5 == 4
+        return windows[~is_held_out], windows[is_held_out]
 
     def opened(self, subject: Subject) -> Opened:
         """Return the model, loaded; raises as `open_model`."""
@@ -173,7 +192,7 @@ class Bench:
 
     @staticmethod
     def training_counts(run: Path) -> Ids:
-        """How often each token occurs in a comparison's training text.
+        """Return how often each token occurs in a comparison's training text.
 
         Raises:
             DataError: the prepared text is not there, or what reads it.
@@ -193,7 +212,9 @@ def longer_path(share: Quantity) -> str:
     """Name the use of a table whose gradient is longer, by the interval of the head path's share of both norms."""
     if share.low > 0.5:
         return "the head"
-    return "the lookup" if share.high < 0.5 else "neither clearly"
+    if share.high < 0.5:
+        return "the lookup"
+    return "neither clearly"
 
 
 class NotHere(TiewiseError):
@@ -228,13 +249,18 @@ def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Ca
     return registered
 
 
-def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
-    """Standard input, which passes once: a file of whole lines of `most` bytes or more, there as long as its folder."""
-    folder, count = TemporaryDirectory(prefix="tiewise-"), 0
+def _copied_stdin(most: int) -> tuple[str, TemporaryDirectory[str]]:
+    """Copy whole lines of standard input, which passes once, until they have `most` bytes.
+
+    Returns the file and its folder, which is removed with this object.
+    """
+    folder = TemporaryDirectory(prefix="tiewise-")
     path = os.path.join(folder.name, STDIN)
+    count = 0
     with open(path, "wb") as file:
         for line in sys.stdin.buffer:
-            if (count := count + file.write(line)) >= most:
+            count += file.write(line)
+            if count >= most:
                 break
     if not count:
         raise DataError("standard input holds no text", "pipe one in")

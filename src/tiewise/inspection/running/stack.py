@@ -317,12 +317,12 @@ def keys(calls: Iterable[LayerCall]) -> list[Key]:
     return of_calls
 
 
-def repeats(found: list[Key]) -> list[Repeat]:
+def repeats(of_calls: list[Key]) -> list[Repeat]:
     """Find runs in which a block of applications follows itself, from the left, the shortest block first."""
     runs: list[Repeat] = []
     start = 0
-    while start < len(found):
-        run = _repeat_from(found, start)
+    while start < len(of_calls):
+        run = _repeat_from(of_calls, start)
         if run is None:
             start += 1
         else:
@@ -331,12 +331,12 @@ def repeats(found: list[Key]) -> list[Repeat]:
     return runs
 
 
-def _repeat_from(found: list[Key], start: int) -> Repeat | None:
+def _repeat_from(of_calls: list[Key], start: int) -> Repeat | None:
     """Return the run of the shortest block from `start` on that follows itself."""
-    for period in range(1, (len(found) - start) // 2 + 1):
-        block = found[start : start + period]
+    for period in range(1, (len(of_calls) - start) // 2 + 1):
+        block = of_calls[start : start + period]
         run = Repeat(start, period, times=1)
-        while block == found[run.end : run.end + period]:
+        while block == of_calls[run.end : run.end + period]:
             run = Repeat(start, period, run.times + 1)
         if run.times > 1:
             return run

@@ -200,28 +200,28 @@ def _padded_to(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 # --- the report
 
 
-def found_of(found: PathGradients) -> Found:
+def found_of(measured: PathGradients) -> Found:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
     alone = "get the head path alone"
-    if found.objective != NEXT:
+    if measured.objective != NEXT:
         alone += ", but for a mask or first token"
-    per_batch = _batch_quantities(found)
+    per_batch = _batch_quantities(measured)
     share = per_batch[0]
-    bins = _frequency_bins(found)
+    bins = _frequency_bins(measured)
     by_frequency: list[Quantity] = []
     for of_bin in bins:
         if of_bin.rows:
             by_frequency += of_bin.quantities
     header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
     table_of_bins = Listing("By how often a token occurs", header, [of_bin.cells for of_bin in bins])
-    absent, tokens = count((found.seen == 0).sum()), count(len(found.seen))
+    absent, tokens = count((measured.seen == 0).sum()), count(len(measured.seen))
     return Found(
-        answer=answer(share, found.gradient.split(), found.null),
-        quantities=(*per_batch, *_quantities(found), *by_frequency),
-        curves=(*_batch_size_curves(found), *_row_share_curves(found)),
-        listings=(table_of_bins, _longest_rows(found)),
+        answer=answer(share, measured.gradient.split(), measured.null),
+        quantities=(*per_batch, *_quantities(measured), *by_frequency),
+        curves=(*_batch_size_curves(measured), *_row_share_curves(measured)),
+        listings=(table_of_bins, _longest_rows(measured)),
         notes=(
-            f"{len(found.batches)} batches of {found.batch} windows, {found.length} tokens each",
+            f"{len(measured.batches)} batches of {measured.batch} windows, {measured.length} tokens each",
             f"{absent} of {tokens} tokens occur in no window and {alone}",
         ),
     )
@@ -251,25 +251,25 @@ class _FrequencyBin:
     cells: tuple[str, ...]  # its row of the listing
 
 
-def _frequency_bins(found: PathGradients) -> list[_FrequencyBin]:
+def _frequency_bins(measured: PathGradients) -> list[_FrequencyBin]:
     """Measure the rows of tokens of like frequency."""
-    bin_of_row = bin_of(found.counts)
+    bin_of_row = bin_of(measured.counts)
     bins = []
     for index, label in enumerate(BINS):
         inside = bin_of_row == index
         rows = int(inside.sum())
-        split = found.gradient.split(inside)
-        quantities = _bin_quantities(found, f"{label} times", inside)
-        occurrences = count(found.counts[inside].sum())
+        split = measured.gradient.split(inside)
+        quantities = _bin_quantities(measured, f"{label} times", inside)
+        occurrences = count(measured.counts[inside].sum())
         shares = [str(quantity) for quantity in quantities]
         cells = (label, count(rows), occurrences, plain(split.a), plain(split.b), *shares)
         bins.append(_FrequencyBin(rows, quantities, cells))
     return bins
 
 
-def _bin_quantities(found: PathGradients, name: str, inside: NDArray[np.bool_]) -> tuple[Quantity, ...]:
+def _bin_quantities(measured: PathGradients, name: str, inside: NDArray[np.bool_]) -> tuple[Quantity, ...]:
     """Report the rows of one bin [V]: the head path's share, in Adam's step too, and what each path moves of them."""
-    gradient, step = found.gradient, found.update.split(inside)
+    gradient, step = measured.gradient, measured.update.split(inside)
     moved_a = ratio(float(gradient.a2[inside].sum()), gradient.a2.sum())
     moved_b = ratio(float(gradient.b2[inside].sum()), gradient.b2.sum())
     share = Quantity(
@@ -284,26 +284,26 @@ def _bin_quantities(found: PathGradients, name: str, inside: NDArray[np.bool_]) 
     )
 
 
-def _longest_rows(found: PathGradients) -> Listing:
+def _longest_rows(measured: PathGradients) -> Listing:
     """List the rows with the longest gradients."""
-    gradient = found.gradient
+    gradient = measured.gradient
     energy = gradient.a2 + gradient.b2
-    columns = gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)
+    columns = gradient.share_b, measured.update.share_b, energy / (energy.sum() or math.nan)
     rows = []
-    for row, text in found.longest:
+    for row, text in measured.longest:
         norm_a, norm_b = math.sqrt(gradient.a2[row]), math.sqrt(gradient.b2[row])
         shares = [str(Quantity("", float(column[row]), unit="%")) for column in columns]
-        rows.append((visible(text), str(row), count(int(found.seen[row])), plain(norm_a), plain(norm_b), *shares))
+        rows.append((visible(text), str(row), count(int(measured.seen[row])), plain(norm_a), plain(norm_b), *shares))
     header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
     return Listing("Rows with the longest gradients", header, rows)
 
 
-def _batch_quantities(found: PathGradients) -> list[Quantity]:
+def _batch_quantities(measured: PathGradients) -> list[Quantity]:
     """Report batches: the head path's share first, the cosine of one table, Adam's step, and both norms."""
-    splits = found.batches
+    splits = measured.batches
     shares = [split.share_b for split in splits]
     quantities = [mean_of(f"{SHARE} per batch", shares, unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")]
-    if not np.isnan(found.gradient.ab).any():
+    if not np.isnan(measured.gradient.ab).any():
         cosines = [split.cosine for split in splits]
         cosine = mean_of(
             "cosine of the two paths per batch", cosines, unit="cosine", chance=0.0,
@@ -311,7 +311,7 @@ def _batch_quantities(found: PathGradients) -> list[Quantity]:
             why="above zero they help each other, below they oppose",
         )  # fmt: skip
         quantities.append(cosine)
-    step = found.update.split().share_b
+    step = measured.update.split().share_b
     quantities.append(Quantity("share in Adam's step", step, unit="%", chance=0.5, why="after all of the batches"))
     norms = {"lookup": [split.a for split in splits], "head": [split.b for split in splits]}
     for path, of_path in norms.items():
@@ -319,14 +319,14 @@ def _batch_quantities(found: PathGradients) -> list[Quantity]:
     return quantities
 
 
-def _quantities(found: PathGradients) -> Iterator[Quantity]:
+def _quantities(measured: PathGradients) -> Iterator[Quantity]:
     """Yield the whole text, Adam's step, the older convention, and shares within rows."""
-    yield Quantity("loss", found.nll, unit=NATS, main=False, n=found.predicted)
+    yield Quantity("loss", measured.nll, unit=NATS, main=False, n=measured.predicted)
     why = "permuted: other tokens' lookup path"
-    yield from _split_quantities(WHOLE, found.gradient.split(), found.null, why)
-    yield from _split_quantities(ADAM, found.update.split(), (), "Adam divides by the size of the sum")
-    yield from _older_quantities(found)
-    yield from _row_quantities(found)
+    yield from _split_quantities(WHOLE, measured.gradient.split(), measured.null, why)
+    yield from _split_quantities(ADAM, measured.update.split(), (), "Adam divides by the size of the sum")
+    yield from _older_quantities(measured)
+    yield from _row_quantities(measured)
 
 
 def _split_quantities(where: str, split: PathSplit, null: tuple[float, ...], why: str) -> Iterator[Quantity]:
@@ -342,10 +342,10 @@ def _split_quantities(where: str, split: PathSplit, null: tuple[float, ...], why
         yield Quantity(f"{SHARE} of {name}, {where}", value, unit="%", main=False)
 
 
-def _older_quantities(found: PathGradients) -> Iterator[Quantity]:
+def _older_quantities(measured: PathGradients) -> Iterator[Quantity]:
     """Yield the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table."""
     shares, shares_l1, norms = [], [], []
-    for split, (l2, l1) in zip(found.batches, found.looked_up, strict=True):
+    for split, (l2, l1) in zip(measured.batches, measured.looked_up, strict=True):
         shares.append(ratio(split.b, l2 + split.b))
         shares_l1.append(ratio(split.b_l1, l1 + split.b_l1))
         norms.append(l2)
@@ -355,12 +355,12 @@ def _older_quantities(found: PathGradients) -> Iterator[Quantity]:
     yield mean_of(f"norm at the lookup's outputs, {OLDER}", norms, unit="norm", main=False, why=why)
 
 
-def _row_quantities(found: PathGradients) -> Iterator[Quantity]:
+def _row_quantities(measured: PathGradients) -> Iterator[Quantity]:
     """Yield shares within the rows of tokens that occur in the windows, and what the rows of all others get."""
-    absent, b2 = found.seen == 0, found.gradient.b2
+    absent, b2 = measured.seen == 0, measured.gradient.b2
     n = int(absent.sum())
-    for where, sums in (("gradient", found.gradient), (ADAM, found.update)):
-        shares = _shares(found, sums)
+    for where, sums in (("gradient", measured.gradient), (ADAM, measured.update)):
+        shares = _shares(measured, sums)
         for at in QUANTILES:
             quantile = math.nan
             if len(shares):
@@ -369,19 +369,19 @@ def _row_quantities(found: PathGradients) -> Iterator[Quantity]:
             yield Quantity(name, quantile, unit="%", main=False, n=len(absent) - n)
     part = ratio(float(b2[absent].sum()), float(b2.sum()))
     yield Quantity("absent tokens' part of the head path", part, unit="%", main=False, n=n, why="of ‖B‖²")
-    part = ratio(found.update.split(absent).total ** 2, found.update.split().total ** 2)
+    part = ratio(measured.update.split(absent).total ** 2, measured.update.split().total ** 2)
     yield Quantity(f"absent tokens' part of {ADAM}", part, unit="%", main=False, n=n, why="of ‖u‖²")
 
 
-def _shares(found: PathGradients, sums: RowSums) -> NDArray[np.float64]:
+def _shares(measured: PathGradients, sums: RowSums) -> NDArray[np.float64]:
     """Return the head path's share in the rows of tokens that occur in the windows, where there is one."""
-    shares = sums.share_b[found.seen > 0]
+    shares = sums.share_b[measured.seen > 0]
     return shares[np.isfinite(shares)]
 
 
-def _batch_size_curves(found: PathGradients) -> Iterator[Curve]:
+def _batch_size_curves(measured: PathGradients) -> Iterator[Curve]:
     """Yield the head path's share by batch size; nothing without an estimate."""
-    norms = by_batch(found.batches, found.mean, found.batch)
+    norms = by_batch(measured.batches, measured.mean, measured.batch)
     if not norms:
         return
     *shares, limit = [ratio(b, a + b) for a, b in norms]
@@ -393,16 +393,16 @@ def _batch_size_curves(found: PathGradients) -> Iterator[Curve]:
     if sizes:
         yield Curve(
             "Head path's share by batch size", tuple(sizes), tuple(finite_shares), along="windows in a batch",
-            unit="%", log_x=True, mark=found.batch, level=limit, level_name="without noise",
+            unit="%", log_x=True, mark=measured.batch, level=limit, level_name="without noise",
             why="Estimated from the marked size; noise lengthens both norms.",
         )  # fmt: skip
 
 
-def _row_share_curves(found: PathGradients) -> Iterator[Curve]:
+def _row_share_curves(measured: PathGradients) -> Iterator[Curve]:
     """Yield the distribution of the head path's share over single rows, of the gradient and of Adam's step."""
     centres = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
-    for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
-        rows = _shares(found, sums)
+    for which, sums in (("gradient", measured.gradient), (ADAM, measured.update)):
+        rows = _shares(measured, sums)
         counts, _ = np.histogram(rows, HISTOGRAM, (0.0, 1.0))
         heights = tuple(float(number) / max(len(rows), 1) for number in counts)
         why = "Tokens of the windows; others: 100 %."

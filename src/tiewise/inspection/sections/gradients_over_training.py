@@ -69,8 +69,8 @@ class LoggedPaths:
 
     def tenths(self) -> list[NDArray[np.bool_]]:
         """Mark the windows that end in each tenth of the run; tenths without one are left out."""
-        last = int(self.last[-1])
-        tenth = np.searchsorted([(k + 1) * last // TENTHS for k in range(TENTHS)], self.last)
+        ends = np.arange(1, TENTHS + 1) * int(self.last[-1]) // TENTHS
+        tenth = np.searchsorted(ends, self.last)
         return [tenth == k for k in np.unique(tenth)]
 
 
@@ -93,27 +93,27 @@ def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
 
 def _measured_by_all(points: Sequence[CurvePoint | None]) -> list[tuple[float, ...]] | None:
     """Return (‖A‖ of each seed, ‖B‖, cosine), or None where a seed measured no finite norms."""
-    norms_a, norms_b, cosines = [], [], []
+    by_seed = []
     for point in points:
         if point is None or point.path_a is None or point.path_b is None:
             return None
-        norms_a.append(point.path_a)
-        norms_b.append(point.path_b)
-        cosines.append(math.nan if point.cosine is None else point.cosine)
+        cosine = math.nan if point.cosine is None else point.cosine
+        by_seed.append((point.path_a, point.path_b, cosine))
+    norms_a, norms_b, cosines = zip(*by_seed, strict=True)
     if not np.isfinite([norms_a, norms_b]).all():
         return None
-    return [tuple(norms_a), tuple(norms_b), tuple(cosines)]
+    return [norms_a, norms_b, cosines]
 
 
 # the report
 
 
-def found_of(found: LoggedPaths) -> Found:
+def found_of(paths: LoggedPaths) -> Found:
     """Say what the head path's share is, and whether it moved."""
-    seeds = found.a.shape[1]
-    tenths, all_windows = found.tenths(), np.ones(len(found.last), bool)
-    by_tenth = [found.over(its) for its in tenths]
-    of_run = found.over(all_windows)
+    seeds = paths.a.shape[1]
+    tenths, all_windows = paths.tenths(), np.ones(len(paths.last), bool)
+    by_tenth = [paths.over(its) for its in tenths]
+    of_run = paths.over(all_windows)
     change = np.full(seeds, math.nan)
     if len(by_tenth) > 1:
         change = by_tenth[-1] - by_tenth[0]
@@ -121,14 +121,14 @@ def found_of(found: LoggedPaths) -> Found:
     moved = mean_of("last tenth − first tenth", change, unit="%", chance=0.0, why="in points of a hundred")
     rows = []
     for its, shares in zip([*tenths, all_windows], [*by_tenth, of_run], strict=True):
-        steps = f"{count(found.first[its][0])}–{count(found.last[its][-1])}"
+        steps = f"{count(paths.first[its][0])}–{count(paths.last[its][-1])}"
         rows.append((steps, str(mean_of("", shares, unit="%"))))
     return Found(
         answer=_answer(share, moved),
-        quantities=(share, moved, *_cosines(found)),
-        curves=tuple(curve for curve in _curves(found) if curve.x),  # none that was never a number
+        quantities=(share, moved, *_cosines(paths)),
+        curves=tuple(curve for curve in _curves(paths) if curve.x),  # none that was never a number
         listings=(Listing("Head path's share by tenths of the run", ("steps", "share [95 %]"), rows),),
-        notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
+        notes=("over 1 seed, before clipping" if seeds == 1 else f"over {seeds} seeds, before clipping",),
     )
 
 
@@ -145,25 +145,26 @@ def _answer(share: Quantity, moved: Quantity) -> str:
     return f"{longer}; the head's share {way} over training"
 
 
-def _cosines(found: LoggedPaths) -> list[Quantity]:
+def _cosines(paths: LoggedPaths) -> list[Quantity]:
     """Return the lowest and the highest mean cosine of the two paths; none where there are two tables."""
-    cosines = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
+    is_measured = np.isfinite(paths.cosine).all(1)
+    cosines = paths.cosine.mean(1)[is_measured]
     if not len(cosines):
         return []
-    ends = {"lowest": float(np.min(cosines)), "highest": float(np.max(cosines))}
+    lowest, highest = float(np.min(cosines)), float(np.max(cosines))
     return [
-        Quantity(f"{end} cosine of the two paths", value, unit="cosine", main=False, why=LOGGED)
-        for end, value in ends.items()
+        Quantity("lowest cosine of the two paths", lowest, unit="cosine", main=False, why=LOGGED),
+        Quantity("highest cosine of the two paths", highest, unit="cosine", main=False, why=LOGGED),
     ]
 
 
-def _curves(found: LoggedPaths) -> Iterator[Curve]:
+def _curves(paths: LoggedPaths) -> Iterator[Curve]:
     """Yield share, both norms and cosine over training."""
-    curve = partial(_over_training, found.last)
-    yield curve("Head path's share over training", found.share, unit="share of the two norms", level=0.5)
-    for path, norms in (("lookup", found.a), ("head", found.b)):
+    curve = partial(_over_training, paths.last)
+    yield curve("Head path's share over training", paths.share, unit="share of the two norms", level=0.5)
+    for path, norms in (("lookup", paths.a), ("head", paths.b)):
         yield curve(f"Norm of the {path} path's gradient", norms, unit="norm", log=True)
-    yield curve("Do both paths pull the same way over training?", found.cosine, unit="cosine", level=0.0)
+    yield curve("Do both paths pull the same way over training?", paths.cosine, unit="cosine", level=0.0)
 
 
 def _over_training(
@@ -175,5 +176,6 @@ def _over_training(
     log: bool = False,
 ) -> Curve:
     """Return the mean of values [windows, seeds] by step, with its interval."""
-    points = zip(map(int, steps), map(mean_interval, values), strict=True)
+    means = [mean_interval(of_seeds) for of_seeds in values]
+    points = zip(steps.tolist(), means, strict=True)
     return Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=LOGGED)

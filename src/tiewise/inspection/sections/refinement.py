@@ -288,13 +288,13 @@ def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) ->
     return Found(_answer(trained, further), tuple(quantities), tuple(curves), tuple(grids), listings=listings)
 
 
-def _grid(found: Trajectory, which: str) -> Grid:
+def _grid(trajectory: Trajectory, which: str) -> Grid:
     """Map how alike every two states are; `which` weights, "" for the model's own."""
-    states = tuple(str(place) for place in range(len(found.alike)))
+    states = tuple(str(place) for place in range(len(trajectory.alike)))
     title = "How alike the states are"
     if which:
         title += f", {which}"
-    values = tuple(tuple(row) for row in found.alike.tolist())
+    values = tuple(tuple(row) for row in trajectory.alike.tolist())
     why = "In a square of one colour little changes."
     return Grid(title, states, states, values, axes=("applications", "applications"), why=why)
 
@@ -305,12 +305,12 @@ def _rests(values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     return resting, ~resting & (values["two_steps"][-1] < RESTED)
 
 
-def _answer(found: Trajectory, further: int) -> str:
+def _answer(trajectory: Trajectory, further: int) -> str:
     """Say which blocks are applied again, and whether they come to rest."""
-    if found.blocks:
-        return "; ".join(_block_answer(block, values, further) for block, values in found.blocks.items())
-    if any(found.shared):
-        return f"layers share up to {max(found.shared):.0%} of their parameters, and none is repeated whole"
+    if trajectory.blocks:
+        return "; ".join(_block_answer(block, values, further) for block, values in trajectory.blocks.items())
+    if any(trajectory.shared):
+        return f"layers share up to {max(trajectory.shared):.0%} of their parameters, and none is repeated whole"
     return "each layer is applied once: none is repeated"
 
 
@@ -326,12 +326,12 @@ def _block_answer(block: Repeat, values: Values, further: int) -> str:
     return f"{name} is applied {block.times} times and {end}"
 
 
-def _quantities(found: Trajectory) -> Iterator[Quantity]:
+def _quantities(trajectory: Trajectory) -> Iterator[Quantity]:
     """Yield the change by the first and the last layer, and where each repeated block leads."""
-    first, last = found.each[0]["change"], found.each[-1]["change"]
+    first, last = trajectory.each[0]["change"], trajectory.each[-1]["change"]
     yield mean_of("first layer's change", first, unit="of the state's norm")
     yield mean_of("last layer's change", last, unit="of the state's norm")
-    for block, values in found.blocks.items():
+    for block, values in trajectory.blocks.items():
         resting, alternating = _rests(values)
         where = f", applications {block.first + 1} to {block.end}"
         why = f"below 1 near-by states come together{where}"
@@ -343,18 +343,18 @@ def _quantities(found: Trajectory) -> Iterator[Quantity]:
         yield Quantity("windows that alternate", int(alternating.sum()), n=n, main=False, why=why)
 
 
-def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
+def _curves(trajectory: Trajectory, which: str) -> Iterator[Curve]:
     """Yield measures of every application, and the way of each repeated block; `which` weights."""
     for name, unit, log, key, why in PER_LAYER:
         if which and key == "again":
             continue
-        points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
+        points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(trajectory.each, 1)]
         caption = f"{why} {CONTROL}"
         curve = Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=caption)
         if curve.x:
             yield curve
     caption = f"The model stops at the open marker. A straight fall approaches a fixed point. {CONTROL}"
-    for block, values in found.blocks.items():
+    for block, values in trajectory.blocks.items():
         residuals = [mean_interval(of_windows) for of_windows in values["residual"]]
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(residuals, 1),
@@ -383,9 +383,9 @@ def _cell(values: Values, key: str) -> str:
     return str(mean)
 
 
-def _shared_cell(found: Trajectory, place: int) -> str:
+def _shared_cell(trajectory: Trajectory, place: int) -> str:
     """Say how much of an application's parameters an earlier one has used."""
-    same, share = found.same_as[place], found.shared[place]
+    same, share = trajectory.same_as[place], trajectory.shared[place]
     if same is not None:
         return f"all, as {same + 1}"
     if not share:

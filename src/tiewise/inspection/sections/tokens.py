@@ -372,19 +372,20 @@ def _p_of_difference(low: Estimate, high: Estimate) -> float:
 # what precedes and what follows a token
 
 
-def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
+def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
     """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
 
     `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
     fewer than two such tokens is left out.
     """
+    counted, tossed = around.weighted(around.plug_in), around.weighted(around.coin)
     quantities = [
         mean_of(
-            "left and right contexts differ by", found.by_part, chance=0.0, unit=NATS, main=False,
+            "left and right contexts differ by", around.by_part, chance=0.0, unit=NATS, main=False,
             why="guessed from other parts: too low; at most ln 2",
         ),
         Quantity(
-            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit=NATS, main=False,
+            "… from counts", counted, chance=tossed, unit=NATS, main=False,
             why="too high; chance: tossed directions",
         ),
     ]  # fmt: skip
@@ -392,17 +393,17 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     listings: list[Listing] = []
     header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
     for kind, of in groups.items():
-        sides = _sides_of_groups(found, of)
+        sides = _sides_of_groups(around, of)
         for group in sides:
             name = f"excess over tossed directions, {_group_word(kind)} {group.label}"
             quantities.append(Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False))
         rows = tuple(group.cells for group in sides)
         listings.append(Listing(f"What precedes and what follows, by {kind}", header, rows))
         curves += _context_curves(kind, sides)
-    listings.append(_notable_tokens(found, texts))
+    listings.append(_notable_tokens(around, texts))
     quantities += [
-        Quantity("tokens of the text", int(found.counts.sum()), main=False),
-        Quantity("different tokens in it", int((found.counts > 0).sum()), main=False),
+        Quantity("tokens of the text", int(around.counts.sum()), main=False),
+        Quantity("different tokens in it", int((around.counts > 0).sum()), main=False),
     ]
     return Found("", tuple(quantities), tuple(curves), listings=tuple(listings))
 
@@ -434,29 +435,29 @@ class _GroupSides:
         )
 
 
-def _sides_of_groups(found: Contexts, groups: Groups) -> list[_GroupSides]:
+def _sides_of_groups(around: Contexts, groups: Groups) -> list[_GroupSides]:
     """Measure each group that has two tokens of the text or more."""
-    excess = found.plug_in - found.coin
-    is_tested = (found.counts >= ENOUGH) & (found.coin_deviation > 0)
+    excess = around.plug_in - around.coin
+    is_tested = (around.counts >= ENOUGH) & (around.coin_deviation > 0)
     sides = []
     for _, label, in_group in groups:
-        inside = in_group & (found.counts > 0)
+        inside = in_group & (around.counts > 0)
         tokens_inside = int(inside.sum())
         if tokens_inside < 2:
             continue
         tested = inside & is_tested
         beyond = NONE
         if tested.any():
-            is_beyond = excess[tested] > Z * found.coin_deviation[tested]
+            is_beyond = excess[tested] > Z * around.coin_deviation[tested]
             beyond = f"{is_beyond.mean():.1%}"
-        tossed = float(found.coin[inside].mean())
+        tossed = float(around.coin[inside].mean())
         of_group = _GroupSides(
             label,
             tokens_inside,
-            int(found.counts[inside].sum()),
+            int(around.counts[inside].sum()),
             excess=_over_tokens(excess[inside]),
-            guessed=_over_tokens(found.held_out[inside]),
-            counted=_over_tokens(found.plug_in[inside]),
+            guessed=_over_tokens(around.held_out[inside]),
+            counted=_over_tokens(around.plug_in[inside]),
             tossed=Estimate(tossed, math.nan, math.nan, tokens_inside),
             beyond=beyond,
         )
@@ -493,13 +494,13 @@ def _context_curves(kind: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
         )  # fmt: skip
 
 
-def _notable_tokens(found: Contexts, texts: Texts | None) -> Listing:
+def _notable_tokens(around: Contexts, texts: Texts | None) -> Listing:
     """List the frequent tokens whose two sides differ most beyond chance."""
-    excess = np.where(found.counts >= NOTABLE_FROM, found.plug_in - found.coin, -np.inf)
+    excess = np.where(around.counts >= NOTABLE_FROM, around.plug_in - around.coin, -np.inf)
     largest = np.argsort(-excess, kind="stable")[:NOTABLE]
     ids = largest[np.isfinite(excess[largest])].tolist()
     rows = []
     for row, text in zip(ids, token_names(texts, ids), strict=True):
-        divergence, tossed = plain(found.plug_in[row], 3), plain(found.coin[row], 3)
-        rows.append((visible(text), count(found.counts[row]), divergence, tossed))
+        divergence, tossed = plain(around.plug_in[row], 3), plain(around.coin[row], 3)
+        rows.append((visible(text), count(around.counts[row]), divergence, tossed))
     return Listing("Tokens whose two sides differ most", ("token", "occurrences", "divergence", "tossed"), tuple(rows))

@@ -244,90 +244,90 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
 # the arms of a comparison
 
 
-def found_over_seeds(found: OverSeeds, arm: str) -> Found:
+def found_over_seeds(comparison: OverSeeds, arm: str) -> Found:
     """Say which table of the untied arm one tied arm resembles, and what training again gives.
 
     The answer has both leans where there are both: as it stands, and with frequency taken out.
     """
-    seeds = ", ".join(str(seed) for seed in found.seeds)
-    notes = [f"{count(found.tokens)} tokens, seeds {seeds}"]
-    if found.counted is not None:
-        notes.append(f"frequency: a cubic in log(count + 1) of {count(found.counted)} training tokens")
-    stored = found.leaning(arm, IDENTITY, SAME_SEED)
+    seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    notes = [f"{count(comparison.tokens)} tokens, seeds {seeds}"]
+    if comparison.counted is not None:
+        notes.append(f"frequency: a cubic in log(count + 1) of {count(comparison.counted)} training tokens")
+    stored = comparison.leaning(arm, IDENTITY, SAME_SEED)
     if stored is not None and stored.input.value > KIN:
         notes.append(f"of one seed, rows share a start: cosine {plain(stored.input.value, 2)}")
-    notes += [f"left out: {what}" for what in found.left_out]
+    notes += [f"left out: {what}" for what in comparison.left_out]
     header = ("seeds", "measure", "with the input", "with the output")
     return Found(
-        answer=_answer_over_seeds(found, arm),
-        quantities=tuple(_over_seeds(found, arm)),
-        listings=(Listing("Every pair of models", header, tuple(_model_pairs(found, arm))),),
+        answer=_answer_over_seeds(comparison, arm),
+        quantities=tuple(_over_seeds(comparison, arm)),
+        listings=(Listing("Every pair of models", header, tuple(_model_pairs(comparison, arm))),),
         notes=tuple(notes),
     )
 
 
-def _model_pairs(found: OverSeeds, arm: str) -> Iterator[tuple[str, ...]]:
+def _model_pairs(comparison: OverSeeds, arm: str) -> Iterator[tuple[str, ...]]:
     """Yield the scores of every pair of models, by measure."""
-    for leaning in _leanings_of(found, arm):
+    for leaning in _leanings_of(comparison, arm):
         for a, b, to_input, to_output in leaning.pairs:
-            models = f"{arm} {a}, {found.untied} {b}"
+            models = f"{arm} {a}, {comparison.untied} {b}"
             yield models, leaning.measure, plain(to_input, 6), plain(to_output, 6)
 
 
-def _leanings_of(found: OverSeeds, arm: str) -> list[Leaning]:
+def _leanings_of(comparison: OverSeeds, arm: str) -> list[Leaning]:
     """Return every measure of an arm, between different seeds and within one."""
-    return [leaning for leaning in found.leanings if leaning.arm == arm]
+    return [leaning for leaning in comparison.leanings if leaning.arm == arm]
 
 
-def _answer_over_seeds(found: OverSeeds, arm: str) -> str:
+def _answer_over_seeds(comparison: OverSeeds, arm: str) -> str:
     """Say to which table an arm leans: by CKA corrected for attenuation, or else by the first measure there is."""
-    leanings = found.told(arm)
+    leanings = comparison.told(arm)
     if not leanings:
         return "no model to compare"
-    difference = _corrected_difference(found, arm, CKA)
+    difference = _corrected_difference(comparison, arm, CKA)
     if difference is None:
         first = leanings[0]
-        answer = _side(found, first.difference)
+        answer = _side(comparison, first.difference)
         if toward(first.difference) == NOT_KNOWN:
             return answer
         return f"{answer} {spelled(first.measure)}"
-    answer = _side(found, difference)
-    if found.counted is None:
+    answer = _side(comparison, difference)
+    if comparison.counted is None:
         return f"{answer}; to take frequency out needs the training text"
     rest = "too little is found again to say"
-    without_frequency = _corrected_difference(found, arm, CKA_CURVE)
+    without_frequency = _corrected_difference(comparison, arm, CKA_CURVE)
     if without_frequency is not None:
-        rest = _side(found, without_frequency)
+        rest = _side(comparison, without_frequency)
     if rest == answer:
         return f"{answer}, with frequency taken out too"
     return f"{answer}; with frequency taken out {rest}"
 
 
-def _corrected_difference(found: OverSeeds, arm: str, measure: str) -> Estimate | None:
+def _corrected_difference(comparison: OverSeeds, arm: str, measure: str) -> Estimate | None:
     """Return how much closer to the output than to the input an arm is, corrected for attenuation; None without."""
-    leaning = found.leaning(arm, measure)
+    leaning = comparison.leaning(arm, measure)
     if leaning is None:
         return None
     return leaning.corrected.get("difference")
 
 
-def _side(found: OverSeeds, difference: Estimate) -> str:
+def _side(comparison: OverSeeds, difference: Estimate) -> str:
     """Say to which table of the untied arm a difference output − input leans."""
     side = toward(difference)
     if side == NOT_KNOWN:
         return "fewer than three seeds cannot tell"
     if side == NEITHER:
-        return f"it shows no lean to either table of {found.untied}"
+        return f"it shows no lean to either table of {comparison.untied}"
     return f"it leans to its {side} table"
 
 
-def _over_seeds(found: OverSeeds, arm: str) -> Iterator[Quantity]:
+def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
     """Yield corrected scores, every score, every difference, scores of training again, and shares of frequency."""
-    leanings, first = _leanings_of(found, arm), found.told(arm)
+    leanings, first = _leanings_of(comparison, arm), comparison.told(arm)
     for leaning in leanings:
-        yield from _corrected_quantities(found, leaning)
+        yield from _corrected_quantities(comparison, leaning)
     for leaning in sorted(leanings, key=lambda leaning: leaning not in first):
-        yield from _score_quantities(found, leaning, is_first=leaning in first)
+        yield from _score_quantities(comparison, leaning, is_first=leaning in first)
     # where a difference could be corrected, that is the one to read first
     corrected = [leaning for leaning in first if "difference" in leaning.corrected]
     for leaning in leanings:
@@ -338,19 +338,20 @@ def _over_seeds(found: OverSeeds, arm: str) -> Iterator[Quantity]:
             main=is_first and not corrected,
             of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
         )  # fmt: skip
-    for (what, measure), again in found.again.items():
+    for (what, measure), again in comparison.again.items():
         yield Quantity.of_estimate(spelled(measure), over_pairs(again), of=what, unit=SCORES, main=False)
-    name, chance = "variance that is a curve in log frequency", CURVE / max(1, found.tokens - 1)
-    for what, share in found.frequency.items():
+    name, chance = "variance that is a curve in log frequency", CURVE / max(1, comparison.tokens - 1)
+    for what, share in comparison.frequency.items():
         yield Quantity.of_estimate(name, share, chance=chance, of=what, unit="%", main=False)
 
 
-def _corrected_quantities(found: OverSeeds, leaning: Leaning) -> Iterator[Quantity]:
+def _corrected_quantities(comparison: OverSeeds, leaning: Leaning) -> Iterator[Quantity]:
     """Yield what an arm has in common with either table, in shares of what each reaches if it is trained again."""
     arm, measure = leaning.arm, spelled(leaning.measure)
     for end, score in leaning.corrected.items():
         is_difference = end == "difference"
-        name, of, figure = "corrected", f"{arm} – {found.untied} {end}", f"What {arm} has in common with either table"
+        name, of = "corrected", f"{arm} – {comparison.untied} {end}"
+        figure = f"What {arm} has in common with either table"
         if is_difference:
             name, of, figure = "corrected output − input", "", ""
         title, why = f"{name}, {measure}", "1: the same but for noise and rotation"
@@ -359,9 +360,9 @@ def _corrected_quantities(found: OverSeeds, leaning: Leaning) -> Iterator[Quanti
         )
 
 
-def _score_quantities(found: OverSeeds, leaning: Leaning, is_first: bool) -> Iterator[Quantity]:
+def _score_quantities(comparison: OverSeeds, leaning: Leaning, is_first: bool) -> Iterator[Quantity]:
     """Yield the scores with both tables; of leanings that are read first, those of the same table trained again too."""
-    arm, untied, models = leaning.arm, found.untied, f"models of the {leaning.seeds}"
+    arm, untied, models = leaning.arm, comparison.untied, f"models of the {leaning.seeds}"
     name, figure = f"{spelled(leaning.measure)}, {models}", ""
     if is_first:
         name, figure = spelled(leaning.measure), f"Which end does the table of {arm} resemble?"
@@ -370,7 +371,7 @@ def _score_quantities(found: OverSeeds, leaning: Leaning, is_first: bool) -> Ite
         yield Quantity.of_estimate(
             name, score, chance=leaning.chance, of=of, unit=SCORES, main=False, figure=figure, why=models
         )
-        again = found.again.get((AGAIN.format(untied, end), leaning.measure))
+        again = comparison.again.get((AGAIN.format(untied, end), leaning.measure))
         if is_first and again:
             of = f"{untied} {end}, trained again"
             yield Quantity.of_estimate(name, over_pairs(again), of=of, unit=SCORES, main=False, figure=figure)

@@ -151,15 +151,15 @@ def _axis_measures(sums: Moments) -> Iterator[Quantity]:
     yield Quantity("variance along the second axis", float(second), unit="%")
 
 
-def mean_cosine(found: Moments) -> Estimate:
+def mean_cosine(sums: Moments) -> Estimate:
     """Mean cosine of all pairs of different rows: (‖s‖² − n) / (n(n−1)) with s the sum of the n unit rows.
 
     It is a U-statistic: its variance is 4/n times that of a row's own mean cosine with the others (Hoeffding 1948).
     """
-    n = int(np.count_nonzero(found.norms))
-    square = float(found.unit_sum @ found.unit_sum)
+    n = int(np.count_nonzero(sums.norms))
+    square = float(sums.unit_sum @ sums.unit_sum)
     value = (square - n) / (n * (n - 1))
-    variance = max(0.0, found.unit_squares / n - (square / n) ** 2) / (n - 1) ** 2
+    variance = max(0.0, sums.unit_squares / n - (square / n) ** 2) / (n - 1) ** 2
     half = Z * math.sqrt(4 * variance / n)
     return Estimate(value, value - half, value + half, n)
 
@@ -185,7 +185,7 @@ def gaussian_shares(rows: int, width: int) -> Array:
     return shares
 
 
-def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, float, float, int]:
+def isotropy(table: TokenTable, sums: Moments, seed: int = 0) -> tuple[float, float, float, int]:
     """Isotropy of the partition function, over at most 20,000 rows drawn by `seed`.
 
     min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 where no direction is special. Mu & Viswanath
@@ -196,11 +196,11 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
     shape; and the rows that Z was summed over.
     """
     ids = sampled(table.rows, MOST_ROWS, seed)
-    _, axes = np.linalg.eigh(found.gram)
+    _, axes = np.linalg.eigh(sums.gram)
     projected = np.empty((len(ids), table.width), np.float32)
     for start, stop in table.spans(len(ids), least=LEAST_PIECE):
         projected[start:stop] = table.take(ids[start:stop]) @ axes
-    scale = math.sqrt(table.width * table.rows / float(np.trace(found.gram)))
+    scale = math.sqrt(table.width * table.rows / float(np.trace(sums.gram)))
     chance = _gaussian_isotropy(table.rows, table.width, len(ids), seed)
     return _partition_ratio(projected, 1.0), _partition_ratio(projected, scale), chance, len(ids)
 
