@@ -114,7 +114,9 @@ class Bench:
             raise NotHere("needs a text", "give --text")
 
     def ids(self, subject: Subject) -> Ids:
-        """Return the text in this model's tokens [N]; of a comparison without one, the text that it held out.
+        """Return the text in this model's tokens [N].
+
+        Without a requested text, that is the text that the comparison held out.
 
         Raises:
             DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
@@ -172,7 +174,10 @@ class Bench:
         return subject.run is not None and not self.request.texts
 
     def windows(self, subject: Subject) -> tuple[Ids, Ids]:
-        """Return (windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""
+        """Return (windows to measure on [n, T], windows held out [m, T]).
+
+        They are taken in turn from the whole text.
+        """
         effort = self.request.effort
         length = min(effort.length, self.opened(subject).longest or effort.length)
         ids = self.ids(subject)

@@ -227,12 +227,12 @@ class SectionFound:
     @property
     def measured(self) -> dict[str, Found]:
         """Return what was measured of each subject; nothing of the evidence, which is drawn from other sections."""
-        return {label: found for label, found in self.found.items() if isinstance(found, Found)}
+        return {label: result for label, result in self.found.items() if isinstance(result, Found)}
 
     def record(self) -> dict[str, Any]:
         """Return everything as strict JSON takes it: a value that is no number is None."""
-        found = {label: strict(found.record()) for label, found in self.found.items()}
-        return {"found": found, "left_out": dict(self.left_out)}
+        records = {label: strict(result.record()) for label, result in self.found.items()}
+        return {"found": records, "left_out": dict(self.left_out)}
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,9 @@ class Inspection:
     def found(self, name: str) -> Mapping[str, Found | TieOrNot]:
         """Return the results of a section by label; nothing where it is not part of this inspection."""
         section = self.section(name)
-        return section.found if section is not None else {}
+        if section is None:
+            return {}
+        return section.found
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON takes it."""
@@ -325,8 +327,8 @@ class Inspection:
 def _answers(section: SectionFound) -> str:
     """Return the answers of a section, each with its models, or why it has none."""
     models: dict[str, list[str]] = {}
-    for label, found in section.found.items():
-        answer = found.verdict if isinstance(found, TieOrNot) else found.answer
+    for label, result in section.found.items():
+        answer = result.verdict if isinstance(result, TieOrNot) else result.answer
         models.setdefault(answer, []).append(label)
     if not models:
         return f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"
@@ -355,7 +357,10 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
 
 
 def _check_pairs_and_texts(bench: Bench) -> None:
-    """Find the requested tokens and read the given text for every model, so that errors come first."""
+    """Find the requested tokens and read the given text for every model.
+
+    Their errors come before anything is measured.
+    """
     request = bench.request
     for subject in bench.subjects:
         for pair in request.pairs:
@@ -387,7 +392,10 @@ class _Measuring:
         return [self._section(section) for section in self.chosen]
 
     def _section(self, section: Section) -> SectionFound:
-        """Measure one section of every model; one that does not apply or fails is left out with its reason."""
+        """Measure one section of every model.
+
+        A model to which it does not apply, or that fails, is left out with the reason.
+        """
         measured: dict[str, Found] = {}
         left_out: dict[str, str] = {}
         for subject in self.bench.subjects:
@@ -401,7 +409,10 @@ class _Measuring:
         return SectionFound(section.name, measured, left_out)
 
     def _of_one_model(self, section: Section, subject: Subject) -> Found:
-        """Return what one section measures of one model; its progress counts as a part of the whole."""
+        """Return what one section measures of one model.
+
+        Its progress counts as a part of the whole.
+        """
         part = _PartOfProgress(subject.label, self._done, self._done + PARTS * section.weight, self._total)
         self._done = part.end
         if section.text:
@@ -438,25 +449,33 @@ class _PartOfProgress:
 # the evidence
 
 
-def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> TieOrNot:
+def tie_or_not(subjects: Sequence[Subject], results: Sequence[SectionFound]) -> TieOrNot:
     """Collect the evidence for one table or two: the losses of a comparison first, then what sections measured."""
     loss = _loss(subjects[0])
-    models: dict[tuple[str, Quantity], list[str]] = {}  # models of which one thing is true, as what a text says
-    if loss is not None:
-        models["comparison", loss] = [loss.name]
-    for section in made:
-        for label, found in section.measured.items():
-            for quantity in filter(_can_decide, found.quantities):
-                about = printable(quantity.of or label)
-                models.setdefault((section.name, replace(quantity, of="")), []).append(about)
     tested = []
-    for (name, quantity), of in models.items():
-        tested.append((name, _with_p(quantity, ", ".join(of))))
+    if loss is not None:
+        tested.append(("comparison", _with_p(loss, loss.name)))
+    for (name, quantity), models in _deciding(results).items():
+        tested.append((name, _with_p(quantity, ", ".join(models))))
     rows = _corrected(tested)
     if loss is None:
         return TieOrNot(tuple(rows), NO_VERDICT)
     _, tested_loss = rows[0]
     return TieOrNot(tuple(rows), _verdict(tested_loss))
+
+
+def _deciding(results: Sequence[SectionFound]) -> dict[tuple[str, Quantity], list[str]]:
+    """Return (section, quantity that can favour a side) → models of which it is true.
+
+    A quantity of the text alone is true of all models with one tokenizer.
+    """
+    models: dict[tuple[str, Quantity], list[str]] = {}
+    for section in results:
+        for label, report in section.measured.items():
+            for quantity in filter(_can_decide, report.quantities):
+                about = printable(quantity.of or label)
+                models.setdefault((section.name, replace(quantity, of="")), []).append(about)
+    return models
 
 
 def _loss(subject: Subject) -> Quantity | None:
@@ -480,8 +499,9 @@ def _loss(subject: Subject) -> Quantity | None:
 
 def _can_decide(quantity: Quantity) -> bool:
     """Return True for a number whose question can favour a side."""
-    has_side = {quantity.below, quantity.above} != {NEITHER}
-    return bool(quantity.question) and has_side and math.isfinite(quantity.value)
+    if not quantity.question or not math.isfinite(quantity.value):
+        return False
+    return {quantity.below, quantity.above} != {NEITHER}
 
 
 def _with_p(quantity: Quantity, of: str) -> Quantity:

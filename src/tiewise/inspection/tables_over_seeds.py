@@ -134,7 +134,7 @@ def over_seeds(
     run = Path(run)
     models, left_out = _final_models(run)
     untied, arms = _arms_by_tables(run, models)
-    rows = min(table.rows for ends in _all_ends(models) for _, table in ends.tables)
+    rows = min(min(ends.input.rows, ends.output.rows) for ends in _all_ends(models))
     pairs = _usable_pairs(models, rows)
     counts, counted = None, None
     try:
@@ -182,7 +182,10 @@ def _final_models(run: Path) -> tuple[Models, list[str]]:
 
 def _all_ends(models: Models) -> list[Ends]:
     """Return the ends of every model."""
-    return [ends for of_arm in models.values() for ends in of_arm.values()]
+    every: list[Ends] = []
+    for of_arm in models.values():
+        every += of_arm.values()
+    return every
 
 
 def _arms_by_tables(run: Path, models: Models) -> tuple[str, tuple[str, ...]]:
@@ -375,17 +378,20 @@ def _align_groups(
     settings = replace(settings, permutations=0)
     of_pairs = None if counts is None else counts[pairs.a]
     scores = _Scores({group: {} for group in groups})
-    all_pairs = [(group, pair) for group, table_pairs in groups.items() for pair in table_pairs]
-    for done, (group, pair) in enumerate(all_pairs, 1):
-        alignment = align(tables[pair.first], tables[pair.second], pairs, settings, of_pairs)
-        scores.add(group, pair, alignment)
-        progress("alignment over seeds", done, len(all_pairs))
+    total = sum(len(table_pairs) for table_pairs in groups.values())
+    done = 0
+    for group, table_pairs in groups.items():
+        for pair in table_pairs:
+            alignment = align(tables[pair.first], tables[pair.second], pairs, settings, of_pairs)
+            scores.add(group, pair, alignment)
+            done += 1
+            progress("alignment over seeds", done, total)
     return scores
 
 
 @dataclass(frozen=True)
 class _Attenuation:
-    """Scores of a table with both ends of the untied models, and of all three with themselves trained again."""
+    """Scores of a table with both ends, and of all three trained again."""
 
     table: Scored
     with_input: Scored
@@ -413,7 +419,7 @@ class _Attenuation:
         return corrected
 
     def _scores_positive(self, end: Scored, seeds: Sequence[int]) -> bool:
-        """Return True if the table and this end score above 0 with themselves for every pair of seeds."""
+        """Return True if table and end score above 0 with themselves."""
         return min(_scores_among((*self.table, *end), seeds)) > 0
 
     def _input_share(self, seeds: Sequence[int]) -> float:

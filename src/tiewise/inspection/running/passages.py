@@ -100,7 +100,10 @@ class _Window(NamedTuple):
 
 
 def _windows_of(tokenizer: Any, texts: Sequence[str], longest: int) -> list[_Window]:
-    """Encode passages, and cut them into windows of at most `longest` tokens, the start token first in each."""
+    """Encode passages, and cut them into windows of at most `longest` tokens.
+
+    Each begins with the start token.
+    """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     length = longest - 1
     encoded = plain_engine(tokenizer).encode_batch_fast(list(texts), add_special_tokens=False)

@@ -54,7 +54,7 @@ def alignment_of(
 
 
 def _answer(quantities: Sequence[Quantity]) -> str:
-    """Name the cosines that a reader sees first whose intervals lie above all that no effect gives."""
+    """Name the main cosines whose intervals lie above all that no effect gives."""
     above = []
     for quantity in quantities:
         if not quantity.main or quantity.unit != "cosine":

@@ -74,7 +74,10 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
 
 
 def _surprise(ids: Ids, vocab: int) -> Tensor:
-    """Return each token's nll by its frequency in a text, one added to each count [V]: what a bias alone can know."""
+    """Return each token's nll by its frequency in a text [V].
+
+    A bias alone can know as much. One is added to each count.
+    """
     counts = torch.from_numpy(token_counts(ids, vocab)).double() + 1
     return -(counts / counts.sum()).log()
 
@@ -279,7 +282,11 @@ def _hidden_tokens(opened: Opened, ids: Ids, length: int, count: int, seed: int)
 
 
 def _masked_rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
-    """Pack a text into rows of whole sentences, some of their tokens hidden; DataError without the marks."""
+    """Pack a text into rows of whole sentences with hidden tokens.
+
+    Raises:
+        DataError: the tokenizer lacks the marks that such rows need.
+    """
     folder, vocab = opened.folder.path, opened.vocab
     tokenizer = make_tokenizer(str(folder))
     missing = []

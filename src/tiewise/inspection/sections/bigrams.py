@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,8 @@ def bigrams_of(
     chain = Chain.of(ids, path.rows)
     whole = irreversibility(ids, path.rows, seed=seed)
     loss = _loss_on_text(path, chain, fits, seed)
-    also_shown = [token for pair in pairs for token in pair]
-    grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, also_shown, seed=seed)
+    of_words = list(itertools.chain.from_iterable(pairs))
+    grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, of_words, seed=seed)
     frequent_tokens = _frequent_tokens(ids, chain, fits.kept)
     parts = _split_of(frequent_tokens, path.input.width, fits, seed, fitted)
     reduced_loss = frequent_loss(path, chain, frequent_tokens.ids, frequent_tokens.chain, seed)
@@ -129,7 +130,10 @@ def _frequent_tokens(ids: Ids, chain: Chain, most: int) -> _FrequentTokens:
 
 
 def _split_of(tokens: _FrequentTokens, width: int, fits: Fits, seed: int, fitted: Fitted) -> Split:
-    """Return the split of the frequent tokens' loss, fitted unless `fitted` has it; it is added there."""
+    """Return the split of the frequent tokens' loss.
+
+    It is fitted and added to `fitted` unless it is there.
+    """
     key = width, seed, tokens.states.astype(np.uint16).tobytes()
     if key not in fitted:
         progress("fitted paths", 0, 1)
@@ -154,7 +158,7 @@ class _BigramReport:
     reduced_loss: float  # of the model's own path on the frequent tokens
 
     def text_quantities(self) -> Iterator[Quantity]:
-        """Yield irreversibility, the losses of the path and of a bias alone, and the entropy, of the whole text."""
+        """Yield irreversibility, losses and entropy of the whole text."""
         whole, chain = self.whole, self.chain
         why = "guessed from other parts: too low"
         yield Quantity.of_estimate("irreversibility", whole.held_out, unit=NATS, why=why)
@@ -166,7 +170,7 @@ class _BigramReport:
         yield Quantity("entropy behind a known token", chain.entropy, unit=NATS, main=False, why=why)
 
     def frequent_quantities(self) -> Iterator[Quantity]:
-        """Yield the parts of the loss on the frequent tokens, and what the best paths and the model's own pay."""
+        """Yield parts of the loss on the frequent tokens, and the loss of each path."""
         parts = self.parts
         values = {
             "entropy": (parts.entropy, ""),
@@ -182,7 +186,7 @@ class _BigramReport:
             yield Quantity(f"frequent tokens: {name}", value, unit=NATS, main=False, why=why)
 
     def stacks(self) -> list[Stack]:
-        """Return one bar for each path, from the entropy up: best untied, best tied and the model's own."""
+        """Return one bar for each path: best untied, best tied and the model's own."""
         parts = self.parts
         untied = {"rank": parts.untied_rank}
         tied = {
@@ -223,7 +227,10 @@ def _unigram_loss(chain: Chain) -> float:
 def _listed_pairs(
     folder: Folder, chain: Chain, words: Sequence[tuple[str, str]], pairs: Sequence[tuple[int, int]]
 ) -> Listing:
-    """List how often the text has two tokens behind each other, both ways: those requested, and the most one-way."""
+    """List how often the text has two tokens behind each other, both ways.
+
+    The requested pairs come first, then those that are most one-way.
+    """
     one_way = one_way_pairs(chain)
     both = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), one_way])
     texts = read_as(folder, one_way.ravel().tolist())

@@ -81,7 +81,7 @@ class _HeadLogits:
         return self.logits.clone()
 
     def gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the gradient [n, V] of the summed loss of targets [n] at the positions that predict these."""
+        """Return the gradient [n, V] of the summed loss of targets [n] at their positions."""
         (of_sum,) = torch.autograd.grad(logits.sum(), self.logits, retain_graph=True)
         is_used = of_sum.flatten(0, -2).any(-1)
         loss = F.cross_entropy(logits, targets, reduction="sum")

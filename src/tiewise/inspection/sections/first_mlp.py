@@ -11,6 +11,7 @@ whose attention gives nothing, its logits are those of the path through this blo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,31 +78,40 @@ def first_mlp_of(
     quantities.append(_size_quantity(block, path, parameters))
     grids: list[Grid] = []
     if chain is not None:
-        if chain.vocabulary > opened.vocab:
-            what = f"a text of {chain.vocabulary:,} different ids, a table of {opened.vocab:,} rows"
-            raise DataError(what, "use the tokenizer that belongs to the model")
-        also_shown = [token for pair in pairs for token in pair]
+        _require_vocabulary(chain, opened.vocab)
         titled = dict(zip(TITLES, paths.items(), strict=True))
-        grids, follows = heat_maps(chain, opened.folder, titled, also_shown, most, seed)
+        grids, follows = heat_maps(chain, opened.folder, titled, list(itertools.chain.from_iterable(pairs)), most, seed)
         quantities += _text_quantities(paths, chain, follows, seed)
     orders = {name: word_orders(one, words, pairs) for name, one in paths.items()}
     quantities += _logit_quantities(orders)
-    listings = (_requested_pairs(orders, _shares_in_text(chain, pairs)),) if words else ()
+    listings: list[Listing] = []
+    if words:
+        listings.append(_requested_pairs(orders, _shares_in_text(chain, pairs)))
     sample = f"{count(len(chosen))} tokens sampled; the map is {block.composition}"
     change, _ = asymmetries[-1]
     return Found(
         answer=_answer(change),
         quantities=tuple(quantities),
         grids=tuple(grids),
-        listings=listings,
+        listings=tuple(listings),
         notes=(sample, *path.notes, "attention is left out"),
     )
+
+
+def _require_vocabulary(chain: Chain, rows: int) -> None:
+    """Refuse a text whose tokens are not those of a table of `rows` rows."""
+    if chain.vocabulary > rows:
+        what = f"a text of {chain.vocabulary:,} different ids, a table of {rows:,} rows"
+        raise DataError(what, "use the tokenizer that belongs to the model")
 
 
 def _asymmetries(
     paths: Mapping[str, DirectPath], direct: DirectPath, chosen: Ids, seed: int
 ) -> list[tuple[Estimate, Estimate]]:
-    """Measure the asymmetry of each path between `chosen` tokens, as it is and centred, and last its change."""
+    """Measure the asymmetry of each path between `chosen` tokens, and last its change.
+
+    Each is (as it is, centred).
+    """
     lefts = []
     for path in paths.values():
         rows = path.input.take(chosen)
@@ -164,7 +174,7 @@ def _size_quantity(block: FirstBlock, path: DirectPath, parameters: int) -> Quan
 
 
 def _shares_in_text(chain: Chain | None, pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """Write p(second | first) of each pair both ways, as the text has it; a dash without a text."""
+    """Write p(second | first) of each pair both ways; a dash without a text."""
     if chain is None:
         return [NONE] * (2 * len(pairs))
     ways = []
@@ -175,7 +185,7 @@ def _shares_in_text(chain: Chain | None, pairs: Sequence[tuple[int, int]]) -> li
 
 
 def _requested_pairs(orders: Mapping[str, WordOrders], shares: Sequence[str]) -> Listing:
-    """List each requested pair both ways: by each path of `orders`, and its share in the text."""
+    """List each requested pair both ways, by each path and in the text."""
     header = ["order"]
     for name in orders:
         header += [f"{name}: logit", f"{name}: probability", f"{name}: rank"]
@@ -201,8 +211,11 @@ class FirstBlock:
     @property
     def parameters(self) -> dict[int, Tensor]:
         """Return the parameters of the block and its norms, each once."""
-        modules = (part for part in self.steps if isinstance(part, nn.Module))
-        return {id(p): p for module in modules for p in module.parameters()}
+        parameters: dict[int, Tensor] = {}
+        for step in self.steps:
+            if isinstance(step, nn.Module):
+                parameters |= {id(p): p for p in step.parameters()}
+        return parameters
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:

@@ -268,7 +268,10 @@ def _frequency_bins(measured: PathGradients) -> list[_FrequencyBin]:
 
 
 def _bin_quantities(measured: PathGradients, name: str, inside: NDArray[np.bool_]) -> tuple[Quantity, ...]:
-    """Report the rows of one bin [V]: the head path's share, in Adam's step too, and what each path moves of them."""
+    """Report shares of the rows of one bin, marked in `inside` [V].
+
+    The head path's share comes first, then the same in Adam's step, then the part of each path that is in these rows.
+    """
     gradient, step = measured.gradient, measured.update.split(inside)
     moved_a = ratio(float(gradient.a2[inside].sum()), gradient.a2.sum())
     moved_b = ratio(float(gradient.b2[inside].sum()), gradient.b2.sum())
@@ -399,7 +402,7 @@ def _batch_size_curves(measured: PathGradients) -> Iterator[Curve]:
 
 
 def _row_share_curves(measured: PathGradients) -> Iterator[Curve]:
-    """Yield the distribution of the head path's share over single rows, of the gradient and of Adam's step."""
+    """Yield the distribution of the head path's share over single rows."""
     centres = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, sums in (("gradient", measured.gradient), (ADAM, measured.update)):
         rows = _shares(measured, sums)

@@ -264,7 +264,10 @@ def _read(
 def _read_positions(
     stack: AppliedStack, states: Sequence[Tensor], targets: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Read lenses on some positions [N]: the model's nll and its KL to `fixed`, then KL, nll and agreement of each."""
+    """Read lenses on some positions [N].
+
+    Returns the model's nll and its KL to each of `fixed`, then KL, nll and agreement of each lens.
+    """
     final = stack.to_logits(states[-1]).log_softmax(-1)
     p = final.exp()
     columns = [_nll(final, targets)]

@@ -151,7 +151,7 @@ class _TwoModels:
         return pairs
 
     def aligned(self, pairs: Pairs, settings: AlignSettings) -> dict[str, Alignment]:
-        """Align every table of the first model with every table of the second, under a name that has both."""
+        """Align every table of the first model with every table of the second, by name."""
         first, second = self.ends
         label_a, label_b = self.labels
         aligned: dict[str, Alignment] = {}
@@ -160,7 +160,7 @@ class _TwoModels:
         return aligned
 
     def sizes(self, pairs: Pairs) -> list[Quantity]:
-        """Report how many tokens both have, how many are left out of `pairs`, and the rows of either model."""
+        """Report common tokens, tokens left out of `pairs`, and rows of either model."""
         common = len(self.every)
         sizes = {"tokens in both vocabularies": common, "tokens left out": common - len(pairs)}
         for label, end in zip(self.labels, self.ends, strict=True):

@@ -302,12 +302,15 @@ def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int
 
 
 def _neighbour_chance(k: int, rows: int) -> float:
-    """Return the share of k nearest neighbours among `rows` rows that two unrelated tables have in common."""
+    """Return the share of k neighbours among `rows` rows that unrelated tables share."""
     return k / (rows - 1)
 
 
 def _cka_scores(products: Products) -> tuple[list[Score], dict[str, tuple[float, float]]]:
-    """Return CKA as it is and with frequency taken out, and by measure what shares of A and B went with that."""
+    """Return CKA as it is and with frequency taken out.
+
+    The second result has, by measure, the shares of A and B that went with the frequency.
+    """
     centred = products.without()
     highest = products.along_a.shape[1]
     scores: list[Score] = []
@@ -602,7 +605,10 @@ class _RowScores:
     """How well other tables map onto one table, row by row."""
 
     def __init__(self, table: TokenTable, pairs: Pairs, settings: AlignSettings, which: Ids, k: int) -> None:
-        """Take the table (a of `pairs`), and among pairs `which` find k neighbours of each row; 0 leaves them out."""
+        """Take the table, a of `pairs`, and find k neighbours of each row among pairs `which`.
+
+        0 leaves neighbours out.
+        """
         self.table, self.pairs, self.settings, self.which, self.k = table, pairs, settings, which, k
         if k:
             self.neighbours = nearest(table, pairs.a[which], k, np.float32)

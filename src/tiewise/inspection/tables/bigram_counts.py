@@ -114,7 +114,10 @@ class Chain:
         return float(total / self.pairs)
 
     def is_first_order(self, back: Ids) -> Mask:
-        """Mark one order of each pair of different tokens [n]; `back` says how often the other order was counted."""
+        """Mark one order of each pair of different tokens [n].
+
+        `back` says how often the other order was counted.
+        """
         before, after = self.before, self.after
         is_alone = (before > after) & (back == 0)
         mask: Mask = (before < after) | is_alone
@@ -182,7 +185,10 @@ def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, 
 
 
 def _parts_of(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
-    """Yield the counts of each of `parts` parts of a text [N], with the pair that leads out of it."""
+    """Yield the counts of each part of a text [N].
+
+    The pair that leads out of a part counts as well.
+    """
     edges = np.linspace(0, len(text), parts + 1).astype(int).tolist()
     for start, stop in pairwise(edges):
         following = text[stop % len(text)]
@@ -274,7 +280,10 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
 
 
 def _tossed_by_token(chain: Chain, back: Ids) -> tuple[Array, Array]:
-    """Sum mean and variance of tossed directions over each token's pairs [V]; `back` are counts of the other order."""
+    """Sum mean and variance of tossed directions over each token's pairs [V].
+
+    `back` are counts of the other order of each pair.
+    """
     once = chain.is_first_order(back)
     sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
     by_size = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2)

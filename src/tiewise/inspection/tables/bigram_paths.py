@@ -156,9 +156,9 @@ def frequent_loss(
 
 
 def _state_logs(path: DirectPath, before: Ids, kept: Ids) -> Array:
-    """Return log p(state | token) behind tokens `before` [n, K + 1], over the whole output table.
+    """Return log p(state | token) behind tokens `before` [n, K + 1].
 
-    A state is one of the tokens `kept` [K], or the last one for all others.
+    A state is one of the tokens `kept` [K], or the last one for all others. The softmax runs over every output row.
     """
     count = len(kept)
     left = path.left(path.input.take(before))
@@ -253,7 +253,7 @@ class _MapAxes:
 
 
 def _following(path_name: str, of_text: Array, of_path: Array, seed: int) -> Iterator[Quantity]:
-    """Yield how far a path's map follows the text's: all of it, and which order of two tokens is likelier."""
+    """Yield how far a path's map follows the text's: by value, and by order."""
     by_value, by_order = likeness(of_text, of_path, seed=seed)
     for what, (correlation, p) in {"the text": by_value, "which order is likelier": by_order}.items():
         if not math.isnan(correlation):
@@ -305,7 +305,10 @@ def _interactions(values: Array, off: Mask) -> tuple[Array, Array]:
 
 
 def _correlation(first: Array, second: Array) -> float:
-    """Return Pearson's correlation of two vectors; NaN for fewer than 3 values, or where one is constant."""
+    """Return Pearson's correlation of two vectors.
+
+    It is NaN for fewer than 3 values, or where one vector is constant.
+    """
     if len(first) < 3 or min(np.ptp(first), np.ptp(second)) < 1e-12:
         return math.nan
     return float(np.corrcoef(first, second)[0, 1])

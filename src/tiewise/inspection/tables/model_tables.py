@@ -254,10 +254,9 @@ def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
         raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
     if roles.input_end.quantised or roles.output_end.quantised:
         raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
-    if roles.output is not None and facts.ends is not None and facts.ends.equal:
-        return roles.input, None
     if roles.output is not None:
-        return roles.input, roles.output
+        stored_twice = facts.ends is not None and facts.ends.equal
+        return roles.input, None if stored_twice else roles.output
     if roles.headless:
         raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
     if facts.tied is False:
@@ -307,7 +306,7 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
 
 
 def _further_tables(ends: Ends) -> tuple[dict[str, TokenTable], list[IndexedTensor]]:
-    """Return the other tables with the shape of the first end's, by role and module, and what is left out."""
+    """Return (tables shaped as the first end's by role and module, other tensors)."""
     tables: dict[str, TokenTable] = {}
     rest = []
     for other in ends.beside:

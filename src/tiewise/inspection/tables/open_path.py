@@ -241,7 +241,10 @@ def final_norm_of(facts: Facts) -> FinalNorm | None:
 
 
 def _applied_norm(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> tuple[Norm, str]:
-    """Return the norm before the head, and a note of it; `ending` is None where the family is not known."""
+    """Return the norm before the head, and a note of it.
+
+    `ending` is None where the family is not known.
+    """
     level, kind = _family(facts)
     if ending is None:
         return Norm(), _without_norm(facts, kind)
@@ -299,7 +302,10 @@ def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stor
 
 
 def _epsilon(ending: FinalNorm, level: Mapping[str, Any]) -> float:
-    """Return the eps of a final norm: the config's, or the family's where that is no number of 0 or more."""
+    """Return the eps of a final norm: the config's, else the family's.
+
+    The config's counts where it is a number of 0 or more.
+    """
     if not ending.eps_key:
         return ending.eps
     eps = number(level.get(ending.eps_key))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -167,16 +168,16 @@ def sampled_asymmetry(
 
 
 def _bootstrapped(values: Array, rows: int) -> Estimate:
-    """Return the first of values [1 + draws], that of the sample, with the interval of the others."""
+    """Return the sample's value, the first of [1 + draws], with the draws' interval."""
     low, high = np.quantile(values[1:], [0.025, 0.975])
     return Estimate(float(values[0]), float(low), float(high), rows)
 
 
 class _Ratios:
-    """Ratios of S = A Uᵀ and of the centred S, for each column of weights [n, draws]."""
+    """Ratios of S = A Uᵀ and of the centred S, for each draw."""
 
     def __init__(self, left: Array, right: Array, weights: Array) -> None:
-        """Take the rows A and U [n, E]; nothing is summed yet."""
+        """Take the rows A and U [n, E] and weights [n, draws]; nothing is summed yet."""
         self.left, self.right, self.weights = left, right, weights
         # means of S along its rows and its columns [n], and over all
         self.rows, self.columns = left @ right.mean(0), right @ left.mean(0)
@@ -185,7 +186,10 @@ class _Ratios:
         self.energy, self.turned = np.zeros((2, 2, weights.shape[1]))
 
     def measure(self, before: int, block: int) -> Array:
-        """Return ‖S − Sᵀ‖² / ‖S‖² of both [2, draws], block by block; `before` tokens count as done."""
+        """Return ‖S − Sᵀ‖² / ‖S‖² of both [2, draws], block by block.
+
+        For progress, `before` tokens count as done.
+        """
         n = len(self.right)
         for start in range(0, n, block):
             first = slice(start, min(start + block, n))
@@ -205,7 +209,7 @@ class _Ratios:
         self._add_kind(1, centred_there, centred_back, first, second)
 
     def _add_kind(self, kind: int, a: Array, b: Array, first: slice, second: slice) -> None:
-        """Add the products of a block `a` and of its mirror image `b`, transposed, to the sums of one kind of S."""
+        """Add a block `a` and its transposed mirror image `b` to the sums of one S."""
         if first == second:
             self._add_values(self.energy[kind], a * a, first, second)
             self._add_values(self.turned[kind], a * b, first, second)
@@ -214,7 +218,10 @@ class _Ratios:
             self._add_values(self.turned[kind], 2 * a * b, first, second)
 
     def _add_values(self, total: Array, values: Array, first: slice, second: slice) -> None:
-        """Add values of a block to sums [draws]: off the diagonal by both tokens' draws, on it by the token's."""
+        """Add values of a block to sums [draws].
+
+        Off the diagonal a value counts by the draws of both tokens, on it by those of the token.
+        """
         if first == second:
             total += values.diagonal() @ self.weights[first]
             np.fill_diagonal(values, 0.0)
@@ -323,7 +330,10 @@ def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20, block: int
 
 
 def _most_asymmetric(first: Ids, second: Ids, forward: Array, backward: Array, top: int) -> Iterator[AsymmetricPair]:
-    """Yield the `top` pairs of one block with the largest difference of both logits [n, m], the larger one first."""
+    """Yield the `top` pairs of one block with the largest difference of both logits.
+
+    `forward` and `backward` are these logits [n, m]; of each pair the larger logit comes first.
+    """
     is_once = first[:, None] < second[None, :]
     difference = np.where(is_once, np.abs(forward - backward), -1.0).ravel()
     places = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
@@ -348,7 +358,7 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
     """Return the ids of each pair of words, by the folder's tokenizer.json; each must be one of `rows` tokens."""
     if not words:
         return []
-    texts = [word for pair in words for word in pair]
+    texts = list(chain.from_iterable(words))
     ids = find_tokens(folder, texts)
     largest = max(ids)
     if largest >= rows:

@@ -117,7 +117,7 @@ def directions(name: str, table: TokenTable, sums: Moments, seed: int, main: boo
 
 
 def _variance_measures(sums: Moments, width: int) -> Iterator[Quantity]:
-    """Yield the mean row's energy, the variance in leading directions, and how many directions the rows fill."""
+    """Yield the mean row's energy, leading variances, and the directions that rows fill."""
     rows, shares = sums.rows, sums.shares
     energy = float(np.trace(sums.gram))
     yield Quantity("mean row's energy", float(sums.sum @ sums.sum) / rows / energy, chance=1 / rows, unit="%")
@@ -206,7 +206,10 @@ def isotropy(table: TokenTable, sums: Moments, seed: int = 0) -> tuple[float, fl
 
 
 def _partition_ratio(projected: Rows, scale: float) -> float:
-    """Return min Z / max Z over both signs of each axis, of rows [n, E] along these axes times `scale`."""
+    """Return min Z / max Z over both signs of each axis.
+
+    `projected` are rows [n, E] along the axes; `scale` multiplies them.
+    """
     logs = []
     for direction in range(projected.shape[1]):
         column = scale * projected[:, direction].astype(np.float64)
@@ -222,9 +225,9 @@ def _log_sum(exponents: Array) -> float:
 
 
 def _gaussian_isotropy(rows: int, width: int, summed: int, seed: int) -> float:
-    """Return the mean isotropy of Gaussian tables of unit variance, Z being summed over `summed` of their rows.
+    """Return the mean isotropy of Gaussian tables of unit variance.
 
-    Z is drawn as the mean of exp(±g), g of the law's variances, with its sampling error.
+    Z is drawn as the mean of exp(±g), g of the law's variances, with its sampling error over `summed` rows.
     """
     variance = gaussian_spectrum(rows, width)
     level, spread = np.exp(variance / 2), np.exp(2 * variance) - np.exp(variance)

@@ -77,14 +77,13 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     if tokens is None or "tokenizer.json" not in tokens.files:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
     pieces = {number: piece for piece, number in tokens.base.items()}
-    is_byte_level = _is_byte_level(folder)
+    listed = [(number, tokens.added.get(number) or pieces.get(number, f"#{number}")) for number in ids]
+    if not _is_byte_level(folder):
+        return tuple(_text_of_piece(piece) for _, piece in listed)
     byte_of = byte_letters()
     texts = []
-    for number in ids:
-        piece = tokens.added.get(number) or pieces.get(number, f"#{number}")
-        if not is_byte_level:
-            texts.append(_text_of_piece(piece))
-        elif number in tokens.added:  # stored as it reads, not in letters that mean bytes
+    for number, piece in listed:
+        if number in tokens.added:  # stored as it reads, not in letters that mean bytes
             texts.append(_spaced(piece))
         else:
             texts.append(_text_of_letters(piece, byte_of))
@@ -92,7 +91,7 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
 
 
 def _is_byte_level(folder: Folder) -> bool:
-    """Return True if the pieces of the folder's tokenizer.json are spelled in letters that each mean one byte."""
+    """Return True if the folder's tokenizer.json spells each byte as one letter."""
     decoder = json_object(folder.path, "tokenizer.json").get("decoder")
     return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
@@ -113,7 +112,7 @@ def _text_of_piece(piece: str) -> str:
 
 
 def _decoded(data: bytes, piece: str) -> str:
-    """Return the UTF-8 text of a piece's bytes; the piece as it is spelled where they are no whole character."""
+    """Return the UTF-8 text of a piece's bytes, else the piece as it is spelled."""
     try:
         return data.decode()
     except UnicodeDecodeError:
