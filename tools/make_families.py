@@ -35,7 +35,8 @@ sys.path.insert(0, str(ROOT / "tests" / "boundary"))
 from shrink import shrink  # noqa: E402
 
 from tiewise.boundary.tied_keys import allowed_keys  # noqa: E402
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, POSITION, SCALARS, WIDTHS, in_layer, is_foreign, model_levels  # noqa: E402
+from tiewise.checkpoint.boundary_scalars import SCALARS, WIDTHS  # noqa: E402
+from tiewise.checkpoint.claims import FLAG, OWN_TYPE, POSITION, in_layer, is_foreign, model_levels  # noqa: E402
 from tiewise.checkpoint.family_record import ClassEnds  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "families.json"

@@ -8,7 +8,8 @@ import pytest
 import saved_models as saved
 import transformers as tr
 
-from tiewise.checkpoint.claims import FLAG, MOST_LEVELS, SCALARS, read_claims, read_scalars
+from tiewise.checkpoint.boundary_scalars import SCALARS, read_scalars
+from tiewise.checkpoint.claims import FLAG, MOST_LEVELS, read_claims
 
 QUICK = ["LlamaForCausalLM", "GPT2LMHeadModel", "GemmaForCausalLM", "OPTForCausalLM", "MarianMTModel"]
 NESTED = ["LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "Blip2ForConditionalGeneration"]

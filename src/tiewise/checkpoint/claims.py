@@ -380,12 +380,12 @@ def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
         below = []
         for key, part in level.items():
             if isinstance(part, Mapping) and _is_model_level(key, part):
-                below.append((_dotted(path, key), part, depth + 1))
+                below.append((dotted_path(path, key), part, depth + 1))
         waiting = below + waiting
     return levels
 
 
-def _dotted(path: str, key: str) -> str:
+def dotted_path(path: str, key: str) -> str:
     """Return the dotted path of a key of the level at `path`. That of the root is ""."""
     if not path:
         return key
@@ -400,7 +400,9 @@ def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
         return True
     if not key.endswith("_config"):
         return False
-    return FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
+    if FLAG in part or "vocab_size" in part:
+        return True
+    return bool(part.get("model_type"))
 
 
 def is_foreign_level(key: str) -> bool:
@@ -429,51 +431,10 @@ def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
     """Return the first positive whole number of the levels under one of the keys. None for none."""
     for level in levels:
         for key in keys:
-            number = count(level.get(key))
-            if number is not None:
-                return number
+            size = count(level.get(key))
+            if size is not None:
+                return size
     return None
-
-
-SCALARS = {  # key: the value at which it changes nothing
-    # on the looked-up rows: Granite and Falcon-H1; HRM-Text; MiniCPM
-    **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb"), 1.0),
-    # logits are divided by it in Granite, else multiplied: HyperCLOVA X, Cohere and MPT, Falcon-H1, Grok (remote code)
-    **dict.fromkeys(("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), 1.0),
-    # cap · tanh(logits / cap): Gemma 2; xLSTM; RecurrentGemma
-    **dict.fromkeys(("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap"), 0.0),
-    # hidden states are divided by hidden_size / it (MiniCPM); rows times sqrt(d_model) where true (BART)
-    **dict.fromkeys(("dim_model_base", "scale_embedding"), 0.0),
-    "scale_decoder_outputs": 0.0,  # T5: hidden states times 1 / sqrt(d_model) where true
-    "logits_mup_width_multiplier": 1.0,  # Inkling: hidden states are divided by it
-    # rows times sqrt(hidden_size) where true: AFMoE; BigBird
-    **dict.fromkeys(("mup_enabled", "rescale_embeddings"), 0.0),
-    **{"mup_width_multiplier": 1.0, "mup_embedding_multiplier": 0.0},  # Phi-3-small, remote code
-}
-WIDTHS = ("word_embed_proj_dim", "embedding_size", "input_embedding_size", "output_embedding_size")  # of the table
-
-
-def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the numbers that change something, by dotted key: as written, else by the family's default.
-
-    A width of the table counts where it is not the hidden width.
-    """
-    scalars = dict[str, float]()
-    for path, level in levels:
-        defaults = family(family_type(level)).ends.scalars
-        for key, neutral in _neutral_values(level).items():
-            value = number(level.get(key, defaults.get(key)))
-            if value is not None and value != neutral:
-                scalars[_dotted(path, key)] = value
-    return scalars
-
-
-def _neutral_values(level: Mapping[str, Any]) -> dict[str, float]:
-    """Return {key: the value at which it changes nothing} for the numbers of a level."""
-    width = number(level.get("hidden_size", level.get("d_model")))
-    if width is None:
-        return SCALARS
-    return SCALARS | dict.fromkeys(WIDTHS, width)
 
 
 def number(value: Any) -> float | None:
@@ -481,9 +442,9 @@ def number(value: Any) -> float | None:
     if not isinstance(value, bool | int | float):
         return None
     try:
-        number = float(value)
+        as_float = float(value)
     except OverflowError:
         return None
-    if not math.isfinite(number):
+    if not math.isfinite(as_float):
         return None
-    return number
+    return as_float

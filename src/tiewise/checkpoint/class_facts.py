@@ -108,7 +108,9 @@ class ClassFacts(FolderFacts):
         the class is unknown, or if something was not read.
         """
         ends = self.roles.known
-        if ends is None or self.roles.opaque or not self._absence_is_certain:
+        if ends is None or self.roles.opaque:
+            return ()
+        if not self._absence_is_certain:
             return ()
         tables = [f"{module}.weight" for module in ends.modules]
         available = {*self._loaded_or_tied(ends), _LOGITS_BIAS}
@@ -142,8 +144,12 @@ class ClassFacts(FolderFacts):
         """Return the tensors that transformers loads from the files."""
         loaded = set[str]()
         for stored_name in self.folder.tensors:
-            names = (ends.loaded_as(stored_name), ends.head_tensor(stored_name), _loaded_table(ends, stored_name))
-            loaded.update(name for name in names if name is not None)
+            table = _loaded_table(ends, stored_name)
+            bias = ends.loaded_as(stored_name)
+            head_tensor = ends.head_tensor(stored_name)
+            for name in (table, bias, head_tensor):
+                if name is not None:
+                    loaded.add(name)
         return loaded
 
     @property
@@ -157,15 +163,11 @@ class ClassFacts(FolderFacts):
     @property
     def missing_biases(self) -> list[str]:
         """Return those of `missing` that are biases of the head, if a table is stored."""
-        if not self._reads_a_table:
-            return []
         return self._missing_among(self.class_ends.biases)
 
     @property
     def missing_head(self) -> list[str]:
         """Return those of `missing` between the body and the head, if a table is stored."""
-        if not self._reads_a_table:
-            return []
         return self._missing_among(self.class_ends.head)
 
     @property
@@ -174,7 +176,12 @@ class ClassFacts(FolderFacts):
         return self.roles.read_input is not None or self.roles.read_output is not None
 
     def _missing_among(self, names: Container[str]) -> list[str]:
-        """Return those of `missing` that are among `names`, without those that `fresh` lists."""
+        """Return those of `missing` that are among `names`, without those that `fresh` lists.
+
+        Empty if transformers loads no table at all.
+        """
+        if not self._reads_a_table:
+            return []
         fresh = {target for target, _ in self.fresh}
         missing = []
         for name in self.missing:

@@ -112,7 +112,9 @@ def _ties(ends: ClassEnds, at: str, inner: ClassEnds) -> dict[str, str]:
     """Return {target: source} of a composite's ties. A head outside the part is tied to the part's new table."""
     ties = {target: source for target, source in ends.tied.items() if not source.startswith(at)}
     ties |= inner.tied
-    if ends.output is None or _has_head_in(ends, at) or not inner.inputs:
+    if ends.output is None or _has_head_in(ends, at):
+        return ties
+    if not inner.inputs:
         return ties
     head = f"{ends.output}.weight"
     is_tied_to_part = ends.tied.get(head, "").startswith(at)

@@ -83,8 +83,10 @@ class Facts(ClassFacts):
 
         Compared by root mean square. None up to `SCALED` times, for packed tables, and without a scan.
         """
+        if not self.scan:
+            return None
         table, matrix = self.roles.counted, self._layer_matrix
-        if not self.scan or table is None or matrix is None:
+        if table is None or matrix is None:
             return None
         of_layer = root_mean_square(matrix)
         if of_layer == 0:
@@ -107,7 +109,9 @@ class Facts(ClassFacts):
     @cached_property
     def truth(self) -> bool | None:
         """Return whether the tensors are tied. False if a head of other values is stored; None if not known."""
-        if self.roles.headless or self.roles.input is None or not self.complete:
+        if self.roles.headless or not self.complete:
+            return None
+        if self.roles.input is None:
             return None
         if self.roles.output is None:
             return True

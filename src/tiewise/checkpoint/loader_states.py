@@ -45,6 +45,11 @@ def stored_state(facts: Facts, compares: bool = False) -> str:
     return NEITHER
 
 
+def is_saved_as_head(facts: Facts) -> bool:
+    """Return whether the only stored table has the head's name, under which the class saves a shared table."""
+    return facts.roles.named_like_head and stored_state(facts) == ALONE
+
+
 def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -> str:
     """Return the state of two stored tables: the same numbers, others, or not known."""
     likeness = facts.ends
@@ -86,7 +91,8 @@ def _working_type(facts: Facts) -> str | None:
 def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     """Return the entry of a loader's column for a flag and the stored ends. A flag of None is not known."""
     state = stored_state(facts, loader.compares)
-    if state == UNKNOWN and (not facts.complete or facts.roles.opaque):
+    was_read = facts.complete and not facts.roles.opaque
+    if state == UNKNOWN and not was_read:
         return outcome_of(loader, DEPENDS, "Some tensors could not be read.")
     words = _possible_words(loader, flag, state)
     if words == {TIED} and facts.roles.unread:

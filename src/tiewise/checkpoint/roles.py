@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiewise.checkpoint import claims
+from tiewise.checkpoint.boundary_scalars import read_scalars
 from tiewise.checkpoint.claims import in_layer, model_levels, usual
 from tiewise.checkpoint.end_names import BY_DATA, find_end_names, input_of_head
 from tiewise.checkpoint.family_record import ClassEnds, family_data, module_of
@@ -165,7 +166,7 @@ class _RoleSearch:
             positions=tuple(self._positions()),
             maps=tuple(self._maps()),
             headless=self.headless,
-            scalars=claims.read_scalars(model_levels(self.config)),
+            scalars=read_scalars(model_levels(self.config)),
             input_end=self.modules.end(self.input),
             output_end=self.modules.end(output),
             ties=self.names.tied,
@@ -284,7 +285,9 @@ class _RoleSearch:
 
 def _weight_of(module: str | None) -> str | None:
     """Return the name of a module's table; None for no module."""
-    return None if module is None else f"{module}.weight"
+    if module is None:
+        return None
+    return f"{module}.weight"
 
 
 def _has_usual_bias_name(name: str) -> bool:

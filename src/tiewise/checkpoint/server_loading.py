@@ -5,7 +5,6 @@ from __future__ import annotations
 from tiewise.checkpoint.claims import architecture, unwrapped
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.loader_columns import (
-    ALONE,
     DEPENDS,
     ERROR,
     LLAMA_CPP_T5,
@@ -16,21 +15,21 @@ from tiewise.checkpoint.loader_columns import (
     LoaderOutcome,
     outcome_of,
 )
-from tiewise.checkpoint.loader_states import CANONICAL, from_column, stored_state
+from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as_head
 
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")  # ends of class names
 
 
 def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     """Return the outcome of the first check that stops the loading, else that of the column."""
-    for check in (_is_not_served, _does_not_find_files, _does_not_find_ends):
+    for check in (_check_class, _check_files, _check_names):
         stopped = check(facts, loader)
         if stopped is not None:
             return stopped
     return from_column(facts, loader, flag)
 
 
-def _is_not_served(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+def _check_class(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     """Check that a loader has a class for the model."""
     if facts.is_own:
         return outcome_of(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
@@ -49,7 +48,7 @@ def _writes_text(facts: Facts) -> bool:
     return name is None or name.endswith(_DECODERS)
 
 
-def _does_not_find_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     """Check that tensors are stored in a file that a loader opens."""
     if loader.name not in MODEL_FILES_ALONE:
         return None
@@ -59,7 +58,7 @@ def _does_not_find_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     return outcome_of(loader, ERROR, "It opens model*.safetensors alone.")
 
 
-def _does_not_find_ends(facts: Facts, loader: Loader) -> LoaderOutcome | None:
+def _check_names(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     """Check that the ends are stored under names that a loader reads."""
     roles = facts.roles
     for name in roles.unread:
@@ -68,7 +67,7 @@ def _does_not_find_ends(facts: Facts, loader: Loader) -> LoaderOutcome | None:
             return outcome_of(loader, ERROR, why)
     if roles.unread:
         return outcome_of(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
-    if roles.named_like_head and stored_state(facts) == ALONE:
+    if is_saved_as_head(facts):
         return outcome_of(loader, DEPENDS, CANONICAL)
     if facts.claims.known or len(roles.pair) == 2:
         return None

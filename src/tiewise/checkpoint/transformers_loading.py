@@ -9,7 +9,6 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.loader_columns import (
-    ALONE,
     DEPENDS,
     ERROR,
     LOST,
@@ -24,7 +23,7 @@ from tiewise.checkpoint.loader_columns import (
     LoaderOutcome,
     outcome_of,
 )
-from tiewise.checkpoint.loader_states import CANONICAL, from_column, shape_misfit, stored_state
+from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as_head, shape_misfit
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
@@ -43,13 +42,13 @@ class TransformersLoading:
     def outcome(self) -> LoaderOutcome:
         """Return the outcome: of the first check that stops the loading, else of the column."""
         checks = (
-            self._is_unknown_type,
-            self._cannot_open,
-            self._is_unknown_class,
-            self._has_no_head,
-            self._refuses_flag,
-            self._has_misfit,
-            self._lacks_input_table,
+            self._check_type,
+            self._check_opened_file,
+            self._check_class,
+            self._check_head,
+            self._check_flag,
+            self._check_shapes,
+            self._check_input_tables,
         )
         for check in checks:
             stopped = check()
@@ -57,7 +56,7 @@ class TransformersLoading:
                 return stopped
         by_column = from_column(self.facts, self.loader, self.flag)
         if by_column.outcome not in LOST:
-            lost = self._lacks_something_else()
+            lost = self._check_other_tensors()
             if lost is not None:
                 return lost
         return self._with_verification(by_column)
@@ -66,7 +65,7 @@ class TransformersLoading:
         """Return an outcome of this loader, with the usual sentence unless one is given."""
         return outcome_of(self.loader, word, sentence)
 
-    def _is_unknown_type(self) -> LoaderOutcome | None:
+    def _check_type(self) -> LoaderOutcome | None:
         """Check that transformers knows the model type, which may be one of this package's."""
         if self.loader.name == WITH_OWN or not of_tiewise(self.facts.config):
             return None
@@ -76,7 +75,7 @@ class TransformersLoading:
             missing_import = "import tiewise.hf"
         return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{missing_import}`.")
 
-    def _cannot_open(self) -> LoaderOutcome | None:
+    def _check_opened_file(self) -> LoaderOutcome | None:
         """Check that the file that transformers opens was read."""
         opened = self.facts.folder.opened
         if opened is None:
@@ -88,7 +87,7 @@ class TransformersLoading:
             return self._outcome(DEPENDS, why)
         return None
 
-    def _is_unknown_class(self) -> LoaderOutcome | None:
+    def _check_class(self) -> LoaderOutcome | None:
         """Check that the architecture data has the class."""
         if self.facts.claims.known:
             return None
@@ -98,7 +97,7 @@ class TransformersLoading:
             why = _sentence(self.facts.family.unknown)
         return self._outcome(DEPENDS, f"{why}: its own code decides.")
 
-    def _has_no_head(self) -> LoaderOutcome | None:
+    def _check_head(self) -> LoaderOutcome | None:
         """Return the outcome of a class without a token head; None for a class with one."""
         if not self.facts.roles.headless:
             return None
@@ -119,7 +118,7 @@ class TransformersLoading:
             return False
         return self.facts.complete
 
-    def _refuses_flag(self) -> LoaderOutcome | None:
+    def _check_flag(self) -> LoaderOutcome | None:
         """Check that the config class takes the flag, which may be neither true nor false."""
         deciding = self.facts.claims.deciding
         if not self.is_recent or deciding.malformed is None:
@@ -131,7 +130,7 @@ class TransformersLoading:
             return None
         return self._outcome(ERROR, "The flag is neither true nor false, and its config class refuses that.")
 
-    def _has_misfit(self) -> LoaderOutcome | None:
+    def _check_shapes(self) -> LoaderOutcome | None:
         """Check that tensors have the shapes of the class."""
         misfit = shape_misfit(self.facts)
         if misfit is None:
@@ -145,13 +144,13 @@ class TransformersLoading:
             return ()
         return self.facts.fresh
 
-    def _lacks_input_table(self) -> LoaderOutcome | None:
+    def _check_input_tables(self) -> LoaderOutcome | None:
         """Check that every input table is stored, or tied to one that is."""
         facts = self.facts
         for target, source in self._fresh:
             if not target.endswith("bias"):
                 return self._outcome(RANDOM_TABLE, _ANEW.format(target, source))
-        if not self.is_recent and facts.roles.named_like_head and stored_state(facts) == ALONE:
+        if not self.is_recent and is_saved_as_head(facts):
             return self._outcome(DEPENDS, CANONICAL)
         if facts.half_read and self.flag is not False:
             why = f"{short(facts.half_read[0].name)} is not read; another end takes its place."
@@ -161,7 +160,7 @@ class TransformersLoading:
             return self._outcome(RANDOM_TABLE, f"{absent} is not stored, and nothing ties it: it is drawn at random.")
         return None
 
-    def _lacks_something_else(self) -> LoaderOutcome | None:
+    def _check_other_tensors(self) -> LoaderOutcome | None:
         """Check that the layers, the tensors before the head and its bias are stored."""
         facts = self.facts
         if facts.foreign_layers is not None:
@@ -180,7 +179,9 @@ class TransformersLoading:
 
     def _with_verification(self, outcome: LoaderOutcome) -> LoaderOutcome:
         """Mark an outcome as verified if the tests load this class with these flags."""
-        if not self.is_recent or outcome.outcome == DEPENDS or not _is_like_tests(self.facts):
+        if not self.is_recent or outcome.outcome == DEPENDS:
+            return outcome
+        if not _is_like_tests(self.facts):
             return outcome
         claims = self.facts.claims
         flags = {claim.level: claim.written for claim in claims.levels if claim.written is not None}
