@@ -220,7 +220,7 @@ class _CheckOptions(NamedTuple):
 
     def require_consistent(self) -> None:
         """Raise a CheckpointError if the arguments contradict each other, whatever is stored at the path."""
-        if self.world is not None and (not hasattr(self.world, "__index__") or self.world < 1):
+        if self.world is not None and not _is_number_of_ranks(self.world):
             raise CheckpointError(f"world is {self.world!r}", "give a number of ranks, 1 or more")
         if self.deep and not self.scan:
             raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
@@ -252,6 +252,13 @@ class _CheckOptions(NamedTuple):
         if path is None:
             return None
         return Facts(open_folder(path), self.scan)
+
+
+def _is_number_of_ranks(value: Any) -> bool:
+    """Return whether a value is a whole number from 1 on, NumPy's and torch's too."""
+    if not hasattr(value, "__index__"):
+        return False
+    return not value < 1
 
 
 class _CheckSubject(NamedTuple):

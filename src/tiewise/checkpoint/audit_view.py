@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from tiewise.checkpoint.audit import Audit
+from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.loader_columns import LoaderOutcome
@@ -184,14 +184,19 @@ def _claim(claim: Claim) -> str:
 def _stored(audit: Audit) -> Iterator[Row]:
     """Yield a row for each stored part of the boundary, and one for the ends' likeness."""
     inputs = [part for part in audit.parts if part.role == "input"]
-    others = [part for part in audit.parts if part.role in ROLES and part.role != "input"]
-    for part in inputs:
-        yield ROLES[part.role], _described(part.tensor)
+    others = [part for part in audit.parts if part.role != "input"]
+    yield from _single_rows(inputs)
     yield from _absent_head(audit)
-    for part in others:
-        yield ROLES[part.role], _described(part.tensor)
+    yield from _single_rows(others)
     yield from _rows_by_role(audit)
     yield from _likeness(audit)
+
+
+def _single_rows(parts: Iterable[Part]) -> Iterator[Row]:
+    """Yield a row for each part of the roles whose tensors have a line each."""
+    for part in parts:
+        if part.role in ROLES:
+            yield ROLES[part.role], _described(part.tensor)
 
 
 def _described(tensor: Stored) -> str:

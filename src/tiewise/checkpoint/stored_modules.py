@@ -24,10 +24,10 @@ class End:
     @property
     def quantised(self) -> bool:
         """Return whether its numbers are packed, are of an integer or 8-bit type, or have scales."""
-        if not self.parts:
-            return False
+        if len(self.parts) != 1:
+            return len(self.parts) > 1
         weight = self.parts.get("weight")
-        return len(self.parts) > 1 or weight is None or weight.dtype not in FLOATING
+        return weight is None or weight.dtype not in FLOATING
 
 
 class StoredModules:

@@ -313,16 +313,15 @@ def _require_same_names(saved: Saved, live: HeldState, here: set[str]) -> None:
 
 def _require_same_ties(saved: Saved, live: HeldState, here: set[str]) -> None:
     """Refuse a model in which other names share a parameter than in the save."""
-    aliases = saved.index.aliases
     owners: dict[str, str] = {}  # name of a saved parameter → name of the model's
     for name in (*here, *live.aliases):
-        owner, saved_owner = live.aliases.get(name, name), aliases.get(name, name)
+        owner, saved_owner = live.aliases.get(name, name), saved.owner_of(name)
         if owners.setdefault(saved_owner, owner) != owner:
             both = f"{short(name)} and {short(owners[saved_owner])}"
             what = f"{both} were saved as one parameter, and are two in the model"
             raise CheckpointError(f"{saved.place}: {what}", "tie them before the optimizer is built")
     for name, owner in live.aliases.items():
-        if aliases.get(name, name) != aliases.get(owner, owner):
+        if saved.owner_of(name) != saved.owner_of(owner):
             what = f"{short(name)} and {short(owner)} were saved as two parameters, and are one in the model"
             raise CheckpointError(f"{saved.place}: {what}", "untie them before the optimizer is built")
 
@@ -343,15 +342,27 @@ def _options(saved: Saved, live: HeldState) -> list[dict[str, Any]]:
 
     Groups of the same options may be one or several: some optimizers want those apart that are cut over other axes.
     """
-    options: dict[str, dict[str, Any]] = {}  # by parameter
-    for group in saved.index.groups or []:
-        saved_options = {**group, "params": None}  # without the names, which differ between groups of the same options
-        options |= dict.fromkeys(group["params"], saved_options)
-    groups = [[saved.index.aliases.get(name, name) for name, _ in members] for members in live.parameters]
+    options = _options_by_parameter(saved)
+    groups = []  # of names in the save
+    for members in live.parameters:
+        groups.append([saved.owner_of(name) for name, _ in members])
     names = itertools.chain.from_iterable(groups)
     if sorted(names) != sorted(options):
         raise _other_groups(saved)
-    return [_common_options(saved, [options[name] for name in group]) for group in groups]
+    options_of_groups = []
+    for group in groups:
+        options_of_groups.append(_common_options(saved, [options[name] for name in group]))
+    return options_of_groups
+
+
+def _options_by_parameter(saved: Saved) -> dict[str, dict[str, Any]]:
+    """Return the saved options of each parameter's group, without the names in it."""
+    options: dict[str, dict[str, Any]] = {}
+    for group in saved.index.groups or []:
+        options_alone = {**group, "params": None}
+        for name in group["params"]:
+            options[name] = options_alone
+    return options
 
 
 def _common_options(saved: Saved, options: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -380,7 +391,7 @@ def _fill_optimizer(saved: Saved, live: HeldState, optimizer: Any) -> None:
         for name, parameter in members:
             step_device = parameter.device if steps_on_device else torch.device("cpu")
             optimizer.state.pop(parameter, None)
-            names = state.get(saved.index.aliases.get(name, name), {})
+            names = state.get(saved.owner_of(name), {})
             for key, saved_name in names.items():
                 if key == "step":
                     value = _saved_step(saved, saved_name, step_device)

@@ -163,8 +163,11 @@ class Saved:
 
     def name_of(self, name: str) -> str:
         """Return the name under which a tensor of the model is stored, both with `model/`."""
-        alias = name.removeprefix("model/")
-        return f"model/{self.index.aliases.get(alias, alias)}"
+        return f"model/{self.owner_of(name.removeprefix('model/'))}"
+
+    def owner_of(self, name: str) -> str:
+        """Return the name under which a parameter is stored: of a tied one, that of the first of its names."""
+        return self.index.aliases.get(name, name)
 
     def fill(self, name: str, tensor: Tensor) -> None:
         """Fill the part of a tensor in this process from the stored parts that overlap it."""
