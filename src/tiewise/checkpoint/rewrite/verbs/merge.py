@@ -471,7 +471,11 @@ class _Ends:
         return replace(change, put=tuple(put.values()))
 
     def _head_names(self, put: Collection[str]) -> list[str]:
-        """Return the names under which the result stores the head, `put` those of `parted`'s copies."""
+        """Return the names under which the result stores the head.
+
+        Args:
+            put: names of the copies that `parted` stores.
+        """
         if self.facts.roles.output is not None:
             return [self.head.name]
         output_name = self.facts.roles.output_name or ""
