@@ -115,7 +115,9 @@ def linear_cross_entropy(
         sweep = _Sweep(options, into, shard)
         factor = None if into is None else upstream
         loss = fused_loss("linear_cross_entropy", sweep, options, *tensors, upstream=factor, shard=shard)
-    return loss.view(targets.shape) if options.reduction == "none" else loss
+    if options.reduction == "none":
+        return loss.view(targets.shape)
+    return loss
 
 
 def _check_values(tensors: LossTensors, kind: torch.dtype, options: LossOptions, shard: VocabularyShard | None) -> None:
@@ -144,7 +146,9 @@ def oracle(
     t = targets.reshape(-1)
     valid = t != o.ignore_index
     at = t.where(valid, 0)
-    w = z.new_ones(z.shape[1]) if o.class_weight is None else o.class_weight.double()
+    w = z.new_ones(z.shape[1])
+    if o.class_weight is not None:
+        w = o.class_weight.double()
     lse = z.logsumexp(1)
     hit = w[at] * (lse - z.gather(1, at[:, None])[:, 0])
     losses = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
@@ -301,7 +305,8 @@ def _compiled_loss(tensors: LossTensors, kind: torch.dtype, options: LossOptions
     inputs = (tensors.features, tensors.weight, tensors.bias)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
     how = [getattr(options, name) for name in _FIELDS]
-    loss: Tensor = _operator(*inputs, tensors.targets, options.class_weight, None, kind, needs, *how)[0]
+    loss: Tensor
+    loss, *_ = _operator(*inputs, tensors.targets, options.class_weight, None, kind, needs, *how)
     return loss
 
 
@@ -323,7 +328,7 @@ def _(*arguments: Any) -> Any:
     shapes: list[tuple[int, ...]] = [a.targets.shape if is_per_token else ()]
     for x, is_needed in zip((a.features, a.weight, a.bias), a.needs, strict=True):
         if is_needed and has_gradients:
-            assert x is not None, "the gradient of a missing bias is never needs"
+            assert x is not None, "the gradient of a missing bias is never needed"
             shapes.append(x.shape)
         else:
             shapes.append((0,))
@@ -351,8 +356,9 @@ def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
         gradients = _operator(*saved, upstream, *ctx.how)[1:]
     else:  # an operator's own results may not be given away
         gradients = [x * upstream for x in saved]
-    triples = zip(gradients, ctx.dtypes, ctx.needs, strict=True)
-    results = [x.to(dtype) if is_needed else None for x, dtype, is_needed in triples]
+    results = []
+    for x, dtype, is_needed in zip(gradients, ctx.dtypes, ctx.needs, strict=True):
+        results.append(x.to(dtype) if is_needed else None)
     others = 3 + len(ctx.how)  # targets, class_weight and upstream, and what is no tensor
     return (*results, *[None] * others)
 

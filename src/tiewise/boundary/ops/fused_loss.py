@@ -1,4 +1,4 @@
-"""How losses that are computed together with their gradients are reduced, and differentiated by autograd.
+"""Reduction of losses that are computed together with their gradients, and their derivative for autograd.
 
 A scalar has its gradients computed next to it, in the forward pass. Of per-token losses the upstream gradient is not
 known yet, so the backward pass computes each chunk again.
@@ -39,7 +39,9 @@ def reduced(
     These are of the reduced loss, or of Σ upstream_i · loss_i if `upstream` is given.
     """
     if options.reduction == "none":
-        return sweep(tensors, kind, tuple(want and upstream is not None for want in needs), upstream)
+        if upstream is None:
+            needs = (False,) * len(needs)
+        return sweep(tensors, kind, needs, upstream)
     if options.reduction == "sum":
         losses, gradients = sweep(tensors, kind, needs, upstream)
         return losses.sum(), gradients
@@ -121,10 +123,13 @@ class _Call:
 
     def check_upstream(self, upstream: Tensor) -> None:
         """Refuse another factor than the one by which `into` has its gradient multiplied already."""
-        # a GPU synchronises here, once per backward pass: nothing else could refuse a wrong gradient
-        if self.upstream is None or upstream.is_meta or math.isclose(upstream.item(), self.upstream, rel_tol=1e-6):
+        if self.upstream is None or upstream.is_meta:
             return
-        fix = f"give upstream={upstream.item():g} to the loss"
+        # a GPU synchronises here, once per backward pass: nothing else could refuse a wrong gradient
+        factor = upstream.item()
+        if math.isclose(factor, self.upstream, rel_tol=1e-6):
+            return
+        fix = f"give upstream={factor:g} to the loss"
         raise UnsupportedError(f"into has the gradient multiplied by {self.upstream:g} already", fix)
 
 
@@ -155,20 +160,26 @@ class _Fused(torch.autograd.Function):
             raise UnsupportedError(f"{call.name} has no second derivative", fix)
         if ctx.counts is not None:  # an ignored token has no gradient, also where its loss is divided by 0 afterwards
             upstream = upstream.where(ctx.counts, 0)
-        gradients: Gradients
-        if call.is_per_token or _ranks_differ(ctx, upstream):
-            _, gradients = reduced(call.sweep, call.options, ctx.saved_tensors, ctx.kind, ctx.needs, upstream)
-        elif ctx.gradients is None:
-            fix = "pass retain_graph=True to the first backward" if call.upstream is None else "compute it again"
-            raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
-        elif call.upstream is not None:
-            call.check_upstream(upstream)
-            by_features, _, *others = ctx.gradients
-            gradients, ctx.gradients = [by_features, None, *others], None
-        else:
-            gradients = _release(ctx, upstream)
+        gradients = _gradients(ctx, upstream)
         targets = None
         return (None, None, *_in_types(gradients, ctx.dtypes[:-1]), targets)
+
+
+def _gradients(ctx: Any, upstream: Tensor) -> Gradients:
+    """Return the gradients, of another sweep or of the one in the forward pass."""
+    call: _Call = ctx.call
+    if call.is_per_token or _ranks_differ(ctx, upstream):
+        _, gradients = reduced(call.sweep, call.options, ctx.saved_tensors, ctx.kind, ctx.needs, upstream)
+        return gradients
+    if ctx.gradients is None:
+        fix = "pass retain_graph=True to the first backward" if call.upstream is None else "compute it again"
+        raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
+    if call.upstream is None:
+        return _release(ctx, upstream)
+    call.check_upstream(upstream)
+    by_features, _, *others = ctx.gradients  # `into` has the second
+    ctx.gradients = None
+    return [by_features, None, *others]
 
 
 def _ranks_differ(ctx: Any, upstream: Tensor) -> bool:
@@ -207,5 +218,7 @@ def _in_types(gradients: Gradients, dtypes: Sequence[torch.dtype | None]) -> Gra
     """Return each gradient in the type of its tensor."""
     results: Gradients = []
     for gradient, dtype in zip(gradients, dtypes, strict=True):
-        results.append(None if gradient is None else gradient.to(dtype))
+        if gradient is not None:
+            gradient = gradient.to(dtype)
+        results.append(gradient)
     return results

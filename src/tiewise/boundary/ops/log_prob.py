@@ -81,7 +81,9 @@ def linear_log_prob(
     """
     chosen: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "shard": shard, **overrides}
     statistics = vocabulary_statistics(features, weight, targets, bias, options, **chosen)
-    return (statistics.log_prob, statistics.entropy) if entropy else statistics.log_prob
+    if entropy:
+        return statistics.log_prob, statistics.entropy
+    return statistics.log_prob
 
 
 def vocabulary_statistics(
@@ -107,9 +109,11 @@ def vocabulary_statistics(
         raise ValueError("log-probabilities are not reduced: their sum is a loss")
     tempered = at_temperature(o, temperature)
     check_problem(features, weight, _targets_to_check(features, targets), bias, o, shard)
-    flat, t = flat_rows(features), None if targets is None else targets.reshape(-1).long()
-    if t is not None and shard is None and not torch.compiler.is_compiling():
-        check_range(t, len(weight), o.ignore_index)
+    flat, t = flat_rows(features), None
+    if targets is not None:
+        t = targets.reshape(-1).long()
+        if shard is None and not torch.compiler.is_compiling():
+            check_range(t, len(weight), o.ignore_index)
     if bias is not None and temperature != 1.0:
         bias = bias / temperature
     if shard is None:
@@ -119,7 +123,9 @@ def vocabulary_statistics(
         log_prob, lse, entropies = _over_ranks(shard, inputs, entropy, tempered)
     shape = features.shape[:-1]
     return VocabularyStatistics(
-        None if t is None else log_prob.view(shape), lse.view(shape), entropies.view(shape) if entropy else None
+        log_prob=None if targets is None else log_prob.view(shape),
+        lse=lse.view(shape),
+        entropy=entropies.view(shape) if entropy else None,
     )
 
 
@@ -145,7 +151,9 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
         raise ValueError(f"{alone} are of cross-entropies alone; leave them out here")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, not {temperature}")
-    return replace(o, scale=o.scale / temperature, softcap=None if o.softcap is None else o.softcap / temperature)
+    if o.softcap is not None:
+        o = replace(o, softcap=o.softcap / temperature)
+    return replace(o, scale=o.scale / temperature)
 
 
 # over ranks

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.ops import devices
-from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, returned
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, has_ranks, returned
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
 
@@ -53,8 +53,8 @@ class PathRecord:
 
     def merged(self) -> tuple[Tensor, Tensor]:
         """Return (distinct tokens [U], their summed rows of the lookup path [U, E])."""
-        ids, rows = (torch.cat(parts) for parts in zip(*self.pieces, strict=True))
-        return _distinct(ids, rows)
+        ids, rows = zip(*self.pieces, strict=True)
+        return _distinct(torch.cat(ids), torch.cat(rows))
 
     def clear(self) -> None:
         """Forget everything, as `zero_grad` does for gradients."""
@@ -140,9 +140,11 @@ def _check_ids(ids: Tensor, rows: int) -> None:
     if not rows:
         raise IndexError(f"{ids.numel()} token ids for a table that has no rows")
     if ids.device.type == "cpu":  # elsewhere the lookup asserts, without a synchronisation
-        low, high = (int(v) for v in ids.aminmax())
-        if low < 0 or high >= rows:
-            raise IndexError(f"token {low if low < 0 else high} is outside the table of {rows} rows")
+        low, high = ids.aminmax()
+        if low < 0:
+            raise IndexError(f"token {int(low)} is outside the table of {rows} rows")
+        if high >= rows:
+            raise IndexError(f"token {int(high)} is outside the table of {rows} rows")
 
 
 def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
@@ -153,20 +155,30 @@ def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularySha
     flat, n = ids.reshape(-1), ids.numel()
     room = shard.room(flat)
     flat = shard.everyone(flat, room)
-    if flat.device.type == "cpu" and len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < shard.total:
-        raise IndexError(f"an id is outside the vocabulary of {shard.total}")
-    at, here = shard.own(flat)
+    if flat.device.type == "cpu" and len(flat):
+        _check_vocabulary(flat, shard.total)
+    at, local_ids = shard.own(flat)
     local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
-    rows, table = tied_lookup(table, here, local)
+    rows, table = tied_lookup(table, local_ids, local)
     all_rows = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
     return returned(all_rows, shard, room, n).view(*ids.shape, all_rows.shape[1]), table
 
 
+def _check_vocabulary(ids: Tensor, vocab: int) -> None:
+    """Refuse ids [n] outside [0, vocab) with an IndexError, on all ranks alike."""
+    low, high = ids.aminmax()
+    if low < 0 or high >= vocab:
+        raise IndexError(f"an id is outside the vocabulary of {vocab}")
+
+
 def without_row(table: Tensor, row: int | None) -> Tensor:
     """Hand the table on as `tied_lookup` does, with no gradient for `row`."""
-    if row is None or not (torch.is_grad_enabled() and table.requires_grad):
+    needs_gradient = torch.is_grad_enabled() and table.requires_grad
+    if row is None or not needs_gradient:
         return table
-    return tied_lookup(table, torch.empty(0, dtype=torch.long, device=table.device), LookupOptions(stop_both=row))[1]
+    no_ids = torch.empty(0, dtype=torch.long, device=table.device)
+    _, table = tied_lookup(table, no_ids, LookupOptions(stop_both=row))
+    return table
 
 
 def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: VocabularyShard | None = None) -> PathNorms:
@@ -180,6 +192,20 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     Raises:
         UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
     """
+    gradient, record = _checked(gradient, record)
+    sums = _sums_of_squares(gradient, record)
+    if shard is not None:
+        sums = shard.sum(sums)
+    a_squared, b_squared, total_squared, product = sums.tolist()
+    a, b = math.sqrt(a_squared), math.sqrt(b_squared)
+    cosine = math.nan
+    if a and b:
+        cosine = product / (a * b)
+    return PathNorms(a, b, math.sqrt(total_squared), cosine)
+
+
+def _checked(gradient: Any, record: Any) -> tuple[Tensor, PathRecord]:
+    """Return the arguments of `path_norms`; raises as it does."""
     if not isinstance(gradient, Tensor):
         raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after backward()")
     if not isinstance(record, PathRecord):
@@ -190,27 +216,23 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
     if gradient.is_meta:
         raise UnsupportedError("path_norms of a gradient on the meta device", "give a gradient that has numbers")
-    sums = _sums_of_squares(gradient, record)
-    if shard is not None:
-        sums = shard.sum(sums)
-    a2, b2, total2, product = sums.tolist()
-    a, b = math.sqrt(a2), math.sqrt(b2)
-    return PathNorms(a, b, math.sqrt(total2), product / (a * b) if a and b else math.nan)
+    return gradient, record
 
 
 def _sums_of_squares(gradient: Tensor, record: PathRecord) -> Tensor:
     """Return ‖A‖², ‖B‖², ‖A + B‖² and A·B [4]: sums over rows, which ranks add."""
     squares = _row_squares(gradient)
     total = squares.sum()
-    a2, b2, product = torch.zeros_like(total), total, torch.zeros_like(total)
+    a_squared, b_squared, product = torch.zeros_like(total), total, torch.zeros_like(total)
     if record.pieces:
         ids, rows = record.merged()
         ids, rows = ids.to(gradient.device), rows.to(gradient.device, _norm_type(gradient))
         rest = gradient[ids].to(rows.dtype).sub_(rows)
         squares[ids] = 0
-        a2, b2 = _row_squares(rows).sum(), squares.sum() + _row_squares(rest).sum()
+        a_squared = _row_squares(rows).sum()
+        b_squared = squares.sum() + _row_squares(rest).sum()
         product = torch.linalg.vecdot(rows, rest).double().sum()
-    return torch.stack([a2, b2, total, product])
+    return torch.stack([a_squared, b_squared, total, product])
 
 
 def _norm_type(x: Tensor) -> torch.dtype:
@@ -229,7 +251,7 @@ def _row_squares(x: Tensor) -> Tensor:
 
 def several(group: Any = None) -> bool:
     """Return whether several processes train together, as a group of torch or all of them."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
+    return has_ranks() and dist.get_world_size(group) > 1
 
 
 def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: Any = None) -> PathRecord:
@@ -239,8 +261,10 @@ def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: A
     """
     if not several(group):
         return record
-    rows = _PathRows(*record.merged()) if record.pieces else None
-    summary = None if rows is None else rows.summary()
+    rows, summary = None, None
+    if record.pieces:
+        rows = _PathRows(*record.merged())
+        summary = rows.summary()
     summaries: list[_RowSummary | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(summaries, summary, group=group)
     pieces = _exchanged(rows, summaries, group)
@@ -281,38 +305,47 @@ def _exchanged(mine: _PathRows | None, summaries: list[_RowSummary | None], grou
 
     They are on the device of this process's rows. `summaries` has one of each process; None where its record is empty.
     """
-    first = next((summary for summary in summaries if summary is not None), None)
-    if first is None:
+    filled = [summary for summary in summaries if summary is not None]
+    if not filled:
         return []
-    counts = [0 if summary is None else summary.rows for summary in summaries]
-    home = _device_of_rank(first.device) if mine is None else mine.rows.device
+    home = _device_of_rank(filled[0].device) if mine is None else mine.rows.device
     carrier = _carrier(home, str(dist.get_backend(group)))
     # all processes send tensors of one size, which the largest record fills
-    ids = torch.zeros(max(counts), dtype=torch.long, device=carrier)
-    rows = torch.zeros(max(counts), first.width, dtype=first.dtype, device=carrier)
+    most = max(summary.rows for summary in filled)
+    ids = torch.zeros(most, dtype=torch.long, device=carrier)
+    rows = torch.zeros(most, filled[0].width, dtype=filled[0].dtype, device=carrier)
     if mine is not None:
         ids[: len(mine.ids)], rows[: len(mine.rows)] = mine
-    all_ids, all_rows = ([torch.empty_like(x) for _ in summaries] for x in (ids, rows))
-    dist.all_gather(all_ids, ids, group=group)
-    dist.all_gather(all_rows, rows, group=group)
+    all_ids, all_rows = _gathered(ids, group), _gathered(rows, group)
     pieces = []
-    for some_ids, some_rows, count in zip(all_ids, all_rows, counts, strict=True):
-        if count:
-            mean = some_rows[:count].to(home) / len(summaries)
-            pieces.append(_PathRows(some_ids[:count].to(home), mean))
+    for sent_ids, sent_rows, summary in zip(all_ids, all_rows, summaries, strict=True):
+        if summary is not None and summary.rows:
+            mean = sent_rows[: summary.rows].to(home) / len(summaries)
+            pieces.append(_PathRows(sent_ids[: summary.rows].to(home), mean))
     return pieces
+
+
+def _gathered(x: Tensor, group: Any) -> list[Tensor]:
+    """Return every process's tensor of this size."""
+    tensors = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(tensors, x, group=group)
+    return tensors
 
 
 def _device_of_rank(kind: str) -> torch.device:
     """Return this process's device of a kind, for gradients of one that has recorded nothing."""
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        return torch.device(kind, torch.cuda.current_device())
+    return torch.device(kind)
 
 
 def _carrier(home: torch.device, backend: str) -> torch.device:
     """Return the device whose tensors the collectives of this backend take."""
     if backend == "gloo":
         return torch.device("cpu")
-    return _device_of_rank("cuda") if backend == "nccl" else home
+    if backend == "nccl":
+        return _device_of_rank("cuda")
+    return home
 
 
 class _TiedLookup(torch.autograd.Function):
@@ -335,9 +368,10 @@ class _TiedLookup(torch.autograd.Function):
             ids = ctx.saved_tensors[0].reshape(-1)
             ids, rows = _lookup_rows(ids, row_grad.reshape(len(ids), ctx.shape[1]), options)
             into = options.into
-            if into is None:  # an expanded gradient has no memory of its own to add into
-                table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
-                into = table_grad
+            if into is None:
+                if table_grad is None:
+                    table_grad = row_grad.new_zeros(ctx.shape)
+                into = table_grad = table_grad.contiguous()  # an expanded gradient has no separate memory to add to
             into.index_add_(0, ids, rows.to(into.dtype))
         if options.stop_both is not None and table_grad is not None:
             table_grad[options.stop_both] = 0
@@ -360,9 +394,9 @@ def _lookup_rows(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[Ten
 
 def _distinct(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct tokens, and their rows summed in fp32 or wider."""
-    distinct, where = torch.unique(ids, return_inverse=True)
-    wide = rows if rows.dtype == torch.float64 else rows.float()
-    return distinct, wide.new_zeros(len(distinct), rows.shape[1]).index_add_(0, where, wide)
+    distinct, place = torch.unique(ids, return_inverse=True)
+    rows = rows.to(_norm_type(rows))
+    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)
 
 
 def _traceable(table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Tensors and options of a loss: what is refused, and the types it is computed in."""
+"""Tensors and options of a loss: the checks that refuse them, and the types of its products and sums."""
 
 from __future__ import annotations
 
@@ -86,9 +86,8 @@ def _check_numbers(o: LossOptions) -> None:
         if isinstance(value, Tensor):
             fix = "give a number; to learn it, multiply the features by it, or compute the logits"
             raise UnsupportedError(f"{name} as a tensor, which would get no gradient", fix)
-        if value is None and name in OPTIONAL:
-            continue
-        if not isinstance(value, kind):
+        is_left_out = value is None and name in OPTIONAL
+        if not is_left_out and not isinstance(value, kind):
             what = "a whole number" if kind is Integral else "a number"
             raise TypeError(f"{name} must be {what}, not a {type(value).__name__}")
 
@@ -100,7 +99,8 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
     low, high = targets.aminmax()
     if low >= 0 and high < vocab:  # the usual case, without the masks below
         return
-    outside = targets[((targets < 0) | (targets >= vocab)) & (targets != ignore_index)]
+    is_outside = (targets < 0) | (targets >= vocab)
+    outside = targets[is_outside & (targets != ignore_index)]
     if outside.numel():
         raise IndexError(f"target {int(outside[0])} is outside the vocabulary of {vocab} (ignore_index={ignore_index})")
 

@@ -1,4 +1,4 @@
-"""One table over several ranks: whose rows are where, and what the ranks tell each other.
+"""One table over several ranks: the rows of each rank, and what the ranks send to each other.
 
 Of a table [V, E] rank r of W holds the rows [r·k, (r+1)·k) with k = ceil(V / W), as DTensor's `Shard(0)` cuts: the last
 ranks hold fewer, or none. Token ids and targets are those of the whole vocabulary everywhere, and so are class weights
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,20 +39,35 @@ Map = Callable[[Tensor], Tensor]
 LOWEST = -1e30  # stands for the lse of nothing, −inf: two of these have a difference
 
 
-class VocabularyShard:
-    """Which rows of a table of `total` rows this rank of `group` holds (None: of all ranks).
+def has_ranks() -> bool:
+    """Return whether this process is one of torch.distributed's ranks."""
+    return dist.is_available() and dist.is_initialized()
 
-    With `own_tokens` each rank brings tokens of its own, any number of them, and gets its own rows and losses.
+
+class ShardSoftmax(NamedTuple):
+    """Softmax of a chunk over all ranks; a value of an ignored target means nothing."""
+
+    p: Tensor  # [n, V_r], the part of the rows here
+    nll: Tensor  # [n] of the targets over the whole vocabulary, inf where a logit is −inf
+    lse: Tensor  # [n] over the whole vocabulary
+    spread: Tensor | None  # [n], the sum over ranks of what each gave
+
+
+class VocabularyShard:
+    """Rows of a table of `total` rows that this rank of `group` holds (None: of all ranks).
+
+    With `own_tokens` each rank brings separate tokens, any number of them, and gets its own rows and losses.
     """
 
     def __init__(self, total: int, group: Any = None, *, own_tokens: bool = False) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
+        if not has_ranks():
             fix = "call torch.distributed.init_process_group first, or leave shard out"
             raise UnsupportedError("a VocabularyShard without ranks", fix)
         self.total, self.group, self.own_tokens = total, group, own_tokens
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.rows = -(-total // self.size)  # of every rank but the last ones
-        self.start, self.stop = (min(rank * self.rows, total) for rank in (self.rank, self.rank + 1))
+        self.start = min(self.rank * self.rows, total)
+        self.stop = min(self.start + self.rows, total)
 
     def __repr__(self) -> str:
         return f"VocabularyShard(rows {self.start}:{self.stop} of {self.total}, rank {self.rank} of {self.size})"
@@ -60,11 +75,14 @@ class VocabularyShard:
     def check(self, table: Tensor) -> None:
         """Refuse, with a ValueError, a table that is not this rank's part."""
         if len(table) != self.stop - self.start:
-            wanted = f"rank {self.rank} of {self.size} holds rows {self.start}:{self.stop} of {self.total}"
-            raise ValueError(f"{wanted}, and its table has {len(table)}")
+            rows = f"rank {self.rank} of {self.size} holds rows {self.start}:{self.stop} of {self.total}"
+            raise ValueError(f"{rows}, and its table has {len(table)}")
 
     def own_options(self, weight: Tensor, o: LossOptions) -> LossOptions:
-        """Refuse what a loss over ranks has not (ValueError, UnsupportedError); its options for the rows here alone."""
+        """Return the options of a loss for the rows here alone.
+
+        Options that a loss over ranks lacks are refused (ValueError, UnsupportedError).
+        """
         self.check(weight)
         if torch.compiler.is_compiling():
             raise UnsupportedError("a vocabulary over several ranks under torch.compile", "compute this loss eagerly")
@@ -77,18 +95,24 @@ class VocabularyShard:
         return replace(o, class_weight=o.class_weight[self.start : self.stop])
 
     def row(self, word: int | None) -> int | None:
-        """Local row of one word of the vocabulary; None where it is not here."""
-        return word - self.start if word is not None and self.start <= word < self.stop else None
+        """Return the local row of one word of the vocabulary; None where it is not here."""
+        if word is None or not self.start <= word < self.stop:
+            return None
+        return word - self.start
 
     def own(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """(positions in `words` [N] of those that are here, their local rows)."""
+        """Return the positions in `words` [N] of those that are here, and their local rows."""
         at = ((words >= self.start) & (words < self.stop)).nonzero()[:, 0]
         return at, words[at] - self.start
 
     def columns(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """(local rows [n, 1], 0 for what is elsewhere and [n, 0] where there are none; which are here [n])."""
-        here = (words >= self.start) & (words < self.stop)
-        return (words - self.start).where(here, 0)[:, None][:, : self.stop - self.start], here
+        """Return the local rows [n, 1] of words [n], and which words are here [n].
+
+        The row of a word elsewhere is 0; without rows here they are [n, 0].
+        """
+        is_here = (words >= self.start) & (words < self.stop)
+        rows = (words - self.start).where(is_here, 0)
+        return rows[:, None][:, : self.stop - self.start], is_here
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over ranks, in place."""
@@ -96,21 +120,21 @@ class VocabularyShard:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """[W, ...] of every rank's x [...]."""
-        found = x.new_empty(self.size, *x.shape)
-        dist.all_gather(list(found), x.contiguous(), group=self.group)
-        return found
+        """Return every rank's x [...] as [W, ...]."""
+        everyones = x.new_empty(self.size, *x.shape)
+        dist.all_gather(list(everyones), x.contiguous(), group=self.group)
+        return everyones
 
     def scatter(self, x: Tensor) -> Tensor:
-        """Sum over ranks of their x [W, ...], of which this rank gets its own [...]."""
-        found = x.new_empty(x.shape[1:])
-        dist.reduce_scatter(found, list(x.contiguous()), group=self.group)
-        return found
+        """Sum over ranks of their x [W, ...], and return this rank's part [...]."""
+        part = x.new_empty(x.shape[1:])
+        dist.reduce_scatter(part, list(x.contiguous()), group=self.group)
+        return part
 
     # tokens: where all ranks have the same, there is no room, and everyone's are those that are here
 
     def room(self, tokens: Tensor) -> int | None:
-        """How many tokens the rank that has most of them has; `tokens` [n, ...] are here."""
+        """Return the number of tokens of the rank with most; `tokens` [n, ...] are here."""
         if not self.own_tokens:
             return None
         most = torch.tensor(len(tokens), device=tokens.device)
@@ -118,93 +142,123 @@ class VocabularyShard:
         return int(most)
 
     def everyone(self, x: Tensor, room: int | None, fill: int = 0) -> Tensor:
-        """[W · room, ...] of every rank's x [n, ...], filled up; x itself without room."""
+        """Return every rank's x [n, ...], filled up, as [W · room, ...]; x itself without room."""
         if room is None:
             return x
-        return self.gather(torch.cat([x, x.new_full((room - len(x), *x.shape[1:]), fill)])).flatten(0, 1)
+        filling = x.new_full((room - len(x), *x.shape[1:]), fill)
+        return self.gather(torch.cat([x, filling])).flatten(0, 1)
 
     def own_part(self, x: Tensor, room: int | None, n: int) -> Tensor:
-        """What of everyone's x is of the n tokens here."""
-        return x if room is None else x.unflatten(0, (self.size, room))[self.rank, :n]
+        """Return the part of everyone's x that is of the n tokens here."""
+        if room is None:
+            return x
+        return torch.unflatten(x, 0, (self.size, room))[self.rank, :n]
 
     def summed_part(self, x: Tensor, room: int | None, n: int) -> Tensor:
-        """The same of the sum over ranks of everyone's x; in place without room."""
-        return self.sum(x) if room is None else self.scatter(x.unflatten(0, (self.size, room)))[:n]
+        """Return the same of the sum over ranks of everyone's x; in place without room."""
+        if room is None:
+            return self.sum(x)
+        return self.scatter(torch.unflatten(x, 0, (self.size, room)))[:n]
 
     def owners(self, lse: Tensor, words: Tensor) -> Tensor:
-        """Of every rank's lse [W, n], that of the rank which has each of `words` [n]."""
-        return lse.gather(0, (words.clamp(0, self.total - 1) // self.rows)[None])[0]
+        """Return from every rank's lse [W, n] that of the rank with each of `words` [n]."""
+        owner = words.clamp(0, self.total - 1) // self.rows
+        return lse.gather(0, owner[None])[0]
 
-    def softmax(self, z: Tensor, words: Tensor, spread: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Softmax over all ranks of the logits z [n, V_r], in place, for the targets `words` [n].
-
-        Returns:
-            its part [n, V_r]; and over the whole vocabulary the nll of the targets (inf where a logit is −inf), lse,
-            and the sum of `spread` (None without), each [n]. What it says of an ignored target means nothing.
-        """
-        column, here = self.columns(words)
-        top = z.amax(1) if z.shape[1] else z.new_full(z.shape[:1], LOWEST)
-        top.clamp_(min=LOWEST)  # of rows that are −inf throughout
+    def softmax(self, z: Tensor, words: Tensor, spread: Tensor | None) -> ShardSoftmax:
+        """Compute the softmax over all ranks of the logits z [n, V_r], in place, for the targets `words` [n]."""
+        column, is_here = self.columns(words)
+        top = _row_maxima(z)
         nll = top - z.gather(1, column).sum(1)
         total = z.sub_(top[:, None]).exp_().sum(1).clamp_(min=1)  # less only where nothing is finite
         rest = total.log()
-        told = [top + rest, (nll + rest).where(here, 0), *([] if spread is None else [spread])]
-        lse, nlls, *spreads = self.gather(torch.stack(told)).unbind(1)
+        lse_here = top + rest
+        to_send = [lse_here, (nll + rest).where(is_here, 0)]
+        if spread is not None:
+            to_send.append(spread)
+        lse, nlls, *spreads = self.gather(torch.stack(to_send)).unbind(1)
         nll = nlls.sum(0) + beyond(lse, self.owners(lse, words))
-        z.mul_((beyond(lse, told[0]).neg_().exp_() / total)[:, None])
-        return z, nll, lse.logsumexp(0), spreads[0].sum(0) if spreads else None
+        z.mul_((beyond(lse, lse_here).neg_().exp_() / total)[:, None])
+        return ShardSoftmax(z, nll, lse.logsumexp(0), spreads[0].sum(0) if spreads else None)
+
+
+def _row_maxima(z: Tensor) -> Tensor:
+    """Return the largest logit of each row [n], LOWEST where a row has none or is −inf throughout."""
+    if not z.shape[1]:
+        return z.new_full(z.shape[:1], LOWEST)
+    return z.amax(1).clamp_(min=LOWEST)
 
 
 def beyond(lse: Tensor, one: Tensor) -> Tensor:
-    """log Σ_r exp lse_r − `one` [n], which is one of the ranks' lse [W, n], rounded as their difference is small."""
+    """Return log Σ_r exp lse_r − `one` [n], which is one of the ranks' lse [W, n].
+
+    It is rounded as their difference is small.
+    """
     return (lse - one).logsumexp(0)
 
 
 class _Mapped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Map, back: Map) -> Tensor:
-        ctx.back, found = back, there(x)
-        if found is x:
+        """Return there(x)."""
+        ctx.back, result = back, there(x)
+        if result is x:
             ctx.mark_dirty(x)
-        return found
+        return result
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        """Return back(upstream)."""
         return ctx.back(upstream), None, None
 
 
 def mapped(x: Tensor, there: Map, back: Map) -> Tensor:
-    """there(x), whose gradient is `back` of the one that comes; x itself where `there` works in place."""
-    return _Mapped.apply(x, there, back)
+    """Return there(x), with `back` of the upstream gradient as its gradient; x itself if `there` works in place."""
+    apply: Callable[..., Tensor] = _Mapped.apply
+    return apply(x, there, back)
 
 
 def brought(x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
-    """Everyone's x, to meet the rows here; its gradient is the sum of what the ranks find, of x [n, ...]."""
+    """Return everyone's x for the rows here; its gradient is summed over ranks, of x [n, ...]."""
     n = len(x)
 
     def back(upstream: Tensor) -> Tensor:
-        own = upstream.clone(memory_format=torch.contiguous_format) if room is None else upstream
-        return shard.summed_part(own, room, n)
+        """Sum the gradients of everyone's x."""
+        if room is None:  # the sum is in place, and others may read the upstream gradient
+            upstream = upstream.clone(memory_format=torch.contiguous_format)
+        return shard.summed_part(upstream, room, n)
 
     return mapped(x, lambda x: shard.everyone(x.view_as(x), room), back)
 
 
 def returned(x: Tensor, shard: VocabularyShard, room: int | None = None, n: int = 0) -> Tensor:
-    """Sum over ranks of everyone's x, of the n tokens here; in place without room, of an x that nobody else needs."""
+    """Sum everyone's x over ranks, and return the part of the n tokens here.
+
+    It is in place without room, of an x that nobody else needs.
+    """
     return mapped(x, lambda x: shard.summed_part(x, room, n), lambda upstream: shard.everyone(upstream, room))
 
 
 def gathered(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """[W, ...] of every rank's x [...]; what is upstream is the same on all ranks, or of tokens of their own."""
-    return mapped(x, shard.gather, lambda up: shard.scatter(up) if shard.own_tokens else up[shard.rank])
+    """Return every rank's x [...] as [W, ...].
+
+    The upstream gradient is the same on all ranks, unless they have `own_tokens`.
+    """
+
+    def back(upstream: Tensor) -> Tensor:
+        """Return the gradient of x here."""
+        return shard.scatter(upstream) if shard.own_tokens else upstream[shard.rank]
+
+    return mapped(x, shard.gather, back)
 
 
 def exchanged(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """[W, ...] of what every rank has for this one, of its x [W, ...] by rank."""
+    """Exchange x [W, ...] all-to-all: `x[r]` goes to rank r; row r of the result came from rank r."""
 
     def exchange(x: Tensor) -> Tensor:
-        found = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(found, x.contiguous(), group=shard.group)
-        return found
+        """Send and receive one row a rank."""
+        received = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, x.contiguous(), group=shard.group)
+        return received
 
     return mapped(x, exchange, exchange)
