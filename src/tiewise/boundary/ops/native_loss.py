@@ -74,20 +74,17 @@ class NativeKernel:
         o = self.options
         if o.softcap is not None and any(needs):
             q = q * self._softcap_slope(h, targets, o.softcap)
-        rows = chunk_rows(
-            len(targets), len(self.weight) * 3 // 2, "cpu", o.chunk
-        )  # as fast in two thirds of the memory
-        how = (o.scale, o.softcap or 0.0, rows, self.multiplies_pairs, self.gradients_are_narrow, entropy)
+        numbers = len(self.weight) * 3 // 2  # as fast in two thirds of the memory
+        rows = chunk_rows(len(targets), numbers, "cpu", o.chunk)
+        inputs = (h.contiguous(), self.weight, self.bias, targets)
         coefficients = (c, q, k, lse, into)
-        return KernelResult(
-            *self.library.vocabulary_loss(
-                h.contiguous(), self.weight, self.bias, targets, *coefficients, *how, *needs[:3]
-            )
-        )
+        how = (o.scale, o.softcap or 0.0, rows, self.multiplies_pairs, self.gradients_are_narrow, entropy)
+        return KernelResult(*self.library.vocabulary_loss(*inputs, *coefficients, *how, *needs[:3]))
 
     def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
         """Return the soft-cap's derivative [n] at the targets' logits."""
-        features, rows = (x.to(self.kind).float() for x in (h, self.weight[targets]))
+        features = h.to(self.kind).float()
+        rows = self.weight[targets].to(self.kind).float()
         logits: Tensor = torch.linalg.vecdot(features, rows) * self.options.scale
         if self.bias is not None:
             logits = logits + self.bias[targets]
@@ -100,7 +97,9 @@ def kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) 
     It is None where there is no operator, where it lacks the options or types, and where it is not faster.
     """
     multiplications = count * tensors.weight.numel()
-    if multiplications < LEAST or count < TOKENS or not _may_serve(o, tensors) or not _faster(kind, multiplications):
+    if multiplications < LEAST or count < TOKENS:
+        return None
+    if not _may_serve(o, tensors) or not _faster(kind, multiplications):
         return None
     library = kernels()
     if library is None:
@@ -141,14 +140,15 @@ def _empty_results(
     kind = torch.bfloat16 if narrow else torch.float32
     has_table = by_weight and into is None
 
-    # 0 · n, of what is not computed, is an empty tensor
-    nll, lse, entropies, bias_gradient = (
-        features.new_empty(size, dtype=torch.float32) for size in (n, n, n * entropy, v * by_bias)
-    )
-    feature_gradient, weight_gradient = (
-        features.new_empty((rows, d), dtype=kind) for rows in (n * by_features, v * has_table)
-    )
-    return nll, lse, entropies, feature_gradient, weight_gradient, bias_gradient
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return an empty tensor on the device of the features."""
+        return features.new_empty(shape, dtype=dtype)
+
+    # 0 · n, of a result that is not computed, is an empty tensor
+    nll, lse, entropies = empty(n), empty(n), empty(n * entropy)
+    feature_gradient = empty(n * by_features, d, dtype=kind)
+    weight_gradient = empty(v * has_table, d, dtype=kind)
+    return nll, lse, entropies, feature_gradient, weight_gradient, empty(v * by_bias)
 
 
 # the loss

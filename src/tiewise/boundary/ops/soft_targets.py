@@ -117,22 +117,35 @@ def linear_divergence(
         targets = _counting_targets(features, o.ignore_index)
     check_problem(features, weight, targets, bias, o)
     require_tensors(teacher_features=teacher_features, teacher_weight=teacher_weight)
-    shape = features.shape[:-1]
-    if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
-        got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
-        raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
+    _check_sides(features, weight, teacher_features, teacher_weight)
     check_problem(teacher_features, teacher_weight, targets, teacher_bias, theirs)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], not {beta}")
     o, theirs = at_temperature(o, temperature), at_temperature(theirs, temperature)
     if temperature != 1.0:
-        bias, teacher_bias = (None if x is None else x / temperature for x in (bias, teacher_bias))
-    teacher = (flat_rows(teacher_features), teacher_weight, teacher_bias)
-    fixed = [None if x is None else x.detach() for x in teacher]
+        bias, teacher_bias = _divided(bias, temperature), _divided(teacher_bias, temperature)
+    if teacher_bias is not None:
+        teacher_bias = teacher_bias.detach()
+    teacher = (flat_rows(teacher_features).detach(), teacher_weight.detach(), teacher_bias)
     sweep = _DivergenceSweep(o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
     flat = flat_rows(features)
-    loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *fixed, targets.reshape(-1))
-    return loss.view(shape) if o.reduction == "none" else loss
+    loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *teacher, targets.reshape(-1))
+    if o.reduction == "none":
+        return loss.view(features.shape[:-1])
+    return loss
+
+
+def _check_sides(features: Tensor, weight: Tensor, teacher_features: Tensor, teacher_weight: Tensor) -> None:
+    """Refuse a teacher of other tokens or another vocabulary with a ValueError."""
+    shape = features.shape[:-1]
+    if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
+        got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
+        raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
+
+
+def _divided(bias: Tensor | None, temperature: float) -> Tensor | None:
+    """Return a bias divided by the temperature."""
+    return None if bias is None else bias / temperature
 
 
 def _counting_targets(features: Any, ignore_index: int) -> Tensor:
@@ -308,7 +321,9 @@ def augmented_cross_entropy(
     input_table = None if table is weight else table
     flat, sweep = flat_rows(features), partial(_augmented_sweep, o)
     loss = fused_loss("augmented_cross_entropy", sweep, plain, flat, weight, input_table, bias, t)
-    return loss.view(targets.shape) if o.reduction == "none" else loss
+    if o.reduction == "none":
+        return loss.view(targets.shape)
+    return loss
 
 
 class _AugmentedTensors(NamedTuple):
