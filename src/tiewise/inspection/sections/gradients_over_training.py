@@ -77,32 +77,33 @@ class LoggedPaths:
 def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
     """Read an arm's curves; a window begins after the logged step before it, measured or not."""
     curves = [{point.step: point for point in run.curve} for run in runs]
-    steps: list[tuple[int, int]] = []
-    rows: list[list[tuple[float, ...]]] = []  # of each window ‖A‖, ‖B‖ and cosine, by seed
+    first, last = [], []
+    windows: list[NDArray[np.float64]] = []
     before = 0
     for step in sorted(set().union(*curves)):
         measured = _measured_by_all([curve.get(step) for curve in curves])
         if measured is not None:
-            steps.append((before + 1, step))
-            rows.append(measured)
+            first.append(before + 1)
+            last.append(step)
+            windows.append(measured)
         before = step
-    a, b, cosine = np.array(rows, np.float64).reshape(len(rows), 3, len(runs)).transpose(1, 0, 2)
-    first, last = np.array(steps, np.int64).reshape(-1, 2).T
-    return LoggedPaths(first, last, a, b, cosine)
+    values = np.array(windows, np.float64).reshape(len(windows), len(runs), 3)
+    a, b, cosine = np.moveaxis(values, -1, 0)
+    return LoggedPaths(np.array(first, np.int64), np.array(last, np.int64), a, b, cosine)
 
 
-def _measured_by_all(points: Sequence[CurvePoint | None]) -> list[tuple[float, ...]] | None:
-    """Return (‖A‖ of each seed, ‖B‖, cosine), or None where a seed measured no finite norms."""
+def _measured_by_all(points: Sequence[CurvePoint | None]) -> NDArray[np.float64] | None:
+    """Return (‖A‖, ‖B‖, cosine) of each seed [seeds, 3], or None where one measured no finite norms."""
     by_seed = []
     for point in points:
         if point is None or point.path_a is None or point.path_b is None:
             return None
         cosine = math.nan if point.cosine is None else point.cosine
         by_seed.append((point.path_a, point.path_b, cosine))
-    norms_a, norms_b, cosines = zip(*by_seed, strict=True)
-    if not np.isfinite([norms_a, norms_b]).all():
+    values = np.array(by_seed, np.float64)
+    if not np.isfinite(values[:, :2]).all():
         return None
-    return [norms_a, norms_b, cosines]
+    return values
 
 
 # the report

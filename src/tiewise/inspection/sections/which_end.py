@@ -31,6 +31,7 @@ from tiewise.inspection.tables_over_seeds import AGAIN, ENDS, SAME_SEED, Leaning
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
 SCORES, SHARES = "mean cosine, share, or CKA above chance", "share of what training again gives"
 ABOVE = "above zero: closer to the output"
+READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference a reader sees first
 
 
 @section(asks="Which end does a tied table resemble?", place=50)
@@ -330,19 +331,26 @@ def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
         yield from _score_quantities(comparison, leaning, is_first=leaning in first)
     # where a difference could be corrected, that is the one to read first
     corrected = [leaning for leaning in first if "difference" in leaning.corrected]
+    read_first = [] if corrected else [leaning for leaning in first if leaning.measure in READ_FIRST]
     for leaning in leanings:
-        is_first = leaning in first and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA)
-        why = f"{ABOVE}; one seed is one start" if leaning.seeds == SAME_SEED else ABOVE
-        yield Quantity.of_estimate(
-            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, why=why,
-            main=is_first and not corrected,
-            of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
-        )  # fmt: skip
+        yield _difference_quantity(leaning, is_main=leaning in read_first)
     for (what, measure), again in comparison.again.items():
         yield Quantity.of_estimate(spelled(measure), over_pairs(again), of=what, unit=SCORES, main=False)
     name, chance = "variance that is a curve in log frequency", CURVE / max(1, comparison.tokens - 1)
     for what, share in comparison.frequency.items():
         yield Quantity.of_estimate(name, share, chance=chance, of=what, unit="%", main=False)
+
+
+def _difference_quantity(leaning: Leaning, is_main: bool) -> Quantity:
+    """Report output − input of the scores of an arm."""
+    why = ABOVE
+    if leaning.seeds == SAME_SEED:
+        why = f"{ABOVE}; one seed is one start"
+    return Quantity.of_estimate(
+        f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES,
+        why=why, main=is_main, of=f"{leaning.arm}, models of the {leaning.seeds}",
+        figure=f"Output less input, for {leaning.arm}",
+    )  # fmt: skip
 
 
 def _corrected_quantities(comparison: OverSeeds, leaning: Leaning) -> Iterator[Quantity]:
