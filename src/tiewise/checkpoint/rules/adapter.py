@@ -156,23 +156,16 @@ def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
     return EmptyTensors(empty[0], what, fix)
 
 
-class _UpdatedTable(NamedTuple):
-    """An update of one end, and the table of the base that it changes."""
-
-    update: EndUpdate
-    table: Stored
-
-
-def _updated_tables(facts: AdapterFacts, base: Facts) -> list[_UpdatedTable]:
-    """Return the updates of both ends whose tables the base stores."""
+def _updated_tables(facts: AdapterFacts, base: Facts) -> list[tuple[EndUpdate, Stored]]:
+    """Return the updates of both ends, each with the table of the base that it changes."""
     table, head = base.roles.input, base.roles.output
     if head is None:
         head = table
-    updated = []
+    updated = list[tuple[EndUpdate, Stored]]()
     if facts.input is not None and table is not None:
-        updated.append(_UpdatedTable(facts.input, table))
+        updated.append((facts.input, table))
     if facts.output is not None and head is not None:
-        updated.append(_UpdatedTable(facts.output, head))
+        updated.append((facts.output, head))
     return updated
 
 
@@ -353,9 +346,9 @@ def adapter_engines(facts: AdapterFacts) -> Told:
     lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
     sentences = (_vllm(facts), _sglang(facts), _llama_cpp(facts))
-    stops = [sentence for sentence in sentences if sentence]
-    if stops:
-        yield short(facts.path.name), "; ".join(stops), facts.command("merge")
+    what = "; ".join(filter(None, sentences))
+    if what:
+        yield short(facts.path.name), what, facts.command("merge")
 
 
 def _tensors(facts: AdapterFacts, *parts: str) -> list[str]:
@@ -394,13 +387,22 @@ def _sglang(facts: AdapterFacts) -> str:
         return ""  # it keeps tables and trained rows; what then becomes of them was not read
     if isinstance(targets, str):
         return "SGLang stops at target_modules, a pattern"
-    listed = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
-    unnamed = {"embed_tokens", "lm_head"} - listed
-    tables = _tensors(facts, "weight", DELTA)
-    ignored = [name for name in tables if name.split(".")[-2] in unnamed]
+    ignored = _tables_without_target(facts)
     if ignored:
         return f"SGLang passes by {names(ignored)} without a word"
     return ""
+
+
+def _tables_without_target(facts: AdapterFacts) -> list[str]:
+    """Return tables and trained rows of ends that target_modules does not name."""
+    targets = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
+    unnamed = {"embed_tokens", "lm_head"} - targets
+    tables = list[str]()
+    for name in _tensors(facts, "weight", DELTA):
+        module = name.split(".")[-2]
+        if module in unnamed:
+            tables.append(name)
+    return tables
 
 
 def _llama_cpp(facts: AdapterFacts) -> str:

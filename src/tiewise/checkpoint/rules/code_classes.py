@@ -93,9 +93,17 @@ def parsed_classes(text: bytes, path: Path) -> list[ast.ClassDef]:
             warnings.simplefilter("ignore")  # Python would print a stranger's line, an invalid escape in it
             tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
-        reason = short(getattr(error, "msg", None) or str(error) or type(error).__name__, 80)
-        raise CheckpointError(f"{path}: cannot be read as Python ({reason})", "take it from its source again") from None
+        what = f"{path}: cannot be read as Python ({_reason(error)})"
+        raise CheckpointError(what, "take it from its source again") from None
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)][:MOST_CLASSES]
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a text is no Python, in a few words."""
+    reason = getattr(error, "msg", None) or str(error)
+    if not reason:
+        reason = type(error).__name__
+    return short(reason, 80)
 
 
 def _summary(node: ast.ClassDef, file: str) -> CodeClass:

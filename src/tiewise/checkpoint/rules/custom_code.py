@@ -36,6 +36,14 @@ def custom_code(facts: Facts) -> Told:
         return
     classes, faults = read_code(facts.folder)
     yield from _unread_code(facts.folder, faults)
+    yield from _models(facts, classes, used)
+    config = classes.get(used.get("AutoConfig", ""))
+    if config is not None:
+        yield from _missing_default(facts, config)
+
+
+def _models(facts: Facts, classes: Mapping[str, CodeClass], used: Mapping[str, str]) -> Told:
+    """Report the models among the classes of a folder: those that config.json names, and those by their bases."""
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
         above = _ancestors(classes, code)
@@ -43,9 +51,6 @@ def custom_code(facts: Facts) -> Told:
         if derives_from_model or code.name in models:
             inherits_keys = _inherits_keys(classes, above)
             yield from _model_findings(facts, code, inherits_keys)
-    config = classes.get(used.get("AutoConfig", ""))
-    if config is not None:
-        yield from _missing_default(facts, config)
 
 
 def _unread_code(folder: Folder, faults: list[Fault]) -> Told:

@@ -8,6 +8,7 @@ from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
 from tiewise.checkpoint.rules.rule import AnyFacts, Said, Severity, Told, names, rule, value_text
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -139,17 +140,26 @@ def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
     misplaced = _not_in_their_shard(facts.folder, weight_map)
     elsewhere = [name for name in misplaced if name in tensors]
     if elsewhere:
-        where = short(weight_map[elsewhere[0]])
-        what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
-        yield Said(where, what, facts.command("repair"), True, severity="error")
+        yield _in_other_shards(facts, elsewhere, weight_map[elsewhere[0]])
     lost = [name for name in misplaced if name not in tensors]
     if lost:
         yield _in_no_shard(facts, lost)
     unknown = [name for name in tensors if name not in weight_map]
     if unknown:
-        where = short(tensors[unknown[0]].path.name)
-        what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
-        yield Said(where, what, facts.command("repair"), True, severity="error")
+        yield _without_entry(facts, unknown)
+
+
+def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Said:
+    """Return the finding about tensors in another shard than the index says; `file` is the first one's by the index."""
+    what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
+    return Said(short(file), what, facts.command("repair"), True, severity="error")
+
+
+def _without_entry(facts: Facts, unknown: list[str]) -> Said:
+    """Return the finding about stored tensors that the index lacks."""
+    file = facts.folder.tensors[unknown[0]].path.name
+    what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
+    return Said(short(file), what, facts.command("repair"), True, severity="error")
 
 
 def _in_no_shard(facts: Facts, lost: list[str]) -> Said:
@@ -236,14 +246,20 @@ def name_in_two_shards(facts: Facts) -> Told:
     Sources: Megatron-Bridge#919; mergekit#385
     """
     for copy in facts.folder.copies:
-        first = facts.folder.tensors[copy.name]  # the one that loaders should take
-        how, is_safe = "not compared", False
-        if facts.scan:
-            is_safe = facts.same(copy, first)
-            how = {True: "equal", False: "different"}[is_safe]
-        fix = "find out which one is meant, and write the shards again"
-        if is_safe:
-            fix = facts.command("repair")
-        name = short(copy.name)
-        what = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
-        yield f"{short(copy.path.name)}: {name}", what, fix, is_safe
+        yield _copy_in_shard(facts, copy)
+
+
+def _copy_in_shard(facts: Facts, copy: Stored) -> Said:
+    """Return the finding about a tensor whose name another shard holds too. An equal copy can be dropped."""
+    first = facts.folder.tensors[copy.name]  # the one that loaders should take
+    how, is_safe = "not compared", False
+    fix = "find out which one is meant, and write the shards again"
+    if facts.scan:
+        is_safe = facts.same(copy, first)
+        how = "different"
+    if is_safe:
+        how = "equal"
+        fix = facts.command("repair")
+    name = short(copy.name)
+    what = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
+    return Said(f"{short(copy.path.name)}: {name}", what, fix, is_safe)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
 from tiewise.checkpoint.facts import Facts
@@ -12,6 +11,7 @@ from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     SEVERITIES,
+    Repair,
     Said,
     Severity,
     Told,
@@ -35,20 +35,13 @@ def _levels_with_reader(facts: Facts) -> list[Claim]:
     return [claim for claim in facts.claims.levels if _has_reader(claim)]
 
 
-class _FlagRepair(NamedTuple):
-    """The way to a right flag, and whether `tiewise repair` may take it."""
-
-    fix: str
-    is_safe: bool
-
-
-def _flag_repair(facts: Facts) -> _FlagRepair:
+def _flag_repair(facts: Facts) -> Repair:
     """Return the repair of a flag. It is safe only where the tensors decide and the flag means nothing else."""
     if facts.untrained_head:
-        return _FlagRepair(f"settle the two tables first: {facts.command('tie', '--keep input')}", False)
+        return Repair(f"settle the two tables first: {facts.command('tie', '--keep input')}")
     if facts.truth is None or _means_more(facts):
-        return _FlagRepair(f"{CONFIG_FIX}: write the flag that training used at every level", False)
-    return _FlagRepair(facts.command("repair"), True)
+        return Repair(f"{CONFIG_FIX}: write the flag that training used at every level")
+    return Repair(facts.command("repair"), is_safe=True)
 
 
 def _means_more(facts: Facts) -> bool:
@@ -240,10 +233,10 @@ def loaders_disagree(facts: Facts) -> Told:
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """
     outcomes = predict(facts)
-    wrong = [outcome for outcome in outcomes if outcome.right is False]
     severity = _severity_of(outcomes)
     if severity is None:
         return
+    wrong = [outcome for outcome in outcomes if outcome.right is False]
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     fix = "repair the other findings, or load it with the rest"

@@ -140,8 +140,11 @@ class OnnxFacts:
         if table is None or not self.scan:
             return ()
         with doing(f"comparing {short(table.name)}", table.nbytes):
-            others = [tensor for tensor in self.tensors.values() if tensor is not table]
-            return tuple(tensor for tensor in others if same_shared(table, tensor))
+            copies = list[Stored]()
+            for tensor in self.tensors.values():
+                if tensor is not table and same_shared(table, tensor):
+                    copies.append(tensor)
+            return tuple(copies)
 
 
 def _size(tensor: Stored) -> int:

@@ -41,8 +41,15 @@ def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def leaves(module: str, entries: list[str]) -> bool:
     """Return whether a list names a module, a part above it, or a pattern of it."""
+    return any(_may_name(entry, module) for entry in entries)
+
+
+def _may_name(entry: str, module: str) -> bool:
+    """Return whether an entry of a list names a module, a part above it, or a pattern of it."""
+    if not entry:
+        return False
     last_part = module.rpartition(".")[2]
-    return any(last_part in entry or module.startswith(f"{entry}.") for entry in filter(None, entries))
+    return last_part in entry or module.startswith(f"{entry}.")
 
 
 def method_of(section: Mapping[str, Any]) -> str:

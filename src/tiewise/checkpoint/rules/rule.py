@@ -166,6 +166,13 @@ def matching(prefixes: Iterable[str]) -> frozenset[str]:
 CONFIG_FIX = "edit config.json by hand"
 
 
+class Repair(NamedTuple):
+    """The way out of a finding, and whether `tiewise repair` may take it."""
+
+    fix: str
+    is_safe: bool = False
+
+
 def describe(tensor: Stored) -> str:
     """Return name, type and shape: `lm_head.weight BF16 [128256, 4096]`."""
     return f"{short(tensor.name, 100)} {tensor.dtype} {list(tensor.shape)}"

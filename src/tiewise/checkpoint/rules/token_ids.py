@@ -106,12 +106,7 @@ def padding(facts: Facts) -> Told:
     rows = _PaddedRows(np.flatnonzero(~has_token), np.flatnonzero(has_token))
     if not len(rows.spare):
         return
-    what = f"{table.rows:,} rows, ids up to {last:,}: {len(rows.spare):,} rows of padding"
-    between = int((rows.spare < last).sum())
-    if between:
-        what += f", {between:,} of them between the tokens"
-    fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
-    yield short(table.name), what, fix
+    yield _padding_rows(table, rows, last)
     if facts.scan and not tokenizer.lists_positions:
         yield from _strong_padding(facts, rows, last)
 
@@ -126,6 +121,16 @@ class _PaddedRows(NamedTuple):
     def last(self) -> int:
         """Return the largest of all numbers."""
         return int(max(self.spare[-1], self.used[-1]))
+
+
+def _padding_rows(table: Stored, rows: _PaddedRows, last_id: int) -> Said:
+    """Return the finding about rows of a table that have no token."""
+    what = f"{table.rows:,} rows, ids up to {last_id:,}: {len(rows.spare):,} rows of padding"
+    between = int((rows.spare < last_id).sum())
+    if between:
+        what += f", {between:,} of them between the tokens"
+    fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
+    return Said(short(table.name), what, fix)
 
 
 def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:

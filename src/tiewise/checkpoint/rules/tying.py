@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tiewise.checkpoint.claims import Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts, Pair
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import (
+    Repair,
     Said,
     Severity,
     Told,
@@ -239,24 +238,17 @@ def _is_t5_with_head(claims: Claims) -> bool:
     return claims.t5_like and claims.deciding.written is False
 
 
-class _Choice(NamedTuple):
-    """The way to one model out of two different tables, and whether `tiewise repair` may take it."""
-
-    fix: str
-    is_safe: bool = False
-
-
-def _choice_of_table(facts: Facts) -> _Choice:
+def _choice_of_table(facts: Facts) -> Repair:
     """Return how to settle two different tables under a flag that ties them."""
     tie = facts.command("tie", "--keep input")
     if facts.untrained_head:
-        return _Choice(f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}")
+        return Repair(f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}")
     if facts.layer_ties:
         modules = ", ".join(facts.layer_ties)
-        return _Choice(f"choose one: {tie}; the flag also ties {modules}, so that it must stay true")
+        return Repair(f"choose one: {tie}; the flag also ties {modules}, so that it must stay true")
     if facts.claims.fixed is not None or facts.claims.t5_like:
-        return _Choice(f"choose one: {tie}")
-    return _Choice(f"keep both tables: {facts.command('repair')}; or choose one: {tie}", is_safe=True)
+        return Repair(f"choose one: {tie}")
+    return Repair(f"keep both tables: {facts.command('repair')}; or choose one: {tie}", is_safe=True)
 
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
