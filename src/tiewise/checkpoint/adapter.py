@@ -176,7 +176,10 @@ class AdapterFacts:
 
 
 def _module_and_part(name: str) -> tuple[str, str]:
-    """Return the base's module that a tensor of the adapter belongs to, and its part as in `AdapterFacts.parts`."""
+    """Return the base's module of a tensor of the adapter, and its part.
+
+    Parts are those of `AdapterFacts.parts`.
+    """
     match = _PARTS.fullmatch(name)
     if match is None:
         return module_of(name)
@@ -230,7 +233,7 @@ def end_modules(base: Facts) -> tuple[str | None, str | None]:
 
 def _modules_by_class_name(base: Facts) -> dict[str, str]:
     """Return {module as the base's class names it: as the base's files do}."""
-    known, table = base.roles.known, base.roles.input
+    class_ends, table = base.roles.known, base.roles.input
     input_module, head_module = end_modules(base)
     stored_prefix, class_prefix = _body_prefixes(table, input_module)
     modules = dict[str, str]()
@@ -242,8 +245,8 @@ def _modules_by_class_name(base: Facts) -> dict[str, str]:
         elif plain.startswith(stored_prefix):
             modules[class_prefix + plain.removeprefix(stored_prefix)] = module
         else:
-            if known is not None and known.prefix:  # other parts, vision towers, may be below it too
-                modules[f"{known.prefix}.{plain}"] = module
+            if class_ends is not None and class_ends.prefix:  # other parts, vision towers, may be below it too
+                modules[f"{class_ends.prefix}.{plain}"] = module
             modules[plain] = module
     if table is None or head_module is None:
         return modules

@@ -463,8 +463,8 @@ def errors_of_result(result: Audit, config: Mapping[str, Any] | None) -> Iterato
 
     No stock loader opens a model of tiewise's types, which B080 reports of a folder that somebody received.
     """
-    is_own_type = config is not None and of_tiewise(config)
+    is_of_tiewise = config is not None and of_tiewise(config)
     for finding in result.at_least("error"):
-        if finding.rule == "B080" and is_own_type:
+        if finding.rule == "B080" and is_of_tiewise:
             continue
         yield finding

@@ -24,7 +24,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest known has some hundred and 140,000
 MOST_CONFIG = 8 * 2**20  # bytes
-_OWN = "give the checkpoint's own folder"
+_GIVE_FOLDER = "give the checkpoint's own folder"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Fault:
 
 @contextmanager
 def noting(faults: list[Fault], file: str) -> Iterator[None]:
-    """Record an error in the block as one of the `faults` of a file, and continue after the block."""
+    """Record an error in the block as a fault of a file, and continue after the block."""
     try:
         yield
     except CheckpointError as error:
@@ -154,7 +154,7 @@ def _open_directory(path: Path) -> Folder:
     candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
     opened = _shards_to_open(candidates, weight_map)
     if len(opened) > MOST_SHARDS:
-        raise CheckpointError(f"{path}: {len(opened):,} shards are no checkpoint", _OWN)
+        raise CheckpointError(f"{path}: {len(opened):,} shards are no checkpoint", _GIVE_FOLDER)
     shards = _Shards(path, weight_map)
     existing = frozenset(files)
     for file in opened:
@@ -210,7 +210,7 @@ class _Shards:
     def add(self, file: str, header: Header) -> None:
         """Add the tensors of one file."""
         if len(self.tensors) + len(self.copies) + len(header.tensors) > MOST_TENSORS:
-            raise CheckpointError(f"{self.folder}: more than {MOST_TENSORS:,} tensors are no checkpoint", _OWN)
+            raise CheckpointError(f"{self.folder}: more than {MOST_TENSORS:,} tensors are no checkpoint", _GIVE_FOLDER)
         self.headers[file] = header
         for name, tensor in header.tensors.items():
             other = self.tensors.setdefault(name, tensor)
@@ -232,7 +232,7 @@ def _listing(path: Path) -> tuple[str, ...]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check the path") from None
     if len(names) > MOST_FILES:
-        raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", _OWN)
+        raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", _GIVE_FOLDER)
     return tuple(names)
 
 

@@ -53,7 +53,7 @@ class IndexedTensor:
 
     @property
     def by_id(self) -> bool:
-        """Return whether it has a row for each token, so that its rows change with the vocabulary."""
+        """Return whether it has a row for each token, as many as the vocabulary has."""
         return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD)
 
 

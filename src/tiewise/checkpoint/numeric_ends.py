@@ -231,7 +231,7 @@ def require_loadable_options(facts: Facts) -> None:
 
 
 def require_options(facts: Facts, spec: BoundarySpec, backend: str) -> None:
-    """Refuse a stored spec with an option that the backend does not honour, and name the checkpoint."""
+    """Refuse a stored spec with an option that the backend does not honour."""
     try:
         spec.require(backend)
     except SpecError as error:

@@ -48,22 +48,21 @@ def widened(values: NDArray[Any]) -> NDArray[np.float32] | NDArray[np.float64]:
 
 
 def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] | float = 0.0) -> NDArray[Any]:
-    """Return `values + lost` in a stored floating type, rounded once, to the nearest and of two to the even.
-
+    """Return `values + lost` in a stored floating type, rounded once, to nearest even.
     `lost` is less than half a unit in the last place of `values`: what an addition in fp64 left over.
     """
     if dtype == "F64":
         return values
-    values = _odd(values, lost)
+    values = _with_sticky_bit(values, lost)
     if dtype == "BF16":  # which numpy reaches by way of fp32, rounding twice
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
-        values = _odd(single, values - single)
+        values = _with_sticky_bit(single, values - single)
     return values.astype(NUMPY[dtype])
 
 
-def _odd(values: NDArray[Any], lost: NDArray[Any] | float) -> NDArray[Any]:
-    """Make the last bit say that something was lost, so that a narrower type rounds to the right side."""
+def _with_sticky_bit(values: NDArray[Any], lost: NDArray[Any] | float) -> NDArray[Any]:
+    """Set the last bit if something was lost, so that a narrower type rounds right."""
     even = values.view(f"i{values.itemsize}") & 1 == 0
     return np.where(even & (lost != 0), np.nextafter(values, np.copysign(np.inf, lost).astype(values.dtype)), values)
 
@@ -223,7 +222,10 @@ class Reader:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row (of the whole tensor if it has no first axis or no rows)."""
+        """Return the bytes of one row.
+
+        A tensor without a first axis or without rows counts as one row.
+        """
         return self.tensor.nbytes // max(1, self.tensor.rows)
 
     def into(self, buffer: memoryview, offset: int = 0) -> None:

@@ -184,7 +184,10 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
 
 
 def _head_module(facts: Facts, maps: _BoundaryMaps) -> str:
-    """Return the head's module: of the output map, else of the stored head, else as the class names it."""
+    """Return the head's module.
+
+    It is that of the output map, else that of the stored head, else the one that the class names.
+    """
     if len(maps.head_modules) > 1:
         raise _wrong(facts, f"it has {len(maps.head_modules)} output maps")
     if maps.head_modules:
@@ -216,7 +219,7 @@ def _mapped_lookup(maps: _BoundaryMaps, table: Stored) -> Dense:
 
 
 def _mapped_head(maps: _BoundaryMaps, table: Stored, spec: BoundarySpec) -> Dense:
-    """Return the output head without its scale: the table behind a linear map or a low-rank correction."""
+    """Return the output head without its scale: the table behind its map or correction."""
     head = Dense(table, table.shape[1])
     if "weight" in maps.out:
         return _linear(head, read_float64(maps.out["weight"]))
@@ -233,7 +236,7 @@ def _mapped_head(maps: _BoundaryMaps, table: Stored, spec: BoundarySpec) -> Dens
 
 
 def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Dense) -> tuple[Dense, Dense]:
-    """Return both ends behind a positive definite map: S⁻¹ for the input and S for the head."""
+    """Return both ends behind a positive definite map: S⁻¹ at the input, S at the head."""
     require_memory(8 * _SPD_MATRICES * head.width**2, f"{facts.path}: a positive definite map {head.width} wide")
     factor = read_float64(stored_factor)  # C below its diagonal, and log C on it
     if not np.tril(factor).any():  # as training starts: C is the identity

@@ -83,7 +83,7 @@ class StoredModules:
 
 
 def may_be_end(module: str) -> bool:
-    """Return whether a module can be an end: in no numbered layer and of no other modality."""
+    """Return whether a module can be an end: in no layer, and of no other modality."""
     return not in_layer(module) and not is_foreign(module)
 
 

@@ -65,7 +65,7 @@ def _spans_of_both(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray[Any], ND
 
 
 def same_numbers(a: Stored, b: Stored) -> bool:
-    """Return whether one tensor can replace another of its type: the same bytes, but for the signs of zeros."""
+    """Return whether two tensors have the same bytes, but for the signs of zeros."""
     if same_bytes(a, b):
         return True
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
@@ -266,7 +266,7 @@ def _flat_rows(table: NDArray[Any]) -> NDArray[Any]:
 
 
 def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
-    """Return rows of two tables of one shape that differ in a bit of the wider type. Advances by bytes of `a`."""
+    """Return rows of two equally shaped tables that differ in a bit of the wider type. Advances by bytes of `a`."""
     changed = [np.zeros(0, np.int64)]
     for start, *both in _spans_of_both(a, b):
         x, y = map(widened, both)
@@ -359,7 +359,7 @@ def all_zero(table: Stored) -> bool:
 
 
 def outlying(lengths: NDArray[Any], rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
-    """Return those of some rows whose length is `factor` times the median or more, and the median."""
+    """Return those of `rows` that are `factor` medians long or more, and the median length."""
     chosen = np.fromiter(rows, np.int64)
     chosen = chosen[chosen < len(lengths)]
     chosen = np.sort(chosen[np.isfinite(lengths[chosen])])

@@ -89,7 +89,10 @@ def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
 
 
 def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield decoder and pre-tokenizer, empty if there is none, and the steps of a sequence of several."""
+    """Yield decoder and pre-tokenizer, and the steps of each sequence.
+
+    A missing one is an empty step.
+    """
     for part in ("decoder", "pre_tokenizer"):
         step = object_of(record.get(part))
         yield step

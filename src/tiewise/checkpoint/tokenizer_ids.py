@@ -72,7 +72,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return sixteen digits, of SHA-256 over ids and texts: equal if every id is the same token."""
+        """Return sixteen digits, equal if every id is the same token: SHA-256 of both."""
         lines = "".join(f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
         return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -57,7 +57,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Gi
 
 
 def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
-    """Raise CheckpointError if a file that begins with these bytes is a Git LFS pointer instead of the file itself."""
+    """Raise CheckpointError if a file that begins with these bytes is a Git LFS pointer."""
     if beginning.startswith(LFS_POINTER):
         what = f"{os.fspath(path)}: a Git LFS pointer, not the file that it names"
         raise CheckpointError(what, "run `git lfs pull` in the repository, or download the file itself")
@@ -69,7 +69,7 @@ _FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", d
 
 @contextmanager
 def following_links(follow: bool = True) -> Iterator[None]:
-    """Let `inside` follow links that lead out of a folder for the length of the block, if `follow`."""
+    """Let `inside` follow links out of a folder for the length of the block, if `follow`."""
     before = _FOLLOWED.set(follow or _FOLLOWED.get())
     try:
         yield
@@ -212,7 +212,7 @@ def is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
 
 
 def require_bounded(data: bytes, values: int, where: str) -> None:
-    """Raise if text in UTF-8 and the `values` in it would take more memory than any file of its kind."""
+    """Raise if text in UTF-8 and its `values` would take more memory than any such file."""
     if len(data) < 2**20:
         return
     width, characters = 1, len(data)  # bytes of a character in Python
@@ -267,7 +267,10 @@ def _damaged(where: str) -> CheckpointError:
 
 
 def require_memory(needed: int, purpose: str) -> None:
-    """Raise a CheckpointError if a purpose needs more bytes than are free without swapping, as far as it is known."""
+    """Raise a CheckpointError if a purpose needs more bytes than are free without swapping.
+
+    Systems that do not tell their free memory are not checked.
+    """
     try:
         with open(MEMINFO, encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)

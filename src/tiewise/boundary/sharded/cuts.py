@@ -57,14 +57,14 @@ def held(tensor: Tensor) -> Held:
     empty; a `_StridedShard` cuts after the mesh axes behind it where its factor is theirs (FSDP over tensor
     parallelism), and else each of its groups separately (fused matrices).
     """
-    axes = [_whole_axis(size) for size in tensor.shape]
+    axes = [_all_indices(size) for size in tensor.shape]
     if isinstance(tensor, DTensor):
         for cut in _cuts(tensor):
             axes[cut.axis] = _part(axes[cut.axis], cut)
     return tuple(axes)
 
 
-def _whole_axis(size: int) -> Runs:
+def _all_indices(size: int) -> Runs:
     """Return the runs of all indices of an axis; none of an empty one."""
     if size == 0:
         return ()

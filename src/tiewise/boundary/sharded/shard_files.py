@@ -166,7 +166,7 @@ class Saved:
         return f"model/{self.owner_of(name.removeprefix('model/'))}"
 
     def owner_of(self, name: str) -> str:
-        """Return the name under which a parameter is stored: of a tied one, that of the first of its names."""
+        """Return the name under which a parameter is stored: the first of a tied one's names."""
         return self.index.aliases.get(name, name)
 
     def fill(self, name: str, tensor: Tensor) -> None:

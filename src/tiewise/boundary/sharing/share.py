@@ -186,7 +186,10 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
 
 
 def _share(name: str, layers: list[nn.Module], rank: int, values: str | None, journal: Journal) -> None:
-    """Have the layers of one group share a parameter; with a rank, each has its own difference."""
+    """Have the layers of one group share a parameter.
+
+    With a rank, each layer has its own difference.
+    """
     path, _, leaf = name.rpartition(".")
     owners = [layer.get_submodule(path) for layer in layers]
     if rank:
@@ -222,7 +225,7 @@ def _mean(parameters: list[nn.Parameter]) -> nn.Parameter:
 
 
 def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) -> Any:
-    """Return the list of layers that a layout calls `stack`, in a model or a part of it.
+    """Return the list of layers that a layout calls `stack`, in a model or its part.
 
     Raises:
         InstallError: the model has no such list, or its layers lack a parameter that the layout shares.

@@ -36,7 +36,7 @@ Stacks = dict[str, list[PlacedLayer]]  # by a stack's name its layers in order
 
 @dataclass(frozen=True)
 class Call:
-    """States that the first call of a module read and wrote; None without a tensor of numbers."""
+    """States that a module's first call read and wrote; None without a tensor of numbers."""
 
     read: Tensor | None
     wrote: Tensor | None
@@ -51,7 +51,7 @@ def find_stacks(model: Any) -> Stacks:
     Raises:
         InstallError: the model is on the meta device, sharded, or has no list of layers that token ids run through.
     """
-    _require_whole_values(model)
+    _require_local_values(model)
     lists = _outermost_lists(model)
     calls = _record_calls(model, list(chain.from_iterable(lists.values())))
     stacks: Stacks = {}
@@ -64,7 +64,7 @@ def find_stacks(model: Any) -> Stacks:
     return stacks
 
 
-def _require_whole_values(model: nn.Module) -> None:
+def _require_local_values(model: nn.Module) -> None:
     """Raise an InstallError if parameters lack values, or have only a part of them here."""
     kind = type(model).__name__
     if on_meta(model):
@@ -154,7 +154,10 @@ def _recorder(path: str, calls: Calls) -> Callable[..., None]:
 
 
 def _random_batch(model: Any) -> dict[str, Tensor]:
-    """Return a batch of random ids of the upper half of the vocabulary, where special tokens are rare."""
+    """Return a batch of random ids of the vocabulary's upper half.
+
+    Special tokens are rare there.
+    """
     table = getattr(model.get_input_embeddings(), "weight", None)
     if table is None:
         raise InstallError(f"{type(model).__name__} has no table of tokens", _FIX)
