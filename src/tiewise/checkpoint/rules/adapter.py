@@ -365,7 +365,7 @@ _CLASSIFIERS = ("classifier", "score")  # heads that are no tables of tokens
 
 
 def _vllm(facts: AdapterFacts) -> str:
-    """Return the sentence on the parts of an adapter that vLLM refuses; empty if it serves all of it."""
+    """Return the sentence on the parts that vLLM refuses; empty if it serves all."""
     saved = [module for module in facts.listed("modules_to_save") if module not in _CLASSIFIERS]
     if saved:
         return f"vLLM stops at modules_to_save ({names(saved)})"
@@ -379,7 +379,7 @@ def _vllm(facts: AdapterFacts) -> str:
 
 
 def _sglang(facts: AdapterFacts) -> str:
-    """Return the sentence on the parts of an adapter that SGLang refuses or ignores; empty if it serves all of it."""
+    """Return the sentence on the parts that SGLang refuses or ignores; empty for none."""
     if facts.config.get("use_dora") is True:
         return "SGLang stops at use_dora"
     targets = facts.config.get("target_modules")
@@ -406,7 +406,7 @@ def _tables_without_target(facts: AdapterFacts) -> list[str]:
 
 
 def _llama_cpp(facts: AdapterFacts) -> str:
-    """Return the sentence on the parts of an adapter that llama.cpp's converter refuses; empty if it converts all."""
+    """Return the sentence on the parts that llama.cpp's converter refuses; empty for none."""
     stops = _tensors(facts, *STOPS)
     if stops:
         return f"llama.cpp's converter stops at {names(stops)}"

@@ -150,7 +150,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _attribute_name(target: ast.expr) -> str:
-    """Return the attribute that an assignment sets on the class or its object; empty for another object's."""
+    """Return the attribute of the class that an assignment sets; empty for another object's."""
     if isinstance(target, ast.Attribute) and last_name(target.value) not in ("self", "cls"):
         return ""
     return last_name(target)
@@ -177,7 +177,7 @@ def _is_flag(node: ast.AST) -> bool:
 
 
 def _line_of_old_form(tie_weights: ast.FunctionDef | None) -> int | None:
-    """Return the line of a method `tie_weights` that does not take the arguments that transformers 5 passes."""
+    """Return the line of a `tie_weights` that refuses the arguments of transformers 5."""
     if tie_weights is None or tie_weights.args.kwarg is not None:
         return None
     arguments = (*tie_weights.args.args, *tie_weights.args.kwonlyargs)

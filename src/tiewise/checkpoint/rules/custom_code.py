@@ -43,7 +43,7 @@ def custom_code(facts: Facts) -> Told:
 
 
 def _models(facts: Facts, classes: Mapping[str, CodeClass], used: Mapping[str, str]) -> Told:
-    """Report the models among the classes of a folder: those that config.json names, and those by their bases."""
+    """Report the models among a folder's classes: by config.json, or by their bases."""
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
         above = _ancestors(classes, code)

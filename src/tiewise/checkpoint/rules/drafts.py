@@ -153,7 +153,7 @@ def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Told
 
 
 def _leads_outside(draft_map: _DraftMap, outside: NDArray[np.int64], vocabulary: int) -> Said:
-    """Return the finding about rows that lead outside the vocabulary, often since ids are stored as distances."""
+    """Return the finding about rows that lead outside. Often ids are stored as distances."""
     where = draft_map.name
     if draft_map.marks_steps:
         what = f"{where} holds the tokens' ids, and engines add them to the row's number"
@@ -444,7 +444,7 @@ def _other_input_table(facts: Facts, target: Facts) -> Told:
 
 
 def _compare_rows(facts: Facts, table: Stored | None, target_table: Stored | None) -> TableLikeness | None:
-    """Return how alike the rows are that two tables share by number; None unless they are comparable.
+    """Return how alike the rows of the same number are; None unless comparable.
 
     The longer one may be padded.
     """

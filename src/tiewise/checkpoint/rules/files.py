@@ -104,7 +104,7 @@ def _missing_shards(folder: Folder) -> Told:
 
 
 def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
-    """Return {file: names of its tensors} by the index, in one pass: many shards may be missing."""
+    """Return {file: names of its tensors} by the index. One pass serves many missing shards."""
     by_file: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         by_file.setdefault(file, []).append(name)
@@ -150,7 +150,7 @@ def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
 
 
 def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Said:
-    """Return the finding about tensors in another shard than the index says; `file` is the first one's by the index."""
+    """Return the finding about tensors in another shard. The index maps the first to `file`."""
     what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
     return Said(short(file), what, facts.command("repair"), True, severity="error")
 

@@ -114,7 +114,7 @@ class OnnxFacts:
         return max(self.matrices(names), key=_size, default=None)
 
     def _are_ids(self, name: str) -> bool:
-        """Return whether a name has the ids of an input, or some of them, and no positions."""
+        """Return whether a name has ids of an input, and no positions."""
         ids = self.behind(name, SAME_DATA + PICKS)
         return ids in self.inputs and "position" not in ids
 

@@ -140,7 +140,7 @@ def _has_both_modules(facts: Facts) -> bool:
 
 
 def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Told:
-    """Report entries of one list that contradict a tied pair, or miss a module of it by their prefix."""
+    """Report entries of one list that contradict a tied pair, or misspell a module."""
     table, head = facts.roles.input_end, facts.roles.output_end
     yield from _packed_all_the_same(where, entries, table, head)
     yield from _packed_all_the_same(where, entries, head, table)

@@ -45,7 +45,7 @@ def leaves(module: str, entries: list[str]) -> bool:
 
 
 def _may_name(entry: str, module: str) -> bool:
-    """Return whether an entry of a list names a module, a part above it, or a pattern of it."""
+    """Return whether an entry names a module, a part above it, or a pattern of it."""
     if not entry:
         return False
     last_part = module.rpartition(".")[2]

@@ -192,7 +192,7 @@ def tensor_names(tensors: Iterable[Stored]) -> str:
 
 
 def further_tables(facts: Facts, *parts: str) -> list[Stored]:
-    """Return the tables other than the two ends that token ids index, of one of some parts."""
+    """Return further tables that token ids index, of one of some parts."""
     tables = list[Stored]()
     for other in facts.roles.others:
         if other.role in parts:

@@ -261,7 +261,7 @@ def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Told:
 
 
 def _fresh_biases(facts: Facts, biases: Collection[str]) -> Told:
-    """Report biases of the head that an untied model starts anew, because one of two is stored alone."""
+    """Report biases that an untied model starts anew. One of two is stored alone."""
     for target, source in facts.fresh:
         if target not in biases and target.endswith("bias"):
             where = short(target)

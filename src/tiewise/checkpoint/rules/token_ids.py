@@ -77,7 +77,10 @@ def ids_without_row(facts: Facts) -> Told:
 
 
 def _severity_of_added(beyond: Mapping[int, str]) -> Severity:
-    """Return how bad it is that added tokens {id: text} have no row: a text model never sees images or sounds."""
+    """Return how bad it is that added tokens {id: text} have no row.
+
+    A text model never sees images or sounds.
+    """
     for text in beyond.values():
         if not _MODALITY.search(text):
             return "error"
@@ -168,7 +171,7 @@ def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Told:
 
 
 def _head_with_rows(facts: Facts, last_row: int) -> Stored | None:
-    """Return the table of the head, of a tied model the shared one; None unless it is plain and has `last_row`."""
+    """Return the head's table, or the shared one. None unless it is plain and has `last_row`."""
     roles = facts.roles
     head = roles.output
     if head is None and facts.tied:
@@ -252,7 +255,7 @@ def special_ids_outside(facts: Facts) -> Told:
 
 
 def _largest_vocabulary(facts: Facts) -> int | None:
-    """Return the largest number of ids that a table or the config has; None without a table whose rows are counted."""
+    """Return the most ids that a table or the config has. None without a counted table."""
     sizes = set[int]()
     for table in facts.roles.tables:
         if not facts.roles.packed(table):
@@ -304,7 +307,7 @@ def _id_text(number: Any) -> str:
 
 
 def _replaces_placeholders(facts: Facts, level: str) -> bool:
-    """Return whether the class puts another id in the place of a placeholder before it looks anything up."""
+    """Return whether the class replaces a placeholder's id before it looks anything up."""
     of_model, of_level = family(facts.config.get("model_type")), family(facts.levels[level].get("model_type"))
     return of_model.replaces_placeholders or of_level.replaces_placeholders
 
@@ -319,7 +322,7 @@ def _names_tokens(name: object) -> bool:
 
 
 def _refused(value: Any, room: int) -> list[Any]:
-    """Return those entries of a value that are neither absent nor the id of one of `room` rows."""
+    """Return entries of a value that are neither absent nor below `room`."""
     return [entry for entry in _as_list(value) if not _is_accepted(entry, room)]
 
 
@@ -345,7 +348,7 @@ def _outside(name: str, value: Any, room: int) -> list[int]:
 
 
 def _forced_ids(value: Any) -> list[Any]:
-    """Return the ids in a list of pairs, each of a position and the id that is forced there."""
+    """Return the ids in a list of pairs. A pair is a position and its id."""
     ids = list[Any]()
     for pair in items_of(list, value):
         if len(pair) == 2:

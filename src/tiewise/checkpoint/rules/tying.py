@@ -63,7 +63,7 @@ def _fresh_tables(facts: Facts) -> Told:
 
 
 def _missing_further_inputs(facts: Facts) -> Told:
-    """Report input tables of the class that are neither stored nor tied, though another one is stored."""
+    """Report input tables that are neither stored nor tied, next to one that is."""
     for table_name in facts.missing_tables:
         name = facts.named(table_name)
         stored = facts.roles.inputs[0]
@@ -128,7 +128,7 @@ def _may_lack_input(facts: Facts) -> bool:
 
 
 def _is_packed_in_unknown_way(facts: Facts) -> bool:
-    """Return whether tensors of a quantised checkpoint are in the place of its ends, and no known table."""
+    """Return whether a quantised checkpoint stores no known table at its ends."""
     return facts.quantised and bool(facts.roles.opaque)
 
 
@@ -231,7 +231,7 @@ def tied_but_different(facts: Facts) -> Told:
 
 
 def _is_t5_with_head(claims: Claims) -> bool:
-    """Return whether the flag gives a T5-like model a separate head, which its class then does not follow.
+    """Return whether the flag gives a T5-like model a separate head. Its class ignores that.
 
     T5 1.1 and its kin are such models.
     """
@@ -274,7 +274,7 @@ def tied_and_stored_twice(facts: Facts) -> Told:
 
 
 def _equal_pair(facts: Facts) -> Pair | None:
-    """Return the two tables if they are equal; None if they are not, or were not compared."""
+    """Return the two tables if they were compared and are equal; else None."""
     if facts.pair is None or not facts.pair.alike.equal:
         return None
     return facts.pair
@@ -394,7 +394,7 @@ def only_head_stored(facts: Facts) -> Told:
 
 
 def _can_be_renamed(facts: Facts) -> bool:
-    """Return whether a head that is stored alone is the shared table, and has a name to take."""
+    """Return whether a lone head is the shared table, and has a name to take."""
     if facts.claims.tied is not True or facts.claims.t5_like:
         return False
     return facts.roles.input_name is not None and not facts.roles.output_end.quantised
