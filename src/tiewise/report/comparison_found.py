@@ -77,11 +77,9 @@ def surprised(comparison: Comparison) -> str:
     if expectation.why:
         return f"The atlas of earlier trainings has {expectation.verdict}: {expectation.why}."
     span = f"tied − untied between {signed(expectation.low)} and {signed(expectation.high)} {NATS}"
-    outcome = (
-        f"{expectation.verdict.capitalize()}: the atlas expected {span}, this run found {signed(expectation.found)}"
-    )
+    outcome = f"the atlas expected {span}, this run found {signed(expectation.found)}"
     scored = f"{expectation.held} lie within the interval that the others predict"
-    return f"{outcome}. Of its {expectation.settings} settings, {scored}."
+    return f"{expectation.verdict.capitalize()}: {outcome}. Of its {expectation.settings} settings, {scored}."
 
 
 def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:

@@ -159,11 +159,14 @@ def memory_panel(record: Record) -> Panel:
     bars = {}
     for name, choice in _choices(record).items():
         of_training, logits = choice["training_bytes"][optimizer], choice["logits_bytes"]
+        loss_bytes = 0
+        if logits:
+            loss_bytes = logits["fused_cuda"]
         parts = {
             "weights": of_training["weights"],
             "gradients": of_training["gradients"],
             "optimizer state": of_training["state"],
-            "fused loss": logits["fused_cuda"] if logits else 0,
+            "fused loss": loss_bytes,
         }
         if activations:
             parts["activations (estimate)"] = activations

@@ -68,8 +68,9 @@ class Panel:
     @property
     def margin(self) -> dict[str, int]:
         """Margins in the page: the title is outside, a legend or colour bar needs room."""
-        needs_room = any(_has_key(trace) for trace in self.figure.data)
-        top = 40 if needs_room else 10
+        top = 10
+        if any(_has_key(trace) for trace in self.figure.data):
+            top = 40
         return {"l": 6, "r": 12, "t": top, "b": 6}
 
     @property

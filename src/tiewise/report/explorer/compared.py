@@ -56,12 +56,19 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
     """
     names = labels([path.resolve() for path in paths])
     records, arms = [], []
-    for path in paths:
-        record = _finished(path) if (path / RESULTS).is_file() else _unfinished(path)
+    for name, path in zip(names, paths, strict=True):
+        record = {"name": name} | _run_record(path)
         records.append(record)
         arms += record["arms"]
     colours = {arm: COLOURS[place % len(COLOURS)] for arm, place in places(arms).items()}
-    return {"colours": colours, "runs": [{"name": name} | run for name, run in zip(names, records, strict=True)]}
+    return {"colours": colours, "runs": records}
+
+
+def _run_record(path: Path) -> dict[str, Any]:
+    """Return what the page shows of one run, with its results or without."""
+    if (path / RESULTS).is_file():
+        return _finished(path)
+    return _unfinished(path)
 
 
 def _finished(path: Path) -> dict[str, Any]:
