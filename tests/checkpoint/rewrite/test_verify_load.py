@@ -15,7 +15,7 @@ from tests.checkpoint import tiny_classes as classes
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, table, write_checkpoint, write_sparse
 from trimmed_words import gpt2, prose
 
-from tiewise.checkpoint.rewrite import Receipt, resize, tie, trim, untie
+from tiewise.checkpoint.rewrite import Receipt, registry, resize, tie, trim, untie
 from tiewise.cli import load_child, verify_load
 
 PLANTED = "from pathlib import Path\nPath('planted').touch()\n"  # what must not run
@@ -183,6 +183,7 @@ def test_why_it_was_not_verified(tmp_path, in_process, case):
 
 def receipt(verb, path):
     """A receipt of a verb that left a folder as it was."""
+    registry.find(verb)  # as calling it does
     return Receipt(verb, path, path, (), (), 0, 0, (), (), (), 0.0, 0.0, "")
 
 
