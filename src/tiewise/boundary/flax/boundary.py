@@ -167,7 +167,10 @@ class PureBoundary:
         return self._loss(params, hidden, table, targets, options)
 
     def penalty(self, params: Params) -> Array:
-        """Return λ‖P‖₂ + c/2 ‖P‖²_F of a `projected` spec's P, to add to the loss; 0 where the spec has neither."""
+        """Return λ‖P‖₂ + c/2 ‖P‖²_F of a `projected` spec's P, to add to the loss.
+
+        It is 0 where the spec has neither.
+        """
         spec = self.spec
         is_penalised = spec.penalty or spec.decay
         if not is_penalised or "out_map.weight" not in params:
@@ -234,7 +237,10 @@ class PureBoundary:
         return table[jnp.asarray(index)]
 
     def _features(self, params: Params, hidden: Array) -> Array:
-        """Map hidden states [.., D] to [.., E] before the head; return them where the spec has no map there."""
+        """Map hidden states [.., D] to [.., E] before the head.
+
+        Without a map there, they themselves are returned.
+        """
         if hidden.shape[-1] != self.width:
             what = f"hidden states {hidden.shape} meet a boundary of width {self.width}"
             raise SpecError(what, f"give hidden states [.., {self.width}]")
@@ -258,7 +264,10 @@ class PureBoundary:
 
 
 def _through_in_map(params: Params, rows: Array) -> Array:
-    """Map rows [.., E] to [.., D] behind the lookup; return them where the spec has no map there."""
+    """Map rows [.., E] to [.., D] behind the lookup.
+
+    Without a map there, the rows themselves are returned.
+    """
     if "in_map.weight" in params:
         return rows @ params["in_map.weight"].T
     if "out_map.factor" in params:
@@ -353,7 +362,10 @@ class NNXBoundary(_Verbs, nnx.Module):
         return {name: getattr(holder, leaf)[...] for name, (holder, leaf) in places.items()}
 
     def _place(self, name: str) -> tuple[Any, str]:
-        """Return the module that holds a parameter, and its name there; a map's module is made where it is missing."""
+        """Return the module that holds a parameter, and its name there.
+
+        A map's module is made where it is missing.
+        """
         head, _, leaf = name.rpartition(".")
         if not head:
             return self, leaf

@@ -106,7 +106,10 @@ def _check_target_type(dtype: Any) -> None:
 
 
 def _vocabulary(weight: Array, o: FlaxLossOptions) -> int:
-    """Return V of all devices together, without padded rows; ValueError where the table lacks rows for it."""
+    """Return V of all devices together, without padded rows.
+
+    A ValueError where the table lacks rows for it.
+    """
     rows: int = weight.shape[0] * _devices_along(o.axis)
     check_words(rows)
     if o.vocab is None:
@@ -237,12 +240,15 @@ _loss.defvjp(_loss_forward, _loss_backward)
 
 
 def _factor(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
-    """Return 1 / Σ w_t over the tokens that count, 1 where that is 0; 1 for a sum."""
+    """Return 1 / Σ w_t over the tokens that count; 1 for a sum.
+
+    It is 1 where Σ w_t is 0.
+    """
     counts = tensors.targets != o.ignore_index
-    whole: Array | int = 1
+    total: Array | int = 1
     if o.reduction == "mean":
-        whole = jnp.where(counts, _Part(o, tensors).of_class(tensors.targets), 0).sum()
-    return 1 / jnp.where(whole > 0, whole, 1).astype(_wide(tensors.weight.dtype))
+        total = jnp.where(counts, _Part(o, tensors).of_class(tensors.targets), 0).sum()
+    return 1 / jnp.where(total > 0, total, 1).astype(_wide(tensors.weight.dtype))
 
 
 def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -> tuple[Array, _Gradients | None]:
@@ -431,7 +437,10 @@ class _Part:
         return jnp.where(self.real, matrix, 0) if self.padded else matrix
 
     def _over_devices(self, collective: Callable[[Array, str], Array], x: Array) -> Array:
-        """Return the sum or maximum over the parts of the table; `x` itself where one device has all of it."""
+        """Return the sum or maximum over the parts of the table.
+
+        It is `x` itself where one device has the whole table.
+        """
         return x if self.o.axis is None else collective(x, self.o.axis)
 
     def _dot(self, a: Array, b: Array, contracted: tuple[tuple[int], tuple[int]]) -> Array:
@@ -450,7 +459,10 @@ def _at(matrix: Array, column: Array) -> Array:
 
 
 def _varying(x: Array, like: Array) -> Array:
-    """Mark `x` as varying over the mesh axes of `like` too; its gradient is summed over the axes that this adds."""
+    """Mark `x` as varying over the mesh axes of `like` too.
+
+    Its gradient is summed over the axes that this adds.
+    """
     new = tuple(sorted(_mesh_axes(like) - _mesh_axes(x)))
     return lax.pcast(x, new, to="varying") if new else x
 

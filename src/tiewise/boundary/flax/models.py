@@ -172,7 +172,10 @@ def _rotated(x: Array) -> Array:
 
 
 def _of_both_halves(of_pairs: Array, x: Array) -> Array:
-    """Repeat numbers [T, d/2] of the pairs for both halves of heads, [T, 1, d] in the type of `x`."""
+    """Repeat numbers [T, d/2] of the pairs for both halves of heads.
+
+    They are [T, 1, d] in the type of `x`.
+    """
     return jnp.concatenate([of_pairs, of_pairs], -1)[:, None, :].astype(x.dtype)
 
 

@@ -91,7 +91,10 @@ def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[s
 
 
 def exactly(params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str, fix: str) -> dict[str, Any]:
-    """Return `params` in the order of `shapes`, all of them and no other; `fix` is for names that differ."""
+    """Return `params` in the order of `shapes`, all of them and no other.
+
+    `fix` is for names that differ.
+    """
     missing, unknown = shapes.keys() - params.keys(), params.keys() - shapes.keys()
     if missing:
         raise CheckpointError(f"{where} lacks {_first_names(missing)}", fix)
@@ -123,7 +126,10 @@ def _joined(path: Iterable[Any], separator: str) -> str:
 
 
 def _key_name(key: Any) -> Any:
-    """Return the name or index in a key of a pytree's path; JAX has a class of keys for each kind of node."""
+    """Return the name or index in a key of a pytree's path.
+
+    JAX has a class of keys for each kind of node.
+    """
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return getattr(key, attribute)

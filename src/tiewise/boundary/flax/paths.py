@@ -110,13 +110,19 @@ _enter.defvjp(_enter_forward, _enter_backward)
 
 
 def _row_of(ids: Array, table: Array) -> Array:
-    """Return the rows of these numbers; a negative one has none, where indexing would count from the end."""
+    """Return the rows of these numbers.
+
+    A negative one has none, where indexing would count from the end.
+    """
     ids = ids.astype(jnp.int32)
     return jnp.where(ids < 0, table.shape[0], ids)
 
 
 def _squares(ids: Array, rows: Array, path_b: Array) -> Array:
-    """Return ‖A‖², ‖B‖², A·B [3] in fp32; rows of one token are summed before they are squared."""
+    """Return ‖A‖², ‖B‖², A·B [3] in fp32.
+
+    Rows of one token are summed before they are squared.
+    """
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     distinct, place = jnp.unique(ids, return_inverse=True, size=ids.shape[0], fill_value=path_b.shape[0])
     path_a = jnp.zeros(rows.shape, wide).at[place.reshape(-1)].add(rows.astype(wide))

@@ -26,7 +26,10 @@ def is_cpu(x: Tensor) -> bool:
 
 
 def autocast_type(x: Tensor) -> torch.dtype | None:
-    """Return the type in which autocast would multiply `x`; None where it is off, or the device has none."""
+    """Return the type in which autocast would multiply `x`.
+
+    It is None where autocast is off, or the device has none.
+    """
     device = x.device.type
     if _has_autocast(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -65,12 +68,18 @@ def has_wide_products(x: Tensor) -> bool:
 
 
 def wide_product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write the fp32 sums of the product of narrow `a` and `b` into `out`; only where there are `has_wide_products`."""
+    """Write the fp32 sums of the product of narrow `a` and `b` into `out`.
+
+    It works only where `has_wide_products`.
+    """
     torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
 def numbers_held(v: int, buffers: float, kind: torch.dtype) -> int:
-    """Return the memory of a token in fp32 numbers: `buffers` rows of V sums, and a copy in a narrower `kind`."""
+    """Return the memory of a token in fp32 numbers.
+
+    It holds `buffers` rows of V sums, and a copy in a narrower `kind`.
+    """
     wide = torch.promote_types(kind, torch.float32)
     bytes_per_word = buffers * wide.itemsize
     if kind != wide:
@@ -79,7 +88,10 @@ def numbers_held(v: int, buffers: float, kind: torch.dtype) -> int:
 
 
 def rows_at_once(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
-    """Return the rows of a chunk of `n` tokens with `numbers` each, on the device of `like`; `chunk` overrides."""
+    """Return the rows of a chunk of `n` tokens with `numbers` each.
+
+    They are for the device of `like`; `chunk` overrides.
+    """
     budget = "cpu" if is_cpu(like) else "cuda"
     most = None
     if like.device.type == "cuda":

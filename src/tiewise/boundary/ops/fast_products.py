@@ -244,7 +244,10 @@ def _rounding() -> str:
 
 @cache
 def _decided(threads: int) -> ProductChoice:
-    """Return the fastest exact products for so many threads, by a trial of this process or an earlier one."""
+    """Return the fastest exact products for so many threads.
+
+    They follow from a trial of this process or an earlier one.
+    """
     deadline = time.perf_counter() + SECONDS
     if _flag() is None:
         return _chosen("default", "this torch has no other")
@@ -295,7 +298,10 @@ def remembered(
 
 
 def _cached_trials(file: str) -> dict[str, Any]:
-    """Return the trials in a file of the user's cache, by key; none where it cannot be read."""
+    """Return the trials in a file of the user's cache, by key.
+
+    There are none where it cannot be read.
+    """
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home
         trials = json.loads((cache_folder() / file).read_text(encoding="utf-8"))
         if isinstance(trials, dict):
@@ -304,7 +310,10 @@ def _cached_trials(file: str) -> dict[str, Any]:
 
 
 def _usable_times(trial: Any, names: tuple[str, ...]) -> dict[str, float] | None:
-    """Return the milliseconds of a cached trial; None where one of `names` is missing or a time is impossible."""
+    """Return the milliseconds of a cached trial.
+
+    None where one of `names` is missing or a time is impossible.
+    """
     if not isinstance(trial, dict):
         return None
     try:

@@ -163,7 +163,10 @@ def _fastest(ways: Ways, o: LossOptions, tensors: LossTensors, kind: torch.dtype
 
 
 def _description(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
-    """Return the properties of a problem on which the fastest way depends; sizes to a power of two."""
+    """Return the properties of a problem on which the fastest way depends.
+
+    Sizes are rounded to a power of two.
+    """
     features, weight, bias, targets = tensors
     device = features.device.type
     if features.is_cuda:
@@ -273,7 +276,10 @@ def _random_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOption
 
 
 def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
-    """Return factors on the losses: of both signs [n] by token, or one of a mean or a sum."""
+    """Return factors on the losses.
+
+    They are of both signs [n] for losses by token, and one number for a mean or a sum.
+    """
     wide = torch.float32
     if o.reduction == "none":
         numbers = torch.linspace(-1, 2, n, dtype=wide, device="cpu")
@@ -439,7 +445,10 @@ class _KernelSweep:
 
 
 def _detached(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
-    """Return the tensors in the type of the products, outside the caller's graph, and the features scaled."""
+    """Return the tensors in the type of the products, outside the caller's graph.
+
+    The features are scaled.
+    """
     features, weight, bias, targets = tensors
     features = features.detach().to(kind)
     if o.scale != 1.0:

@@ -183,7 +183,10 @@ class VocabularyShard:
 
 
 def _row_maxima(z: Tensor) -> Tensor:
-    """Return the largest logit of each row [n], LOWEST where a row has none or is −inf throughout."""
+    """Return the largest logit of each row [n].
+
+    It is LOWEST where a row has none or is −inf throughout.
+    """
     if not z.shape[1]:
         return z.new_full(z.shape[:1], LOWEST)
     return z.amax(1).clamp_(min=LOWEST)
@@ -213,13 +216,19 @@ class _Mapped(torch.autograd.Function):
 
 
 def mapped(x: Tensor, there: Map, back: Map) -> Tensor:
-    """Return there(x), with `back` of the upstream gradient as its gradient; x itself if `there` works in place."""
+    """Return there(x), with `back` of the upstream gradient as its gradient.
+
+    It is x itself if `there` works in place.
+    """
     apply: Callable[..., Tensor] = _Mapped.apply
     return apply(x, there, back)
 
 
 def brought(x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
-    """Return everyone's x for the rows here; its gradient is summed over ranks, of x [n, ...]."""
+    """Return everyone's x for the rows here.
+
+    Its gradient, of x [n, ...], is summed over ranks.
+    """
     n = len(x)
 
     def back(upstream: Tensor) -> Tensor:
