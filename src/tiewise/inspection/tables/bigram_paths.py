@@ -286,21 +286,19 @@ def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: i
     + permutations). NaN for fewer than 3 pairs, or a side that is constant.
     """
     off = ~np.isnan(text) & ~np.eye(len(text), dtype=bool)
-    values, differences = _interactions(text, off)
+    both = np.triu(off & off.T)
+    values, differences = _interactions(text, off, both)
     generator = np.random.default_rng(seed)
-    by_value, by_order = [], []
-    for number in range(1 + permutations):
-        order = generator.permutation(len(path)) if number else np.arange(len(path))  # the path's own comes first
-        of_path, differences_of_path = _interactions(path[np.ix_(order, order)], off)
-        by_value.append(_correlation(values, of_path))
-        by_order.append(_correlation(differences, differences_of_path))
+    orders = [np.arange(len(path)), *(generator.permutation(len(path)) for _ in range(permutations))]
+    of_path = [_interactions(path[np.ix_(order, order)], off, both) for order in orders]
+    by_value = [_correlation(values, values_of_path) for values_of_path, _ in of_path]
+    by_order = [_correlation(differences, differences_of_path) for _, differences_of_path in of_path]
     return [(by_value[0], _reaching(by_value)), (by_order[0], _reaching(by_order))]
 
 
-def _interactions(values: Array, off: Mask) -> tuple[Array, Array]:
-    """Return a map's interactions at the pairs `off` [K, K], and their differences of both orders."""
+def _interactions(values: Array, off: Mask, both: Mask) -> tuple[Array, Array]:
+    """Return a map's interactions at the pairs `off` [K, K], and differences of both orders at `both`."""
     fitted = interaction(np.where(off, values, np.nan))
-    both = np.triu(off & off.T)
     return fitted[off], (fitted - fitted.T)[both]
 
 

@@ -194,28 +194,25 @@ class _Ratios:
         for start in range(0, n, block):
             first = slice(start, min(start + block, n))
             for other in range(start, n, block):
-                self._add(first, slice(other, min(other + block, n)))
+                second = slice(other, min(other + block, n))
+                there = self.left[first] @ self.right[second].T
+                back = (self.left[second] @ self.right[first].T).T
+                centred_there = there - self.rows[first, None] - self.columns[None, second] + self.mean
+                centred_back = back - self.columns[first, None] - self.rows[None, second] + self.mean
+                self._add(0, there, back, first, second)
+                self._add(1, centred_there, centred_back, first, second)
             advance(before + first.stop)
         difference = 2 * self.energy - 2 * self.turned
         return np.divide(difference, self.energy, out=np.zeros_like(difference), where=self.energy > 0)
 
-    def _add(self, first: slice, second: slice) -> None:
-        """Add a block of S and its mirror image."""
-        there = self.left[first] @ self.right[second].T
-        back = (self.left[second] @ self.right[first].T).T
-        self._add_kind(0, there, back, first, second)
-        centred_there = there - self.rows[first, None] - self.columns[None, second] + self.mean
-        centred_back = back - self.columns[first, None] - self.rows[None, second] + self.mean
-        self._add_kind(1, centred_there, centred_back, first, second)
-
-    def _add_kind(self, kind: int, a: Array, b: Array, first: slice, second: slice) -> None:
+    def _add(self, kind: int, a: Array, b: Array, first: slice, second: slice) -> None:
         """Add a block `a` and its transposed mirror image `b` to the sums of one S."""
         if first == second:
-            self._add_values(self.energy[kind], a * a, first, second)
-            self._add_values(self.turned[kind], a * b, first, second)
+            energy, turned = a * a, a * b
         else:
-            self._add_values(self.energy[kind], a * a + b * b, first, second)
-            self._add_values(self.turned[kind], 2 * a * b, first, second)
+            energy, turned = a * a + b * b, 2 * a * b
+        self._add_values(self.energy[kind], energy, first, second)
+        self._add_values(self.turned[kind], turned, first, second)
 
     def _add_values(self, total: Array, values: Array, first: slice, second: slice) -> None:
         """Add values of a block to sums [draws].
