@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from tiewise.boundary.lazy_logits import LazyLogits, first_unread
 from tiewise.boundary.link import Link
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.recorded_logits import head_of
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 
 class TopLogits(LazyLogits):

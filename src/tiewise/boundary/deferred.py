@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf, prod
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,9 @@ from tiewise.boundary.logit_gradients import gradients
 from tiewise.boundary.logit_index import split_index
 from tiewise.boundary.recorded_logits import LOG_P, LOGITS, MINUS_LOG_P, PRODUCTS, Fold, P, RecordedLogits, Step
 from tiewise.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 
 class Deferred(RecordedLogits):

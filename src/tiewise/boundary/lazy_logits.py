@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_map
 from tiewise.boundary.deferred import Deferred
 from tiewise.boundary.logit_answers import fused_cross_entropy
 from tiewise.boundary.logit_gradients import gradients
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 _FREE = {Tensor.size, Tensor.dim, *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim"))}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from tiewise.boundary.ops.problem import compute_dtype
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from typing import Self  # from Python 3.11 on
 
 # the forms that logits take on the way to a loss or a statistic
 LOGITS, LOG_P, P, P_LOG_P, P_LOGITS = "logits", "log p", "p", "p · log p", "p · logits"
