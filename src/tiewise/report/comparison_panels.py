@@ -147,18 +147,14 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
 def _frequency_table(comparison: Comparison) -> Listing:
     """Return a row for each bin: each arm's mean nll, then the differences to the reference."""
     tokens_of_bins: dict[str, int] = {}
-    nlls: dict[tuple[str, str], list[float]] = {}  # (arm, bin) → nll of each run
     for run in comparison.runs:
-        for of_bin in run.frequency:
-            tokens_of_bins[of_bin.label] = of_bin.tokens
-            if of_bin.nll is not None:
-                nlls.setdefault((run.arm, of_bin.label), []).append(of_bin.nll)
-    means = {place: plain(statistics.fmean(of_runs)) for place, of_runs in nlls.items()}
+        tokens_of_bins.update({of_bin.label: of_bin.tokens for of_bin in run.frequency})
+    means = _mean_nlls_of_bins(comparison)
     arms, others = comparison.arms, comparison.arms[1:]
     rows = []
     for label, tokens in tokens_of_bins.items():
         row = [label, count(tokens)]
-        row += [means.get((arm, label), NONE) for arm in arms]
+        row += [plain(means.get((arm, label))) for arm in arms]
         for arm in others:
             difference = comparison.difference(arm, f"{BIN}{label}")
             row.append(str(comparison_found.difference(difference)))
@@ -166,6 +162,16 @@ def _frequency_table(comparison: Comparison) -> Listing:
     header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in others]
     return Listing("", header, rows)
+
+
+def _mean_nlls_of_bins(comparison: Comparison) -> dict[tuple[str, str], float]:
+    """Return the mean nll over runs by (arm, bin of frequency), of bins that a run has measured."""
+    nlls: dict[tuple[str, str], list[float]] = {}
+    for run in comparison.runs:
+        for of_bin in run.frequency:
+            if of_bin.nll is not None:
+                nlls.setdefault((run.arm, of_bin.label), []).append(of_bin.nll)
+    return {place: statistics.fmean(of_runs) for place, of_runs in nlls.items()}
 
 
 def share_panels(comparison: Comparison) -> list[Panel]:
