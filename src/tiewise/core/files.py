@@ -195,13 +195,22 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 def require(
     record: Any, names: str, holds: Callable[[Any], bool], fix: str, error: type[TiewiseError] = RunError
 ) -> None:
-    """See that something holds of the named fields of a record, of those that are not None; else raise the `error`."""
+    """Raise `error` if a named field of a record is not None and fails the test `holds`.
+
+    `names` are separated by spaces.
+    """
     for name in names.split():
-        value, is_right = getattr(record, name), False
-        with suppress(TypeError):  # a text instead of a number
-            is_right = value is None or holds(value)
-        if not is_right:
+        value = getattr(record, name)
+        if value is not None and not _passes(holds, value):
             raise error(f"{name} = {repr(value)[:80]}", fix)
+
+
+def _passes(holds: Callable[[Any], bool], value: Any) -> bool:
+    """Return whether a value passes a test. A value of a type that the test cannot read fails it."""
+    try:
+        return holds(value)
+    except TypeError:  # a text instead of a number
+        return False
 
 
 def require_one(record: Any, name: str, known: Collection[str], error: type[TiewiseError] = RunError) -> None:

@@ -84,11 +84,11 @@ class SharingSpec:
         if kind not in KINDS:
             first = kind.partition(",")[0]
             fix = choices(kind, (*KINDS, *SHORT))
-            if first in KINDS:
+            if first in KINDS:  # `all,groups=2`: a comma instead of the colon
                 fix = f"write {first}:groups=2 or {first}+rank=4, say"
             raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
-        values: dict[str, Any] = {}
-        items = arguments.split(",") if colon else []
+        values: dict[str, Any] = {}  # by field; `read_option` adds to it
+        items = arguments.split(",") if colon else []  # `all:` has one empty item, which `read_option` refuses
         for item in items:
             key, _, value = item.partition("=")
             read_option(text, key, value, _ARGUMENTS, "argument", values, _DOCS)

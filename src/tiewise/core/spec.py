@@ -468,7 +468,11 @@ def split_specs(text: str) -> list[str]:
 def read_option(
     text: str, key: str, value: str, table: _Readers, what: str, into: dict[str, Any], docs: str = "docs/boundary.md"
 ) -> None:
-    """Read one `key=value` of the written form `text` by its table; raises SpecError, which names the `docs`."""
+    """Read one `key=value` of the written form `text` by its table, and store it in `into` by field name.
+
+    Raises:
+        SpecError: the key is unknown or given twice, or its value is not valid; the message names the `docs`.
+    """
     if key not in table:
         raise SpecError(f"unknown {what} {key!r} in {text!r}", choices(key, table or ("none",), "known:"))
     name, reader = table[key]
