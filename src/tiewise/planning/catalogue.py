@@ -185,12 +185,14 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
 
     A factor counts the same in each of the three, up or down: twice the vocabulary is as far as twice the depth. V, D
     and L decide what a table weighs against a body; the count of all parameters follows from them. Models named in
-    `but` and rows without a vocabulary are left out. Where L is not known (None, 0), its term is.
+    `but` and rows without a vocabulary are left out. If L is not known (None, 0), its term is left out too.
     """
     skipped = set(but)
 
     def distance(model: Model) -> float:
-        pairs = ((model.vocab or 1, vocab), (model.width, width), (model.layers, layers or model.layers))
+        assert model.vocab is not None, "a candidate has a vocabulary"
+        depth = layers or model.layers  # an unknown depth counts as the model's, so that its term is ln²(1) = 0
+        pairs = ((model.vocab, vocab), (model.width, width), (model.layers, depth))
         return math.hypot(*(math.log(theirs / ours) for theirs, ours in pairs))
 
     candidates = [model for model in models() if model.vocab and model.name not in skipped]
