@@ -414,8 +414,8 @@ def bert(
     token_types: bool = True,
     pools: bool = False,  # whether the bare model has a pooler
     judges_pairs: bool = False,  # pretraining: two classes on the pooled state (next sentence, sentence order)
-    discriminates: bool = False,  # pretraining: a head that tells replaced tokens, and no token head
-    head_biases: int = 1,  # that the class stores where it is untied
+    discriminates: bool = False,  # pretraining: a head that detects replaced tokens (ELECTRA), and no token head
+    head_biases: int = 1,  # bias vectors of an untied token head: BERT and RoBERTa store two; a tied one has one
 ) -> Architecture:
     """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA."""
     d, width = c.size("hidden_size"), c.size(table_width)
@@ -425,7 +425,7 @@ def bert(
     has_head = c.head == "lm" or judges_pairs
     has_pooler = judges_pairs or (pools and c.head == "none")
     discriminator = linear(d, d, True) + linear(d, 1, True)
-    around = {
+    around = {  # `times` a boolean: the part once, or nothing
         "pooler": linear(d, d, True).times(has_pooler),
         "head_transform": (linear(d, width, True) + norm(width)).times(has_head),
         "other": linear(d, 2, True).times(judges_pairs) + discriminator.times(discriminates),

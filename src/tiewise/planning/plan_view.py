@@ -80,7 +80,10 @@ def _fitting_choices(names: Sequence[str], figures: Sequence[Sequence[str]], wid
 
 
 def _choices_table(names: Sequence[str], figures: Sequence[Sequence[str]], chosen: slice) -> Table:
-    """Return the figures of some of the choices, a column for each."""
+    """Return the figures of the `chosen` choices, a column for each.
+
+    A row of `figures` is a name and a cell for each choice, or a name alone, which titles the rows below it.
+    """
     table: Table = _TABLE.Table(box=_BOX.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in names[chosen]:
