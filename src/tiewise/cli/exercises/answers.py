@@ -168,14 +168,17 @@ STD = 0.02  # standard deviation that exercise 5 asks for
 
 
 def _judge_tied_logits(seed: int, ids: Array, v: int, d: int, answer: Array) -> str | None:
-    """Say what is wrong with the logits of every token for every token: W·Wᵀ, whatever W was drawn."""
+    """Say what is wrong with the logits of every token for every token: W·Wᵀ, whatever W was drawn.
+
+    A judge gets all arguments of a case. This one needs neither `seed` nor `ids`, which are all tokens in order.
+    """
     if answer.shape != (v * v,):
         return f"its shape is {answer.shape}, and should be {(v * v,)}: logits of T tokens for V, flattened"
     logits = answer.reshape(v, v)
     if not np.allclose(logits, logits.T, atol=1e-6):
         return "token i's logit for j is not j's for i: two calls of self.param make two tables, and nothing is tied"
     singular_values = np.linalg.svd(logits, compute_uv=False)
-    if singular_values[d] > 1e-4 * singular_values[0]:
+    if singular_values[d] > 1e-4 * singular_values[0]:  # W·Wᵀ has rank d, and every case has d < v
         return f"these logits have more than {d} directions: they are not rows of one table times one another"
     std = np.sqrt(np.trace(logits) / v / d)  # the trace is the sum of all squares of W
     if not 0.5 < std / STD < 2:

@@ -169,14 +169,15 @@ def limit(megabytes: int) -> None:
 
 
 def answer_cases() -> None:
-    """What the function of FILE returns for every case of exercise N (`-c … N FILE`), as .npz on stdout.
+    """Write the answers of FILE's function to every case of exercise N to stdout, as .npz.
 
-    What the file prints goes to stderr, whose last line says what went wrong. Memory is limited once the file is
-    imported: libraries reserve far more than they use.
+    It is the child process of `check`, started with `-c … N FILE`. Output of the file goes to stderr. If the child
+    fails, the last line of stderr says why. `_answers` limits memory after the import of the file, because libraries
+    reserve far more than they use.
     """
     exercise, file = EXERCISES[int(sys.argv[1])], Path(sys.argv[2])
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    out = os.fdopen(os.dup(1), "wb")  # the real stdout, for the answers alone
+    os.dup2(2, 1)  # from here on, prints of the file go to stderr
     sys.path.insert(0, str(file.resolve().parent))
     try:
         answers = _answers(exercise, file)
