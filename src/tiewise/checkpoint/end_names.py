@@ -112,8 +112,9 @@ def _by_names(modules: StoredModules) -> ClassEnds:
         return ClassEnds(output=stored_output)
     best = min(matches)
     output: str | None = best.output
-    if output not in modules.tables and stored_output not in (None, best.module):
-        output = stored_output
+    is_other_output = stored_output is not None and stored_output != best.module
+    if output not in modules.tables and is_other_output:
+        output = stored_output  # the head of this input under another usual name
     inputs = [best.module]
     stacks = [name for name in modules.outer if _STACK.search(name)]
     if best.module in stacks:

@@ -71,7 +71,8 @@ def token_tables(
         role = role_of(module, parameter, first_further)
         if role is None or tensor.name in names_of_ends:
             continue
-        if parameter != "weight" or _has_shape_of(role, tensor, ends):  # the shape of packed numbers says nothing
+        # the shape of packed numbers says nothing, and a draft map is no matrix
+        if parameter != "weight" or _has_shape_of(role, tensor, ends):
             yield IndexedTensor(role, tensor, module)
 
 
@@ -106,8 +107,8 @@ def _fits_an_end(tensor: Stored, ends: Collection[Stored]) -> bool:
     return not axes or not axes.isdisjoint(enumerate(tensor.shape))
 
 
-def role_of(module: str, parameter: str, layers: int) -> str | None:
-    """Return the role that a name suggests; layers from number `layers` on predict further tokens."""
+def role_of(module: str, parameter: str, first_further: int) -> str | None:
+    """Return the role that a name suggests; layers from number `first_further` on predict further tokens."""
     if parameter in _DRAFT_MAPS:
         return DRAFT_MAP
     if parameter not in _TABLE_PARAMETERS:
@@ -126,7 +127,7 @@ def role_of(module: str, parameter: str, layers: int) -> str | None:
     layer = _LAYER.search(module)
     if layer is None:
         return None
-    if int(layer[2]) >= layers:
+    if int(layer[2]) >= first_further:
         return _further_role(last)
     return PER_LAYER if last == "embed_tokens" else None
 

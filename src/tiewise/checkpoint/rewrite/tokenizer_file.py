@@ -62,7 +62,7 @@ class TokenizerFile:
         added_tokens = self.record.get("added_tokens") or ()
         self.ids = self.pieces | {token["content"]: token["id"] for token in added_tokens}
         self._texts = {number: piece for piece, number in self.pieces.items()}
-        self._parents: dict[int, tuple[int, ...]] = {}  # by token, as far as `_last_parts` was asked
+        self._parents: dict[int, tuple[int, ...]] = {}  # by token; `closed` fills it with `_last_parts`
         self._require_ids_of_library()
         self._require_provable()
 
@@ -209,16 +209,16 @@ class TokenizerFile:
         return {scores.index(min(scores))}
 
     def closed(self, tokens: Iterable[int]) -> set[int]:
-        """Return tokens and all their ancestors."""
-        closed, left = set[int](), list(tokens)
-        while left:
-            token = left.pop()
+        """Return tokens and all their ancestors: the parts that BPE joins to them, and the parts of these."""
+        closed, waiting = set[int](), list(tokens)
+        while waiting:
+            token = waiting.pop()
             if token in closed:
                 continue
             closed.add(token)
             if token not in self._parents:
                 self._parents[token] = self._last_parts(token)
-            left += self._parents[token]
+            waiting += self._parents[token]
         return closed
 
     def _last_parts(self, token: int) -> tuple[int, ...]:

@@ -352,7 +352,7 @@ def adapter_engines(facts: AdapterFacts) -> Told:
 
 
 def _tensors(facts: AdapterFacts, *parts: str) -> list[str]:
-    """Return the names of the adapter's tensors that are one of some parts of a module."""
+    """Return the names of the adapter's tensors whose part of a module ("lora_B.bias") is one of `parts`."""
     tensors = list[str]()
     for module, stored in facts.parts.items():
         for part in stored:
@@ -412,6 +412,7 @@ def _llama_cpp(facts: AdapterFacts) -> str:
         return f"llama.cpp's converter stops at {names(stops)}"
     if facts.base is None or facts.output is None:
         return ""
+    # "no head": its converter drops the head of this family (Gemma), and stops at an adapter's factors of it
     if family(family_type(facts.base.config)).llama_cpp == "no head":
         return f"llama.cpp's converter stops at {short(facts.output.module)}"
     return ""

@@ -289,7 +289,10 @@ class _Graph:
         return entries
 
     def external(self, entries: dict[str, str], needed: int, what: str) -> _Place:
-        """Return the place of a tensor in another file, which must be there and long enough."""
+        """Return the place of a tensor in another file, which must contain it whole.
+
+        If `entries` give no length, it is `needed`. `read_initialiser` compares a given length with `needed`.
+        """
         offset, length = entries.get("offset") or "0", entries.get("length") or str(needed)
         for number in (offset, length):
             if not _NUMBER.fullmatch(number):

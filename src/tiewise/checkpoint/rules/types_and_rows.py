@@ -156,15 +156,16 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
 
 def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Told:
     """Report groups of rows of tokens in use that are equal to one another."""
-    groups, rows = list[str](), 0
+    groups, repeated_rows = list[str](), 0
     for group in scan.repeated:
         in_use = [row for row in group if row in used]
         if len(in_use) > 1:
             groups.append(numbers(in_use[:4], len(in_use)))
-            rows += len(in_use)
+            repeated_rows += len(in_use)
     if groups:
         listed = "; ".join(groups[:4])
-        what = f"{where}: {rows:,} rows of tokens in use are equal to another ({listed}): one logit for each group"
+        what = f"{where}: {repeated_rows:,} rows of tokens in use are equal to another ({listed})"
+        what += ": one logit for each group"
         yield Said(where, what, "train these tokens, or initialise them apart", severity="warning")
 
 
