@@ -160,12 +160,12 @@ def _argument(value: Any) -> str:
 
 
 def limit(megabytes: int) -> None:
-    """Let this process allocate so much more than it has; where the system can."""
+    """Let this process allocate so much more than it has now; do nothing if the system has no such limit."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (has + (megabytes << 20),) * 2)
+        allocated = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (allocated + (megabytes << 20),) * 2)
 
 
 def answer_cases() -> None:
