@@ -45,7 +45,7 @@ class Count:
         return Count(self.parameters + other.parameters, self.multiplied + other.multiplied, self.read + other.read)
 
     def times(self, stored: int, used: int | None = None) -> Count:
-        """Return `stored` copies of this, of which a token uses `used` (all, if not said)."""
+        """Return `stored` copies of this, of which a token uses `used` (None: all). True is one copy, False none."""
         if used is None:
             used = stored
         return Count(self.parameters * stored, self.multiplied * used, self.read * used)

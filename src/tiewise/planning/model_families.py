@@ -425,7 +425,7 @@ def bert(
     has_head = c.head == "lm" or judges_pairs
     has_pooler = judges_pairs or (pools and c.head == "none")
     discriminator = linear(d, d, True) + linear(d, 1, True)
-    around = {  # `times` a boolean: the part once, or nothing
+    around = {
         "pooler": linear(d, d, True).times(has_pooler),
         "head_transform": (linear(d, width, True) + norm(width)).times(has_head),
         "other": linear(d, 2, True).times(judges_pairs) + discriminator.times(discriminates),
