@@ -91,11 +91,14 @@ def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
             prefix = module.removesuffix(name)
             if not is_foreign(prefix):
                 prefixes.add(prefix)
-    return sorted(sorted(prefixes), key=len)
+    return sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
 
 
 class _InputMatch(NamedTuple):
-    """A module with the name of a usual input table. The smallest of several is the model's."""
+    """A module with the name of a usual input table.
+
+    Matches compare by their fields in this order; the smallest of several is the model's.
+    """
 
     foreign: bool  # of another modality
     rank: int  # of the usual pair
