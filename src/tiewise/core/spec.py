@@ -280,7 +280,7 @@ class BoundarySpec:
         kind, _, sizes = head.partition(":")
         if kind not in KINDS:
             raise SpecError(f"unknown boundary {kind!r} in {text!r}", choices(kind, KINDS))
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {}  # by field; `read_option` adds to it
         argument_readers = _readers(arguments(cls, kind))
         for item in sizes.split(","):
             if item:
