@@ -175,20 +175,25 @@ def shard_of(module: Any) -> VocabularyShard | None:
 def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
     """Return this rank's part of an end's Parameter, whose gradient is that of these rows.
 
-    A kept table comes in type `dtype`, and its gradient is averaged over the ranks.
+    A table that `keep_tables` keeps over the ranks of FSDP comes in type `dtype`, and its gradient is averaged over
+    the ranks.
     """
     parameter = getattr(module, name)
     if not by_rows(parameter):
         return parameter
     rows = parameter.to_local()
-    if FSDP_TABLE not in vars(module):
+    is_kept = FSDP_TABLE in vars(module)
+    if not is_kept:  # under tensor parallelism all ranks read the same tokens: nothing is averaged
         return rows
     mesh = parameter.device_mesh
 
     def averaged(upstream: Tensor) -> Tensor:
-        """Average a gradient, which is of the sum of all ranks' losses, in its own buffer."""
+        """Average a gradient over all ranks, in its own buffer.
+
+        It comes as a sum over the ranks of the last dimension of the mesh, which split the rows.
+        """
         upstream = upstream.contiguous().div_(mesh.size())
-        for dimension in range(mesh.ndim - 1):  # replicas
+        for dimension in range(mesh.ndim - 1):  # the other dimensions are replicas of these rows
             dist.all_reduce(upstream, group=mesh.get_group(dimension))
         return upstream
 

@@ -115,12 +115,14 @@ def _distinct_products(points: Array) -> tuple[tuple[int, int], ...]:
     Empty where the products would leave too few degrees of freedom.
     """
     n, d = points.shape
+    pairs = list(combinations(range(d), 2))
+    degrees_of_freedom = n - (1 + d + len(pairs))  # of a surface with a constant, every axis and every product
+    if degrees_of_freedom < max(SPARE, d):
+        return ()
     centred = points - points.mean(0)
     products: list[tuple[int, int]] = []
-    spare = n - (1 + d + d * (d - 1) // 2)
-    if spare < max(SPARE, d):
-        return ()
-    for pair in combinations(range(d), 2):  # of two axes that vary with the others only, nothing tells the product
+    for pair in pairs:
+        # a product that the other features already determine raises no rank: it cannot be fitted
         features = _features(centred, [*products, pair])
         if np.linalg.matrix_rank(features) == features.shape[1]:
             products.append(pair)

@@ -233,7 +233,7 @@ def _budgets_by_width(vocab: int, layers: int, boundary: str, share: str) -> lis
 
 
 def _width_panel(counts: Mapping[str, Sequence[int]], title: str, unit: str, why: str, width: int) -> Panel:
-    """Draw counts by name at every width of WIDTHS. The model's `width` is a dotted line."""
+    """Draw counts by name at every width of WIDTHS. The model's `width` is a dotted line if it is among them."""
     why = f"{why} Dotted: this model's width."
     template = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=why)
     curves = [replace(template, y=tuple(y), of=name) for name, y in counts.items()]

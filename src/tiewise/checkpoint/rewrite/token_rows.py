@@ -114,7 +114,7 @@ def with_rows(
 def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
     """Return the shape in which a part is stored with `count` rows.
 
-    The tokens of a bias are its last axis.
+    The tokens of a bias are its last axis. Its part has the shape [V], also where the file stores [1, V].
     """
     stored = facts.folder.tensors[part.name].shape
     is_bias = part.shape != stored or len(stored) == 1

@@ -155,11 +155,11 @@ _TRUTH = {True: "say tied", False: "say untied", None: "were not compared or do 
 def _severity_of_levels(facts: Facts) -> Severity:
     """Return how bad it is that levels disagree, by the class and then by other loaders."""
     if _is_class_right(facts):
-        others = _severity_of(predict(facts))
-        if others in (None, "info"):
+        severity_for_loaders = _severity_of(predict(facts))
+        if severity_for_loaders in (None, "info"):
             return "info"
         return "warning"
-    if facts.truth is None:
+    if facts.truth is None:  # the tensors were not compared, so nobody knows that the class is wrong
         return "warning"
     return "error"
 

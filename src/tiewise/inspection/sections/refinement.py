@@ -109,27 +109,29 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
 
 def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
     """Run a model on windows [n, T], a few at a time, and measure every application and every repeated block."""
-    each: list[list[Values]] = [[] for _ in stack.applications]  # by application and batch
-    blocks: dict[Repeat, list[Values]] = {}
-    alike, done = torch.zeros((len(each) + 1,) * 2, dtype=torch.float64), 0
+    by_application: list[list[Values]] = [[] for _ in stack.applications]  # the values of each batch
+    by_block: dict[Repeat, list[Values]] = {}
+    states = len(by_application) + 1
+    cosines = torch.zeros((states, states), dtype=torch.float64)
+    windows_done = 0
     for number, batch in enumerate(torch.split(texts, stack.opened.at_once(texts.shape[1]))):
         calls = stack.calls(batch)
-        of_calls = keys(calls)
-        alike += _cosines(states_of(calls)) / len(texts)
-        for parts, measured in zip(each, _applications(calls), strict=True):
+        cosines += _cosines(states_of(calls)) / len(texts)
+        for parts, measured in zip(by_application, _applications(calls), strict=True):
             parts.append(_as_arrays(measured))
-        for block in repeats(of_calls):
+        for block in repeats(keys(calls)):
             measured = _repeated(calls, block, further, seed + number)
-            blocks.setdefault(block, []).append(_as_arrays(measured))
-        done += len(batch)
-        advance(done)
+            by_block.setdefault(block, []).append(_as_arrays(measured))
+        windows_done += len(batch)
+        advance(windows_done)
+    # every batch calls the same modules, so the calls of the last one name the layers of all
     return Trajectory(
         layers=tuple(call.name for call in calls),
-        each=tuple(_joined(parts) for parts in each),
+        each=tuple(_joined(parts) for parts in by_application),
         shared=tuple(shared_fractions(calls)),
-        same_as=_same_as(of_calls),
-        blocks={block: _joined(parts) for block, parts in blocks.items()},
-        alike=alike.numpy(),
+        same_as=_same_as(keys(calls)),
+        blocks={block: _joined(parts) for block, parts in by_block.items()},
+        alike=cosines.numpy(),
     )
 
 

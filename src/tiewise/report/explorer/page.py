@@ -192,7 +192,7 @@ def _text(path: str) -> str:
 
 @cache
 def facts() -> dict[str, Any]:
-    """Return everything as JSON takes it. `forms` are the families' terms, of which each preset names one by place."""
+    """Return everything as JSON takes it. `forms` lists the families' terms; a preset has the index of its form."""
     forms, presets = _forms_and_presets()
     models_with_vocab = [model for model in models() if model.vocab]
     return {
@@ -207,7 +207,7 @@ def facts() -> dict[str, Any]:
         "training": {dtype: _bytes_of_parameter(dtype) for dtype in ("float32", "bfloat16")},
         "header": NEIGHBOUR_HEADER,
         "models": [[m.name, m.vocab, m.width, m.layers, m.tied, m.checked] for m in models_with_vocab],
-        # as ALBERT measured: models trained on one question about pairs, and the other's answers that are right
+        # by the question that a model was trained on (sentence order, next sentence): its right answers to the other
         "judged": {"sop": _right_answers("sop", "nsp"), "nsp": _right_answers("nsp", "sop")},
         "scores": _sharing_scores(),
     }
