@@ -51,6 +51,13 @@ def test_growth_and_tables_are_the_textbook_formulas(made):
     assert list(tables["factored:128"]) == [128 * vocab + 2 * 128 * d for d in WIDTHS]
 
 
+@pytest.mark.parametrize(("width", "is_drawn"), [(64, False), (WIDTHS[0], True), (WIDTHS[-1], True), (16_384, False)])
+def test_a_line_for_the_model_is_announced_where_it_is_drawn(width, is_drawn):
+    panel = plan_page._width_panel({"plain": [1] * len(WIDTHS)}, "tables", "", "Counts.", width)
+    assert bool(panel.figure.layout.shapes) is is_drawn
+    assert panel.caption == "Counts." + " Dotted: this model's width." * is_drawn
+
+
 def test_presets_are_the_published_sizes():
     assert {name: sum(parts.values()) for name, parts in bars(plan_page.preset_panel()).items()} == {
         "BERT-base": 109_482_240,

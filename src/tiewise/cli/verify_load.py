@@ -176,7 +176,7 @@ def _judge(reply: dict[str, Any], verb: Verb | None, rows: str | None) -> LoadCh
 
 
 def _judge_logits(reply: dict[str, Any], version: str, loaded: str, rows: str) -> LoadCheck:
-    """Return the outcome of comparing the logits of `rows`."""
+    """Return what the compared logits of source and result show; `rows` names those that were compared."""
     largest, change, tokens = reply["largest"], reply["change"], reply["tokens"]
     if change is None:
         what = f"{version}: logits of source and result are not finite at the same places, at {tokens} tokens"

@@ -234,12 +234,14 @@ def _budgets_by_width(vocab: int, layers: int, boundary: str, share: str) -> lis
 
 def _width_panel(counts: Mapping[str, Sequence[int]], title: str, unit: str, why: str, width: int) -> Panel:
     """Draw counts by name at every width of WIDTHS. The model's `width` is a dotted line if it is among them."""
-    why = f"{why} Dotted: this model's width."
+    has_width = WIDTHS[0] <= width <= WIDTHS[-1]
+    if has_width:
+        why = f"{why} Dotted: this model's width."
     template = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=why)
     curves = [replace(template, y=tuple(y), of=name) for name, y in counts.items()]
     panel = lines(curves, styles(counts), digits=0)
     panel.figure.update_yaxes(tickformat=None, exponentformat="B")
-    if WIDTHS[0] <= width <= WIDTHS[-1]:
+    if has_width:
         panel.figure.add_vline(x=width, line_width=1, line_color=QUIET, line_dash="dot")
     return panel
 

@@ -23,7 +23,7 @@ from plotly.offline import get_plotlyjs
 
 from tiewise.core.found import DIVERGING, Listing
 
-SENTENCE = 24  # characters of a cell from which on its column is read as sentences
+SENTENCE = 24  # characters; a column with a longer cell is read as sentences
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
 FONT = "system-ui, sans-serif"
 
@@ -184,9 +184,9 @@ def _columns(table: Listing) -> list[str]:
 
 
 def _column_class(cells: Sequence[str]) -> str:
-    """Return `sentence` for a column of sentences, `verdict` for "number → side", else "".
+    """Return the CSS class of a column by its long cells: `verdict` if all of them have " → ", else `sentence`.
 
-    Sentences and long names break into lines; numbers with their intervals do not.
+    A column without long cells has the class "". Its cells, numbers with their intervals, do not break into lines.
     """
     long_texts = [cell for cell in cells if _is_long_text(cell)]
     if not long_texts:

@@ -114,7 +114,7 @@ class AveragedSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Step, then take the new weights into the mean."""
+        """Step, then take the new weights into the mean if `average` was called."""
         loss = super().step(closure)
         for group in self.param_groups:
             if group["averaged_steps"] is None:
@@ -129,7 +129,7 @@ class AveragedSGD(torch.optim.SGD):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within this context the weights are the means, where there are any."""
+        """Within this context the weights are the means, if there are any: the tensors themselves, no copies."""
         current: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
             for p in group["params"]:

@@ -43,16 +43,20 @@ class Assigned(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeClass:
-    """The facts that are kept of one class of a file, whose tree is large."""
+    """The facts that are kept of one class of a file, whose tree is large.
+
+    `bases` and `methods` are those of the class itself. All else is searched for in its whole text, in nested functions
+    and classes too.
+    """
 
     file: str  # name of the file in the folder
     line: int  # of the class
     name: str  # of the class
     bases: tuple[str, ...]  # last parts of the names of its bases
-    tied: tuple[Assigned, ...]  # what it assigns in its body or on `self`
-    tie_weights: int | None  # line of its own `tie_weights` of the old form, which takes no arguments; else None
+    tied: tuple[Assigned, ...]  # assignments of `_tied_weights_keys`, or of a name that was meant to be it
+    tie_weights: int | None  # line of its own `tie_weights` if that lacks an argument of transformers 5; else None
     methods: frozenset[str]  # names of its own
-    names_flag: bool  # `tie_word_embeddings` stands somewhere in it
+    names_flag: bool  # it names or sets `tie_word_embeddings`; reading the attribute does not count
 
     @property
     def keyed(self) -> bool:

@@ -192,7 +192,7 @@ def _text(path: str) -> str:
 
 @cache
 def facts() -> dict[str, Any]:
-    """Return everything as JSON takes it. `forms` lists the families' terms; a preset has the index of its form."""
+    """Return the facts of every page as JSON. `forms` lists the families' terms; a preset has its form's index."""
     forms, presets = _forms_and_presets()
     models_with_vocab = [model for model in models() if model.vocab]
     return {
