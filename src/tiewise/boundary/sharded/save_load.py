@@ -103,6 +103,7 @@ def save_sharded(
                 if ranks.first():
                     place.mkdir(exist_ok=True)
                     sweep(place)
+            # the names differ from those of the save before, which is loaded until the index is replaced
             token = ranks.first_does(lambda: secrets.token_hex(4))
             with ranks.agreed():
                 written = _write_shard(place, f"sharded-{token}-{ranks.rank():05}.safetensors", live, division)
@@ -225,13 +226,15 @@ def _in_lists(part: Held) -> list[list[list[int]]]:
 
 
 def _write_shard(place: Path, name: str, live: HeldState, division: _Division) -> ShardFile:
-    """Write this process's file, and check that it is on the disk."""
-    # by size of their numbers, so that each lies aligned to its type
+    """Write this process's file, and return its name, size and digest as read back."""
+    # the widest types first: then every tensor starts at a multiple of its number's size
     ordered = sorted(division.mine, key=lambda key: -BITS[division.tensors[key].dtype])
     tensors = []
     for key in ordered:
         shape = shape_of(division.mine[key])
-        tensors.append(NewTensor(key, division.tensors[key].dtype, shape, name, _pieces_of(live.tensors[key])))
+        # a function that yields the bytes: a save holds no second copy in memory
+        write = _pieces_of(live.tensors[key])
+        tensors.append(NewTensor(key, division.tensors[key].dtype, shape, name, write))
     with writing(place), written_whole(place / name) as partial:
         write_tensors(partial, tensors, {})
         return ShardFile(name, partial.stat().st_size, sha256(partial))
