@@ -53,5 +53,5 @@ class Machine:
 
     def restarted(self):
         """Forget what this process decided, as another process does."""
-        fp._rounding.cache_clear()
-        fp._decided.cache_clear()
+        fp._why_rounded.cache_clear()
+        fp._fastest_exact.cache_clear()

@@ -229,20 +229,22 @@ def _key() -> str:
 
 
 def _untrusted(path: Path) -> str:
-    """Return which other user might have written the file or folder at `path`; empty where nobody."""
+    """Return why code at `path` is not run: another user may write there; empty where nobody else may."""
     path = path.resolve()
     for place in (path, *path.parents):
         status = place.stat()
         if status.st_uid not in (0, os.getuid()):
             return f"{place} belongs to another user, and code from there is not run"
         is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if is_open and not (place != path and _is_sticky(place, status)):
+        # a sticky folder is enough above `path`: in the folder of libraries itself others could still add one
+        is_guarded = place != path and _is_sticky(place, status)
+        if is_open and not is_guarded:
             return f"{place} can be written by other users, and code from there is not run (chmod go-w)"
     return ""
 
 
 def _is_sticky(place: Path, status: os.stat_result) -> bool:
-    """Return whether others may write in a folder, but not over our files, as in /tmp."""
+    """Return True for a folder in which others may not replace files that are not theirs, as /tmp."""
     return place.is_dir() and bool(status.st_mode & stat.S_ISVTX)
 
 

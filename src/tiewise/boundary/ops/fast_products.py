@@ -46,7 +46,8 @@ PRODUCTS = ("auto", "default", "onednn")
 VARIABLE = "TIEWISE_PRODUCTS"
 LARGE = 2**28  # multiplications N·V·D of a loss that may begin a trial: 16 ms at 100 GFlop/s, repaid within a few steps
 FASTER = 0.9  # of the default's time, the most that oneDNN may take: a noisy machine's fastest rounds differ by less
-# logits of a trial stay in the cache, a real loss's do not: our .99 to 1.05 of a trial were .86 to .95 of real ones
+# of the faster of the two, the most that our own kernel may take in a trial. It may be a little slower there, because
+# only a trial's logits fit into the processor's cache: .99 to 1.05 in trials were .86 to .95 in real losses
 SPILLED = 1.1
 SECONDS = 0.04  # of probe and trial
 ROUNDED = 2e-6  # relative error of a sum of positive products that no fp32 makes; bf16 gives 1e-4
@@ -139,7 +140,7 @@ def _onednn_as_requested() -> ProductChoice:
     if _flag() is None:
         fix = f"leave {VARIABLE} and the argument at auto, or install torch 2.9 or newer, with oneDNN"
         raise UnsupportedError("this torch cannot send fp32 products to oneDNN", fix)
-    rounding = _rounding()
+    rounding = _why_rounded()
     if not rounding:
         return _chosen("onednn", "asked for")
     # the warning names the line that calls `product_choice`
@@ -152,8 +153,8 @@ def _automatic_choice(multiplications: float) -> ProductChoice:
     if multiplications < LARGE:
         return _chosen("default", "no large fp32 products on a CPU")
     if _flag() == "bf16":
-        return _chosen("default", "torch is told already to use oneDNN", not _rounding())
-    return _decided(torch.get_num_threads())
+        return _chosen("default", "torch is told already to use oneDNN", not _why_rounded())
+    return _fastest_exact(torch.get_num_threads())
 
 
 def same_here(choice: ProductChoice) -> bool:
@@ -161,7 +162,7 @@ def same_here(choice: ProductChoice) -> bool:
     with _lock:
         if choice.product == "default":
             return True
-        return _flag() is not None and choice.exact == (not _rounding())
+        return _flag() is not None and choice.exact == (not _why_rounded())
 
 
 # the flag
@@ -226,7 +227,7 @@ def _product_factors(rows: int) -> list[tuple[Tensor, Tensor]]:
 
 
 @cache
-def _rounding() -> str:
+def _why_rounded() -> str:
     """Return why fp32 products on oneDNN may be rounded to bf16 here; "" where they are not."""
     traits = _traits()
     if "amx_tile" not in traits:
@@ -243,15 +244,15 @@ def _rounding() -> str:
 
 
 @cache
-def _decided(threads: int) -> ProductChoice:
+def _fastest_exact(threads: int) -> ProductChoice:
     """Return the fastest exact products for so many threads.
 
     They follow from a trial of this process or an earlier one.
     """
-    deadline = time.perf_counter() + SECONDS
+    deadline = time.perf_counter() + SECONDS  # from here, since SECONDS include the probe in `_why_rounded`
     if _flag() is None:
         return _chosen("default", "this torch has no other")
-    rounding = _rounding()
+    rounding = _why_rounded()
     if rounding:
         return _chosen("default", rounding)
     problem = {
@@ -264,14 +265,16 @@ def _decided(threads: int) -> ProductChoice:
     names = ["default_ms", "onednn_ms"]
     if has_kernels:
         names.append("native_ms")
-    times = remembered("products.json", problem, tuple(names), lambda: trial(threads, deadline), _traits(), has_kernels)
+    run_trial = partial(trial, threads, deadline)
+    times = remembered("products.json", problem, tuple(names), run_trial, _traits(), has_kernels)
     default, onednn = times.get("default_ms", math.inf), times.get("onednn_ms", math.inf)
     native = times.get("native_ms", math.inf)
     reason = f"a trial on oneDNN took {onednn / default:.2f} of the time"
     if has_kernels:
         reason += f", a loss by our own kernel {native / default:.2f}"
     product = "onednn" if onednn <= FASTER * default else "default"
-    return _chosen(product, reason, True, **times, native=native <= SPILLED * min(default, onednn))
+    native_is_fast = native <= SPILLED * min(default, onednn)
+    return _chosen(product, reason, exact=True, **times, native=native_is_fast)
 
 
 # trials

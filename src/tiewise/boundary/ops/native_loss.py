@@ -104,7 +104,7 @@ def kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) 
     library = kernels()
     if library is None:
         return None
-    _describe(library)
+    _register_shapes(library)
     return NativeKernel(library, o, tensors, kind)
 
 
@@ -126,8 +126,8 @@ def _faster(kind: torch.dtype, multiplications: int) -> bool:
 
 
 @cache
-def _describe(library: Any) -> None:
-    """Tell torch the shapes that the operator returns."""
+def _register_shapes(library: Any) -> None:
+    """Register the shapes of the operator's results, which torch needs to trace it."""
     torch.library.register_fake(f"{library.name}::vocabulary_loss", _empty_results)
 
 
