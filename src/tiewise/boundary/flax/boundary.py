@@ -137,7 +137,7 @@ class PureBoundary:
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
-        rows = self._output_rows(self._entered(params))
+        rows = self._output_rows(self._output_table(params))
         z = self._features(params, hidden) @ rows.T * self.spec.scales(self.width)[1]
         if self.spec.bias:
             z = z + params["bias"]
@@ -150,7 +150,7 @@ class PureBoundary:
 
         Options are those of `linear_cross_entropy`. The penalty is not included.
         """
-        return self._loss(params, hidden, self._entered(params), targets, options)
+        return self._loss(params, hidden, self._output_table(params), targets, options)
 
     def model_loss(
         self, params: Params, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any
@@ -162,8 +162,8 @@ class PureBoundary:
         """
         rows, table = self._embed(params, ids, probe)
         hidden = body(rows)
-        if not self.tied:
-            table = self._entered(params)
+        if not self.tied:  # else the head uses the table that the lookup handed on
+            table = self._output_table(params)
         return self._loss(params, hidden, table, targets, options)
 
     def penalty(self, params: Params) -> Array:
@@ -221,12 +221,12 @@ class PureBoundary:
             return lax.stop_gradient(params[name])
         return params[name]
 
-    def _entered(self, params: Params) -> Array:
+    def _output_table(self, params: Params) -> Array:
         """Return the output table, guarded where its padding row must get no gradient."""
         table = self._table(params, self._output_name)
         if self.spec.pad is None:
             return table
-        no_ids = jnp.zeros(0, jnp.int32)
+        no_ids = jnp.zeros(0, jnp.int32)  # nothing is looked up: `enter` is here for `stopped` alone
         return enter(table, no_ids, stopped=self.spec.pad)[1]
 
     def _output_rows(self, table: Array) -> Array:

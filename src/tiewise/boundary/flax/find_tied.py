@@ -139,7 +139,7 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
         mistakes.append(f"{tables}; declare one and use it at both ends")
     try:
         shape = jax.eval_shape(apply, params, ids).shape
-    except TypeError as error:
+    except TypeError as error:  # shapes that do not fit, as of a matrix product
         return [*mistakes, f"the model cannot run: {one_line(error)}; is the head table.T?"]
     if shape[-1] != tables.vocab:
         return [*mistakes, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
@@ -165,6 +165,7 @@ def _moves_other_logits(apply: Callable[[Any, Array], Array], params: Any, ids: 
         raise DataError(f"every one of {tables.vocab} tokens is read", "give fewer tokens")
     token = int(unread[0])
     (leaf,) = tables.leaves
+    # the derivative along a change of that token's row alone
     direction = {path: jnp.zeros_like(x) for path, x in flat(params, "/").items()}
     row = (slice(None), token) if leaf.transposed else token
     direction[leaf.path] = direction[leaf.path].at[row].set(1)

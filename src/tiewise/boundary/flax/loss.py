@@ -211,14 +211,14 @@ def _loss(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
     losses, _ = _sweep(o, tensors, None)
     if o.reduction == "none":
         return losses
-    return losses.sum() * _factor(o, tensors)
+    return losses.sum() * _reduction_factor(o, tensors)
 
 
 def _loss_forward(o: FlaxLossOptions, tensors: _LossInputs) -> tuple[Array, _LossInputs | _Reduced]:
     """Return the loss and what the backward pass needs."""
     if o.reduction == "none":  # how much each token's gradient counts is known in the backward pass alone
         return _loss(o, tensors), tensors
-    factor = _factor(o, tensors)
+    factor = _reduction_factor(o, tensors)
     losses, gradients = _sweep(o, tensors, jnp.broadcast_to(factor, tensors.targets.shape))
     assert gradients is not None, "a sweep with row weights has gradients"
     return losses.sum() * factor, _Reduced(gradients, jnp.empty(0, tensors.weight.dtype))
@@ -239,15 +239,16 @@ def _loss_backward(o: FlaxLossOptions, saved: _LossInputs | _Reduced, upstream: 
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _factor(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
-    """Return 1 / Σ w_t over the tokens that count; 1 for a sum.
+def _reduction_factor(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
+    """Return the factor that turns the sum of the losses into their `reduction`.
 
-    It is 1 where Σ w_t is 0.
+    It is 1 for a sum; for a mean it is 1 / Σ w_t over the tokens that count, or 1 where Σ w_t is 0.
     """
-    counts = tensors.targets != o.ignore_index
+    is_counted = tensors.targets != o.ignore_index
     total: Array | int = 1
     if o.reduction == "mean":
-        total = jnp.where(counts, _Part(o, tensors).of_class(tensors.targets), 0).sum()
+        class_weights = _Part(o, tensors).of_class(tensors.targets)
+        total = jnp.where(is_counted, class_weights, 0).sum()
     return 1 / jnp.where(total > 0, total, 1).astype(_wide(tensors.weight.dtype))
 
 

@@ -176,7 +176,8 @@ def _step(model: FlaxDecoder, optimizer: nnx.Optimizer, ids: Any) -> Any:
 
     (_, nll), (gradients, products) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, probe())
     optimizer.update(model, gradients)
-    if not model.boundary.pure.tied:  # the paths end in two tables, as PyTorch's runs have it
+    if not model.boundary.pure.tied:
+        # A and B are gradients of two tables, and the probe sees A alone; A·B is nan, as in PyTorch's runs
         tables = gradients["boundary"]
         a_squared = (tables["table_in"][...] ** 2).sum()
         b_squared = (tables["table_out"][...] ** 2).sum()
