@@ -310,17 +310,18 @@ def _corrected_family(measured: Sequence[Difference], family: str) -> list[Diffe
 
 
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
-    """Return the differences of an arm to another by metric, over the seeds that both finished."""
+    """Return arm − reference by metric, over the seeds that both finished."""
     measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → its value
     for run in (*comparison.of(reference), *comparison.of(arm)):
         for metric, value in _compared_values(run).items():
             measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = value
     by_metric = {}
     for metric, by_seed in measures.items():
-        both = [by_arm for by_arm in by_seed.values() if len(by_arm) == 2]
-        if both:
-            ours, theirs = [by_arm[reference] for by_arm in both], [by_arm[arm] for by_arm in both]
-            by_metric[metric] = paired(ours, theirs, arm=arm, metric=metric)
+        pairs = [by_arm for by_arm in by_seed.values() if len(by_arm) == 2]  # seeds that both arms finished
+        if pairs:
+            reference_values = [by_arm[reference] for by_arm in pairs]
+            arm_values = [by_arm[arm] for by_arm in pairs]
+            by_metric[metric] = paired(reference_values, arm_values, arm=arm, metric=metric)
     return by_metric
 
 

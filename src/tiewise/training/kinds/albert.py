@@ -311,13 +311,13 @@ class PretrainingTrainer(TiewiseTrainer):
 
 @torch.no_grad()
 def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
-    """Evaluate rows by the objective of their pairs; masked tokens are the first's. `counts` [V] are training's."""
+    """Evaluate rows by the objective of their pairs. `counts` [V] are of the training split."""
     predictions: dict[str, JudgedPredictions] = {}
     for objective, pair_rows in rows.items():
         masked, pairs = _judged(installed, pair_rows)
-        if masked and MASKED not in predictions:
+        if masked and MASKED not in predictions:  # every objective's rows have masked tokens: the first's count
             predictions[MASKED] = JudgedPredictions.joined(masked).cpu()
-        if pairs and objective not in predictions:
+        if pairs:
             predictions[objective] = JudgedPredictions.joined(pairs).cpu()
     return measured_shares(predictions, counts)
 
@@ -331,7 +331,7 @@ def _judged(installed: Installed, rows: PairRows) -> tuple[list[JudgedPrediction
             inputs = {name: value.to(device) for name, value in batch.items()}
             labels, order = inputs.pop("labels"), inputs.pop("pair_labels", None)
             is_masked = labels != -100
-            output = installed.model(**inputs, predict=is_masked)
+            output = installed.model(**inputs, predict=is_masked)  # logits of masked positions alone
             masked.append(JudgedPredictions.of(output.logits.float(), labels[is_masked]))
             if order is not None:
                 pairs.append(JudgedPredictions.of(output.pair_logits.float(), order))
