@@ -160,8 +160,9 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
     options = {key: value for key, value in options.items() if key in parameters}
     with undisturbed(model):
         output = model(input_ids=ids, **options)
-    named = [value for key, value in output.items() if "logits" in key]
-    logits: Tensor = computed(named[0])
+    # by part of the name, as BERT's `prediction_logits`; a head that judges pairs of sentences comes after it
+    every_logits = [value for key, value in output.items() if "logits" in key]
+    logits: Tensor = computed(every_logits[0])
     return logits
 
 

@@ -99,8 +99,8 @@ def _mask_token(folder: Folder) -> int:
     """Return the id of the mask token in a folder's tokenizer."""
     tokenizer = read_tokenizer(folder)
     if tokenizer is not None:
-        added = {text: number for number, text in tokenizer.added.items()}
-        tokens = {**tokenizer.base, **added}
+        added_ids = {text: number for number, text in tokenizer.added.items()}
+        tokens = {**tokenizer.base, **added_ids}
         for text in _MASKS:
             if text in tokens:
                 return tokens[text]

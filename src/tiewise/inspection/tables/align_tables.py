@@ -420,8 +420,8 @@ def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
     """Return (linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows, its mean over all permutations).
 
     CKA is of Kornblith et al. 2019. That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose
-    trace and norm are those of AᵀA; for Gaussian tables about d / (n + d). Of what is left when some directions were
-    taken out, n − 1 loses as many.
+    trace and norm are those of AᵀA; for Gaussian tables about d / (n + d). If `taken_out` directions were removed from
+    the columns, the mean has n − 1 − taken_out in place of n − 1.
     """
     scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
     if not scale:
@@ -457,10 +457,12 @@ def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Sp
     centred = products.without()
     a = _Principal.of(centred.gram_a)
     b = _Principal.of(centred.gram_b)
-    both = (
+    both_spectra = (
         a.spectrum(_mean_share(products.gram_a, mean_a, products.rows)),
         b.spectrum(_mean_share(products.gram_b, mean_b, products.rows)),
     )
+    # With A = U_a S_a V_aᵀ and B alike: V_aᵀ AᵀB V_b = S_a (U_aᵀ U_b) S_b, so `between` / `scales` is U_aᵀ U_b, the
+    # product of both bases over tokens. `values` are the squares of S.
     between = a.axes.T @ centred.cross @ b.axes
     rank = min(a.rank, b.rank)
     spaces = []
@@ -469,10 +471,10 @@ def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Sp
             continue
         scales = np.sqrt(np.outer(a.values[:k], b.values[:k]))
         spaces.append(_subspace("tokens", k, between[:k, :k] / scales, k / (products.rows - 1)))
-        if a.axes.shape == b.axes.shape:
+        if a.axes.shape == b.axes.shape:  # coordinates of tables of two widths are no common space
             over_coordinates = a.axes[:, :k].T @ b.axes[:, :k]
             spaces.append(_subspace("coordinates", k, over_coordinates, k / len(a.axes)))
-    return both, tuple(spaces)
+    return both_spectra, tuple(spaces)
 
 
 @dataclass(frozen=True)
