@@ -91,13 +91,13 @@ def _loss_panels(comparison: Comparison) -> list[Panel]:
 
 
 def _shares_section(comparison: Comparison) -> PageSection:
-    """Return the section of an ALBERT's right answers; empty of any other model."""
+    """Return the section of an ALBERT's right answers; only its title for any other model."""
     title, panels = "Masked tokens and pairs", share_panels(comparison)
     if not panels:
         return PageSection(title)
     notes = [comparison_found.SHARES_NOTE]
     unigram_nlls = [run.unigram_nll for run in comparison.runs if run.unigram_nll is not None]
-    if unigram_nlls:
+    if unigram_nlls:  # equal in all runs, which are measured on the same rows
         notes.append(f"Masked tokens’ nll by frequencies alone: {plain(unigram_nlls[0])}.")
     return PageSection(title, panels, notes=notes)
 

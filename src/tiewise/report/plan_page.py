@@ -240,7 +240,7 @@ def _width_panel(counts: Mapping[str, Sequence[int]], title: str, unit: str, why
     template = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=why)
     curves = [replace(template, y=tuple(y), of=name) for name, y in counts.items()]
     panel = lines(curves, styles(counts), digits=0)
-    panel.figure.update_yaxes(tickformat=None, exponentformat="B")
+    panel.figure.update_yaxes(tickformat=None, exponentformat="B")  # ticks as 10M and 1B, not the format of `lines`
     if has_width:
         panel.figure.add_vline(x=width, line_width=1, line_color=QUIET, line_dash="dot")
     return panel

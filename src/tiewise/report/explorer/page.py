@@ -101,7 +101,7 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
         part = _part_of(models[0], words, texts, tokenizer)
     page_facts: dict[str, Any] = {
         "at": _opened_at(part, runs),
-        "counts": facts(),
+        "counts": facts(),  # the same for every page
         "checkpoint": {"names": table_names(), "embedded": part},
     }
     if runs:
