@@ -229,7 +229,7 @@ def _key() -> str:
 
 
 def _untrusted(path: Path) -> str:
-    """Return why code at `path` is not run: another user may write there; empty where nobody else may."""
+    """Return why code at `path` is not run: other users may write there. Empty where they may not."""
     path = path.resolve()
     for place in (path, *path.parents):
         status = place.stat()
@@ -244,7 +244,7 @@ def _untrusted(path: Path) -> str:
 
 
 def _is_sticky(place: Path, status: os.stat_result) -> bool:
-    """Return True for a folder in which others may not replace files that are not theirs, as /tmp."""
+    """Return True for a folder, as /tmp, in which nobody may replace files of others."""
     return place.is_dir() and bool(status.st_mode & stat.S_ISVTX)
 
 

@@ -421,7 +421,7 @@ def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
 
     CKA is of Kornblith et al. 2019. That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose
     trace and norm are those of AᵀA; for Gaussian tables about d / (n + d). If `taken_out` directions were removed from
-    the columns, the mean has n − 1 − taken_out in place of n − 1.
+    the columns, the mean has n − 1 − taken_out instead of n − 1.
     """
     scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
     if not scale:
