@@ -165,6 +165,7 @@ def test_the_bootstrap_where_nothing_varies():
     same = paired_bootstrap(np.zeros(5), np.ones(5))
     assert (same.value, same.low, same.high) == (1, 1, 1)
     assert math.isnan(paired_bootstrap(np.zeros(1), np.ones(1)).low)
+    assert math.isnan(paired_bootstrap(np.zeros(2), np.array([1.0, 2.0])).low)  # not an interval of no width
 
 
 def test_fishers_interval_is_of_normal_rows():

@@ -76,7 +76,7 @@ def seed_generators(seed: int) -> None:
 
 
 def _generators() -> list[torch.Generator]:
-    """Return torch's default generators: the CPU's, and those of accelerators that have been started."""
+    """Return torch's default generators: the CPU's, that of MPS, and those of accelerators that have been started."""
     started: list[torch.Generator] = []
     if _is_started(torch.cuda):
         started += torch.cuda.default_generators

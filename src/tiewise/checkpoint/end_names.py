@@ -24,7 +24,7 @@ _SOUNDS_LIKE_HEAD = re.compile(r"head|out|decoder|proj|logit")
 def find_end_names(
     modules: StoredModules, config: Mapping[str, Any], class_ends: ClassEnds | None, tokenless: bool
 ) -> tuple[str, ClassEnds]:
-    """Return how the ends were found, and their names in this file.
+    """Return the last way that was tried, and the ends' names by it, which may not be stored.
 
     Args:
         modules: the checkpoint.

@@ -119,19 +119,22 @@ def paired_bootstrap(
     """Return the mean of second − first over the same rows, with the interval of the bootstrap-t over rows.
 
     It resamples the mean in units of its standard error (Efron 1981), and so follows skewed values and has Student's
-    width for few rows, where percentiles of the resampled mean are too narrow. Rows count as independent.
+    width for few rows, where percentiles of the resampled mean are too narrow. Rows count as independent. Fewer than
+    three rows have an interval of nan: every draw of two different ones has their mean.
     """
     difference = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     generator, n, mean = np.random.default_rng(seed), len(difference), float(difference.mean())
-    if n < 2:
+    if n < 3:
         return Estimate(mean, math.nan, math.nan, n)
     draws = (difference[generator.integers(0, n, n)] for _ in range(resamples))
     moments = np.array([(drawn.mean(), drawn.std(ddof=1)) for drawn in draws])
     spread = moments[:, 1] > 0  # a draw of one row n times says nothing
+    # in units of the standard deviation: √n of the standard error cancels when the quantiles are scaled back
     studentised = (moments[spread, 0] - mean) / moments[spread, 1]
     if not len(studentised):
         return Estimate(mean, mean, mean, n)
     below, above = np.quantile(studentised, [ALPHA / 2, 1 - ALPHA / 2]) * difference.std(ddof=1)
+    # the upper quantile of (resampled mean − mean) gives the lower limit
     return Estimate(mean, mean - float(above), mean - float(below), n)
 
 

@@ -123,7 +123,11 @@ class Quantity:
         return ", ".join(parts) or NONE
 
     def __str__(self) -> str:
-        """0.192 [0.184, 0.199], or 5.2851 ± 0.0042 over seeds: the one form in which a number is written."""
+        """Return the one form in which a number is written.
+
+        That is 0.192 [0.184, 0.199], 5.2851 ± 0.0042 over seeds, 12.3 MB, or the value alone; "diverged" for an
+        infinity, and a dash for nan.
+        """
         if math.isinf(self.value):
             return "diverged"
         if math.isnan(self.value):

@@ -99,13 +99,17 @@ class FirstStep:
         logits = cosines * tau * math.sqrt(row.width)  # of the token's own row, by position
         if cap is not None:
             logits = cap * np.tanh(logits / cap)
-        if logits.max() < math.log(self.vocab) - 8:  # a thousandth of the sum
-            return predicted_nll(self.vocab, tau, softcap=cap), float(cosines.mean())
+        own_share = float(cosines.mean())
+        # e^-8 of the V other terms of the softmax's sum: the own row changes the loss by less than a thousandth
+        if logits.max() < math.log(self.vocab) - 8:
+            return predicted_nll(self.vocab, tau, softcap=cap), own_share
         # positions are averaged in a few groups of equal size
-        split = np.array_split(np.sort(logits), min(4, len(logits)))
-        groups = [float(group.mean()) for group in split]
-        nlls = [predicted_nll(self.vocab, tau, self_logit=z, softcap=cap) - z / self.vocab for z in groups]
-        return sum(nlls) / len(nlls), float(cosines.mean())
+        nlls = []
+        for group in np.array_split(np.sort(logits), min(4, len(logits))):
+            z = float(group.mean())
+            # one target in V is the token itself, whose logit is z; the mean of the others' logits is 0
+            nlls.append(predicted_nll(self.vocab, tau, self_logit=z, softcap=cap) - z / self.vocab)
+        return sum(nlls) / len(nlls), own_share
 
 
 def sound_std(d: int) -> float:

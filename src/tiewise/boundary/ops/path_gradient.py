@@ -301,9 +301,10 @@ def _rows_of_shard(piece: _PathRows, shard: VocabularyShard) -> _PathRows:
 
 
 def _exchanged(mine: _PathRows | None, summaries: list[_RowSummary | None], group: Any) -> list[_PathRows]:
-    """Return the rows of every process, divided by their number.
+    """Return the rows of every process, divided by the number of processes.
 
-    They are on the device of this process's rows. `summaries` has one of each process; None where its record is empty.
+    They are on the device of this process's rows. `summaries` has an entry for each process: None if it recorded no
+    step, and no rows if it recorded steps without a token.
     """
     filled = [summary for summary in summaries if summary is not None]
     if not filled:

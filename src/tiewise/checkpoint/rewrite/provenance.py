@@ -69,9 +69,9 @@ def _operation(folder: Folder, change: Change, plan: FilePlan, command: str, for
 
 
 def _digests(folder: Folder, change: Change) -> dict[str, str]:
-    """Return SHA-256 of config, index, the texts that change, and each header.
+    """Return SHA-256 of the source's config, index, texts that change, and headers.
 
-    They name every tensor, and cost no read of one.
+    A header has the name, type, shape and place of each tensor. No number of a tensor is read.
     """
     contents = folder.read(CONFIG, INDEX, *change.texts)
     for file, header in folder.headers.items():

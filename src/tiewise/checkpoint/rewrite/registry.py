@@ -31,17 +31,17 @@ RESULT = "The result is a new folder: source untouched, only changed files writt
 LOGITS_DIFFER = "they are meant to change"
 COMMON = """
 
-    Args:
-        source: checkpoint folder, or one `.safetensors`; it is only read.
-        to: the folder to make; its parent exists.{options}
-        dry_run: foresee and measure everything, write nothing.
-        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+Args:
+    source: checkpoint folder, or one `.safetensors`; it is only read.
+    to: the folder to make; its parent exists.{options}
+    dry_run: foresee and measure everything, write nothing.
+    force: also where it changes the model's function, or breaks a rule of `check`; recorded.
 
-    Raises:
-        NothingToDo: the source is already what the verb would make of it.
-        CheckpointError: a source that cannot be read or must not be rewritten so, or a destination that
-            cannot be used. Nothing is left at `to` or beside it then.
-    """
+Raises:
+    NothingToDo: the source is already what the verb would make of it.
+    CheckpointError: a source that cannot be read or must not be rewritten so, or a destination that
+        cannot be used. Nothing is left at `to` or beside it then.
+"""
 ENGINE = ("facts", "source", "to", "dry_run", "force")  # parameters that every verb has; the rest are its options
 
 Run = Callable[..., Receipt]
@@ -201,7 +201,7 @@ def verb(
 
 
 def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
-    """Return the function with which users call a verb; the engine carries its change out."""
+    """Return the function with which users call a verb. `rewrite` carries out the change that `make` describes."""
 
     @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
     def run(
@@ -213,12 +213,13 @@ def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
             if live:
                 fix = f"use {live}, or {fix}"
             raise CheckpointError(what, fix)
-        if to is None:
+        if to is None:  # optional in the signature, so that a live model gets the error above first
             raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
         return rewrite(source, to, make, of_adapter=of_adapter, dry_run=dry_run, force=force, **options)
 
     run.__dict__["__signature__"] = _signature(make)
-    summary, _, described = (make.__doc__ or "").partition("\n\n    Args:")
+    # without indentation, which Python keeps in docstrings up to 3.12 and removes from 3.13 on
+    summary, _, described = inspect.cleandoc(make.__doc__ or "").partition("\n\nArgs:")
     run.__doc__ = summary.rstrip() + COMMON.format(options=described.rstrip())
     return run
 

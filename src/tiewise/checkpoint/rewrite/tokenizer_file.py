@@ -84,7 +84,7 @@ class TokenizerFile:
         return kind
 
     def _read_pieces(self) -> dict[str, int]:
-        """Return {piece: id} of the model's vocabulary, added tokens left out."""
+        """Return {piece: id} of the model's own vocabulary; the list `added_tokens` is not read."""
         vocabulary = self.model.get("vocab")
         if isinstance(vocabulary, dict):
             return vocabulary

@@ -360,7 +360,7 @@ def drifted(facts: Facts) -> Told:
     if alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
         return
     if facts.tied is True and alike.differing:
-        return  # B012 reports it, with more weight
+        return  # B012 is about tied models whose rows differ, and has more weight
     types = ""
     if table.dtype != head.dtype:
         types = f" ({table.dtype} and {head.dtype})"

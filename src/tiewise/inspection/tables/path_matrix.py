@@ -147,10 +147,10 @@ def sampled_asymmetry(
     """Measure each path's A of sampled tokens [n, E] against their output rows, and the last less the first.
 
     Each is ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4 antisymmetric), and the same of S less the sample's
-    row means and column means, which the normaliser and a bias can take up. Intervals are of the bootstrap over tokens
-    (Efron 1979), with the same draws for every path. A token drawn twice is no pair with itself: entries off the
-    diagonal count by the product of both tokens' draws, those on it by the token's draws. Entries of S are computed in
-    blocks of `block` · `block`.
+    row means and column means (the same in every draw), which the normaliser and a bias can take up. Intervals are of
+    the bootstrap over tokens (Efron 1979), with the same draws for every path. A token drawn twice is no pair with
+    itself: entries off the diagonal count by the product of both tokens' draws, those on it by the token's draws.
+    Entries of S are computed in blocks of `block` · `block`.
     """
     n = len(right)
     if n < 8:

@@ -338,7 +338,7 @@ def _open_dataset(source: HubName) -> Iterable[dict[str, Any]]:
     except (OSError, datasets.exceptions.DatasetsError):
         if folder is not None or not can_stream:
             raise
-        rows = datasets.load_dataset(path, config, split=split)  # as the local cache holds it
+        rows = datasets.load_dataset(path, config, split=split)  # without streaming, which finds the local cache too
     return rows
 
 

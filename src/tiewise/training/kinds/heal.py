@@ -196,7 +196,7 @@ class Heal(Decoders):
         return math.nan
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """Make a decoder's trainer, with a teacher where both have one vocabulary."""
+        """Make a trainer that learns from the teacher if both have the same tokens, else a decoder's usual one."""
         shared = shared_vocabulary(job.settings)
         if shared is None:
             return super().trainer(job, installed)

@@ -130,13 +130,17 @@ def run_stepped(
     Returns: as `run_fused`.
     """
     matrix, recurrent, bias, recurrent_bias = weights
-    read: list[Tensor] = []
-    biases = _repeat_bias(recurrent, recurrent_bias, read, x.shape[:2])
-    product, hidden = recurrent.detach().T, []
-    for given, begin in zip(F.linear(x, matrix, bias).unbind(1), biases, strict=True):
+    # The matrix gets its gradient from `_repeat_bias`, in one product over all steps: it needs every h that the matrix
+    # multiplied, and autograd must not multiply step by step, hence the detached transpose.
+    multiplied: list[Tensor] = []
+    biases = _repeat_bias(recurrent, recurrent_bias, multiplied, x.shape[:2])
+    transpose = recurrent.detach().T
+    hidden = []
+    for from_input, step_bias in zip(F.linear(x, matrix, bias).unbind(1), biases, strict=True):
         masked = state[0] * mask
-        read.append(masked.detach())
-        state = cell.step(given, torch.addmm(begin, masked, product), state)
+        multiplied.append(masked.detach())
+        from_state = torch.addmm(step_bias, masked, transpose)
+        state = cell.step(from_input, from_state, state)
         hidden.append(state[0])
     return torch.stack(hidden, 1), [state]
 
