@@ -90,7 +90,8 @@ def train(
         out: the folder that takes the run.
         boundary: what to train, e.g. "factored:64+bias".
         seed: of data order, body and tables.
-        resume, overwrite, quiet, settings: as of `compare`.
+        resume: go on with the run in `out`, which has its own boundary and seed; those given here are not read.
+        overwrite, quiet, settings: as of `compare`.
 
     Raises:
         TiewiseError, Interrupted: as `compare`.

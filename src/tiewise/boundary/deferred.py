@@ -89,7 +89,7 @@ class Deferred(RecordedLogits):
         return self  # logits that do not exist are contiguous
 
     def _record_view(self, *shape: Any) -> Self | None:
-        """Reshape the leading dimensions."""
+        """Reshape the leading dimensions; None where the last one would not be the vocabulary."""
         is_one_sequence = len(shape) == 1 and isinstance(shape[0], tuple | list)
         if is_one_sequence:
             (shape,) = shape
@@ -391,9 +391,9 @@ _RECORDERS: dict[str, Callable[..., Any]] = {
 
 
 def _by_function(table: dict[str, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Return a table of names keyed by the functions of torch, Tensor and F that have them.
+    """Return a table of names keyed by the attributes of torch, Tensor and F that have them.
 
-    A compiled function has no name that Dynamo could compare.
+    Keys are functions because Dynamo can compare these, and cannot read the name of a compiled one.
     """
     by_function = {}
     for name, entry in table.items():

@@ -192,7 +192,10 @@ def _no_head(model: nn.Module) -> str:
 
 
 def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
-    """Refuse a module that is no `cls`, and weights that are wrapped, quantised or sharded. `gathered` ones pass."""
+    """Refuse a module that is no `cls`, and weights that are computed, wrapped, quantised or sharded.
+
+    Weights that FSDP has `gathered`, and those that tensor parallelism spreads by rows, pass.
+    """
     kind, home = type(module).__qualname__, type(module).__module__
     fix = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
     is_foreign = home.startswith(("bitsandbytes.", "peft."))

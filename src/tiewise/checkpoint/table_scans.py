@@ -241,9 +241,9 @@ def _has_nan(block: NDArray[Any]) -> bool:
 
 
 def _differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return rows of two arrays of one type that differ in bytes and in numbers.
+    """Return the indices of rows that differ in numbers, of two arrays of one type.
 
-    Zero and NaN are several bytes each.
+    Bytes are compared first. Where they differ, +0 and −0 are still equal, and so are any two NaN.
     """
     rows = np.nonzero((_bytes_of_rows(a) != _bytes_of_rows(b)).any(axis=1))[0]
     x, y = _flat_rows(a)[rows], _flat_rows(b)[rows]

@@ -402,7 +402,7 @@ class _Attenuation:
     def corrected(self) -> dict[str, Estimate]:
         """Correct both scores and their difference for attenuation (Spearman).
 
-        An end is left out where it, or the table, does not score above 0 with itself trained again.
+        An end is left out where a pair of it, or of the table, with itself trained again scores 0 or less.
         """
         seeds = list(dict.fromkeys(a for a, _, _ in self.with_input))
         statistics: dict[str, Callable[[Sequence[int]], float]] = {}

@@ -375,11 +375,13 @@ def first_loss(
     std: float | None = None,
     length: int = POSITIONS,
 ) -> dict[str, Any] | None:
-    """Return the expected nll (nats) of a uniformly random target at step 0. None without a head over words.
+    """Return {nll, own, assumed} of step 0. None without a head over words.
 
+    `nll` is expected of a uniformly random target, in nats. `own` is the mean cosine between hidden state and the
+    token's own row; None unless the family has been measured and one table without maps serves both ends. `assumed`
+    says what the prediction takes for granted; "" for a measured family, unless its layers are shared.
     `std` is of tables (unless the boundary's `init` says otherwise) and body, None the config's. `length` is T: early
-    positions average fewer others. `own` is the mean cosine between hidden state and the token's own row where tables
-    are tied, `assumed` what the prediction takes for granted: nothing where the family has been measured.
+    positions average fewer others.
     """
     if not architecture.ends.head:
         return None

@@ -283,9 +283,9 @@ def _fastest_exact(threads: int) -> ProductChoice:
 def remembered(
     file: str, what: dict[str, Any], names: tuple[str, ...], trial: Callable[[], dict[str, float]], *more: Any
 ) -> dict[str, float]:
-    """Return milliseconds, `names` among them, of an earlier trial or of one now.
+    """Return milliseconds of a cached trial that has all `names`, else of `trial` now.
 
-    They are cached in `file` by `what` and `more`.
+    They are cached in `file` by `what` and `more`, if the file can be written.
     """
     key = hashlib.sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
     trials = _cached_trials(file)

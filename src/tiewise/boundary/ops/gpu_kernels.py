@@ -347,7 +347,11 @@ def _recoverable(name: str, device: torch.device) -> Iterator[None]:
 
 
 def kernel_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> Sweep:
-    """Return the sweep of a kernel that can compute this; raises as `maintained`."""
+    """Return the sweep of a kernel by its name. Its results are not compared with ours here.
+
+    Raises:
+        UnsupportedError: it lacks the device, an option, the type of the products, or a version that was tested.
+    """
     kernel = KERNELS[name]
     features, _, bias, _ = tensors
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"

@@ -37,9 +37,9 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
         The new folder.
 
     Raises:
-        RunError: the disk is full.
+        RunError: the system refused a write of safetensors, because the disk is full, say.
         CheckpointError: as `load_sharded`; or the model was none of transformers'; or `out` is taken or cannot be
-            written; or our own `check` finds an error in the result.
+            written, because the disk is full, say; or our own `check` finds an error in the result.
         InstallError: the config does not say which class to build.
     """
     saved = Saved(Path(os.fspath(folder)))

@@ -80,7 +80,7 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     Raises:
         CheckpointError: not a folder with config.json and safetensors, too large for the memory that is free, or
             transformers cannot load it.
-        InstallError: its config names no class of transformers, or the model has no token head.
+        InstallError: its config names no class of transformers, or its ends are none that `install` takes.
     """
     folder = open_folder(path)
     if folder.config is None:

@@ -168,7 +168,10 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a module that takes a tensor of floats and returns one. Tensors are copies: models work in place."""
+    """One call of a module that takes a tensor of floats and returns one.
+
+    `read` and `wrote` are copies, because models work in place.
+    """
 
     name: str  # of the module in its model
     module: nn.Module
@@ -181,7 +184,7 @@ class LayerCall:
     inside: bool  # whether it was called by another recorded module
 
     def again(self, state: Tensor) -> Tensor:
-        """Apply the module to another state [B, T, D]; masks, positions and the rest as they were."""
+        """Apply the module to a copy of another state [B, T, D], with the other arguments of its call."""
         args, kwargs = list(self.args), dict(self.kwargs)
         if isinstance(self.place, int):
             args[self.place] = state.clone()

@@ -333,7 +333,10 @@ def _quantities(measured: PathGradients) -> Iterator[Quantity]:
 
 
 def _split_quantities(where: str, split: PathSplit, null: tuple[float, ...], why: str) -> Iterator[Quantity]:
-    """Yield cosine, norms and shares of one gradient or step; `why` explains the cosine and its null."""
+    """Yield the cosine (of one table's two paths), norms and shares of one gradient or step.
+
+    `why` explains the cosine and its null.
+    """
     if math.isfinite(split.cosine):
         name = f"cosine, {where}"
         yield Quantity(name, split.cosine, unit="cosine", chance=0.0, null=null, main=False, why=why)

@@ -30,7 +30,7 @@ from tiewise.inspection.tables.token_rows import (
 )
 from tiewise.inspection.tables.token_texts import Groups, Texts, by_script, read_texts, token_names
 
-FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
+FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all others
 NAMED = 6  # tokens of a view that carry their text
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
 OFTEN = "times the text has the token"

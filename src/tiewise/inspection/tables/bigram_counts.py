@@ -280,9 +280,9 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
 
 
 def _tossed_by_token(chain: Chain, back: Ids) -> tuple[Array, Array]:
-    """Sum mean and variance of tossed directions over each token's pairs [V].
+    """Sum over each token's pairs the mean and variance [V] of the nats that a fair coin would give them.
 
-    `back` are counts of the other order of each pair.
+    The coin tosses the direction of each occurrence of a pair. `back` are counts of the other order of each pair.
     """
     once = chain.is_first_order(back)
     sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)

@@ -156,7 +156,7 @@ def frequent_loss(
 
 
 def _state_logs(path: DirectPath, before: Ids, kept: Ids) -> Array:
-    """Return log p(state | token) behind tokens `before` [n, K + 1].
+    """Return log p(state | token) [n, K + 1] behind each of the tokens `before` [n].
 
     A state is one of the tokens `kept` [K], or the last one for all others. The softmax runs over every output row.
     """
