@@ -6,12 +6,19 @@ import sys
 import pytest
 
 from tiewise.cli import options
-from tiewise.core.errors import progress
+from tiewise.core.errors import RunError, progress
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it():
+    options.need("json")
+    for named, extra in (({}, "torch"), ({"extra": "plots"}, "plots")):
+        with pytest.raises(RunError, match=rf"needs no_such_package; pip install 'tiewise\[{extra}\]'"):
+            options.need("json", "no_such_package", **named)
 
 
 @pytest.mark.parametrize("reads", [False, True])

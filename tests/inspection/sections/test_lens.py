@@ -12,7 +12,7 @@ from tests.inspection.running.test_repeats import Affine, opened
 
 from tiewise.core.errors import DataError, UnsupportedError, heard
 from tiewise.inspection.running import stack as stacks
-from tiewise.inspection.sections.lens import lens_of
+from tiewise.inspection.sections.lens import Translator, lens_of
 
 WIDTH = 16
 
@@ -110,6 +110,19 @@ def test_a_planted_rotation_is_learnt():
     assert trained.y[0] == pytest.approx(logit[1], rel=1e-5)  # the identity at first
     assert trained.y[-1] == pytest.approx(tuned[1], rel=1e-9)
     assert found.answer == "the first choice at most positions, after layer 1 of 2"
+
+
+def test_a_translator_is_read_by_the_average_of_its_weights():
+    states = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    translator = Translator(states.mean(0), states.T @ states / len(states))
+    expected = [torch.zeros(4, 4), torch.zeros(4)]
+    for _ in range(3):
+        (translator(states, translator.trained) ** 2).sum().backward()
+        translator.step(0.9)
+        expected = [0.9 * mean + 0.1 * now.detach() for mean, now in zip(expected, translator.trained, strict=True)]
+    for average, mean in zip(translator.average, expected, strict=True):
+        torch.testing.assert_close(average, mean)
+        assert average.abs().max() > 0
 
 
 def test_training_that_stops_early_is_called_so():

@@ -16,7 +16,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.cli.main import main
 from tiewise.core.errors import DataError
 from tiewise.training.data.corpus import prepare
-from tiewise.training.data.hot_tokens import hot_tokens
+from tiewise.training.data.hot_tokens import HeldOutTokens, hot_tokens
 
 WORDS, ROWS, N = 300, 320, 60
 
@@ -67,6 +67,14 @@ def test_ids_and_coverage_by_another_count(target, texts, found, tmp_path):
     assert said.value == pytest.approx(np.mean(shares), abs=1e-12)
     low, high = stats.t.interval(0.95, len(shares) - 1, np.mean(shares), stats.sem(shares))
     assert (said.low, said.high, said.rows) == pytest.approx((low, high, len(shares)), abs=1e-9)
+
+
+def test_coverage_counts_documents_of_one_token_and_leaves_out_empty_ones():
+    held_out = HeldOutTokens(np.array([3, 5, 5, 4, 3]), np.array([0, 2, 2, 2, 3]))
+    is_chosen = np.isin(np.arange(6), [3])
+    covered = held_out.covered_by(is_chosen)
+    assert held_out.document_lengths().tolist() == [1, 0, 3, 1]
+    assert (covered.value, covered.rows) == (2 / 5, 3)
 
 
 def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_path, type_command, capsys):
