@@ -6,10 +6,12 @@ import pytest
 import saved_models as saved
 
 from tiewise.boundary.install import install
-from tiewise.checkpoint.end_names import BY_DATA, BY_NAMES, BY_SHAPES
+from tiewise.checkpoint.end_names import BY_DATA, BY_NAMES, BY_SHAPES, _prefixes
+from tiewise.checkpoint.family_record import ClassEnds
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.stored_modules import StoredModules
 
 QUICK = [
     *saved.classes_for("CausalLM", "Llama GPTNeoX Bloom Mamba OPT Phi Gemma2 Granite Cohere"),
@@ -97,6 +99,14 @@ def of(family, architecture):
 
 E, H = "model.embed_tokens", "lm_head"
 LLAMA = of("llama", "LlamaForCausalLM")
+
+
+def test_a_prefix_stands_before_the_whole_name_of_an_end():
+    matrix = {"dtype": "F32", "shape": (7, 4), "start": 0, "end": 112}
+    stored = {f"{name}.weight": Stored(f"{name}.weight", Path("m"), **matrix) for name in ("b.wte", "a.c.head", "x")}
+    assert _prefixes(StoredModules(stored), ClassEnds(("wte",), "head")) == ["b.", "a.c."]
+
+
 T5 = of("t5", "T5ForConditionalGeneration")
 LAYERS = f"{E} model.layers.61.embed_tokens model.layers.61.shared_head.head mtp.embed_tokens vision_tower.lm_head"
 TALKER = {f"talker.{E}.weight": (7, 4)}

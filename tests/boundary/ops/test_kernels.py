@@ -58,6 +58,20 @@ def test_a_damaged_file_is_left_alone(kept):
         assert refused("is damaged")
 
 
+def test_the_library_that_was_built_last_is_tried_first(kept, monkeypatch):
+    names = {}
+    for age, number in ((30, 1), (10, 2), (20, 3)):
+        path = kept.with_name(f"{compiled._key()}-{number}.so")
+        path.touch()
+        os.utime(path, (10**9 - age, 10**9 - age))
+        names[age] = path.name
+    kept.unlink()
+    tried = []
+    monkeypatch.setattr(compiled, "_refusal", lambda path: tried.append(path.name) or "is refused")
+    assert refused("is refused")
+    assert tried == [names[age] for age in (10, 20, 30)]
+
+
 @pytest.mark.parametrize("writable", ["", "..", "../.."])
 def test_what_others_may_write_is_not_run(kept, tmp_path, writable):
     place = kept if not writable else (kept.parent / writable).resolve()

@@ -148,6 +148,19 @@ def test_parts_of_a_split_file_are_read_together(tmp_path):
         open_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
+def test_tensors_may_lie_in_another_order_than_they_are_listed(tmp_path):
+    head = opening(2, 1) + text("general.architecture") + string("llama")
+    for order, overlaps in (((1024, 0), False), ((0, 1024), False), ((992, 0), True)):
+        listed = b"".join(info(name, (32, 8), 0, at) for name, at in zip((IN, OUT), order, strict=True))
+        whole = head + listed
+        path = written(tmp_path, whole + b"\0" * (-len(whole) % 32) + bytes(2048))
+        if overlaps:
+            with pytest.raises(CheckpointError, match=r"tensor token_embd\.weight overlaps tensor output\.weight"):
+                open_gguf(path)
+        else:
+            assert [tensor.nbytes for tensor in open_gguf(path).tensors.values()] == [1024, 1024]
+
+
 V, D = 8, 32
 
 
