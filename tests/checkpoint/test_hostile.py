@@ -17,7 +17,7 @@ from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoin
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rules.onnx_file import MOST_FIELDS
 from tiewise.checkpoint.rules.rule import rules
-from tiewise.checkpoint.untrusted import MOST_VALUES, parse_json
+from tiewise.checkpoint.untrusted import MOST_VALUES, first_fields, parse_json
 from tiewise.core.errors import CheckpointError
 
 CHILD = Path(__file__).with_name("hostile_child.py")
@@ -230,3 +230,10 @@ def test_indexes(tmp_path, weight_map, metadata):
     record["weight_map"] |= weight_map
     index.write_text(json.dumps(record | {"metadata": metadata}))
     assert_sane(check(path))
+
+
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 20_000])
+def test_fields_of_a_protocol_buffer_have_the_length_that_is_written(length):
+    data = piece(1, b"a" * length) + piece(2, b"passed over") + piece(1, b"b")
+    spans = first_fields(data, 0, len(data), 10, "file")
+    assert [data[start:end] for start, end in spans] == [b"a" * length, b"b"]

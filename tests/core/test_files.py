@@ -52,6 +52,8 @@ def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monk
     [
         (12, "12 bytes"),
         (999, "999 bytes"),
+        (999.4, "999 bytes"),
+        (999.5, "1 kB"),
         (12_345, "12.3 kB"),
         (999_499, "999 kB"),
         (999_500, "1 MB"),

@@ -32,6 +32,7 @@ from tiewise.checkpoint.rewrite import (
     verb,
 )
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
+from tiewise.checkpoint.rewrite.file_plan import _in_old_order
 from tiewise.checkpoint.rewrite.json_edits import edited
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError, heard
@@ -372,3 +373,14 @@ def test_provenance_tells_the_way_and_only_the_time_differs(tmp_path):
     (path / "tiewise.json").write_text("not json")  # a foreign file of that name is replaced
     untie(path, tmp_path / "e")
     assert len(operations("e")) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "names", "ordered"),
+    [
+        (["a", "c", "d"], ["d", "b", "a"], ["a", "b", "d"]),  # sorted before, sorted after
+        (["d", "a"], ["a", "b", "d"], ["d", "a", "b"]),  # new ones come last
+    ],
+)
+def test_tensors_of_an_index_keep_their_order(old, names, ordered):
+    assert _in_old_order(names, old) == ordered
