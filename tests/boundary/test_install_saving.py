@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tiny_models import V, assert_identical_steps, batch, build, step, trainer
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.boundary.saved import link_of
+from tiewise.boundary.saved import _asks_for_tensor_parallelism, link_of
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 
 SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "projected:20", "projected:7,untied,out=none"]
@@ -243,3 +244,19 @@ def test_a_frozen_table_does_not_freeze_its_map():
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert {"shared.in_map.weight", "lm_head.out_map.weight"} <= trained
     assert "shared.weight" not in trained
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({}, False),
+        ({"tp_plan": "auto"}, True),
+        ({"tp_size": 2}, True),
+        ({"distributed_config": SimpleNamespace(tp_size=2)}, True),
+        ({"distributed_config": SimpleNamespace(tp_size=1)}, False),
+        ({"distributed_config": SimpleNamespace(tp_size=None)}, False),
+        ({"distributed_config": None}, False),
+    ],
+)
+def test_every_option_of_transformers_for_tensor_parallelism_is_seen(options, asks):
+    assert _asks_for_tensor_parallelism(options) is asks

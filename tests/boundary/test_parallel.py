@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiewise.boundary.install import install
 from tiewise.boundary.saved import link_of
 from tiewise.boundary.sharded_tables import require_same_tables
-from tiewise.boundary.watch import _digest, _Watch
+from tiewise.boundary.watch import _FIRST, _LAST, _UNDECIDED, _digest, _Watch
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
 
@@ -72,6 +72,24 @@ def test_the_watch_of_a_step_does_not_wait_for_the_device():
         assert int(watched.digest) == int(_digest(model.lm_head.weight.detach()))  # no step was taken
     finally:
         watched.stop()
+
+
+def test_processes_are_compared_at_powers_of_two_until_the_last(monkeypatch):
+    model = build("llama")
+    install(model)
+    watched = _Watch(model, link_of(model), None)
+    compared, stopped = [], []
+    monkeypatch.setattr(_Watch, "compare", lambda self, model: compared.append(self.steps) or _UNDECIDED)
+    monkeypatch.setattr("tiewise.boundary.watch.unwatch", lambda model: stopped.append(watched.steps))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        watched.before(optimizer)
+        for _ in range(_LAST):
+            watched.after(optimizer)
+    finally:
+        watched.stop()
+    assert compared == [2**n for n in range(20) if _FIRST <= 2**n <= _LAST]
+    assert stopped == [_LAST]
 
 
 def test_sharded_tables_take_no_schedule():

@@ -11,7 +11,7 @@ from tests.report.comparison_sample import sample_comparison
 from tiewise.core import found as colours
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
-from tiewise.report import drawing, plan_page, sheet
+from tiewise.report import drawing, line_plot, plan_page, sheet
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import styles, token_label
 from tiewise.report.figures import panels
@@ -141,3 +141,12 @@ def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
     assert list(dots["permuted"].x) == [-0.02, 0.03, -0.02, 0.03]
     assert dots["a"].error_x.array[0] == pytest.approx(0.1)
     assert panel.table.rows[1] == ["cosine", "b", "0.250 [0.150, 0.350]", "0.000, permuted up to 0.030"]
+
+
+@pytest.mark.parametrize("count", [1, line_plot.MOST_ROWS, line_plot.MOST_ROWS + 1, 1000])
+def test_a_table_of_a_long_curve_keeps_both_ends_and_few_rows(count):
+    x = [float(step) for step in range(count)]
+    thinned = line_plot._thinned(x)
+    assert (thinned[0], thinned[-1]) == (x[0], x[-1])
+    assert len(thinned) <= line_plot.MOST_ROWS + 1
+    assert count > line_plot.MOST_ROWS or thinned == x

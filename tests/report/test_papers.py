@@ -91,6 +91,16 @@ def test_the_direction_that_was_planted_is_stated(nll, verdict):
     assert [row[0] for row in table.rows] == list(SHARINGS)
 
 
+def test_each_boundary_is_judged_by_its_own_pairs():
+    found, pairs = sharing_orders(albert_comparison(nll=NLL))
+    turned = [replace(pair, mean=-pair.mean) if pair.metric == "factored:64" else pair for pair in pairs]
+    lines, _ = beside_table_4(found, turned)
+    (narrow,) = [line for line in lines if line.startswith("factored:64:")]
+    (wide,) = [line for line in lines if line.startswith("factored:128:")]
+    assert f"4 {DISAGREES}" in narrow
+    assert f"4 {AGREES}" in wide
+
+
 @pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
 def test_one_seed_or_a_mean_of_zero_tells_nothing_apart(seeds):
     sample = albert_comparison(seeds=seeds)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tests.boundary.fingerprint import left_alone
 from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build, sizes, trainer
+from torch import nn
 
 import tiewise.hf
 from tiewise import install
-from tiewise.boundary.sharing.share import share_layers
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.sharing.share import _relax, share_layers
 from tiewise.boundary.sharing.stacks import find_stacks
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
@@ -497,3 +499,12 @@ def test_finding_stacks_leaves_no_trace():
     find_stacks(model)
     assert [layer.training for layer in model.model.layers] == [True, False, True, True]
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_fresh_differences_start_at_zero_with_maps_of_unit_rows():
+    torch.manual_seed(0)
+    linear = nn.Linear(400, 30)
+    _relax(linear, 8, None, Journal())
+    assert linear.delta_in.shape == (8, 400)
+    assert linear.delta_in.std().item() == pytest.approx(400**-0.5, rel=0.05)
+    assert not linear.delta_out.any()

@@ -194,6 +194,11 @@ def test_dataset_folder_and_splits(folder):
     assert texts(f"hf:{folder}:train[:2]") == ["train 0", "train 1"]
 
 
+def test_rows_without_a_text_are_passed_over(tmp_path):
+    datasets.Dataset.from_dict({"text": ["a", "", None, "b"]}).save_to_disk(tmp_path / "gaps")
+    assert texts(f"hf:{tmp_path}/gaps") == ["a", "b"]
+
+
 def test_saved_datasets(tmp_path):
     one = datasets.Dataset.from_dict({"text": ["a", "b"]})
     one.save_to_disk(tmp_path / "one")
