@@ -12,7 +12,9 @@ from cli_tiny import refused, write_text
 from launched import ended, launch, trains, until
 
 from tiewise import lab
+from tiewise.core.errors import RunError
 from tiewise.core.estimates import detectable
+from tiewise.training.compare import Display
 from tiewise.training.study.grid import StudyGrid
 
 SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 12, "tokenizer": "bytes"}
@@ -148,3 +150,15 @@ def test_the_command_of_a_row_repeats_it(tiewise, grid, tmp_path):
         again = json.loads(Path(shlex.split(row["command"])[-1], "results.json").read_text())
         (d,) = [d for d in again["differences"] if (d["arm"], d["metric"]) == (row["arm"], "heldout_nll")]
         assert d["mean"] == pytest.approx(float(row["heldout"]), abs=1e-3)
+
+
+def test_a_sweep_with_a_grid_begins_a_study_unless_it_is_resumed(tmp_path, monkeypatch):
+    grid = StudyGrid.named("quick")
+    begun = []
+    monkeypatch.setattr(lab, "_begin", lambda grid, out, display, overwrite: begun.append((grid, overwrite)))
+    with pytest.raises(RunError, match="holds no study to resume"):
+        lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True))
+    assert begun == [(grid, False)]
+    with pytest.raises(RunError, match="holds no study to resume"):
+        lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True), resume=True)
+    assert len(begun) == 1

@@ -282,6 +282,10 @@ SILENT = [
     ("B034", {"config": {"num_image_tokens": 900, "image_token_id": None, "image_token": 900}}),
     ("B034", {"config": {"image_token_id": V + 1, "additional_vocab_size": 2}}),  # Idefics
     ("B034", {"config": {"image_token_index": -200}}),
+    (
+        "B034",
+        composite(None, vlm_config={"model_type": "paligemma", "pad_token_id": "none"}),
+    ),  # only numbers count there
     ("B034", picture("mllama", "MllamaForConditionalGeneration", rows=V + 8, image_token_index=V)),  # eight rows more
     ("B034", picture("paligemma", "PaliGemmaForConditionalGeneration", image_token_index=V)),
     ("B034", composite(None, vlm_config={"model_type": "paligemma", "image_token_index": V})),
