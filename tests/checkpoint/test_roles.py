@@ -119,8 +119,6 @@ ENDS = [
     (f"a.b.{E} a.b.lm_head c", {"model_type": "nobody"}, {}, f"a.b.{E}", f"a.b.{H}", {"source": BY_NAMES}),
     ("x.pos_embed x.words x.to_logits", {"vocab_size": 9}, {}, "x.words", "x.to_logits",
      {"source": BY_SHAPES, "positions": "x.pos_embed"}),
-    *(("x.words x.to_logits", {"vocab_size": 9}, {bias: (9,), "x.other.bias": (9,)}, "x.words", "x.to_logits",
-       {"biases": bias}) for bias in ("x.to_logits.bias", "x.bias")),
     ("x.pos_embed x.words x.to_logits", {"vocab_size": 8}, {}, "", "-", {}),
     (LAYERS, {}, TALKER, E, "-", {}),  # of layers and of other parts
     (LAYERS, of("deepseek_v3", "DeepseekV3ForCausalLM"), TALKER, E, "-", {}),
@@ -143,6 +141,8 @@ ENDS = [
     (f"thinker.{E} thinker.{H}", of("qwen2_5_omni", "Qwen2_5OmniModel"), {}, f"thinker.{E}", f"thinker.{H}",
      {"headless": False}),  # a model that stores a head has one
     ("words", {"model_type": "vit", "vocab_size": 9}, {}, "", "-", {"headless": True}),  # a class without tokens
+    *(("x.words x.to_logits", {"vocab_size": 9}, {bias: (9,), "x.other.bias": (9,)}, "x.words", "x.to_logits",
+       {"biases": bias}) for bias in ("x.to_logits.bias", "x.bias")),
 ]  # fmt: skip
 
 

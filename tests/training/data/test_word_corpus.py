@@ -90,8 +90,8 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
         *(((wrong, "valid.txt", "test.txt"), "no part of a file") for wrong in ("valid.txt@x", "valid.txt@")),
         (("empty.txt", "valid.txt", "test.txt"), "no words"),
         (("valid.txt", "valid.txt@0-1", "test.txt"), "no words"),
-        (("valid.txt", "test.txt", "blank.txt"), "no words"),
         (("binary.txt", "valid.txt", "test.txt"), "binary file"),
+        (("valid.txt", "test.txt", "blank.txt"), "no words"),
     ],
 )
 def test_what_cannot_be_used_leaves_nothing(files, said, corpus, tmp_path):
