@@ -282,45 +282,37 @@ SILENT = [
     ("B034", {"config": {"num_image_tokens": 900, "image_token_id": None, "image_token": 900}}),
     ("B034", {"config": {"image_token_id": V + 1, "additional_vocab_size": 2}}),  # Idefics
     ("B034", {"config": {"image_token_index": -200}}),
-    (
-        "B034",
-        composite(None, vlm_config={"model_type": "paligemma", "pad_token_id": "none"}),
-        (
-            "B034",
-            picture("mllama", "MllamaForConditionalGeneration", rows=V + 8, image_token_index=V),
-        ),  # eight rows more
-        ("B034", picture("paligemma", "PaliGemmaForConditionalGeneration", image_token_index=V)),
-        ("B034", composite(None, vlm_config={"model_type": "paligemma", "image_token_index": V})),
-        ("B034", generation(suppress_tokens=[-1, 3], forced_decoder_ids=[[99, 3], [1, None], [7]], bad_words_ids=None)),
-        ("B034", generation(suppress_tokens="none", bad_words_ids=3, forced_decoder_ids=[99, V + 9])),
-        *(("B035", bias(name, tied=False)) for name in BIASES),
-        *(
-            ("B040", {"config": {"dtype": claimed}})
-            for claimed in ("float32", "torch.float32", "auto", 32, ["float32"], None)
-        ),
-        ("B040", {"tensors": NORMS, "config": {"dtype": "bfloat16"}}),  # beside norms in fp32
-        ("B041", {"rows": 64, "tensors": {TABLE: TINY_NUMBERS}}),  # which are no zeros
-        ("B041", rows({V: 0.0}, config={"text_config": {"vocab_size": 64, "pad_token_id": V}})),
-        ("B081", copies(1, 2)),
-        # the two ends are B013's, and small tensors do not count
-        ("B081", {"rows": 2**15, "head": table(2**15), "tensors": {"a": np.ones(9), "b": np.ones(9)}}),
-        (QUANT, {}),
-        (QUANT, quantised(quant_method="gptq", lm_head=False)),
-        (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
-        (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=None)),
-        (QUANT, quantised(quant_method=COMPRESSED, ignore=["lm_head", "re:.*gate"])),
-        *((QUANT, quantised(by(method, H), tied=False)) for method in METHODS),  # a head of its own
-        *((QUANT, quantised(by(method, E))) for method in METHODS),  # one shared, quantised table
-        *((QUANT, quantised(by(method, E), by(method, H))) for method in METHODS),
-        *((SIZES, quantised(by(method, E)) | {"tokenizer": bpe_tokenizer(24)}) for method in METHODS),
-        (QUANT, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=True)),
-        (
-            QUANT,
-            quantised(quant_method="awq", modules_to_not_convert=["vision_tower"]),
-        ),  # transformers adds its default
-        (QUANT, quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["gate"])),
-        (QUANT, quantised(quant_method="awq", modules_to_not_convert=[E, "embed_tokens"])),
-    ),  # only numbers count there
+    ("B034", picture("mllama", "MllamaForConditionalGeneration", rows=V + 8, image_token_index=V)),  # eight rows more
+    ("B034", picture("paligemma", "PaliGemmaForConditionalGeneration", image_token_index=V)),
+    ("B034", composite(None, vlm_config={"model_type": "paligemma", "image_token_index": V})),
+    ("B034", generation(suppress_tokens=[-1, 3], forced_decoder_ids=[[99, 3], [1, None], [7]], bad_words_ids=None)),
+    ("B034", generation(suppress_tokens="none", bad_words_ids=3, forced_decoder_ids=[99, V + 9])),
+    *(("B035", bias(name, tied=False)) for name in BIASES),
+    *(
+        ("B040", {"config": {"dtype": claimed}})
+        for claimed in ("float32", "torch.float32", "auto", 32, ["float32"], None)
+    ),
+    ("B040", {"tensors": NORMS, "config": {"dtype": "bfloat16"}}),  # beside norms in fp32
+    ("B041", {"rows": 64, "tensors": {TABLE: TINY_NUMBERS}}),  # which are no zeros
+    ("B041", rows({V: 0.0}, config={"text_config": {"vocab_size": 64, "pad_token_id": V}})),
+    ("B081", copies(1, 2)),
+    # the two ends are B013's, and small tensors do not count
+    ("B081", {"rows": 2**15, "head": table(2**15), "tensors": {"a": np.ones(9), "b": np.ones(9)}}),
+    (QUANT, {}),
+    (QUANT, quantised(quant_method="gptq", lm_head=False)),
+    (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
+    (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=None)),
+    (QUANT, quantised(quant_method=COMPRESSED, ignore=["lm_head", "re:.*gate"])),
+    *((QUANT, quantised(by(method, H), tied=False)) for method in METHODS),  # a head of its own
+    *((QUANT, quantised(by(method, E))) for method in METHODS),  # one shared, quantised table
+    *((QUANT, quantised(by(method, E), by(method, H))) for method in METHODS),
+    *((SIZES, quantised(by(method, E)) | {"tokenizer": bpe_tokenizer(24)}) for method in METHODS),
+    (QUANT, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=True)),
+    (QUANT, quantised(quant_method="awq", modules_to_not_convert=["vision_tower"])),  # transformers adds its default
+    (QUANT, quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["gate"])),
+    (QUANT, quantised(quant_method="awq", modules_to_not_convert=[E, "embed_tokens"])),
+    # of ids at other levels only numbers count
+    ("B034", composite(None, vlm_config={"model_type": "paligemma", "pad_token_id": "none"})),
 ]
 
 
