@@ -1,0 +1,40 @@
+"""Steps of a check whose every branch is asked by itself."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tiewise.checkpoint.audit import errors_of_result
+from tiewise.checkpoint.composite_ends import _ties
+from tiewise.checkpoint.family_record import ClassEnds
+from tiewise.checkpoint.indexed_tensors import PER_LAYER, role_of
+from tiewise.checkpoint.rewrite.token_counts import _are_counts
+
+
+@pytest.mark.parametrize(
+    ("values", "are_counts"),
+    [([], True), ([0, 3], True), ([1, np.inf], False), ([np.nan, 1], False), ([-1, 2], False), ([-np.inf], False)],
+)
+def test_counts_are_finite_and_not_negative(values, are_counts):
+    assert _are_counts(np.array(values, np.float64)) is are_counts
+
+
+def test_a_layer_has_a_table_of_tokens_by_its_name_alone():
+    assert role_of("model.layers.3.embed_tokens", "weight", 61) == PER_LAYER
+    assert role_of("model.layers.3.mlp.up_proj", "weight", 61) is None
+
+
+def test_a_head_outside_a_part_is_tied_to_the_new_table_of_the_part():
+    ends = ClassEnds(("text.embed",), "head", tied={"head.weight": "text.embed.weight", "b.weight": "a.weight"})
+    tied = _ties(ends, "text.", ClassEnds(("text.words",)))
+    assert tied == {"b.weight": "a.weight", "head.weight": "text.words.weight"}
+    assert _ties(ends, "text.", ClassEnds()) == {"b.weight": "a.weight"}
+
+
+def test_a_result_of_tiewise_s_type_has_every_error_but_that_of_stock_loaders():
+    findings = [SimpleNamespace(rule=rule) for rule in ("B080", "B012", "B030")]
+    result = SimpleNamespace(at_least=lambda severity: findings)
+    own = {"model_type": "tiewise"}
+    assert [finding.rule for finding in errors_of_result(result, own)] == ["B012", "B030"]
+    assert [finding.rule for finding in errors_of_result(result, {"model_type": "llama"})] == ["B080", "B012", "B030"]
