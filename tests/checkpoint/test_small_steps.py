@@ -8,7 +8,7 @@ import pytest
 from tiewise.checkpoint.audit import errors_of_result
 from tiewise.checkpoint.composite_ends import _ties
 from tiewise.checkpoint.family_record import ClassEnds
-from tiewise.checkpoint.indexed_tensors import PER_LAYER, role_of
+from tiewise.checkpoint.indexed_tensors import MTP_OUTPUT, PER_LAYER, role_of
 from tiewise.checkpoint.rewrite.token_counts import _are_counts
 
 
@@ -22,7 +22,8 @@ def test_counts_are_finite_and_not_negative(values, are_counts):
 
 def test_a_layer_has_a_table_of_tokens_by_its_name_alone():
     assert role_of("model.layers.3.embed_tokens", "weight", 61) == PER_LAYER
-    assert role_of("model.layers.3.mlp.up_proj", "weight", 61) is None
+    assert role_of("model.layers.3.shared_head.head", "weight", 61) is None
+    assert role_of("model.layers.61.shared_head.head", "weight", 61) == MTP_OUTPUT
 
 
 def test_a_head_outside_a_part_is_tied_to_the_new_table_of_the_part():

@@ -169,3 +169,9 @@ def test_sizes_that_contradict_are_refused(config, says):
     with pytest.raises(PlanError, match=says) as caught:
         read(config)
     assert caught.value.fix
+
+
+def test_untied_bert_stores_its_head_bias_twice():
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 1000}
+    tied, untied = (read({**config, "tie_word_embeddings": tie}).parameters() for tie in (True, False))
+    assert (tied["head_bias"], untied["head_bias"]) == (1000, 2000)

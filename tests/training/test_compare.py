@@ -147,3 +147,9 @@ def test_every_arm_takes_as_many_operations(tiny, text, job):
     unit = 2 * 3 * 32 * settings.length  # of one more column of a gated feed-forward layer
     for arm, count in found.items():
         assert count == pytest.approx(max(found.values()), abs=unit), arm
+
+
+def test_the_bar_of_a_comparison_counts_trials_only_where_it_tunes():
+    settings = Settings(seeds=3, steps=40)
+    assert compare._steps_of_arm(settings) == 120
+    assert compare._steps_of_arm(replace(settings, tune=True)) > 120

@@ -68,7 +68,7 @@ _FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", d
 
 
 @contextmanager
-def following_links(follow: bool = True) -> Iterator[None]:
+def following_links(follow: bool) -> Iterator[None]:
     """Let `inside` follow links out of a folder for the length of the block, if `follow`."""
     before = _FOLLOWED.set(follow or _FOLLOWED.get())
     try:
