@@ -146,7 +146,7 @@ def test_a_verb_is_one_function_and_its_receipt_a_table_in_a_notebook(tmp_path):
     assert "model.norm.weight" not in load_file(tmp_path / "b" / "model.safetensors")
     assert list(signature(forget).parameters) == ["source", "to", "name", "dry_run", "force"]
     assert "Drop one tensor." in forget.__doc__
-    assert "name: of the tensor.\n        dry_run:" in forget.__doc__
+    assert "name: of the tensor.\n    dry_run:" in forget.__doc__
     page = receipt._repr_html_()
     assert f"<tr><th>written</th><td>{tmp_path / 'b'}</td></tr>" in page
     assert "<td>model.norm.weight</td>" in page
