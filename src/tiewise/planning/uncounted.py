@@ -10,7 +10,7 @@ A total without such a part can be wrong by a factor of ten, so a plan then coun
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tiewise.checkpoint.families import family
@@ -38,13 +38,13 @@ TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|per
 
 def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
     """Name each part that the generic formula leaves out, with the key that shows it. Empty if there is none."""
-    present = {key: value for key, value in config.items() if _says_so(value)}
+    present = [key for key, value in config.items() if _says_so(value)]
     parts = []
     for part, names in PARTS.items():
-        keys = [key for key in present if re.search(names, key)]
+        keys = _named(re.compile(names), present)
         if keys:
             parts.append(f"{part} ({keys[0]})")
-    kinds = [key for key in filter(KINDS_OF_LAYERS.search, config) if _differ(config[key])]
+    kinds = [key for key in _named(KINDS_OF_LAYERS, config) if _differ(config[key])]
     if kinds:
         parts.append(f"layers of several kinds ({kinds[0]})")
     if not parts and known.has_uncounted_parts:
@@ -54,10 +54,15 @@ def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
 
 def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the parts next to the text model of a config that nests it."""
-    keys = [key for key in filter(TOWER.search, config) if _describes_part(config[key])]
+    keys = [key for key in _named(TOWER, config) if _describes_part(config[key])]
     if not keys:
         return (f"what {config.get('model_type', 'the model')} has besides text_config",)
     return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in keys)
+
+
+def _named(names: re.Pattern[str], keys: Iterable[str]) -> list[str]:
+    """Return the keys in which a pattern is found, in their order."""
+    return [key for key in keys if names.search(key)]
 
 
 def _describes_part(value: Any) -> bool:
