@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import NATS, Quantity
+from tiewise.core.measurement import NATS, Quantity
 from tiewise.inspection.running.loaded import Opened, open_model
 from tiewise.inspection.running.stack import find_stack
 from tiewise.inspection.sections.first_mlp import first_mlp_of

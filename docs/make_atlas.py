@@ -17,7 +17,7 @@ import numpy as np
 
 import tiewise
 from tiewise.core.estimates import Estimate, critical, detectable, holm, levels, mean_interval, p_value
-from tiewise.core.found import COLOURS, DIVERGING, count, places, plain, signed
+from tiewise.core.measurement import COLOURS, DIVERGING, count, places, plain, signed
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ATLAS = Path(tiewise.__file__).parent / "planning" / "data" / "atlas.csv"

@@ -6,7 +6,7 @@ and stands on a sheet of its own, so that a dark page shows it as a light one do
 
 from pathlib import Path
 
-from tiewise.core.found import COLOURS, PATHS
+from tiewise.core.measurement import COLOURS, PATHS
 
 INK, PALE, LINE, SHEET = "#22252b", "#5d626d", "#c9c4ba", "#f6f4f0"
 TABLE = "#e7eef8"

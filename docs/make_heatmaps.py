@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from tiewise.core.found import DIVERGING
+from tiewise.core.measurement import DIVERGING
 from tiewise.training.data.sources import builtin_texts
 
 WORDS = ("of", "the", "is", "not", "a", "class")

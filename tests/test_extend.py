@@ -39,7 +39,7 @@ tests/cli/test_commands.py::test_every_command_takes_what_the_readme_says
 tests/cli/test_encodings.py
 tests/cli/test_light_install.py
 tests/inspection/test_inspection.py
-tests/report/test_faces.py
+tests/report/test_views.py
 tests/report/test_comparison_found.py
 tests/checkpoint/rewrite/test_densify.py
 tests/checkpoint/rewrite/test_registry.py
@@ -128,7 +128,7 @@ def test_the_page_adds_seven_things():
     page = PAGE.read_text(encoding="utf-8")
     folders = [Path(path).parent.name for path in new_files(page)]
     assert folders == ["sections", "rules", "verbs", "kinds"]
-    rows = ("core/spec.py", "report/comparison_found.py", "checkpoint/families.py")
+    rows = ("core/spec.py", "report/comparison_measurement.py", "checkpoint/families.py")
     assert {f"src/tiewise/{path}" for path in rows} <= {change.path for change in changes(page)}
     assert all(change.old and change.old != change.new for change in changes(page))
 
@@ -211,7 +211,7 @@ COLUMN = """
 import io
 from rich.console import Console
 from tests.report.comparison_sample import sample_comparison
-from tiewise.report.comparison_found import comparison_view
+from tiewise.report.comparison_measurement import comparison_view
 from tiewise.report.comparison_page import render
 comparison = sample_comparison()
 printed = io.StringIO()

@@ -23,9 +23,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import tiewise
 from tiewise.checkpoint import audit, claims
 from tiewise.checkpoint.rewrite import engine
-from tiewise.core.found import Found
-from tiewise.inspection import bench
+from tiewise.core.measurement import Measurement
 from tiewise.inspection import inspection as inspected
+from tiewise.inspection import workspace
 from tiewise.planning.architecture import Architecture, Count, TokenTables
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import Setting
@@ -184,11 +184,11 @@ def inspections() -> Schema:
             {
                 "schema": {"const": inspected.SCHEMA},
                 "subjects": (mapping(TEXT), "label → folder"),
-                "request": of(bench.Request),
+                "request": of(workspace.Request),
                 "sections": (mapping(thing({"found": found, "left_out": mapping(TEXT)})), "by name, then by label"),
             }
         ),
-        "$defs": {"found": of(Found), "evidence": evidence},
+        "$defs": {"found": of(Measurement), "evidence": evidence},
     }
 
 

@@ -70,6 +70,6 @@ from tiewise.planning.plan import plan as plan
 from tiewise.planning.read_config import Sizes as Sizes
 from tiewise.report.explorer.page import Explorer as Explorer
 from tiewise.report.explorer.page import explore as explore
-from tiewise.report.faces import inspect as inspect
+from tiewise.report.views import inspect as inspect
 from tiewise.training.results import Comparison as Comparison
 from tiewise.training.results import SingleRun as SingleRun

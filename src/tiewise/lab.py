@@ -174,7 +174,7 @@ def carry_out(
         begun()
         result = finish(out, display, workers)
         if isinstance(result, Comparison):
-            ranks.first_does(lambda: write_report(result, out / REPORT))
+            ranks.on_rank_zero(lambda: write_report(result, out / REPORT))
     return result
 
 

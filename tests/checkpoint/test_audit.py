@@ -215,7 +215,7 @@ def test_a_notebook_shows_what_the_command_prints(tmp_path):
 
 
 RULE = '''
-from tiewise.checkpoint.rules.rule import Said, rule
+from tiewise.checkpoint.rules.rule import Observation, rule
 
 @rule("B099", "warning", "nobody names a tensor Wanda")
 def wanda(facts):
@@ -224,7 +224,7 @@ def wanda(facts):
     Sources: somebody#1; somebody else
     """
     yield "config.json", "Wanda was seen", "call her otherwise", True
-    yield Said("config.json", "Wanda was heard", "listen again", severity="info")
+    yield Observation("config.json", "Wanda was heard", "listen again", severity="info")
 '''
 
 

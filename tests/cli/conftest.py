@@ -13,7 +13,7 @@ import_module("tiewise.training.compare")
 
 
 @dataclass
-class Said:
+class Observation:
     """How a command ended and what it wrote."""
 
     code: int
@@ -36,7 +36,7 @@ def tiewise(tmp_path, monkeypatch, capfd, type_command, pipe_in):
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main()
-        return Said(end.value.code, *capfd.readouterr())
+        return Observation(end.value.code, *capfd.readouterr())
 
     yield run
     transformers.logging.set_verbosity(verbosity)

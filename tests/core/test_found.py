@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiewise.core.found import plain, signed
+from tiewise.core.measurement import plain, signed
 
 
 @pytest.mark.parametrize(

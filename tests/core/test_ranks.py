@@ -33,7 +33,7 @@ def test_alone_everything_is_what_it_is():
     with ranks.met("nothing happened", "go on"):
         assert ranks.size() == 1
     value = object()
-    assert ranks.first_does(lambda: value) is value
+    assert ranks.on_rank_zero(lambda: value) is value
     error = KeyError("x")
     with pytest.raises(KeyError) as raised, ranks.agreed():
         raise error
@@ -90,5 +90,5 @@ def test_a_press_before_the_work_of_the_first_ends_it_undone(started, monkeypatc
     done = []
     group.press(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
-        ranks.first_does(lambda: done.append("work"))
+        ranks.on_rank_zero(lambda: done.append("work"))
     assert done == []

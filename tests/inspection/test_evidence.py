@@ -10,8 +10,8 @@ from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.estimates import Estimate, p_value
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
-from tiewise.inspection.inspection import NO_INTERVAL, SectionFound, measure, subjects_of, tie_or_not
+from tiewise.core.measurement import NEITHER, ONE, TWO, Measurement, Quantity
+from tiewise.inspection.inspection import NO_INTERVAL, SectionMeasurement, measure, subjects_of, tie_or_not
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def drawn(tmp_path):
     subjects = subjects_of([write_model(tmp_path / "model")])
 
     def make(found=(), **of_model):
-        return tie_or_not(subjects, [*found, *(SectionFound(n, {"model": x}, {}) for n, x in of_model.items())])
+        return tie_or_not(subjects, [*found, *(SectionMeasurement(n, {"model": x}, {}) for n, x in of_model.items())])
 
     return make
 
@@ -37,13 +37,13 @@ def cosines(*estimates):
     """What the gradients' section makes of the cosine of the two paths."""
     said = {"question": "Do the two uses of the table pull the same way?", "above": ONE}
     every = (Quantity.of_estimate("cosine of the two paths per batch", e, **said) for e in estimates)
-    return Found("neither", tuple(every))
+    return Measurement("neither", tuple(every))
 
 
 def aligned(value, half, permuted):
     """What the alignment's section makes of the cosine of two tables as they stand."""
     said = {"question": "Are input and output table alike?", "below": TWO, "above": ONE, "unit": "cosine"}
-    return Found("alike", (Quantity.of_estimate("as they stand", estimate(value, half), null=permuted, **said),))
+    return Measurement("alike", (Quantity.of_estimate("as they stand", estimate(value, half), null=permuted, **said),))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_paths_that_cancel_are_no_reason_for_two_tables(drawn, cosine, side):
 
 def test_what_could_favour_neither_side_is_no_evidence_and_stays_in_its_section(drawn):
     asked = Quantity("share", 0.7, 0.6, 0.8, 100, chance=0.5, question="Which end moves the table?")
-    assert drawn(any=Found("half", (asked, replace(asked, question="", above=ONE)))).rows == ()
+    assert drawn(any=Measurement("half", (asked, replace(asked, question="", above=ONE)))).rows == ()
 
 
 def test_one_batch_has_no_interval_and_no_value_is_no_measurement(drawn):
     nan = math.nan
     found = drawn(gradients=cosines(Estimate(0.7, nan, nan, 1), Estimate(nan, nan, nan, 1)))
-    record = SectionFound("evidence", {"": found}, {}).record()["found"][""]
+    record = SectionMeasurement("evidence", {"": found}, {}).record()["found"][""]
     (row,) = record["rows"]
     assert [row[key] for key in ("value", "low", "high", "p", "speaks")] == [0.7, None, None, None, NEITHER]
     json.dumps(record, allow_nan=False)
@@ -90,7 +90,7 @@ def test_rows_read_side_by_side_speak_only_with_holms_correction(drawn):
 
     def rows(*batches):
         made = {f"m{i}": cosines(one) for i, one in enumerate(batches)}
-        return [row for _, row in drawn([SectionFound("gradients", made, {})]).rows]
+        return [row for _, row in drawn([SectionMeasurement("gradients", made, {})]).rows]
 
     (alone,) = rows(weak)
     assert (alone.p, alone.speaks) == (pytest.approx(own), ONE)

@@ -10,26 +10,26 @@ from rich.console import Console
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.errors import CheckpointError, DataError, RunError, heard, progress
-from tiewise.core.found import ONE, Found, Quantity
+from tiewise.core.measurement import ONE, Measurement, Quantity
 from tiewise.inspection import inspection, sections
-from tiewise.inspection.bench import Effort, NotHere, Request, Section
 from tiewise.inspection.inspection import checked, inspect, inspected, labels, pairs_of, subjects_of
-from tiewise.report.faces import inspection_view
+from tiewise.inspection.workspace import Effort, NotApplicable, Request, Section
 from tiewise.report.inspection_page import inspection_page
+from tiewise.report.views import inspection_view
 
 
-def counted(subject, bench):
+def counted(subject, workspace):
     progress("rows", 1, 1)
     tensors = len(subject.folder.tensors)
-    return Found(f"{tensors} rows", (Quantity("rows", tensors),))
+    return Measurement(f"{tensors} rows", (Quantity("rows", tensors),))
 
 
-def refused(subject, bench):
+def refused(subject, workspace):
     raise CheckpointError(f"{subject.label} is refused", "take another")
 
 
-def absent(subject, bench):
-    raise NotHere("needs two models", "give a second one")
+def absent(subject, workspace):
+    raise NotApplicable("needs two models", "give a second one")
 
 
 MEASURES = (
@@ -73,11 +73,11 @@ def test_its_repr_is_a_summary(subjects):
 
 
 def test_progress_is_of_the_whole_and_only_grows(subjects):
-    def busy(subject, bench):
+    def busy(subject, workspace):
         for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):
             for done in range(total + 1):
                 progress(what, done, total)
-        return Found("busy")
+        return Measurement("busy")
 
     ticks = []
     measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, absent))
@@ -91,7 +91,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
 
 
 def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.bench.Bench.ids", lambda bench, subject: None)
+    monkeypatch.setattr("tiewise.inspection.workspace.Workspace.ids", lambda workspace, subject: None)
     assert set(inspected(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
 
 
@@ -100,7 +100,7 @@ def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
     [(("refused",), "a is refused; take another"), (("two",), "needs two models; give a second one")],
 )
 def test_what_was_asked_for_and_cannot_be_had_ends_it(subjects, only, said):
-    with pytest.raises((CheckpointError, NotHere), match=said):
+    with pytest.raises((CheckpointError, NotApplicable), match=said):
         inspected(subjects, Request(only=only), MEASURES)
 
 
@@ -168,14 +168,14 @@ def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, err
 
 
 SOURCE = """
-from tiewise.core.found import ONE, Found, Quantity
-from tiewise.inspection.bench import section
+from tiewise.core.measurement import ONE, Measurement, Quantity
+from tiewise.inspection.workspace import section
 
 @section(asks="Is the table square?", place=1)
 def squareness(subject, bench):
     asked = {"chance": 0.0, "unit": "ratio", "question": "Is it square?", "above": ONE}
     sides = Quantity("ratio of its sides", 0.5, 0.4, 0.6, 9, **asked)
-    return Found("hardly", (sides, Quantity("rows", 40, main=False)), notes=("a note",))
+    return Measurement("hardly", (sides, Quantity("rows", 40, main=False)), notes=("a note",))
 """
 
 

@@ -12,10 +12,10 @@ from tests.inspection.tables.tiny_tables import llama
 
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import Estimate
-from tiewise.inspection.bench import Bench
 from tiewise.inspection.tables.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
 from tiewise.inspection.tables.table_maps import AlignSettings
 from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_pairs, over_seeds
+from tiewise.inspection.workspace import Workspace
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
@@ -47,7 +47,7 @@ def result(arm, seed, **known):
 
 
 def measured(run):
-    return over_seeds(run, AlignSettings(sampled=300, subspaces=()), Bench.training_counts)
+    return over_seeds(run, AlignSettings(sampled=300, subspaces=()), Workspace.training_counts)
 
 
 def write_text(folder, counts):

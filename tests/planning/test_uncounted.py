@@ -12,7 +12,7 @@ from uncounted_configs import CLIP, CONFIGS, PARTS
 
 import tiewise
 from tiewise.checkpoint.family_record import estimated_families
-from tiewise.core.found import rounded
+from tiewise.core.measurement import rounded
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan_rows import how_to_be_exact, lookups, rows
 from tiewise.planning.read_config import count_on_meta, read

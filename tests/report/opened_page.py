@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tiewise.report.sheet import PageSection, Sheet
+from tiewise.report.report_page import PageSection, ReportPage
 
 EVIL = "</script><script>alert('x')</script><img src=http://example.com/x onerror=alert(1)> ]]> $style &amp;"
 
@@ -47,7 +47,7 @@ def page_of(*sections, **more):
     """The text of a page of these sections."""
     first = PageSection("Results")
     given = {"answer": (), "results": first, "sections": sections, **more}
-    return Sheet(command_name="test", title="t", subject="s", heading="h", command="c", **given).render()
+    return ReportPage(command_name="test", title="t", subject="s", heading="h", command="c", **given).render()
 
 
 BROWSER = os.environ.get("TIEWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

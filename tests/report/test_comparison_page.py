@@ -9,10 +9,10 @@ import pytest
 from tests.report.comparison_sample import ALBERT_ARMS, ARMS, UNIGRAM, albert_comparison, sample_comparison
 from tests.report.opened_page import EVIL, Page
 
-from tiewise.core.found import signed
-from tiewise.report import comparison_found as told
+from tiewise.core.measurement import signed
+from tiewise.report import comparison_measurement as told
 from tiewise.report import comparison_panels as page_of
-from tiewise.report.comparison_found import DEMO, SHARES
+from tiewise.report.comparison_measurement import DEMO, SHARES
 from tiewise.report.comparison_page import asymmetry, render, write_report
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import style

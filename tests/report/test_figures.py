@@ -8,10 +8,10 @@ from importlib.resources import files
 import pytest
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.core import found as colours
-from tiewise.core.found import Curve, Found, Grid, Quantity
+from tiewise.core import measurement as colours
+from tiewise.core.measurement import Curve, Grid, Measurement, Quantity
 from tiewise.planning.plan import plan
-from tiewise.report import drawing, line_plot, plan_page, sheet
+from tiewise.report import drawing, line_plot, plan_page, report_page
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import styles, token_label
 from tiewise.report.figures import panels
@@ -38,7 +38,7 @@ def contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize(("mode", "template"), [("light", sheet.LIGHT), ("dark", sheet.DARK)])
+@pytest.mark.parametrize(("mode", "template"), [("light", report_page.LIGHT), ("dark", report_page.DARK)])
 def test_arms_and_text_stand_out_on_the_background_of_the_page(mode, template):
     page = colours.BACKGROUNDS[mode]
     assert all(contrast(colour, page) >= 3 for colour in colours.COLOURS)
@@ -80,7 +80,7 @@ def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
         line("<i>", (4.0, 3.0), mark=2, level=3.5, level_name="chance"),
         line("<i>", (5.0, 0.0, 1.0), "logit", log=True),
     )
-    (panel,) = panels({"<i>": Found("", curves=curves)})
+    (panel,) = panels({"<i>": Measurement("", curves=curves)})
     traces = {trace.name: trace for trace in panel.figure.data if trace.name}
     assert set(traces) == {"&lt;i&gt;", "&lt;i&gt;, logit", "chance"}
     assert list(traces["&lt;i&gt;"].y) == [4.0, 3.0]
@@ -97,7 +97,7 @@ def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
 
 def test_a_level_that_could_not_be_estimated_is_not_drawn():
     lost, kept = line("tied", (4.0, 3.0), level=math.nan, level_name="none"), line("b", (4.0, 3.0), level=2.0)
-    both = {"tied": Found("", curves=(lost,)), "b": Found("", curves=(replace(kept, level_name="one"),))}
+    both = {"tied": Measurement("", curves=(lost,)), "b": Measurement("", curves=(replace(kept, level_name="one"),))}
     levels = [trace for trace in panels(both)[0].figure.data if trace.name and len(set(trace.y)) == 1]
     assert [(trace.name, set(trace.y)) for trace in levels] == [("one", {2.0})]
 
@@ -106,14 +106,14 @@ def test_a_curve_without_any_number_leaves_its_figure_empty():
     empty = Curve.through(
         "loss", [(1, Quantity("", math.nan)), (2, None)], along="step", unit="nats", level=0.0, of="a"
     )
-    (panel,) = panels({"a": Found("", curves=(empty,))})
+    (panel,) = panels({"a": Measurement("", curves=(empty,))})
     assert not any(trace.x for trace in panel.figure.data)
     assert panel.table.rows == []
 
 
 def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
     grid = Grid("Alike", ("2024", " <b>"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
-    (panel,) = panels({"a": Found("", grids=(grid,))})
+    (panel,) = panels({"a": Measurement("", grids=(grid,))})
     assert panel.title == "Alike: a"
     assert [list(row) for row in panel.figure.data[0].z] == [[1.0, None], [0.5, 1.0]]
     assert list(panel.figure.data[0].x) == [0, 1]  # not the labels, which may be alike, or a date
@@ -133,7 +133,7 @@ def test_tokens_are_visible_and_never_markup(token, shown):
 def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
     def of(label, value):
         q = Quantity("cosine", value, value - 0.1, value + 0.1, 40, 0.0, (-0.02, 0.03), unit="cosine")
-        return Found("", (q,)).about(label)
+        return Measurement("", (q,)).about(label)
 
     (panel,) = panels({"a": of("a", 0.5), "b": of("b", 0.25)})
     dots = {trace.name: trace for trace in panel.figure.data}

@@ -7,8 +7,8 @@ from tests.report.comparison_sample import ALBERT_ARMS, NLL, SHARINGS, albert_co
 
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.ledger import results
-from tiewise.report.comparison_found import beside_papers
-from tiewise.report.papers import TEXTS, beside_figures
+from tiewise.report.comparison_measurement import beside_papers
+from tiewise.report.papers import TEXTS, paper_figures
 from tiewise.report.sharing_order import AGREES, DISAGREES, OPEN, beside_table_4, direction, sharing_orders, table_4
 
 # Lan et al. 2020 (arXiv:1909.11942), Table 4, column Avg
@@ -23,7 +23,7 @@ ALIKE |= {"ffn − attention": ("ffn", "attention"), "all − attention": ("all"
 def beside(recipe="pytorch-200", changed=(), own=None, text="PTB"):
     words, vocab = TEXTS.get(text, (1000, 50))
     data = {"splits": {"train": {"tokens": words}}, "tokenizer": {"vocab": vocab}}
-    return beside_figures(recipe, changed, own or {"untied": [117.0, 118.0], "tied": [110.5]}, data)
+    return paper_figures(recipe, changed, own or {"untied": [117.0, 118.0], "tied": [110.5]}, data)
 
 
 FIGURES, SMALL = ["Test perplexity"], "press-wolf-small"

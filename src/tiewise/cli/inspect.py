@@ -17,9 +17,9 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
-    from tiewise.core.found import Found
-    from tiewise.inspection.bench import Request
+    from tiewise.core.measurement import Measurement
     from tiewise.inspection.inspection import Inspection
+    from tiewise.inspection.workspace import Request
 
 PAGE, RESULT = "report.html", "inspection.json"
 
@@ -47,8 +47,8 @@ def inspect(
 
     Every measure with its interval and its chance level. What needs a text is left out without --text.
     """
-    from tiewise.inspection.bench import Effort, Request
     from tiewise.inspection.inspection import checked, inspected, pairs_of, subjects_of
+    from tiewise.inspection.workspace import Effort, Request
 
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out)
     names = o.listed(only)
@@ -67,7 +67,7 @@ def inspect(
             o.tell(f"page: {page}")
     if json_:
         return o.print_json(record)
-    from tiewise.report.faces import inspection_view
+    from tiewise.report.views import inspection_view
 
     o.print_view(inspection_view(inspection, full or bool(names), written=out is not None))
 
@@ -181,11 +181,11 @@ def diff(
     _print_changes(changes)
 
 
-def _print_changes(changes: Found) -> None:
+def _print_changes(changes: Measurement) -> None:
     """Print the answer, a table of the quantities, the rows that moved most, and the notes."""
     from rich.console import Console
 
-    from tiewise.report.faces import rich_table
+    from tiewise.report.views import rich_table
 
     console = Console()
     console.print(f"{changes.answer}.", style="bold", highlight=False)

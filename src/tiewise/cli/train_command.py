@@ -64,7 +64,7 @@ class _TrainingCommand:
         parameters = self.parameters
         ranks.join(parameters["fsdp"], parameters["tp"], parameters["tables"])
         is_single = self.command != "compare"
-        settings = ranks.first_does(lambda: choose_settings(self.out, parameters, single=is_single))
+        settings = ranks.on_rank_zero(lambda: choose_settings(self.out, parameters, single=is_single))
         is_one_process = ranks.size() == 1 and self.launcher == "local"
         if settings is not None and is_one_process:
             refuse_impossible_minutes(settings)

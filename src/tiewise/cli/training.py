@@ -122,7 +122,7 @@ def compare(**parameters: Any) -> None:
 
 def _print_comparison(comparison: Comparison) -> None:
     """Print the answer of a comparison, and where its report and its models are."""
-    from tiewise.report.comparison_found import comparison_view
+    from tiewise.report.comparison_measurement import comparison_view
     from tiewise.training.folder import folder_name, how_it_loads
     from tiewise.training.results import FINAL
 
@@ -183,12 +183,12 @@ def _print_figures(trained: SingleRun) -> None:
 
 def _print_paper_figures(trained: SingleRun) -> None:
     """Print a recipe's perplexity next to that of its paper."""
-    from tiewise.report.comparison_found import paper_view
-    from tiewise.report.papers import beside_figures
+    from tiewise.report.comparison_measurement import paper_view
+    from tiewise.report.papers import paper_figures
 
     perplexities = {trained.result.arm: [trained.result.perplexity]}
     setting = trained.setting
-    o.print_view(paper_view(*beside_figures(setting["recipe"], setting["changed"], perplexities, trained.data)))
+    o.print_view(paper_view(*paper_figures(setting["recipe"], setting["changed"], perplexities, trained.data)))
 
 
 @o.taking(

@@ -4,7 +4,7 @@ The first process prepares, measures, writes and speaks; all of them train. What
 file, an error, Ctrl-C) they agree on before any of them acts on it, so that all go the same way and none waits for
 one that is gone. Alone, every function here does the plain thing at no cost.
 
-    text = first_does(prepare)     the first process works, the others wait and get its value, or end as it ended
+    text = on_rank_zero(prepare)   the first process works, the others wait and get its value, or end as it ended
     with agreed(): write()         an error within one of them ends all of them here
     if any_of(pressed): ...        true for all where it is true for one
 """
@@ -116,7 +116,7 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
     except (RuntimeError, ValueError) as error:
         raise RunError(f"the processes of this run cannot meet: {one_line(error)}", _NOBODY) from None
     set_ctrl_c(_group.press)
-    first_does(lambda: _check(fsdp, tp, tables))
+    on_rank_zero(lambda: _check(fsdp, tp, tables))
     _group.fsdp, _group.tp, _group.tables = fsdp, tp, tables
 
 
@@ -197,7 +197,7 @@ def any_of(flag: bool) -> bool:
     return any(all_of(flag))
 
 
-def first_does(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Let the first process do `work`; return its value, which must be picklable, in every process.
 
     `work` may not call for the others: they wait for its end. Where it raises, they raise `Elsewhere`; Ctrl-C is Ctrl-C
@@ -224,8 +224,8 @@ def first_does(work: Callable[[], T]) -> T:
 def first_holds(context: AbstractContextManager[T]) -> Iterator[T]:
     """Within this context the first process is in another one, for all of them; each gets what that yields."""
     with ExitStack() as stack:
-        yield first_does(lambda: stack.enter_context(context))
-        first_does(stack.close)
+        yield on_rank_zero(lambda: stack.enter_context(context))
+        on_rank_zero(stack.close)
 
 
 @contextmanager

@@ -33,10 +33,20 @@ from tiewise.core.errors import (
 )
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
-from tiewise.core.found import NATS, NEITHER, ONE, TWO, Found, Quantity
+from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity
 from tiewise.inspection import sections as sections_folder
-from tiewise.inspection.bench import LACKS, SECTIONS, Bench, Effort, NotHere, Request, Section, Subject, comparison_of
 from tiewise.inspection.tables.token_texts import find_tokens
+from tiewise.inspection.workspace import (
+    LACKS,
+    SECTIONS,
+    Effort,
+    InspectedModel,
+    NotApplicable,
+    Request,
+    Section,
+    Workspace,
+    comparison_of,
+)
 from tiewise.training.folder import RESULTS, seed_folder
 from tiewise.training.results import ALPHA, FINAL, gaps
 from tiewise.training.settings import FILE as RUN
@@ -70,9 +80,9 @@ def sections() -> tuple[Section, ...]:
     return (*sorted(SECTIONS.values(), key=lambda section: section.place), *lacking)
 
 
-def _lacks(subject: Subject, bench: Bench) -> Found:
-    """Raise NotHere: the section needs packages that are not installed."""
-    raise NotHere(LACKS)
+def _lacks(subject: InspectedModel, workspace: Workspace) -> Measurement:
+    """Raise NotApplicable: the section needs packages that are not installed."""
+    raise NotApplicable(LACKS)
 
 
 # the request and its models
@@ -152,7 +162,7 @@ def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
+def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[InspectedModel, ...]:
     """Open one or two checkpoints, or each arm's first finished model of one comparison, in its order."""
     places = [Path(path) for path in paths]
     comparisons = [place for place in places if _is_comparison(place)]
@@ -166,7 +176,7 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
     subjects = []
     for name, place, folder in zip(names, places, opened, strict=True):
         _require_tensors(place, folder)
-        subjects.append(Subject(name, folder))
+        subjects.append(InspectedModel(name, folder))
     return tuple(subjects)
 
 
@@ -189,7 +199,7 @@ def _require_tensors(place: Path, folder: Folder) -> None:
     raise CheckpointError(what, "`tiewise check` says what is there")
 
 
-def _arms_of(run: Path) -> tuple[Subject, ...]:
+def _arms_of(run: Path) -> tuple[InspectedModel, ...]:
     """Open the first finished model of each arm of a comparison."""
     comparison = comparison_of(run)
     models: dict[str, Path] = {}
@@ -199,7 +209,7 @@ def _arms_of(run: Path) -> tuple[Subject, ...]:
             models.setdefault(arm, final)
     if not models:
         raise RunError(f"{run} holds no finished model", FINISH)
-    return tuple(Subject(arm, open_folder(final), run) for arm, final in models.items())
+    return tuple(InspectedModel(arm, open_folder(final), run) for arm, final in models.items())
 
 
 def labels(places: Sequence[Path]) -> list[str]:
@@ -217,17 +227,17 @@ def labels(places: Sequence[Path]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class SectionFound:
+class SectionMeasurement:
     """What one section gave."""
 
     name: str
-    found: Mapping[str, Found | TieOrNot]  # label of the subject → its findings; of evidence, `ALL` → all of it
+    found: Mapping[str, Measurement | TieOrNot]  # label of the subject → its findings; of evidence, `ALL` → all of it
     left_out: Mapping[str, str]  # label → why there is none
 
     @property
-    def measured(self) -> dict[str, Found]:
+    def measured(self) -> dict[str, Measurement]:
         """Return what was measured of each subject; nothing of the evidence, which is drawn from other sections."""
-        return {label: result for label, result in self.found.items() if isinstance(result, Found)}
+        return {label: result for label, result in self.found.items() if isinstance(result, Measurement)}
 
     def record(self) -> dict[str, Any]:
         """Return everything as strict JSON takes it: a value that is no number is None."""
@@ -276,11 +286,11 @@ def measure(q: Quantity) -> str:
 class Inspection:
     """All sections, in their order. In a notebook it shows what the command prints; its `repr` is the answers alone."""
 
-    html_view: ClassVar[Callable[[Inspection], str] | None] = None  # `tiewise.report.faces` sets it when it is imported
+    html_view: ClassVar[Callable[[Inspection], str] | None] = None  # `tiewise.report.views` sets it when it is imported
 
-    subjects: tuple[Subject, ...]
+    subjects: tuple[InspectedModel, ...]
     request: Request
-    sections: tuple[SectionFound, ...]
+    sections: tuple[SectionMeasurement, ...]
 
     def __repr__(self) -> str:
         labels_of_all = ", ".join(subject.label for subject in self.subjects)
@@ -303,11 +313,11 @@ class Inspection:
         assert isinstance(evidence, TieOrNot), "the evidence is drawn from all sections"
         return evidence
 
-    def section(self, name: str) -> SectionFound | None:
+    def section(self, name: str) -> SectionMeasurement | None:
         """Return one section, or None where it is not part of this inspection."""
         return next((section for section in self.sections if section.name == name), None)
 
-    def found(self, name: str) -> Mapping[str, Found | TieOrNot]:
+    def found(self, name: str) -> Mapping[str, Measurement | TieOrNot]:
         """Return the results of a section by label; nothing where it is not part of this inspection."""
         section = self.section(name)
         if section is None:
@@ -324,7 +334,7 @@ class Inspection:
         }
 
 
-def _answers(section: SectionFound) -> str:
+def _answers(section: SectionMeasurement) -> str:
     """Return the answers of a section, each with its models, or why it has none."""
     models: dict[str, list[str]] = {}
     for label, result in section.found.items():
@@ -338,35 +348,37 @@ def _answers(section: SectionFound) -> str:
 # measuring
 
 
-def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[Section] | None = None) -> Inspection:
+def inspected(
+    subjects: tuple[InspectedModel, ...], request: Request, every: Sequence[Section] | None = None
+) -> Inspection:
     """Measure every section of a request; its progress is (what is done, parts done, parts of the whole).
 
     Raises:
         TiewiseError: what was given cannot be used, which ends it before anything is measured; or nothing could be.
     """
-    bench = Bench(request, subjects)
-    _check_pairs_and_texts(bench)
-    measuring = _Measuring(bench, _requested(every or sections(), request.only))
+    workspace = Workspace(request, subjects)
+    _check_pairs_and_texts(workspace)
+    measuring = _Measuring(workspace, _requested(every or sections(), request.only))
     results = measuring.all()
     if not any(result.found for result in results):
         if measuring.faults:
             raise measuring.faults[0]
         raise RunError("nothing to measure", "give --text, or a second model")
-    evidence = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, results)}, {})
+    evidence = SectionMeasurement(EVIDENCE, {ALL: tie_or_not(subjects, results)}, {})
     return Inspection(subjects, request, (evidence, *results))
 
 
-def _check_pairs_and_texts(bench: Bench) -> None:
+def _check_pairs_and_texts(workspace: Workspace) -> None:
     """Find the requested tokens and read the given text for every model.
 
     Their errors come before anything is measured.
     """
-    request = bench.request
-    for subject in bench.subjects:
+    request = workspace.request
+    for subject in workspace.subjects:
         for pair in request.pairs:
             find_tokens(subject.folder, pair)
-        if request.texts and bench.reads(subject):
-            bench.ids(subject)
+        if request.texts and workspace.reads(subject):
+            workspace.ids(subject)
 
 
 def _requested(every: Sequence[Section], only: Sequence[str]) -> list[Section]:
@@ -379,36 +391,36 @@ def _requested(every: Sequence[Section], only: Sequence[str]) -> list[Section]:
 class _Measuring:
     """All chosen sections of all models, measured one after the other."""
 
-    def __init__(self, bench: Bench, chosen: Sequence[Section]) -> None:
+    def __init__(self, workspace: Workspace, chosen: Sequence[Section]) -> None:
         """Take the sections; nothing is measured yet."""
-        self.bench, self.chosen = bench, chosen
+        self.workspace, self.chosen = workspace, chosen
         self.faults: list[TiewiseError] = []  # that a reader must see if nothing could be measured
         weight = sum(section.weight for section in chosen)
-        self._total = PARTS * weight * len(bench.subjects)
+        self._total = PARTS * weight * len(workspace.subjects)
         self._done = 0
 
-    def all(self) -> list[SectionFound]:
+    def all(self) -> list[SectionMeasurement]:
         """Measure every section of every model."""
         return [self._section(section) for section in self.chosen]
 
-    def _section(self, section: Section) -> SectionFound:
+    def _section(self, section: Section) -> SectionMeasurement:
         """Measure one section of every model.
 
         A model to which it does not apply, or that fails, is left out with the reason.
         """
-        measured: dict[str, Found] = {}
+        measured: dict[str, Measurement] = {}
         left_out: dict[str, str] = {}
-        for subject in self.bench.subjects:
+        for subject in self.workspace.subjects:
             try:
                 measured[subject.label] = self._of_one_model(section, subject)
             except TiewiseError as error:
                 left_out[subject.label] = str(error)
                 # a section that does not apply is a fault only if it was requested by its name
-                if self.bench.request.only or not isinstance(error, NotHere):
+                if self.workspace.request.only or not isinstance(error, NotApplicable):
                     self.faults.append(error)
-        return SectionFound(section.name, measured, left_out)
+        return SectionMeasurement(section.name, measured, left_out)
 
-    def _of_one_model(self, section: Section, subject: Subject) -> Found:
+    def _of_one_model(self, section: Section, subject: InspectedModel) -> Measurement:
         """Return what one section measures of one model.
 
         Its progress counts as a part of the whole.
@@ -416,10 +428,10 @@ class _Measuring:
         part = _PartOfProgress(subject.label, self._done, self._done + PARTS * section.weight, self._total)
         self._done = part.end
         if section.text:
-            self.bench.require_text(subject)
+            self.workspace.require_text(subject)
         with heard(part.listen) as outer:
             part.outer = outer
-            return section.measure(subject, self.bench).about(subject.label)
+            return section.measure(subject, self.workspace).about(subject.label)
 
 
 class _PartOfProgress:
@@ -449,7 +461,7 @@ class _PartOfProgress:
 # the evidence
 
 
-def tie_or_not(subjects: Sequence[Subject], results: Sequence[SectionFound]) -> TieOrNot:
+def tie_or_not(subjects: Sequence[InspectedModel], results: Sequence[SectionMeasurement]) -> TieOrNot:
     """Collect the evidence for one table or two: the losses of a comparison first, then what sections measured."""
     loss = _loss(subjects[0])
     tested = []
@@ -464,7 +476,7 @@ def tie_or_not(subjects: Sequence[Subject], results: Sequence[SectionFound]) -> 
     return TieOrNot(tuple(rows), _verdict(tested_loss))
 
 
-def _deciding(results: Sequence[SectionFound]) -> dict[tuple[str, Quantity], list[str]]:
+def _deciding(results: Sequence[SectionMeasurement]) -> dict[tuple[str, Quantity], list[str]]:
     """Return (section, quantity that can favour a side) → models of which it is true.
 
     A quantity of the text alone is true of all models with one tokenizer.
@@ -478,7 +490,7 @@ def _deciding(results: Sequence[SectionFound]) -> dict[tuple[str, Quantity], lis
     return models
 
 
-def _loss(subject: Subject) -> Quantity | None:
+def _loss(subject: InspectedModel) -> Quantity | None:
     """Return untied − tied in validation loss; None without a comparison that has both arms."""
     if subject.run is None:
         return None

@@ -35,10 +35,10 @@ import numpy as np
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError, progress
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
-from tiewise.inspection.bench import comparison_of
 from tiewise.inspection.tables.align_tables import CKA, HELD_OUT, NEIGHBOURS, Alignment, Lean, Score, align
 from tiewise.inspection.tables.model_tables import Ends, Ids, Pairs, TokenTable, ends_of, one_vocabulary
 from tiewise.inspection.tables.table_maps import CENTRED, ORTHOGONAL, AlignSettings
+from tiewise.inspection.workspace import comparison_of
 from tiewise.training.folder import seed_folder
 from tiewise.training.results import FINAL
 

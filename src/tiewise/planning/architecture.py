@@ -19,7 +19,7 @@ from math import prod
 from typing import Any
 
 from tiewise.core.errors import PlanError, SpecError
-from tiewise.core.found import rounded
+from tiewise.core.measurement import rounded
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.planning.first_loss import FreshBody

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tiewise.core.found import rounded
+from tiewise.core.measurement import rounded
 from tiewise.planning.architecture import Architecture, Budget
 
 AT_TABLES = ("input_table", "output_table", "other_tables", "maps", "head_bias")  # components, exact in every plan

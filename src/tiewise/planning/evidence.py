@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tiewise.core import Late
-from tiewise.core.found import plain, signed
+from tiewise.core.measurement import plain, signed
 
 if TYPE_CHECKING:
     from tiewise.planning.surface import SurfaceScore

@@ -16,7 +16,7 @@ from typing import Any
 
 from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
-from tiewise.core.found import rounded
+from tiewise.core.measurement import rounded
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import PLAN

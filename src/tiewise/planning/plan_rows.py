@@ -11,7 +11,7 @@ from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.core.files import size
-from tiewise.core.found import MINUS, NONE, Listing, Quantity, count, plain, signed
+from tiewise.core.measurement import MINUS, NONE, Listing, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find

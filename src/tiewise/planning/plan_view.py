@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tiewise.core import Late
-from tiewise.core.found import NONE, Listing, plain
+from tiewise.core.measurement import NONE, Listing, plain
 from tiewise.planning.catalogue import BETTER, Model
 from tiewise.planning.plan_rows import (
     EVIDENCE_HEADER,

@@ -20,7 +20,7 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from tiewise.core.estimates import Estimate, critical
-from tiewise.core.found import plain
+from tiewise.core.measurement import plain
 
 Array = NDArray[np.float64]
 SPARE = 2  # degrees of freedom, at least

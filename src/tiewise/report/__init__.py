@@ -1,6 +1,6 @@
-"""Views for a reader: terminal and pages, made of the same `Found`s (`tiewise.core.found`).
+"""Views for a reader: terminal and pages, made of the same `Measurement`s (`tiewise.core.measurement`).
 
-- `faces`, `figures`: sentences, tables and figures of any `Found`.
-- `sheet`: the one page, a template that escapes by itself.
+- `views`, `figures`: sentences, tables and figures of any `Measurement`.
+- `report_page`: the one page, a template that escapes by itself.
 - `comparison_*`, `plan_*`: what each command shows.
 """

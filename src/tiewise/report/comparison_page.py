@@ -1,4 +1,4 @@
-"""`write_report`: a comparison as one HTML file (see `tiewise.report.sheet`): the verdict, one table, then figures.
+"""`write_report`: a comparison as one HTML file (`report_page`): the verdict, one table, then figures.
 
 A figure whose data a comparison lacks is left out, so a short run gives a short page.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.files import write_result
-from tiewise.core.found import Listing, count, plain, signed, visible
-from tiewise.report import comparison_found
+from tiewise.core.measurement import Listing, count, plain, signed, visible
+from tiewise.report import comparison_measurement
 from tiewise.report.comparison_panels import (
     direct_path_panels,
     frequency_panels,
@@ -21,7 +21,7 @@ from tiewise.report.comparison_panels import (
     share_panels,
     training_panels,
 )
-from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.report_page import PageSection, Panel, ReportPage
 from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
 from tiewise.training.results import ArmDirectPath, Comparison
 
@@ -47,8 +47,8 @@ def render(comparison: Comparison) -> str:
     seeds = len(comparison.seeds)
     plural = "" if seeds == 1 else "s"
     arms = ", ".join(comparison.arms)
-    summary = (comparison_found.verdict(comparison), comparison_found.surprised(comparison))
-    return Sheet(
+    summary = (comparison_measurement.verdict(comparison), comparison_measurement.surprised(comparison))
+    return ReportPage(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
         subject=f"{arms} · {seeds} seed{plural}",
@@ -57,7 +57,7 @@ def render(comparison: Comparison) -> str:
         results=PageSection(
             "Results",
             paired_differences(comparison),
-            tables=[comparison_found.results(comparison)],
+            tables=[comparison_measurement.results(comparison)],
             notes=[*comparison.finding.splitlines(), NOTE],
         ),
         sections=[
@@ -75,13 +75,13 @@ def render(comparison: Comparison) -> str:
             ("Data", list(_flat(comparison.data))),
             ("Versions", list(_flat({"tiewise": comparison.version, **comparison.env}))),
         ],
-        banner=comparison_found.demo_banner(comparison.demo),
+        banner=comparison_measurement.demo_banner(comparison.demo),
     ).render()
 
 
 def _paper_sections(comparison: Comparison) -> list[PageSection]:
     """Return a section for each paper that published results of such arms."""
-    published = comparison_found.beside_papers(comparison)
+    published = comparison_measurement.beside_papers(comparison)
     return [PageSection(title, said=sentences, tables=[table]) for title, (sentences, table) in published.items()]
 
 
@@ -95,7 +95,7 @@ def _shares_section(comparison: Comparison) -> PageSection:
     title, panels = "Masked tokens and pairs", share_panels(comparison)
     if not panels:
         return PageSection(title)
-    notes = [comparison_found.SHARES_NOTE]
+    notes = [comparison_measurement.SHARES_NOTE]
     unigram_nlls = [run.unigram_nll for run in comparison.runs if run.unigram_nll is not None]
     if unigram_nlls:  # equal in all runs, which are measured on the same rows
         notes.append(f"Masked tokens’ nll by frequencies alone: {plain(unigram_nlls[0])}.")
@@ -115,7 +115,7 @@ def _starting_point(comparison: Comparison) -> PageSection:
     """Return the first loss and settings of each arm's first run, and all tuning trials."""
     chosen = ["arm", "init std", "learning rate"]
     starts = []
-    for arm, run in comparison_found.first_runs(comparison).items():
+    for arm, run in comparison_measurement.first_runs(comparison).items():
         settings = [arm, f"{run.init_std:g}", f"{run.learning_rate:g}"]
         starts.append([*settings, plain(run.predicted_initial_nll), plain(run.initial_nll)])
     trials = []

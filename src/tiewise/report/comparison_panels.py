@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from tiewise.core.estimates import interaction
 from tiewise.core.files import size
-from tiewise.core.found import NATS, NONE, Curve, Grid, Listing, Quantity, count, plain, signed
+from tiewise.core.measurement import NATS, NONE, Curve, Grid, Listing, Quantity, count, plain, signed
 from tiewise.planning.costs import training_bytes
-from tiewise.report import comparison_found
+from tiewise.report import comparison_measurement
 from tiewise.report.dot_plot import dots
 from tiewise.report.drawing import UNSAID, styles
 from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 from tiewise.report.stacked_plot import stacked
 from tiewise.report.training_curves import OUTPUT_SHARE, OverTraining, moments_of, over_training
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, gaps
@@ -83,7 +83,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     rows = []
     for metric, name in METRICS.items():
         for d in _differences_of(comparison, metric):
-            difference = str(comparison_found.difference(d))
+            difference = str(comparison_measurement.difference(d))
             rows.append([f"{d.arm} · {name}", difference, plain(d.detectable), str(d.n)])
     header = ["arm and measure", "difference [95 %]", "detected in 80 of 100", "pairs"]
     return [replace(panel, table=Listing("", header, rows))]
@@ -101,7 +101,7 @@ def _drawn_differences(comparison: Comparison) -> list[Quantity]:
         for d in _differences_of(comparison, metric):
             if not math.isnan(d.mean):
                 is_main = metric == "heldout_nll"
-                quantities.append(replace(comparison_found.difference(d), name=f"{d.arm} · {name}", main=is_main))
+                quantities.append(replace(comparison_measurement.difference(d), name=f"{d.arm} · {name}", main=is_main))
     return quantities
 
 
@@ -125,7 +125,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
     bins = list(dict.fromkeys(d.metric for d in binned))
     points: dict[str, list[tuple[int, Quantity]]] = {}  # arm → (place of the bin, difference)
     for d in binned:
-        points.setdefault(d.arm, []).append((bins.index(d.metric), comparison_found.difference(d)))
+        points.setdefault(d.arm, []).append((bins.index(d.metric), comparison_measurement.difference(d)))
     ticks = tuple(metric.removeprefix(BIN) for metric in bins)
     curves = []
     for arm, of_arm in points.items():
@@ -157,7 +157,7 @@ def _frequency_table(comparison: Comparison) -> Listing:
         row += [plain(means.get((arm, label))) for arm in arms]
         for arm in others:
             difference = comparison.difference(arm, f"{BIN}{label}")
-            row.append(str(comparison_found.difference(difference)))
+            row.append(str(comparison_measurement.difference(difference)))
         rows.append(row)
     header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in others]
@@ -177,7 +177,7 @@ def _mean_nlls_of_bins(comparison: Comparison) -> dict[tuple[str, str], float]:
 def share_panels(comparison: Comparison) -> list[Panel]:
     """Return a figure for each share of right answers that was measured; none but for ALBERTs."""
     panels = []
-    for name in comparison_found.SHARES:
+    for name in comparison_measurement.SHARES:
         panel = _share_panel(comparison, name)
         if panel is not None:
             panels.append(panel)
@@ -187,15 +187,15 @@ def share_panels(comparison: Comparison) -> list[Panel]:
 def _share_panel(comparison: Comparison, name: str) -> Panel | None:
     """Return a forest plot of one share of right answers, a row for each arm. None if no arm has it."""
     shares, rows = [], []
-    for arm, runs in comparison_found.finished_runs(comparison).items():
-        right = comparison_found.share(runs, name)
-        difference = comparison_found.share_difference(comparison, arm, name)
+    for arm, runs in comparison_measurement.finished_runs(comparison).items():
+        right = comparison_measurement.share(runs, name)
+        difference = comparison_measurement.share_difference(comparison, arm, name)
         rows.append([arm, str(right or NONE), str(difference or NONE)])
         if right is not None:
             shares.append(replace(right, name=arm, of=arm))
     if not shares:
         return None
-    title = comparison_found.SHARES[name].capitalize()
+    title = comparison_measurement.SHARES[name].capitalize()
     panel = dots(title, shares, styles(comparison.arms), forest=True, why=JUDGED[name])
     header = ["arm", "right [95 %]", f"minus {comparison.reference} [95 %]"]
     return replace(panel, table=Listing("", header, rows))
@@ -206,7 +206,7 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
 
     ALBERTs have a second figure: the bytes of a training step, as counted.
     """
-    runs = comparison_found.first_runs(comparison)
+    runs = comparison_measurement.first_runs(comparison)
     if not runs:
         return []
     parts = {arm: run.parameters for arm, run in runs.items()}

@@ -9,9 +9,9 @@ from textwrap import wrap
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import Listing, Quantity
+from tiewise.core.measurement import Listing, Quantity
 from tiewise.report.drawing import QUIET, Style, finish, marker
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 
 INTERVALS = "Bars and bands: 95 % intervals; grey strokes: no effect; grey crosses: permuted data."
 LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit

@@ -1,6 +1,6 @@
 """Parts of all figures: a style for each arm or model, markers, token labels, titles, margins.
 
-Whatever is compared keeps its colour (`core/found.py`), dash and marker through all figures, in both themes.
+Whatever is compared keeps its colour (`core/measurement.py`), dash and marker through all figures, in both themes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import COLOURS, places, visible
-from tiewise.report.sheet import LIGHT, MARGIN
+from tiewise.core.measurement import COLOURS, places, visible
+from tiewise.report.report_page import LIGHT, MARGIN
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")

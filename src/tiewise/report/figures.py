@@ -1,4 +1,4 @@
-"""Figures of a section's `Found`, each a `Panel` with a caption and a table.
+"""Figures of a section's `Measurement`, each a `Panel` with a caption and a table.
 
 dot_plot, line_plot                    of quantities and of curves
 stacked_plot, heat_map, token_plane    of parts that add up, of a grid, of points
@@ -10,19 +10,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from tiewise.core.found import Curve, Found, Grid, Points, Quantity, Stack, plain
+from tiewise.core.measurement import Curve, Grid, Measurement, Points, Quantity, Stack, plain
 from tiewise.report.dot_plot import dots
 from tiewise.report.drawing import Style, styles
 from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 from tiewise.report.stacked_plot import stacked
 from tiewise.report.token_plane import plane
 
 Named = TypeVar("Named", Stack, Curve, Grid)
 
 
-def panels(found: Mapping[str, Found]) -> list[Panel]:
+def panels(found: Mapping[str, Measurement]) -> list[Panel]:
     """Return all figures of a section, or dots of every unit if it has none.
 
     In order: quantities that ask for a figure as dots, stacks, curves, grids and points.

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import Grid, Listing, plain, visible
+from tiewise.core.measurement import Grid, Listing, plain, visible
 from tiewise.report.drawing import QUIET, UNSAID, finish, marker, title_of, token_label
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 
 MAP_HEIGHT = 430  # pixels
 ROW_HEIGHT = 44  # pixels, of a row with texts

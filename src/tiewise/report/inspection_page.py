@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from tiewise.core.files import write_result
-from tiewise.inspection.inspection import Inspection, SectionFound
-from tiewise.report import faces
+from tiewise.inspection.inspection import Inspection, SectionMeasurement
+from tiewise.report import views
 from tiewise.report.figures import panels
-from tiewise.report.sheet import PageSection, Sheet
+from tiewise.report.report_page import PageSection, ReportPage
 
 
 def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], command: str) -> Path:
@@ -25,32 +25,32 @@ def inspection_page(inspection: Inspection, command: str) -> str:
     """Return the page as text: the verdict, what can decide, then every section with a finding."""
     models = [subject.label for subject in inspection.subjects]
     evidence = inspection.evidence
-    decisive = faces.deciding(evidence, models)
+    decisive = views.deciding(evidence, models)
     page_sections = [_page_section(section) for section in inspection.sections if section.measured]
-    return Sheet(
+    return ReportPage(
         command_name="inspect",
         title=f"{', '.join(models)}: tiewise inspection",
         subject=", ".join(models),
-        heading=faces.TITLE,
-        answer=[faces.verdict(evidence)],
-        results=PageSection("What can decide", tables=[decisive], folded=[faces.evidence(evidence)]),
-        sections=[*page_sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
+        heading=views.TITLE,
+        answer=[views.verdict(evidence)],
+        results=PageSection("What can decide", tables=[decisive], folded=[views.evidence(evidence)]),
+        sections=[*page_sections, PageSection("Not measured", notes=views.absent(inspection.sections))],
         command=command,
         facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],
         contents=True,
     ).render()
 
 
-def _page_section(section: SectionFound) -> PageSection:
+def _page_section(section: SectionMeasurement) -> PageSection:
     """Return a section's sentence, summary and first figure; other figures and all numbers are folded."""
-    title = faces.title(section.name)
+    title = views.title(section.name)
     figures = panels(section.measured)
     return PageSection(
         title,
         panels=figures[:1],
-        said=[faces.sentence(section.measured)],
-        tables=[faces.summary(section.measured, title)],
+        said=[views.sentence(section.measured)],
+        tables=[views.summary(section.measured, title)],
         more=figures[1:],
-        folded=list(faces.every(section.measured)),
-        notes=faces.notes(section),
+        folded=list(views.every(section.measured)),
+        notes=views.notes(section),
     )

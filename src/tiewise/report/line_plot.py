@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import NONE, Curve, Listing, Quantity
+from tiewise.core.measurement import NONE, Curve, Listing, Quantity
 from tiewise.report.drawing import DASHES, QUIET, UNSAID, Style, finish, marker
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 
 LOWEST = 1e-9  # where 0 is drawn on an axis of orders of magnitude
 MOST_ROWS = 64  # of a curve's table

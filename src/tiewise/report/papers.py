@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from tiewise.core.found import NONE, Listing, plain
+from tiewise.core.measurement import NONE, Listing, plain
 from tiewise.planning.ledger import Result, results
 from tiewise.training.results import over_seeds
 
-Beside = tuple[list[str], Listing]  # sentences, and the table under them
+PaperComparison = tuple[list[str], Listing]  # sentences, and the table under them
 # (training tokens with <eos>, vocabulary) of the texts that figures are of
 TEXTS = {"PTB": (929_589, 10_000), "WikiText-2": (2_088_628, 33_278)}
 METRIC = " test perplexity"  # behind the name of a text
@@ -48,9 +48,9 @@ class _ArmFigure:
         return (figure.recipe, figure.arm, figure.setting.split()) == (recipe, self.arm, list(changed))
 
 
-def beside_figures(
+def paper_figures(
     recipe: str, changed: Sequence[str], perplexities: Mapping[str, Sequence[float]], data: Mapping[str, Any]
-) -> Beside:
+) -> PaperComparison:
     """Return published and reproduced figures of a recurrent recipe next to a run's.
 
     Args:

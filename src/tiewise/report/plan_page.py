@@ -1,4 +1,4 @@
-"""`write_plan`: a plan as one HTML file (see `tiewise.report.sheet`), its rows and figures.
+"""`write_plan`: a plan as one HTML file (see `tiewise.report.report_page`), its rows and figures.
 
 A plan of a model that others published has their figures too.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from tiewise.core.files import size, write_result
-from tiewise.core.found import Curve, Listing, count, rounded
+from tiewise.core.measurement import Curve, Listing, count, rounded
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import plan_rows
@@ -27,7 +27,7 @@ from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
 from tiewise.report.drawing import QUIET, Style, finish, styles
 from tiewise.report.line_plot import lines
-from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.report_page import PageSection, Panel, ReportPage
 from tiewise.report.stacked_plot import stacked
 
 WIDTHS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -64,7 +64,7 @@ def render(plan: Plan, command: str) -> str:
     record = plan.record()
     names = [name.replace("\n", " · ") for name in plan_rows.columns(record)]
     costs = Listing("Costs by choice", ["", *names], plan_rows.rows(record))
-    return Sheet(
+    return ReportPage(
         command_name="plan",
         title=f"{plan.name}: tiewise plan",
         subject=plan_rows.subject(record),

@@ -14,10 +14,10 @@ from functools import cache
 from itertools import chain, combinations
 
 from tiewise.core.estimates import holm
-from tiewise.core.found import Listing, plain, signed
+from tiewise.core.measurement import Listing, plain, signed
 from tiewise.core.sharing_spec import KINDS
 from tiewise.planning.ledger import ALBERT_AVERAGE, results
-from tiewise.report.papers import Beside
+from tiewise.report.papers import PaperComparison
 from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, paired
 
 ALIKE = "alike at both widths"
@@ -124,7 +124,7 @@ def direction(pair: Difference) -> str:
     return DISAGREES
 
 
-def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Difference]) -> Beside:
+def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Difference]) -> PaperComparison:
     """Return both orders, best first, and whether the directions agree; a row for each strategy."""
     published = []
     for width, averages in table_4().items():

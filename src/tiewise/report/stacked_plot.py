@@ -8,9 +8,9 @@ from itertools import chain
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import NONE, Listing
+from tiewise.core.measurement import NONE, Listing
 from tiewise.report.drawing import finish
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 
 PART_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
 PART_PATTERNS = ("", "/", "\\", "x", ".", "-")

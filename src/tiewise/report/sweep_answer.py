@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tiewise.core.found import NATS, count, plain
+from tiewise.core.measurement import NATS, count, plain
 from tiewise.report.sweep_axes import axes_of, in_words, parted, value_text, words
 from tiewise.training.study.study import Study, SweepRow
 

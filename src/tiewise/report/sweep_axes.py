@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tiewise.core.found import count
+from tiewise.core.measurement import count
 from tiewise.training.study.study import Study, SweepRow
 
 ARM = "arm"  # tables and maps treat a row's arm as one more axis

@@ -15,16 +15,16 @@ from rich.console import Group
 from rich.text import Text
 
 from tiewise.core.files import write_result
-from tiewise.core.found import NATS, Curve, Grid, Listing, plain, signed
-from tiewise.report.comparison_found import demo_banner, difference
+from tiewise.core.measurement import NATS, Curve, Grid, Listing, plain, signed
+from tiewise.report.comparison_measurement import demo_banner, difference
 from tiewise.report.drawing import styles
-from tiewise.report.faces import rich_table
 from tiewise.report.heat_map import heat_map
 from tiewise.report.line_plot import lines
-from tiewise.report.sheet import PageSection, Panel, Sheet
+from tiewise.report.report_page import PageSection, Panel, ReportPage
 from tiewise.report.sweep_answer import OUTCOMES, answer
 from tiewise.report.sweep_axes import ARM, axes_of, heading, in_words, number_texts, parted, value_text, words
 from tiewise.report.sweep_surface import fitted
+from tiewise.report.views import rich_table
 from tiewise.training.study.study import Study, SweepRow
 
 PAGE = "report.html"
@@ -187,7 +187,7 @@ def render(study: Study, command: str) -> str:
     axes = " × ".join(words(axis) for axis in axes_of(study).varying)
     commands = {row.cell: row.command for row in study.rows}
     repeat = Listing("The command of every cell", ["cell", "command"], list(commands.items()))
-    return Sheet(
+    return ReportPage(
         command_name="sweep",
         title=f"{axes}: tiewise sweep",
         subject=axes,

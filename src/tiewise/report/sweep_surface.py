@@ -9,11 +9,11 @@ from itertools import chain
 import numpy as np
 
 from tiewise.core.estimates import Estimate
-from tiewise.core.found import NATS, Grid, Listing, Quantity
+from tiewise.core.measurement import NATS, Grid, Listing, Quantity
 from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
-from tiewise.report.comparison_found import difference
+from tiewise.report.comparison_measurement import difference
 from tiewise.report.heat_map import heat_map
-from tiewise.report.sheet import PageSection
+from tiewise.report.report_page import PageSection
 from tiewise.report.sweep_axes import axes_of, number_texts, parted, words
 from tiewise.training.study.study import Study, SweepRow
 

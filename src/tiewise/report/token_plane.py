@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import Listing, Points, plain, visible
+from tiewise.core.measurement import Listing, Points, plain, visible
 from tiewise.report.drawing import QUIET, UNSAID, finish, marker, title_of, token_label
-from tiewise.report.sheet import Panel
+from tiewise.report.report_page import Panel
 
 GROUP_COLOURS = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")  # from rare to frequent
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiewise.core.estimates import ratio
-from tiewise.core.found import NATS, Curve
+from tiewise.core.measurement import NATS, Curve
 from tiewise.training.results import Comparison, CurvePoint
 
 Moments = Mapping[str, Mapping[int, Sequence[CurvePoint]]]  # arm → seed → its moments

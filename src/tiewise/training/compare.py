@@ -169,9 +169,9 @@ def start(
         return time.monotonic() - began
 
     with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
-        checked = ranks.first_does(lambda: _staged(settings, stage, display))
+        checked = ranks.on_rank_zero(lambda: _staged(settings, stage, display))
         text = load_prepared(stage / DATA)
-        products = ranks.first_does(lambda: products_for(checked, text.vocab))
+        products = ranks.on_rank_zero(lambda: products_for(checked, text.vocab))
         if checked.minutes is not None:
             jobs = make_jobs(checked, text, stage, products)
             checked = _with_steps(checked, jobs, stage / SPEED, gone or since_start, workers or Workers(1), display)
@@ -180,7 +180,7 @@ def start(
             write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
             checked.save(stage)
 
-        ranks.first_does(write)
+        ranks.on_rank_zero(write)
 
 
 def _staged(settings: Settings, stage: Path, display: Display) -> Settings:
@@ -220,7 +220,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     env = read_json(out / ENVIRONMENT) or {}
     _settle_count(jobs, settings.seeds, out, env, workers, display)
     # all of them come here: what the first has written already, another may have read
-    ranks.first_does(lambda: write_json(out / ENVIRONMENT, {"jobs": workers.count} | env))
+    ranks.on_rank_zero(lambda: write_json(out / ENVIRONMENT, {"jobs": workers.count} | env))
     trials: list[dict[str, Any]] = []
     with display.runs(len(jobs) * _steps_of_arm(settings)) as bar:
         if settings.tune:
@@ -246,7 +246,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
         )
     )
     comparison = replace(comparison, expectation=expected(settings, comparison))
-    ranks.first_does(lambda: write_json(out / RESULTS, comparison.record()))
+    ranks.on_rank_zero(lambda: write_json(out / RESULTS, comparison.record()))
     return replace(comparison, folder=out)
 
 
@@ -381,7 +381,7 @@ def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
 
     Returns its settings and tokens.
     """
-    return ranks.first_does(lambda: _settings_of(out, single)), load_prepared(out / DATA)
+    return ranks.on_rank_zero(lambda: _settings_of(out, single)), load_prepared(out / DATA)
 
 
 def _settings_of(out: Path, single: bool) -> Settings:
@@ -409,7 +409,7 @@ def products_for(settings: Settings, vocab: int) -> ProductChoice:
 
 def products_of(out: Path, display: Display) -> ProductChoice:
     """Return the products that the run in `out` began with; if these differ here, say so and take torch's."""
-    record = ranks.first_does(lambda: (read_json(out / ENVIRONMENT) or {}).get("products"))
+    record = ranks.on_rank_zero(lambda: (read_json(out / ENVIRONMENT) or {}).get("products"))
     if record is None:  # it began before there was a choice
         return product_choice("default")
     first = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")

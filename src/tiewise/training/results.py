@@ -27,7 +27,7 @@ from typing import Any
 from tiewise.core import estimates
 from tiewise.core.errors import RunError
 from tiewise.core.files import from_record, to_record
-from tiewise.core.found import NONE, Quantity, count, plain, signed
+from tiewise.core.measurement import NONE, Quantity, count, plain, signed
 from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1

@@ -331,12 +331,12 @@ def train(job: Job) -> Outcome:
     """
     kind, folder = kind_of(job.settings), job.folder
     with ranks.first_holds(locked(folder)), without_bars():
-        outcome, checkpoint, step = ranks.first_does(lambda: (finished(folder), *newest_checkpoint(folder)))
+        outcome, checkpoint, step = ranks.on_rank_zero(lambda: (finished(folder), *newest_checkpoint(folder)))
         if outcome is not None:
             return outcome
         with fast_products(job.products):
             trained = _trained(job, kind, checkpoint, step)
-            return ranks.first_does(lambda: _concluded(job, kind, trained))
+            return ranks.on_rank_zero(lambda: _concluded(job, kind, trained))
 
 
 def _trained(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trained:

@@ -99,7 +99,7 @@ class TrialNotes:
     def __init__(self, path: Path, ended: Ended) -> None:
         """`ended` is told of each trial that ends."""
         self.path, self.ended = path, ended
-        records = ranks.first_does(lambda: read_json(path) or [])
+        records = ranks.on_rank_zero(lambda: read_json(path) or [])
         self.records: dict[TrialKey, dict[str, Any]] = {_key_of(record): record for record in records}
 
     def add(self, trial: Job, outcome: Outcome) -> None:
@@ -109,8 +109,8 @@ class TrialNotes:
         nll = outcome.result.heldout_nll
         has_diverged = not math.isfinite(nll)
         self.records[key] = key._asdict() | {"nll": None if has_diverged else nll}
-        ranks.first_does(lambda: write_json(self.path, list(self.records.values())))
-        ranks.first_does(lambda: rmtree(trial.folder))
+        ranks.on_rank_zero(lambda: write_json(self.path, list(self.records.values())))
+        ranks.on_rank_zero(lambda: rmtree(trial.folder))
         verdict = "diverged" if has_diverged else f"{nll:.3f}"
         self.ended(trial, f"tune {key.arm}: init {key.init:.4g}, lr {key.learning_rate:.4g} → {verdict}")
 
@@ -243,10 +243,10 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
     [first] = _paces(jobs[:1], 2, folder, workers, show)  # what a process does once, it does here
     share = 60 * minutes * CALIBRATION_SHARE / len(jobs)
     fewest, most = CALIBRATION_STEPS
-    steps = ranks.first_does(lambda: max(fewest, int(min(most, share / first.step))))
+    steps = ranks.on_rank_zero(lambda: max(fewest, int(min(most, share / first.step))))
     timetable = Timetable(jobs, _paces(jobs, steps, folder, workers, show), workers.count)
-    ranks.first_does(lambda: rmtree(folder))
-    return ranks.first_does(lambda: timetable.most_steps(gone()))
+    ranks.on_rank_zero(lambda: rmtree(folder))
+    return ranks.on_rank_zero(lambda: timetable.most_steps(gone()))
 
 
 def _paces(arms: Sequence[Job], steps: int, folder: Path, workers: Workers, show: Show) -> list[Pace]:
@@ -260,7 +260,7 @@ def _paces(arms: Sequence[Job], steps: int, folder: Path, workers: Workers, show
 
 def pace(job: Job, steps: int) -> Pace:
     """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in the job's folder."""
-    token = ranks.first_does(lambda: _seconds_per_token(job))
+    token = ranks.on_rank_zero(lambda: _seconds_per_token(job))
     trial_settings = replace(job.settings, steps=4 * steps)  # of which a trial is a quarter
     trial = short(replace(job, spec=job.spec.plainly(), settings=trial_settings), job.folder)
     trial = replace(trial, title="speed")
@@ -269,7 +269,7 @@ def pace(job: Job, steps: int) -> Pace:
         result = train(trial).result
     except Interrupted:
         raise KeyboardInterrupt from None  # nothing here is worth taking up again
-    ranks.first_does(lambda: rmtree(job.folder))
+    ranks.on_rank_zero(lambda: rmtree(job.folder))
     step = max(result.seconds / (steps - 1), 1e-9)
     evaluation = kind_of(job.settings).evaluated(trial) * token
     return Pace(step, token, max(0.0, monotonic() - begin - steps * step - evaluation))

@@ -118,7 +118,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         if not self._sharded:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        ranks.first_does(lambda: Path(output_dir).mkdir(parents=True, exist_ok=True))
+        ranks.on_rank_zero(lambda: Path(output_dir).mkdir(parents=True, exist_ok=True))
         notes = {"scheduler": self.lr_scheduler.state_dict()}
         save_sharded(Path(output_dir) / SHARDED, self.model, self.optimizer, notes=notes)
 
@@ -324,7 +324,7 @@ class RunRecord(Kept):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Take up a checkpoint's time, and of the curve what was said up to it: nothing torn or later."""
         super().on_train_begin(args, state, control, **kw)
-        ranks.first_does(lambda: keep_lines(self.path, state.global_step))
+        ranks.on_rank_zero(lambda: keep_lines(self.path, state.global_step))
         self.job.tell(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:

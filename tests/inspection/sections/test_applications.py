@@ -19,7 +19,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.inspection.running.loaded import Opened
 from tiewise.inspection.running.stack import Repeat
-from tiewise.inspection.sections.applications import applications_of, found_of, questions
+from tiewise.inspection.sections.applications import applications_of, measurement_of, questions
 from tiewise.training.data.tokenizer import windows
 from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 
@@ -263,7 +263,7 @@ def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=4, layer
     apart = np.linspace(-1, 1, windows) if windows > 1 else np.zeros(1)
     nll = np.array([mean + spread * n * apart for n, mean in enumerate(means, 1)])
     change = np.array([[0.5**n] * windows for n in range(len(means))])
-    return found_of(Repeat(0, layers, trained), nll, change, np.full(windows, 3.5), 1000, 3000)
+    return measurement_of(Repeat(0, layers, trained), nll, change, np.full(windows, 3.5), 1000, 3000)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.errors import CheckpointError, DataError, InstallError
 from tiewise.core.estimates import interaction
-from tiewise.core.found import plain
+from tiewise.core.measurement import plain
 from tiewise.inspection.running.loaded import open_model
 from tiewise.inspection.sections.first_mlp import first_block, first_mlp_of, through_first_mlp
 from tiewise.inspection.tables import model_tables as tables

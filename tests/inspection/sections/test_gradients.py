@@ -11,11 +11,18 @@ from tests.boundary.tiny_models import FAMILIES, V, build, variant
 from tests.inspection.running.test_two_paths import KINDS, by_hand, opened, text
 
 from tiewise.core.errors import DataError, heard
-from tiewise.core.found import NEITHER, ONE, Quantity, count, plain
+from tiewise.core.measurement import NEITHER, ONE, Quantity, count, plain
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.running.two_paths import NEXT, AdamPaths, RowSums, TextLoss, parted, row_sums
 from tiewise.inspection.sections import gradients
-from tiewise.inspection.sections.gradients import HISTOGRAM, PathGradients, answer, by_batch, found_of, gradients_of
+from tiewise.inspection.sections.gradients import (
+    HISTOGRAM,
+    PathGradients,
+    answer,
+    by_batch,
+    gradients_of,
+    measurement_of,
+)
 
 SHARE = "head path's share"
 
@@ -201,7 +208,7 @@ def test_the_answer_is_which_use_pulls_harder_and_whether_both_agree(share, whol
 
 
 def test_batches_the_text_and_the_step_are_told_and_a_bin_without_tokens_is_left_out():
-    found = found_of(paths())
+    found = measurement_of(paths())
     assert found.answer == "the head; over the whole text the same way"
     cosine = found["cosine of the two paths per batch"]
     assert (cosine.chance, cosine.speaks) == (0.0, ONE)
@@ -216,5 +223,5 @@ def test_batches_the_text_and_the_step_are_told_and_a_bin_without_tokens_is_left
     bins, longest = found.listings
     assert bins.rows[0][:3] == ("0", "2", "0")
     assert longest.rows[0][:3] == ("␣<b>", "3", "4")
-    apart = found_of(paths(cosine=math.nan, null=(math.nan, math.nan)))
+    apart = measurement_of(paths(cosine=math.nan, null=(math.nan, math.nan)))
     assert not any(q.question for q in apart.quantities)

@@ -14,8 +14,8 @@ from tests.training.conftest import prose
 from tests.training.test_trainer import two_leaves
 
 from tiewise.core.errors import RunError
-from tiewise.inspection.bench import NotHere, comparison_of
-from tiewise.inspection.sections.gradients_over_training import found_of, gradients_over_training_of, logged_paths
+from tiewise.inspection.sections.gradients_over_training import gradients_over_training_of, logged_paths, measurement_of
+from tiewise.inspection.workspace import NotApplicable, comparison_of
 from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import folder_name
 from tiewise.training.kinds import decoder
@@ -106,7 +106,7 @@ def runs(curves):
 
 def test_ranges_count_windows_by_their_steps_and_say_which_steps_they_are():
     curve = [(60, 1.0, 9.0), (90, 1.0, 4.0), (150, 1.0, 1.0)]
-    found = found_of(logged_paths(runs([curve, curve])))
+    found = measurement_of(logged_paths(runs([curve, curve])))
     share = found["head path's share of both norms"]
     assert share.value == pytest.approx((60 * 0.9 + 30 * 0.8 + 60 * 0.5) / 150)
     assert share.low == pytest.approx(share.value)  # equal seeds
@@ -120,7 +120,7 @@ def test_a_step_that_one_seed_did_not_measure_is_left_out():
 
 
 def test_one_seed_and_one_tenth_have_no_interval_and_no_change():
-    found = found_of(logged_paths(runs([[(1, 1.0, 1.0)]])))
+    found = measurement_of(logged_paths(runs([[(1, 1.0, 1.0)]])))
     assert math.isnan(found["head path's share of both norms"].low)
     assert math.isnan(found["last tenth − first tenth"].value)
     assert (found.answer, found.notes) == ("neither clearly", ("over 1 seed, before clipping",))
@@ -130,7 +130,7 @@ def test_a_folder_without_a_comparison_and_an_arm_without_paths_are_refused(tmp_
     with pytest.raises(RunError, match="cannot be read"):
         gradients_over_training_of(tmp_path, "tied")
     (tmp_path / "results.json").write_text(json.dumps(compared(runs([[(1, None, None)]])).record()))
-    with pytest.raises(NotHere, match="tied measured no gradients by path"):
+    with pytest.raises(NotApplicable, match="tied measured no gradients by path"):
         gradients_over_training_of(tmp_path, "tied")
 
 
@@ -151,11 +151,11 @@ def arm(shares=tuple(0.9 - 0.3 * k / 9 for k in range(10)), spread=0.001):
     ],
 )
 def test_the_answer_is_which_use_pulls_harder_and_whether_that_moves(found, answer):
-    assert found_of(found).answer == answer
+    assert measurement_of(found).answer == answer
 
 
 def test_norms_and_cosines_are_drawn_as_means_over_seeds():
-    found = found_of(arm())
+    found = measurement_of(arm())
     assert [found[f"{end} cosine of the two paths"].value for end in ("lowest", "highest")] == pytest.approx([0.2, 0.2])
     by_name = {curve.name: curve for curve in found.curves}
     assert by_name["Head path's share over training"].y == pytest.approx([0.9 - 0.3 * k / 9 for k in range(10)])

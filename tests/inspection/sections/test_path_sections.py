@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError, heard
-from tiewise.core.found import plain
+from tiewise.core.measurement import plain
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
 from tiewise.inspection.sections.direct_path import direct_path_of
 from tiewise.inspection.tables.bigram_counts import Chain, irreversibility

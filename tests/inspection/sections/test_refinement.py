@@ -14,7 +14,7 @@ from torch import nn
 
 from tiewise.core.errors import DataError, heard
 from tiewise.inspection.running.stack import Repeat
-from tiewise.inspection.sections.refinement import Trajectory, found_of, iterate, refinement_of
+from tiewise.inspection.sections.refinement import Trajectory, iterate, measurement_of, refinement_of
 
 
 def albert(seed=0, **settings):
@@ -227,11 +227,11 @@ FAR, BACK = (0.125,) * 4, (0.0, 0.0, 0.0, 0.1)  # residuals after one applicatio
     ],
 )
 def test_the_answer_is_whether_a_repeated_layer_comes_to_rest(found, answer):
-    assert found_of(found, None, 2).answer == answer
+    assert measurement_of(found, None, 2).answer == answer
 
 
 def test_every_layer_is_told_beside_fresh_weights():
-    found = found_of(block(), block(FAR), 2)
+    found = measurement_of(block(), block(FAR), 2)
     assert found["last layer's change"].value == pytest.approx(0.125)
     growth = found["small differences grow by"]
     assert (growth.value, growth.chance, growth.high < 1) == (pytest.approx(0.6), 1.0, True)

@@ -16,15 +16,15 @@ from tiewise.inspection.inspection import inspect
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of
-from tiewise.inspection.sections.which_end import across, found_over_seeds
+from tiewise.inspection.sections.which_end import across, measurement_over_seeds
 from tiewise.inspection.tables.align_tables import CKA, CKA_CURVE, Score, align, nearer_end
 from tiewise.inspection.tables.bigram_counts import contexts
 from tiewise.inspection.tables.model_tables import HeldTable, one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
 from tiewise.inspection.tables.token_rows import directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.inspection.tables_over_seeds import AGAIN, OTHER_SEED, SAME_SEED, Leaning, OverSeeds
-from tiewise.report.faces import notes
 from tiewise.report.figures import panels
+from tiewise.report.views import notes
 
 ROWS, WIDTH = 400, 8
 QUICK = AlignSettings(permutations=2, sampled=200, subspaces=(4,))
@@ -192,11 +192,11 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
     ],
 )
 def test_a_lean_is_never_told_without_what_is_left_of_it_when_frequency_is_taken_out(given, answer):
-    assert found_over_seeds(over_seeds(**given), "tied").answer == f"it leans {answer}"
+    assert measurement_over_seeds(over_seeds(**given), "tied").answer == f"it leans {answer}"
 
 
 def test_over_seeds_every_number_is_there_beside_training_again():
-    found = found_over_seeds(over_seeds(), "tied")
+    found = measurement_over_seeds(over_seeds(), "tied")
     named = {(q.name, q.of): q.value for q in found.quantities}
     assert named["after the best rotation", "tied – untied output"] == 0.5
     assert named["after the best rotation", "untied output, trained again"] == 0.7

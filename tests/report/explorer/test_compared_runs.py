@@ -9,8 +9,8 @@ from tests.report.comparison_sample import albert_comparison, sample_comparison
 from tests.report.opened_page import EVIL
 
 from tiewise.core.errors import CheckpointError, RunError
-from tiewise.core.found import plain
-from tiewise.report.comparison_found import difference, results, verdict
+from tiewise.core.measurement import plain
+from tiewise.report.comparison_measurement import difference, results, verdict
 from tiewise.report.explorer.compared import compared
 from tiewise.report.explorer.page import explore
 from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name

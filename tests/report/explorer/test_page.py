@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tiewise.core.errors import RunError
-from tiewise.core.found import plain
+from tiewise.core.measurement import plain
 from tiewise.report.explorer import page
 from tiewise.report.explorer.page import explore, joined
 

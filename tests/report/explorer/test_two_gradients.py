@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tiewise.core.found import plain
+from tiewise.core.measurement import plain
 
 WORDS = ["the", "cat", "sat", "on", "mat", "dog", "bird", "rug"]
 

@@ -22,7 +22,7 @@ from jax import Array
 
 from tiewise.boundary.flax.parameter_files import flat
 from tiewise.core.errors import DataError, one_line
-from tiewise.core.found import count
+from tiewise.core.measurement import count
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def save_sharded(
                     place.mkdir(exist_ok=True)
                     sweep(place)
             # the names differ from those of the save before, which is loaded until the index is replaced
-            token = ranks.first_does(lambda: secrets.token_hex(4))
+            token = ranks.on_rank_zero(lambda: secrets.token_hex(4))
             with ranks.agreed():
                 written = _write_shard(place, f"sharded-{token}-{ranks.rank():05}.safetensors", live, division)
             files = ranks.all_of(written)

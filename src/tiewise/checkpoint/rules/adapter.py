@@ -12,7 +12,7 @@ from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
-from tiewise.checkpoint.rules.rule import Said, Severity, Told, describe, dotted, names, rule
+from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
@@ -21,7 +21,7 @@ from tiewise.core.files import size
 
 
 @rule("B060", "error", "an adapter leaves a tied pair tied", kind="adapter")
-def adapter_on_tied(facts: AdapterFacts) -> Told:
+def adapter_on_tied(facts: AdapterFacts) -> Observations:
     """The two ends of a tied model are one Parameter, and PEFT adapts modules. A low-rank update of one end acts at
     that end in training; a merge writes it into the shared table, and so changes the other end too. Updates of both
     ends are added to it twice, with ensure_weight_tying as without (measured with PEFT 0.21). Full copies
@@ -49,7 +49,7 @@ def _updates_of_kind(facts: AdapterFacts, *kinds: str) -> list[EndUpdate]:
     return updates
 
 
-def _unknown_effect(facts: AdapterFacts) -> Told:
+def _unknown_effect(facts: AdapterFacts) -> Observations:
     """Report that a merge has an unknown effect, because nothing says that the base ties."""
     updates = _updates_of_kind(facts, LORA, COPY, TOKENS)
     if not updates:
@@ -59,10 +59,10 @@ def _unknown_effect(facts: AdapterFacts) -> Told:
         why = "no base was given"
     what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
     fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
-    yield Said(short(facts.path.name), what, fix, severity="info")
+    yield Observation(short(facts.path.name), what, fix, severity="info")
 
 
-def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Told:
+def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Observations:
     """Report that the two ends of a tied base train different rows."""
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
@@ -70,7 +70,7 @@ def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Told:
         yield short(facts.path.name), what, _training_advice(base, "new_tokens=[…]")
 
 
-def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Told:
+def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Observations:
     """Report low-rank updates of one or both ends of a tied base."""
     if not low_rank:
         return
@@ -83,7 +83,7 @@ def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Told:
     yield short(facts.path.name), what, _merge_advice(facts)
 
 
-def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Told:
+def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Observations:
     """Report full copies that part the two ends of a tied base."""
     if not copies:
         return
@@ -101,7 +101,7 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
         return
     what = f"{described}, on a base whose two ends are one table: {_effect_of_merge(base)}"
     fix = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
-    yield Said(short(facts.path.name), what, fix, severity=severity)
+    yield Observation(short(facts.path.name), what, fix, severity=severity)
 
 
 def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
@@ -170,7 +170,7 @@ def _updated_tables(facts: AdapterFacts, base: Facts) -> list[tuple[EndUpdate, S
 
 
 @rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
-def adapter_shapes(facts: AdapterFacts) -> Told:
+def adapter_shapes(facts: AdapterFacts) -> Observations:
     """An adapter whose table has other rows or another width than the base's was trained on another base, or after a
     resize: the loader refuses it, or asks for a resize first. A tensor without a single number was saved under ZeRO-3
     without gathering its shards: every process wrote what it held itself, which is an empty placeholder (peft#2450).
@@ -202,7 +202,7 @@ def _base_name(facts: AdapterFacts) -> str:
     return "unnamed"
 
 
-def _rows_beyond(facts: AdapterFacts, base: Facts) -> Told:
+def _rows_beyond(facts: AdapterFacts, base: Facts) -> Observations:
     """Report trained rows that the base's table does not have."""
     stored = base.roles.input
     if stored is None:
@@ -216,7 +216,7 @@ def _rows_beyond(facts: AdapterFacts, base: Facts) -> Told:
 _UNKNOWN = -1  # a length that the adapter's tensors do not say
 
 
-def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Stored) -> Told:
+def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Stored) -> Observations:
     """Report an update whose table has another shape than the base's."""
     if update.shape is None or len(table.shape) != 2:
         return
@@ -235,7 +235,7 @@ def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Sto
 
 
 @rule("B062", "error", "an adapter's modules are modules of the base", kind="adapter")
-def adapter_modules(facts: AdapterFacts) -> Told:
+def adapter_modules(facts: AdapterFacts) -> Observations:
     """Loaders find the modules of an adapter by name. One that was trained on another class, on a model inside another
     or behind a wrapper, has names that the base's class does not have: it loads, with a warning at most, and what it
     learned at these names does nothing. Names are those of the class once loaded, which may not be those of the files.
@@ -255,7 +255,7 @@ def adapter_modules(facts: AdapterFacts) -> Told:
     if base.roles.known is not None:
         severity = "error"
     what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
-    yield Said(short(facts.path.name), what, _way_to_names(facts, lost), severity=severity)
+    yield Observation(short(facts.path.name), what, _way_to_names(facts, lost), severity=severity)
 
 
 def _modules_of_base(facts: AdapterFacts) -> list[str]:
@@ -300,7 +300,7 @@ def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
 
 
 @rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True, reads="its tables")
-def adapter_copies(facts: AdapterFacts) -> Told:
+def adapter_copies(facts: AdapterFacts) -> Observations:
     """An adapter that trains some tokens as a module to save, or that PEFT saves together with its embedding layers,
     stores whole tables of which most rows are the base's own: hundreds of megabytes for one token.
     What to do: tiewise slim keeps the rows that changed. To train only these from the start, give PEFT what
@@ -314,7 +314,7 @@ def adapter_copies(facts: AdapterFacts) -> Told:
             yield from _mostly_equal_copy(facts, update.copy, table)
 
 
-def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Told:
+def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Observations:
     """Report a full copy of a table if it changes at most half of the rows."""
     are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
     if copy.shape != table.shape or not are_plain:
@@ -334,7 +334,7 @@ STOPS = ("weight", "bias", "lora_B.bias", "lora_magnitude_vector", DELTA)
 
 
 @rule("B064", "info", "engines that serve adapters serve this one", kind="adapter", reads="its headers")
-def adapter_engines(facts: AdapterFacts) -> Told:
+def adapter_engines(facts: AdapterFacts) -> Observations:
     """Engines keep an adapter apart from its base, and know sums of two factors alone. vLLM refuses a whole table
     (modules_to_save), trained rows of new tokens, use_dora and lora_bias. SGLang refuses use_dora and target_modules
     that is a pattern; tables and trained rows of an end that target_modules does not name it passes by without a word,

@@ -10,7 +10,7 @@ from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Fault, Folder
 from tiewise.checkpoint.rules.code_classes import ARGUMENTS, KEYS, Assigned, CodeClass, read_code
-from tiewise.checkpoint.rules.rule import Said, Severity, Told, rule
+from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, rule
 from tiewise.checkpoint.untrusted import object_of, short
 
 MOST_ANCESTORS = 100
@@ -21,7 +21,7 @@ _BASE_CONFIGS = {"PretrainedConfig", "PreTrainedConfig"}
 
 
 @rule("B023", "error", "the code that comes with a checkpoint ties as transformers 5 asks")
-def custom_code(facts: Facts) -> Told:
+def custom_code(facts: Facts) -> Observations:
     """transformers 5 takes _tied_weights_keys as a dict {target: source}. A list, right in version 4, stops it while it
     builds or saves a model: 'list' object has no attribute 'keys'. An attribute of another name is not read at all, and
     a class without one stays untied where version 4 tied every class with get_output_embeddings: its head is random.
@@ -42,7 +42,7 @@ def custom_code(facts: Facts) -> Told:
         yield from _missing_default(facts, config)
 
 
-def _models(facts: Facts, classes: Mapping[str, CodeClass], used: Mapping[str, str]) -> Told:
+def _models(facts: Facts, classes: Mapping[str, CodeClass], used: Mapping[str, str]) -> Observations:
     """Report the models among a folder's classes: by config.json, or by their bases."""
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
@@ -53,12 +53,12 @@ def _models(facts: Facts, classes: Mapping[str, CodeClass], used: Mapping[str, s
             yield from _model_findings(facts, code, inherits_keys)
 
 
-def _unread_code(folder: Folder, faults: list[Fault]) -> Told:
+def _unread_code(folder: Folder, faults: list[Fault]) -> Observations:
     """Report Python files that cannot be read."""
     for fault in faults:
         where = short(fault.file)
         what = fault.what.removeprefix(f"{folder.path}/")
-        yield Said(where, what, fault.fix, severity="warning")
+        yield Observation(where, what, fault.fix, severity="warning")
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
@@ -85,7 +85,7 @@ def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
     return False
 
 
-def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
+def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Observations:
     """Report how a model's class ties otherwise than transformers 5 asks. `inherits`: a base may declare keys."""
     lacks_keys = not inherits and not code.keyed
     for assigned in code.tied:
@@ -100,14 +100,14 @@ def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Told:
         yield _finding("error", code, code.tie_weights, what, f"write: {_SIGNATURE}")
 
 
-def _misnamed_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
+def _misnamed_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observation:
     """Return the finding about keys under another name."""
     what = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
     fix = _assignment(facts, assigned.entries)
     return _finding("error", code, assigned.line, what, fix)
 
 
-def _no_keys(facts: Facts, code: CodeClass) -> Told:
+def _no_keys(facts: Facts, code: CodeClass) -> Observations:
     """Report a class with a head, and without keys by which transformers 5 would tie it."""
     if not facts.claims.tied or "tie_weights" in code.methods:
         return
@@ -117,7 +117,7 @@ def _no_keys(facts: Facts, code: CodeClass) -> Told:
         yield _finding("error", code, code.line, what, fix)
 
 
-def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
+def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observation:
     """Return the finding about keys in a list. An untied model fails only when it is saved."""
     what = f"{code.name}.{KEYS} is a list, and"
     fix = _assignment(facts, assigned.entries)
@@ -128,7 +128,7 @@ def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Said:
     return _finding("error", code, assigned.line, what, fix)
 
 
-def _missing_default(facts: Facts, config: CodeClass) -> Told:
+def _missing_default(facts: Facts, config: CodeClass) -> Observations:
     """Report a config class without a value for the flag, where config.json has none either."""
     if facts.claims.deciding.written is not None or facts.roles.headless:
         return
@@ -151,9 +151,9 @@ def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:
     return f"write: {KEYS} = {{{', '.join(pairs)}}}"
 
 
-def _finding(severity: Severity, code: CodeClass, line: int, evidence: str, repair: str) -> Said:
+def _finding(severity: Severity, code: CodeClass, line: int, evidence: str, repair: str) -> Observation:
     """Return a finding at a line of a file, with evidence of bounded length."""
-    return Said(f"{short(code.file)}:{line}", short(evidence, 400), repair, severity=severity)
+    return Observation(f"{short(code.file)}:{line}", short(evidence, 400), repair, severity=severity)
 
 
 def auto_map(config: Mapping[str, Any]) -> dict[str, str]:

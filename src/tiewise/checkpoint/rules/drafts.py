@@ -20,9 +20,9 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
-    Said,
+    Observation,
+    Observations,
     Severity,
-    Told,
     copies,
     describe,
     difference,
@@ -40,7 +40,7 @@ OTHER = "give the target that it was trained for, or train a draft for this one"
 
 
 @rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft", reads="the maps")
-def draft_maps(facts: Facts) -> Told:
+def draft_maps(facts: Facts) -> Observations:
     """Engines add d2t to the row's number to get the target's token. Where it is missing or was saved before it was
     set, row i stands for token i and nearly no proposal is accepted; nothing else is wrong, and no shape shows it.
     Token ids in place of distances lead beyond the vocabulary. Rows of one token, or tokens that do not rise with the
@@ -62,11 +62,13 @@ def draft_maps(facts: Facts) -> Told:
         yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
 
 
-def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Told:
+def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Observations:
     """Report all that is wrong with the map `stored` and with the marks next to it."""
     marks = draft.t2d
     if marks is None and not draft.holds_ids:
-        yield Said("t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info")
+        yield Observation(
+            "t2d", "d2t is stored without t2d: it serves, and cannot be trained on", AGAIN, severity="info"
+        )
     if not facts.scan:
         return
     yield from _no_integers(stored)
@@ -95,7 +97,7 @@ def _are_integers(tensor: Stored) -> bool:
     return tensor.dtype in _INTEGERS
 
 
-def _no_integers(tensor: Stored) -> Told:
+def _no_integers(tensor: Stored) -> Observations:
     """Report a stored map that is no list of integers."""
     if not _are_integers(tensor):
         yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
@@ -133,7 +135,7 @@ class _DraftMap(NamedTuple):
         return self.marked is not None and np.array_equal(self.marked, np.sort(self.steps))
 
 
-def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Told:
+def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Observations:
     """Report the first thing that is wrong with a map; tokens are below `vocabulary`."""
     where, tokens = draft_map.name, draft_map.tokens()
     rows = f"{len(tokens):,}"
@@ -152,30 +154,30 @@ def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Told
         yield from _falling_tokens(where, tokens)
 
 
-def _leads_outside(draft_map: _DraftMap, outside: NDArray[np.int64], vocabulary: int) -> Said:
+def _leads_outside(draft_map: _DraftMap, outside: NDArray[np.int64], vocabulary: int) -> Observation:
     """Return the finding about rows that lead outside. Often ids are stored as distances."""
     where = draft_map.name
     if draft_map.marks_steps:
         what = f"{where} holds the tokens' ids, and engines add them to the row's number"
-        return Said(where, what, f"store {where}[i] − i for row i")
+        return Observation(where, what, f"store {where}[i] − i for row i")
     tokens = draft_map.tokens()
     row = outside[0]
     what = f"{len(outside):,} of {len(tokens):,} rows of {where} lead outside {vocabulary:,} tokens"
     what += f" (row {row:,} to {tokens[row]:,})"
-    return Said(where, what, AGAIN)
+    return Observation(where, what, AGAIN)
 
 
-def _falling_tokens(where: str, tokens: NDArray[np.int64]) -> Told:
+def _falling_tokens(where: str, tokens: NDArray[np.int64]) -> Observations:
     """Report a map whose tokens do not rise with its rows."""
     falls = np.flatnonzero(np.diff(tokens) < 0)
     if len(falls):
         row = falls[0] + 1
         pair = f"row {row:,}: token {tokens[row]:,} after {tokens[row - 1]:,}"
         what = f"the tokens of {where} do not rise with the rows ({pair})"
-        yield Said(where, what, AGAIN, severity="warning")
+        yield Observation(where, what, AGAIN, severity="warning")
 
 
-def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64]) -> Told:
+def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64]) -> Observations:
     """Report that t2d marks other tokens than the map leads to."""
     apart = np.setxor1d(tokens, marked)
     if len(apart):
@@ -184,7 +186,7 @@ def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64
 
 
 @rule("B084", "error", "a draft has the rows that its config and its target say", kind="draft")
-def draft_sizes(facts: Facts) -> Told:
+def draft_sizes(facts: Facts) -> Observations:
     """The head and d2t have a row for each of draft_vocab_size tokens, the input table and t2d one for each of
     vocab_size; a draft without an input table looks tokens up in the target's, or reads its hidden states (Medusa), and
     must be as wide. A config that says draft_vocab_size promises a head: where none is stored and the flag is false,
@@ -227,7 +229,7 @@ def _draft_size(facts: Facts, draft: Draft) -> _Size:
     return _Size("draft_vocab_size", draft.size)
 
 
-def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Told:
+def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Observations:
     """Report tensors whose rows the config contradicts, and a draft larger than its vocabulary."""
     vocabulary = _Size("vocab_size", facts.vocabulary)
     if size.rows is None:
@@ -241,7 +243,7 @@ def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Told:
         yield from _other_rows(facts, tensor, vocabulary)
 
 
-def _other_rows(facts: Facts, tensor: Stored, expected: _Size) -> Told:
+def _other_rows(facts: Facts, tensor: Stored, expected: _Size) -> Observations:
     """Report a tensor that has other rows than the config says. The shape of a packed table does not count them."""
     if expected.rows in (None, tensor.rows):
         return
@@ -276,7 +278,7 @@ def _tensors_of_vocabulary(facts: Facts, draft: Draft) -> list[Stored]:
     return tensors + further_tables(facts, MTP_INPUT, MTP_OUTPUT)
 
 
-def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
+def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Observations:
     """Report that a config promises a head of the draft's size, and none is stored."""
     if draft.size is None or facts.tied:
         return
@@ -290,7 +292,7 @@ def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Told:
     yield "lm_head", what, AGAIN
 
 
-def _other_width(facts: Facts, draft: Draft, target: Facts) -> Told:
+def _other_width(facts: Facts, draft: Draft, target: Facts) -> Observations:
     """Report a draft without an input table that is not as wide as the target's."""
     table = target.roles.counted
     if facts.roles.input is not None or table is None:
@@ -303,7 +305,7 @@ def _other_width(facts: Facts, draft: Draft, target: Facts) -> Told:
         yield where, what, OTHER
 
 
-def _wrong_head_count(facts: Facts, draft: Draft) -> Told:
+def _wrong_head_count(facts: Facts, draft: Draft) -> Observations:
     """Report that a config of Medusa gives another number of heads than are stored."""
     stored = len(draft.heads)
     planned = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads")))
@@ -313,10 +315,10 @@ def _wrong_head_count(facts: Facts, draft: Draft) -> Told:
     if planned > stored:
         severity = "error"
     what = f"its config says {planned:,} heads, and {stored:,} are stored"
-    yield Said("config.json", what, CONFIG_FIX, severity=severity)
+    yield Observation("config.json", what, CONFIG_FIX, severity=severity)
 
 
-def _other_vocabulary(facts: Facts, target: Facts) -> Told:
+def _other_vocabulary(facts: Facts, target: Facts) -> Observations:
     """Report that draft and target have vocabularies of two sizes. Tokens in the rows of one alone make it an error."""
     ours, theirs = facts.vocabulary, target.vocabulary
     if ours is None or theirs is None:
@@ -328,7 +330,7 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Told:
     last = _last_token(target, facts)
     if last is None:
         what += "; no tokenizer says whether tokens lie between"
-        yield Said(where, what, "put the target's tokenizer.json beside it", severity="warning")
+        yield Observation(where, what, "put the target's tokenizer.json beside it", severity="warning")
         return
     less, more = sorted((ours, theirs))
     if last >= less:
@@ -341,7 +343,7 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Told:
     if smaller.draft is None:
         fix = smaller.command("resize", f"--vocab {more}", "--rows zero")
     what += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
-    yield Said(where, what, f"where an engine wants one size: {fix}", severity="info")
+    yield Observation(where, what, f"where an engine wants one size: {fix}", severity="info")
 
 
 def _last_token(*models: Facts) -> int | None:
@@ -354,7 +356,7 @@ def _last_token(*models: Facts) -> int | None:
 
 
 @rule("B085", "error", "a draft's ids are the target's", kind="draft", reads="tokenizers, else the input tables")
-def draft_ids(facts: Facts) -> Told:
+def draft_ids(facts: Facts) -> Observations:
     """A proposal is accepted where draft and target mean the same token by an id. Two vocabularies of one size can
     differ in every id: acceptance falls to about 1 %, and no size shows it. Told from both tokenizers, id by id; a
     draft without a tokenizer is told by its input table, which its trainer copied from the target and froze. A draft of
@@ -376,7 +378,7 @@ def draft_ids(facts: Facts) -> Told:
         yield from _other_input_table(facts, target)
 
 
-def _heads_of_target(facts: Facts, target: Facts) -> Told:
+def _heads_of_target(facts: Facts, target: Facts) -> Observations:
     """Report heads of Medusa that are copies of the target's head."""
     head = target.roles.output or target.roles.input
     if head is None:
@@ -388,7 +390,7 @@ def _heads_of_target(facts: Facts, target: Facts) -> Told:
         if alike is not None and not alike.differing:
             what = f"{describe(draft_head)} is {short(head.name)} of the target, row by row"
             fix = "none if its blocks alone were to be trained"
-            yield Said(short(draft_head.name), what, fix, severity="info")
+            yield Observation(short(draft_head.name), what, fix, severity="info")
 
 
 def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
@@ -401,7 +403,7 @@ def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
     return tokenizer
 
 
-def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Told:
+def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Observations:
     """Report ids that are other tokens in the target, or that the draft lacks."""
     texts, target_texts = ours.texts, theirs.texts
     if (PIECES[0] in ours.files) is not (PIECES[0] in theirs.files):
@@ -419,7 +421,7 @@ def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Told:
         yield "tokenizer", what, OTHER
     elif lacking:
         what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
-        yield Said("tokenizer", what, "none needed: it never proposes them", severity="info")
+        yield Observation("tokenizer", what, "none needed: it never proposes them", severity="info")
 
 
 def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
@@ -427,7 +429,7 @@ def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
     return {number: "\t" if text == "<0x09>" else text for number, text in texts.items()}
 
 
-def _other_input_table(facts: Facts, target: Facts) -> Told:
+def _other_input_table(facts: Facts, target: Facts) -> Observations:
     """Report that the input table is not the target's, or that no two can be compared."""
     # layers that predict further tokens bring a copy of the target's table, on which `copies` has reported
     copies_of_table = further_tables(facts, MTP_INPUT)
@@ -437,10 +439,10 @@ def _other_input_table(facts: Facts, target: Facts) -> Told:
     alike = _compare_rows(facts, table, target.roles.counted)
     if table is None or alike is None:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
-        yield Said("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
+        yield Observation("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
     elif alike.kind == UNRELATED and not copies_of_table:
         what = f"its input table is not the target's: {difference(alike)}"
-        yield Said(short(table.name), what, OTHER, severity="warning")
+        yield Observation(short(table.name), what, OTHER, severity="warning")
 
 
 def _compare_rows(facts: Facts, table: Stored | None, target_table: Stored | None) -> TableLikeness | None:

@@ -7,7 +7,7 @@ import re
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
-from tiewise.checkpoint.rules.rule import AnyFacts, Said, Severity, Told, names, rule, value_text
+from tiewise.checkpoint.rules.rule import AnyFacts, Observation, Observations, Severity, names, rule, value_text
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 
@@ -16,7 +16,7 @@ _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bi
 
 
 @rule("B001", "fatal", "every file can be read, and every header describes exactly its file", kind="any")
-def unreadable(facts: AnyFacts) -> Told:
+def unreadable(facts: AnyFacts) -> Observations:
     """A safetensors file is a length, a header and tensors that lie one behind the other up to the last byte. A file
     that was cut short by a full disk or a broken download, or that a tool wrote wrongly, breaks one of these. Loaders
     then fail late, or read a tensor's bytes from the wrong place. Config, generation config and tokenizer files must be
@@ -31,18 +31,18 @@ def unreadable(facts: AnyFacts) -> Told:
         yield from _unreadable_files(facts)
 
 
-def _unreadable_files(facts: Facts) -> Told:
+def _unreadable_files(facts: Facts) -> Observations:
     """Report files of a model's folder that cannot be read, and weights that are only pickles."""
     folder = facts.folder
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shards
             yield short(fault.file), _without_path(fault, folder), fault.fix
     for fault in _further_faults(facts):
-        yield Said(fault.file, _without_path(fault, folder), fault.fix, severity="warning")
+        yield Observation(fault.file, _without_path(fault, folder), fault.fix, severity="warning")
     yield from _only_pickles(folder)
 
 
-def _only_pickles(folder: Folder) -> Told:
+def _only_pickles(folder: Folder) -> Observations:
     """Report weights that are only pickles."""
     if folder.headers or folder.faults:
         return
@@ -69,7 +69,7 @@ def _without_path(fault: Fault, folder: Folder) -> str:
 
 
 @rule("B002", "fatal", "the index and the shards name the same tensors")
-def index_and_shards(facts: Facts) -> Told:
+def index_and_shards(facts: Facts) -> Observations:
     """model.safetensors.index.json maps every tensor to the shard that holds it. Tools that add, drop or rename tensors
     without rewriting it leave names that no shard holds, or tensors that no loader asks for. llama.cpp's converter
     stopped at a `wte` that only the index knew (llama.cpp#12456), and users edit the file by hand after merges
@@ -86,7 +86,7 @@ def index_and_shards(facts: Facts) -> Told:
         yield from _wrong_index(facts, weight_map)
 
 
-def _missing_shards(folder: Folder) -> Told:
+def _missing_shards(folder: Folder) -> Observations:
     """Report an index that cannot be read, and shards that it names and the folder lacks."""
     if not folder.faults:
         return
@@ -111,7 +111,7 @@ def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
     return by_file
 
 
-def _missing_index(folder: Folder) -> Told:
+def _missing_index(folder: Folder) -> Observations:
     """Report a folder without an index in which loaders find no weights."""
     if folder.config is None or not folder.headers:
         return
@@ -125,16 +125,16 @@ def _missing_index(folder: Folder) -> Told:
         yield _other_file_names(list(folder.headers))
 
 
-def _other_file_names(files: list[str]) -> Said:
+def _other_file_names(files: list[str]) -> Observation:
     """Return the finding about files of tensors under names that transformers does not look for."""
     fix = "write the checkpoint again"
     if len(files) == 1:
         fix = f"rename it to {SINGLE}"
     what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
-    return Said(short(files[0]), what, fix, severity="error")
+    return Observation(short(files[0]), what, fix, severity="error")
 
 
-def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
+def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
     """Report tensors in another shard than the index says, in none, or without entry."""
     tensors = facts.folder.tensors
     misplaced = _not_in_their_shard(facts.folder, weight_map)
@@ -149,26 +149,26 @@ def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Told:
         yield _without_entry(facts, unknown)
 
 
-def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Said:
+def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Observation:
     """Return the finding about tensors in another shard. The index maps the first to `file`."""
     what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
-    return Said(short(file), what, facts.command("repair"), True, severity="error")
+    return Observation(short(file), what, facts.command("repair"), True, severity="error")
 
 
-def _without_entry(facts: Facts, unknown: list[str]) -> Said:
+def _without_entry(facts: Facts, unknown: list[str]) -> Observation:
     """Return the finding about stored tensors that the index lacks."""
     file = facts.folder.tensors[unknown[0]].path.name
     what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
-    return Said(short(file), what, facts.command("repair"), True, severity="error")
+    return Observation(short(file), what, facts.command("repair"), True, severity="error")
 
 
-def _in_no_shard(facts: Facts, lost: list[str]) -> Said:
+def _in_no_shard(facts: Facts, lost: list[str]) -> Observation:
     """Return the finding about tensors that no shard holds. A tied model does without its head."""
     what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
     if facts.claims.tied is True and lost == [facts.roles.output_name]:
-        return Said(INDEX, what, facts.command("repair"), True, severity="error")
+        return Observation(INDEX, what, facts.command("repair"), True, severity="error")
     fix = "download the shards again, or the index that belongs to them"
-    return Said(INDEX, what, fix, severity="error")
+    return Observation(INDEX, what, fix, severity="error")
 
 
 def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]:
@@ -182,7 +182,7 @@ def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]
 
 
 @rule("B003", "warning", "total_size is right, and no older weights lie beside the checkpoint")
-def stale(facts: Facts) -> Told:
+def stale(facts: Facts) -> Observations:
     """The index states the bytes of all tensors; a wrong number is harmless to most loaders and a sign that the file
     was edited or kept from before a rewrite. Files of weights that the index does not name are read by some tools all
     the same: mlx-lm takes every model*.safetensors of a folder. transformers deletes its own old shards before it
@@ -201,7 +201,7 @@ def _is_of_model(file: str) -> bool:
     return file.startswith("model") or _SHARD.fullmatch(file) is not None
 
 
-def _wrong_total(facts: Facts) -> Told:
+def _wrong_total(facts: Facts) -> Observations:
     """Report that the index states another number of bytes than the tensors have."""
     claimed = facts.folder.total_size
     if claimed is None or not facts.complete:
@@ -212,7 +212,7 @@ def _wrong_total(facts: Facts) -> Told:
         yield INDEX, what, facts.command("repair"), True
 
 
-def _older_weights(folder: Folder, old: list[str]) -> Told:
+def _older_weights(folder: Folder, old: list[str]) -> Observations:
     """Report files of weights that the index does not name. If loaders open one, it is an error."""
     if not old:
         return
@@ -222,10 +222,10 @@ def _older_weights(folder: Folder, old: list[str]) -> Told:
     if SINGLE in old and folder.opened == SINGLE:
         what += f"; transformers opens {SINGLE}, and not what the index names"
         severity = "error"
-    yield Said(short(old[0]), what, fix, severity=severity)
+    yield Observation(short(old[0]), what, fix, severity=severity)
 
 
-def _other_formats(folder: Folder, old: list[str]) -> Told:
+def _other_formats(folder: Folder, old: list[str]) -> Observations:
     """Report weights in other formats or layouts than the checkpoint's, those aside that are `old`."""
     others = [name for name in folder.extra if name not in old]
     if folder.headers:
@@ -233,11 +233,11 @@ def _other_formats(folder: Folder, old: list[str]) -> Told:
     if others:
         what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
         fix = "remove them if they are older than the safetensors"
-        yield Said(short(others[0]), what, fix, severity="info")
+        yield Observation(short(others[0]), what, fix, severity="info")
 
 
 @rule("B004", "error", "no name lies in two shards")
-def name_in_two_shards(facts: Facts) -> Told:
+def name_in_two_shards(facts: Facts) -> Observations:
     """Two shards that hold one name leave it to the loader which of the two it takes: the one that the index maps, or
     the one that is read last. Where both are equal this only wastes bytes; where they differ, two loaders make two
     models. It comes from merges and from expert or pipeline ranks that each wrote the shared table
@@ -249,7 +249,7 @@ def name_in_two_shards(facts: Facts) -> Told:
         yield _copy_in_shard(facts, copy)
 
 
-def _copy_in_shard(facts: Facts, copy: Stored) -> Said:
+def _copy_in_shard(facts: Facts, copy: Stored) -> Observation:
     """Return the finding about a tensor whose name another shard holds too. An equal copy can be dropped."""
     first = facts.folder.tensors[copy.name]  # the one that loaders should take
     how, is_safe = "not compared", False
@@ -262,4 +262,4 @@ def _copy_in_shard(facts: Facts, copy: Stored) -> Said:
         fix = facts.command("repair")
     name = short(copy.name)
     what = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
-    return Said(f"{short(copy.path.name)}: {name}", what, fix, is_safe)
+    return Observation(f"{short(copy.path.name)}: {name}", what, fix, is_safe)

@@ -11,10 +11,10 @@ from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     SEVERITIES,
+    Observation,
+    Observations,
     Repair,
-    Said,
     Severity,
-    Told,
     difference,
     differing,
     dotted,
@@ -58,7 +58,7 @@ def _means_more(facts: Facts) -> bool:
 
 
 @rule("B020", "warning", "the flag is written, as true or false")
-def flag_absent(facts: Facts) -> Told:
+def flag_absent(facts: Facts) -> Observations:
     """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every model,
     transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is stored may
     so be dropped, and one that is not stored may be drawn at random (transformers#6692). Only noted where the class
@@ -75,7 +75,7 @@ def flag_absent(facts: Facts) -> Told:
         yield _absent_flag(facts)
 
 
-def _malformed_flags(facts: Facts) -> Told:
+def _malformed_flags(facts: Facts) -> Observations:
     """Report flags that are neither true nor false."""
     for claim in facts.claims.levels:
         if claim.malformed is not None:
@@ -92,7 +92,7 @@ _ABSENT_MEANS = {  # by the class's default
 }
 
 
-def _absent_flag(facts: Facts) -> Said:
+def _absent_flag(facts: Facts) -> Observation:
     """Return the finding about a config without the flag. If all loaders agree, it is a note."""
     default, kind = facts.claims.tied, facts.config.get("model_type")
     family = "an unknown family"
@@ -107,7 +107,7 @@ def _absent_flag(facts: Facts) -> Said:
     if _all_loaders_agree(facts):
         severity = "info"
     repair = _flag_repair(facts)
-    return Said(FLAG, what, repair.fix, repair.is_safe, severity)
+    return Observation(FLAG, what, repair.fix, repair.is_safe, severity)
 
 
 def _all_loaders_agree(facts: Facts) -> bool:
@@ -118,7 +118,7 @@ def _all_loaders_agree(facts: Facts) -> bool:
 
 
 @rule("B021", "error", "all levels of a nested config say the same")
-def levels_disagree(facts: Facts) -> Told:
+def levels_disagree(facts: Facts) -> Observations:
     """A multimodal config says it twice: at its root and in text_config (or decoder, generator). transformers reads the
     level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
     spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857), and vLLM
@@ -137,7 +137,7 @@ def levels_disagree(facts: Facts) -> Told:
     what = f"{listed}; the tensors {_TRUTH[facts.truth]}"
     repair = _flag_repair(facts)
     severity = _severity_of_levels(facts)
-    yield Said(dotted(wrong[0]), what, repair.fix, repair.is_safe, severity)
+    yield Observation(dotted(wrong[0]), what, repair.fix, repair.is_safe, severity)
 
 
 def _written_flags(facts: Facts) -> dict[str, bool]:
@@ -175,7 +175,7 @@ def _is_class_right(facts: Facts) -> bool:
 
 
 @rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
-def t5_ends(facts: Facts) -> Told:
+def t5_ends(facts: Facts) -> Observations:
     """T5 and its descendants always share one input table between encoder and decoder, and read tie_word_embeddings =
     false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the
     head at random and early versions of 5 the input tables too (transformers#47620, #43880, #42815). Files that store
@@ -193,7 +193,7 @@ def t5_ends(facts: Facts) -> Told:
         yield from _t5_input_tables(facts)
 
 
-def _t5_without_head(facts: Facts) -> Told:
+def _t5_without_head(facts: Facts) -> Observations:
     """Report a T5-like model whose flag is false, and which stores no head."""
     roles = facts.roles
     if roles.input is None or roles.output is not None:
@@ -206,7 +206,7 @@ def _t5_without_head(facts: Facts) -> Told:
     yield FLAG, what, fix
 
 
-def _t5_input_tables(facts: Facts) -> Told:
+def _t5_input_tables(facts: Facts) -> Observations:
     """Report stored input tables of a T5-like model that differ from the first one."""
     for other in facts.roles.inputs[1:]:
         first = facts.roles.inputs[0]
@@ -219,7 +219,7 @@ def _t5_input_tables(facts: Facts) -> Told:
 
 
 @rule("B080", "warning", "every loader makes the same model of it")
-def loaders_disagree(facts: Facts) -> Told:
+def loaders_disagree(facts: Facts) -> Observations:
     """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
     llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
     go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
@@ -245,7 +245,7 @@ def loaders_disagree(facts: Facts) -> Told:
     elif len(wrong) == len(outcomes):
         first = wrong[0]
         fix = f"repair the other findings; {first.loader} {first.versions}: {first.sentence}"
-    yield Said(facts.path.name, what, fix, severity=severity)
+    yield Observation(facts.path.name, what, fix, severity=severity)
 
 
 def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.gguf_file import BY_NAME, HEAD, TABLE, TOKENS, GgufFacts
-from tiewise.checkpoint.rules.rule import Said, Severity, Told, describe, difference, rule
+from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -13,7 +13,7 @@ CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
 
 
 @rule("B070", "error", "a GGUF file keeps its source's two ends", kind="gguf")
-def gguf_ends(facts: GgufFacts) -> Told:
+def gguf_ends(facts: GgufFacts) -> Observations:
     """llama.cpp looks for output.weight, and takes token_embd.weight in its place where the file has none: right for a
     tied model, silently wrong for one whose head was trained on its own. Whether a converter writes the head depends on
     the architecture: Gemma 2's skips lm_head by name even where it differs, Gemma 3's keeps it since 2025. The other
@@ -40,14 +40,14 @@ def gguf_ends(facts: GgufFacts) -> Told:
             yield from _dropped_head(source, stored)
 
 
-def _lost_table(facts: GgufFacts) -> Told:
+def _lost_table(facts: GgufFacts) -> Observations:
     """Report a file that carries tokens and no table for them."""
     if facts.tokens is not None:
         what = f"it carries {facts.tokens:,} tokens and no {TABLE}"
-        yield Said(short(facts.path.name), what, CONVERT, severity="fatal")
+        yield Observation(short(facts.path.name), what, CONVERT, severity="fatal")
 
 
-def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Told:
+def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Observations:
     """Report the table and the head if they have other rows than the file has tokens."""
     tokens = facts.tokens
     if tokens is None:
@@ -59,7 +59,7 @@ def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Told:
             yield end.name, what, fix
 
 
-def _other_shape(table: Stored, stored: Stored) -> Told:
+def _other_shape(table: Stored, stored: Stored) -> Observations:
     """Report a table of a GGUF file that has another shape than the source's table `stored`."""
     if len(stored.shape) != 2 or table.shape == stored.shape:
         return
@@ -70,10 +70,10 @@ def _other_shape(table: Stored, stored: Stored) -> Told:
     if has_fewer_rows and table.shape[1:] == stored.shape[1:]:  # a converter may cut the padding off
         fix = "nothing, where the rows beyond the tokens are padding"
         severity = "warning"
-    yield Said(TABLE, what, fix, severity=severity)
+    yield Observation(TABLE, what, fix, severity=severity)
 
 
-def _dropped_head(source: Facts, stored: Stored) -> Told:
+def _dropped_head(source: Facts, stored: Stored) -> Observations:
     """Report that a file lacks the head of its source, whose input table is `stored`."""
     head = source.roles.output
     if head is None or source.claims.t5_like:
@@ -87,7 +87,7 @@ def _dropped_head(source: Facts, stored: Stored) -> Told:
         how = f"of another shape than {describe(stored)}"
     else:
         what = f"it stores no {HEAD}; its source stores {describe(head)}, which was not compared with the table"
-        yield Said(HEAD, what, "check with the tables read", severity="warning")
+        yield Observation(HEAD, what, "check with the tables read", severity="warning")
         return
     what = f"it stores no {HEAD}, so that {TABLE} answers for it; its source stores {describe(head)}: {how}"
     fix = f"set tie_word_embeddings to false in the source's config.json, and {CONVERT} of today"
@@ -96,7 +96,7 @@ def _dropped_head(source: Facts, stored: Stored) -> Told:
 
 
 @rule("B071", "warning", "a GGUF file stores a shared table once, and finely enough", kind="gguf")
-def gguf_types(facts: GgufFacts) -> Told:
+def gguf_types(facts: GgufFacts) -> Observations:
     """Converters used to write a tied table twice, once as output.weight; loaders need only token_embd.weight. A table
     that serves both ends is the head too, which suffers more from rounding than other tensors: llama-quantize gives it
     at least Q6_K of its own accord. For Gemma 2B in Q4_K_M a perplexity of 9.68 was measured with the table in Q6_K,
@@ -111,10 +111,10 @@ def gguf_types(facts: GgufFacts) -> Told:
     elif facts.equal:
         what = f"{HEAD} repeats {TABLE} byte for byte: {size(facts.head.nbytes)} of {size(facts.size)}"
         fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
-        yield Said(HEAD, what, fix, severity="info")
+        yield Observation(HEAD, what, fix, severity="info")
 
 
-def _coarse_table(facts: GgufFacts, table: Stored) -> Told:
+def _coarse_table(facts: GgufFacts, table: Stored) -> Observations:
     """Report a shared table that is rounded more than llama-quantize rounds a head."""
     kind, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
     if facts.tokens is not None and kind.bits < least.bits:

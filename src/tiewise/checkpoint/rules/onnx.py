@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.onnx_file import OnnxFacts
-from tiewise.checkpoint.rules.rule import Said, Told, describe, names, rule, tensor_names
+from tiewise.checkpoint.rules.rule import Observation, Observations, describe, names, rule, tensor_names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -19,7 +19,7 @@ EXPORT = "export it again with one initialiser for both ends (onnxruntime-genai:
     kind="onnx",
     reads="the table, and tensors of its size",
 )
-def onnx_shared(facts: OnnxFacts) -> Told:
+def onnx_shared(facts: OnnxFacts) -> Observations:
     """Exporters write a tied model's table for the lookup and once more for the head: the same bytes, their transpose,
     or a quantised copy beside the full one. With one initialiser for both, Phi-4-mini went from 5.15 to 2.69 GB. An
     exporter that is told to share does so for a model of two tables too, and tokens are then looked up in the wrong one
@@ -38,14 +38,14 @@ def onnx_shared(facts: OnnxFacts) -> Told:
         yield from _other_head(facts, table, source)
 
 
-def _shared_by_mistake(table: Stored, source: Facts) -> Told:
+def _shared_by_mistake(table: Stored, source: Facts) -> Observations:
     """Report a table that serves both ends, and whose source has two."""
     if source.truth is False:
         what = f"{describe(table)} serves both ends, and its source has two tables"
-        yield Said(short(table.name), what, "export it again without sharing", severity="error")
+        yield Observation(short(table.name), what, "export it again without sharing", severity="error")
 
 
-def _repeated_table(facts: OnnxFacts, table: Stored) -> Told:
+def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
     """Report initialisers that repeat the table."""
     copies = facts.copies
     if copies:
@@ -54,7 +54,7 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Told:
         yield short(copies[0].name), what, EXPORT
 
 
-def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Told:
+def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Observations:
     """Report a head next to a table that is one with it in the source."""
     if not source.tied:
         return
@@ -68,7 +68,7 @@ def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Told:
 
 
 @rule("B101", "error", "an exported model has its head", kind="onnx", reads="the graph")
-def onnx_head(facts: OnnxFacts) -> Told:
+def onnx_head(facts: OnnxFacts) -> Observations:
     """A tied checkpoint stores no lm_head, and an exporter that looks for one by name leaves a weight without data, or
     a graph that ends at the hidden states, which is right for an embedding model alone.
     What to do: export again with a version that ties.
@@ -85,14 +85,14 @@ def onnx_head(facts: OnnxFacts) -> Told:
         yield _no_product(facts, facts.table, export)
 
 
-def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Said:
+def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Observation:
     """Return the finding about a graph whose table serves no product."""
     what = f"{describe(table)} is looked up in, and no product has {table.rows:,} columns"
     what += f": it ends at {names(facts.outputs)}"
     promised = [name for name in facts.outputs if "logits" in name]
     if promised:
-        return Said("graph", what, export)
-    return Said("graph", what, f"none for an embedding model; else {export}", severity="info")
+        return Observation("graph", what, export)
+    return Observation("graph", what, f"none for an embedding model; else {export}", severity="info")
 
 
 def _without_data(facts: OnnxFacts) -> dict[str, str]:

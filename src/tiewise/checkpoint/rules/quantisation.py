@@ -12,7 +12,7 @@ from tiewise.checkpoint.claims import PACKED, count, ends_with
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.quantisation_config import leaves, lists_of, method_of, packs
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Told, describe, names, rule, said
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Observation, Observations, describe, names, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, Stored
 from tiewise.checkpoint.stored_modules import End
 from tiewise.checkpoint.untrusted import object_of, short
@@ -41,7 +41,7 @@ def _weight(end: End) -> Stored | None:
 
 
 @rule("B050", "error", "a quantisation treats both ends of a tied pair alike")
-def half_quantised(facts: Facts) -> Told:
+def half_quantised(facts: Facts) -> Observations:
     """A tied model has one table for both ends. Where a tool quantises the head and leaves the table plain, the config
     still says tied: loaders then drop the quantised head, or stop at a parameter for which they have no module, and the
     model that was measured is not the one that is served. Packed numbers without their scales, or scales without
@@ -60,7 +60,7 @@ def half_quantised(facts: Facts) -> Told:
         yield from _wrong_lm_head(quantisation(facts.config).get("lm_head"), head)
 
 
-def _packed_beside_plain(table: End, head: End) -> Told:
+def _packed_beside_plain(table: End, head: End) -> Observations:
     """Report that one end of a tied pair is stored quantised, and the other one plain."""
     if table.quantised == head.quantised:
         return
@@ -78,7 +78,7 @@ def _packed_beside_plain(table: End, head: End) -> Told:
     yield where, what, fix
 
 
-def _incomplete(end: End) -> Told:
+def _incomplete(end: End) -> Observations:
     """Report a quantised end that lacks the part without which the others are no table."""
     if not end.quantised:
         return
@@ -98,7 +98,7 @@ def _needed_part(end: End) -> str:
     return "weight"
 
 
-def _wrong_lm_head(flag: Any, head: End) -> Told:
+def _wrong_lm_head(flag: Any, head: End) -> Observations:
     """Report that GPTQ's `lm_head` contradicts the stored head, of which it says whether it is quantised."""
     if not isinstance(flag, bool) or flag is head.quantised:
         return
@@ -112,7 +112,7 @@ def _wrong_lm_head(flag: Any, head: End) -> Told:
 
 
 @rule("B051", "warning", "what a quantisation leaves alone are modules of the model")
-def left_alone(facts: Facts) -> Told:
+def left_alone(facts: Facts) -> Observations:
     """Every method has a list of modules that it leaves plain. A list that is given to transformers replaces the
     default one for bitsandbytes, FP8 and others, and with it the exception of the head and of tied modules: the head is
     converted on loading although it is stored plain, or is the input table. A list that names one end of a tied pair
@@ -139,7 +139,7 @@ def _has_both_modules(facts: Facts) -> bool:
     return not facts.roles.headless and None not in modules
 
 
-def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Told:
+def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Observations:
     """Report entries of one list that contradict a tied pair, or misspell a module."""
     table, head = facts.roles.input_end, facts.roles.output_end
     yield from _packed_all_the_same(where, entries, table, head)
@@ -149,7 +149,7 @@ def _list_of_tied(facts: Facts, where: str, entries: list[str]) -> Told:
         yield from _wrong_prefix(where, entries, _module(head))
 
 
-def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Told:
+def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -> Observations:
     """Report a list that leaves one end alone, where the shared table is stored quantised."""
     stored = end
     if not end.parts:
@@ -162,7 +162,7 @@ def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -
         yield where, what, f'take "{module}" out of it, or quantise again'
 
 
-def _wrong_prefix(where: str, entries: list[str], module: str) -> Told:
+def _wrong_prefix(where: str, entries: list[str], module: str) -> Observations:
     """Report names in a list that end as a module's name does, and are not it."""
     ending = "." + module.rpartition(".")[2]
     for entry in entries:
@@ -173,7 +173,7 @@ def _wrong_prefix(where: str, entries: list[str], module: str) -> Told:
             yield where, what, f'write "{short(module)}"'
 
 
-def _replaced_default(where: str, entries: list[str], method: str, head: End) -> Told:
+def _replaced_default(where: str, entries: list[str], method: str, head: End) -> Observations:
     """Report a list without the head that replaces a method's default, which has it."""
     if method not in _REPLACES_DEFAULT or not entries:
         return
@@ -188,7 +188,7 @@ def _replaced_default(where: str, entries: list[str], method: str, head: End) ->
 
 
 @rule("B052", "warning", "a packed head has its scale beside it, and is read with it")
-def scale_lost(facts: Facts) -> Told:
+def scale_lost(facts: Facts) -> Observations:
     """fp8 and int8 numbers mean something only times their scale. Where none is stored, a loader takes the numbers as
     they stand: logits are of another size, rows rank otherwise, and nothing is said. That is an error where the config
     or other tensors speak of scales; a plain cast to fp8 needs none, and looks the same. Where the scale is stored, an
@@ -210,7 +210,7 @@ def scale_lost(facts: Facts) -> Told:
             yield from _scaled_head(end, weight, scales)
 
 
-def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Told:
+def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Observations:
     """Report a packed head whose scales an engine may drop."""
     if weight.dtype.startswith("F8") or "weight_packed" in head.parts:
         what = f"{describe(weight)} counts times {names(scales)}"
@@ -219,7 +219,7 @@ def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Told:
         yield short(weight.name), what, fix
 
 
-def _missing_scale(facts: Facts, weight: Stored) -> Told:
+def _missing_scale(facts: Facts, weight: Stored) -> Observations:
     """Report packed numbers of 8 bits without a scale. A plain cast to fp8 needs none, and is a warning."""
     if BITS[weight.dtype] != 8:
         return
@@ -228,13 +228,13 @@ def _missing_scale(facts: Facts, weight: Stored) -> Told:
     fix = "take the scale from the checkpoint's source"
     speaks_of_scales = quantisation(facts.config) or _matching(facts.folder.tensors, _SCALE)
     if speaks_of_scales or not weight.dtype.startswith("F8"):
-        yield Said(where, what, fix, severity="error")
+        yield Observation(where, what, fix, severity="error")
     else:
-        yield Said(where, what, f"{fix}; none if it was cast without one", severity="warning")
+        yield Observation(where, what, f"{fix}; none if it was cast without one", severity="warning")
 
 
 @rule("B054", "error", "both ends are packed as the quantisation says")
-def packed_otherwise(facts: Facts) -> Told:
+def packed_otherwise(facts: Facts) -> Observations:
     """A loader builds each module as the quantisation says, and then looks for that module's tensors. If a list leaves
     an end plain that is stored packed, vLLM stops at a scale for which it has no parameter (vllm#45132), and others
     read the packed bytes as weights. ModelOpt describes its quantisation in hf_quant_config.json too, whose list may be
@@ -255,7 +255,7 @@ def packed_otherwise(facts: Facts) -> Told:
         yield from _wrong_bits(facts, end)
 
 
-def _listed_as_plain(facts: Facts, end: End, other: End) -> Told:
+def _listed_as_plain(facts: Facts, end: End, other: End) -> Observations:
     """Report lists that leave a packed end alone, except those that B051 reports."""
     module = _module(end)
     for where, entries in _lists(facts).items():
@@ -312,7 +312,7 @@ def _is_pattern_of(entry: str, module: str) -> bool:
     return fnmatchcase(dotted_module, f"*.{plain}")
 
 
-def _wrong_width(facts: Facts, end: End) -> Told:
+def _wrong_width(facts: Facts, end: End) -> Observations:
     """Report packed rows that are neither as wide as the model nor half as wide."""
     weight, hidden = _weight(end), facts.text.hidden_size
     if weight is None or hidden is None:
@@ -330,7 +330,7 @@ def _wrong_width(facts: Facts, end: End) -> Told:
     yield short(weight.name), what, "take the checkpoint from its source again"
 
 
-def _wrong_bits(facts: Facts, end: End) -> Told:
+def _wrong_bits(facts: Facts, end: End) -> Observations:
     """Compare the bits of a table that MLX packed with those that config.json gives its module."""
     weight, scales = end.parts.get("weight"), end.parts.get("scales")
     if weight is None or scales is None:
@@ -350,7 +350,9 @@ def _wrong_bits(facts: Facts, end: End) -> Told:
     yield from _other_packing(facts, module, settings, weight, scales)
 
 
-def _other_packing(facts: Facts, module: str, settings: Mapping[str, Any], weight: Stored, scales: Stored) -> Told:
+def _other_packing(
+    facts: Facts, module: str, settings: Mapping[str, Any], weight: Stored, scales: Stored
+) -> Observations:
     """Report a table whose shapes show other bits or groups than the settings of its module."""
     bits, group = count(settings.get("bits")), count(settings.get("group_size"))
     if bits is None or group is None:
@@ -375,7 +377,7 @@ def _columns(tensor: Stored) -> int:
 
 
 @rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
-def half_to_be_quantised(facts: Facts) -> Told:
+def half_to_be_quantised(facts: Facts) -> Observations:
     """B050 before the work is done: the quantisation of config.json while both tables are plain, or the one that
     --quantise names. Where it packs one end alone, a tied model ends with two tables, which take more bytes than before
     (`tiewise plan` counts them), and a flag that says one: tools drop an end, or cannot save it. Read are lists of what

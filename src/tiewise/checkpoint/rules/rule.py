@@ -58,7 +58,7 @@ class Finding:
     count: int = 1  # of findings that this one stands for: after the tenth of a kind, one stands for all others
 
 
-class Said(NamedTuple):
+class Observation(NamedTuple):
     """One result of a rule. A plain tuple of the first three or four fields will do."""
 
     where: str
@@ -68,7 +68,9 @@ class Said(NamedTuple):
     severity: Severity | None = None  # where it is not the rule's own
 
 
-Told: TypeAlias = Iterator[Said | tuple[str, str, str] | tuple[str, str, str, bool]]  # each makes a `Said`
+Observations: TypeAlias = Iterator[
+    Observation | tuple[str, str, str] | tuple[str, str, str, bool]
+]  # each makes a `Observation`
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Rule:
     title: str  # what must hold, in half a line
     explain: str  # what goes wrong where it does not hold, in which tools, and what to do
     sources: tuple[str, ...]  # public threads or documentation that show it
-    look: Callable[[AnyFacts], Told]  # called with the facts of `kind` alone
+    look: Callable[[AnyFacts], Observations]  # called with the facts of `kind` alone
     scans: bool = False  # it reads the two tables, and does not run where only headers may be read
     deep: bool = False  # it reads every row of every large tensor, and runs only when asked
     kind: Kind = "folder"  # of checkpoint that it looks at
@@ -94,7 +96,7 @@ class Rule:
     def check(self, facts: AnyFacts) -> Iterator[Finding]:
         """Yield one finding for each result of the rule's function."""
         for fields in self.look(facts):
-            result = Said(*fields)
+            result = Observation(*fields)
             severity = result.severity or self.severity
             yield Finding(self.id, severity, result.where, result.evidence, result.repair, result.safe)
 
@@ -111,7 +113,7 @@ def rule(
     deep: bool = False,
     kind: Kind = "folder",
     reads: str = "",
-) -> Callable[[Callable[[FactsOfKind], Told]], Callable[[FactsOfKind], Told]]:
+) -> Callable[[Callable[[FactsOfKind], Observations]], Callable[[FactsOfKind], Observations]]:
     """Register a function over facts as a rule. `reads` follows from `scans` and `deep` by default."""
     usual = HEADERS
     if scans:
@@ -119,13 +121,13 @@ def rule(
     if deep:
         usual = EVERY_ROW
 
-    def registered(look: Callable[[FactsOfKind], Told]) -> Callable[[FactsOfKind], Told]:
+    def registered(look: Callable[[FactsOfKind], Observations]) -> Callable[[FactsOfKind], Observations]:
         if id in _REGISTERED:
             raise ValueError(f"{id} is the id of two rules: {_REGISTERED[id].title}; {title}")
         explain, _, sources = cleandoc(look.__doc__ or "").partition("\nSources: ")
         threads = tuple(" ".join(source.split()) for source in sources.split(";"))
         # `audit.check` calls a rule with facts of its kind alone, which types cannot say
-        any_look = cast("Callable[[AnyFacts], Told]", look)
+        any_look = cast("Callable[[AnyFacts], Observations]", look)
         _REGISTERED[id] = Rule(id, severity, title, explain, threads, any_look, scans, deep, kind, reads or usual)
         return look
 
@@ -247,7 +249,7 @@ def differing(facts: Facts, table: Stored, other: Stored) -> TableLikeness | Non
     return alike
 
 
-def copies(facts: Facts, of: Roles) -> Told:
+def copies(facts: Facts, of: Roles) -> Observations:
     """Report tables of further tokens that differ from a model's table at the same end.
 
     The model is the checkpoint itself, or the target of a draft.
@@ -268,7 +270,7 @@ def copies(facts: Facts, of: Roles) -> Told:
             severity = "warning"
         elif of is facts.roles:
             what += "; transformers drafts with the main one in its place"
-        yield Said(short(copy.name), what, fix, severity=severity)
+        yield Observation(short(copy.name), what, fix, severity=severity)
 
 
 def dotted(level: str, key: str = FLAG) -> str:

@@ -12,9 +12,9 @@ from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_said
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
-    Said,
+    Observation,
+    Observations,
     Severity,
-    Told,
     describe,
     dotted,
     further_tables,
@@ -28,7 +28,7 @@ _SOURCE = "take it from the checkpoint's source"
 
 
 @rule("B017", "error", "every table that a token id indexes has the rows that ids need")
-def other_tables(facts: Facts) -> Told:
+def other_tables(facts: Facts) -> Observations:
     """Models look ids up in more than two tables: Gemma 3n and 4 in one that is as wide as all layers together,
     LongCat-Flash-Lite in tables of hashed n-grams, Gemma 3n in one each for ids of pictures and sounds, DeepSeek-V3 in
     those of the layer that predicts a further token. A tool that resizes input table and head and knows of no other
@@ -55,7 +55,7 @@ def other_tables(facts: Facts) -> Told:
     yield from _beyond_modalities(facts, others, main)
 
 
-def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Told:
+def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Observations:
     """Report a table with other rows than the config gives it. `grow` is the command that adds rows."""
     table, rows = other.tensor, rows_said(other, facts.config)
     if rows in (None, table.rows):
@@ -71,7 +71,7 @@ def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Told:
     yield short(table.name), what, fix
 
 
-def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Told:
+def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Observations:
     """Report a table by id that has other rows than the input table `main`. `grow` is the command that adds rows."""
     table, is_per_layer = other.tensor, other.role == PER_LAYER
     if table.rows == main.rows or (is_per_layer and _allows_other_rows(facts, table, main)):
@@ -92,7 +92,7 @@ def _allows_other_rows(facts: Facts, per_layer: Stored, main: Stored) -> bool:
     return family(facts.text.model_type).repeats_first_row
 
 
-def _missing_per_layer_table(facts: Facts) -> Told:
+def _missing_per_layer_table(facts: Facts) -> Observations:
     """Report that the config gives the layers a table of tokens, and none is stored."""
     level = facts.text.level
     config = facts.levels.get(level, {})
@@ -104,7 +104,7 @@ def _missing_per_layer_table(facts: Facts) -> Told:
         yield dotted(level, "hidden_size_per_layer_input"), what, _SOURCE
 
 
-def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Told:
+def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Observations:
     """Report ids of the input table `main` that the last modality's table should have and lacks."""
     tables: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
     for other in others:
@@ -123,7 +123,7 @@ def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) 
 
 
 @rule("B030", "fatal", "both tables have the shapes that the model needs")
-def table_shapes(facts: Facts) -> Told:
+def table_shapes(facts: Facts) -> Observations:
     """Input and output table must count the same tokens unless the config names two vocabularies, and be as wide as the
     model unless a projection or a factored table stands between (ALBERT, ELECTRA, OPT-350m, tiewise's own). A resize
     that reached one end only leaves them apart (transformers#35141), and loaders stop or draw the smaller one anew.
@@ -143,7 +143,7 @@ def table_shapes(facts: Facts) -> Told:
             yield short(table.name), what, f"{CONFIG_FIX}, or take the table from its source"
 
 
-def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Told:
+def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
     """Report that the two tables count different tokens, though the config names one vocabulary."""
     if table.rows == head.rows:
         return
@@ -158,7 +158,7 @@ def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
     return SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
 
 
-def _lost_extra_rows(facts: Facts) -> Told:
+def _lost_extra_rows(facts: Facts) -> Observations:
     """Report that an input table lacks the rows that its class adds to the vocabulary."""
     table, vocabulary, extra = facts.roles.counted, facts.text.vocab_size, facts.extra_rows
     if extra == 0:
@@ -174,7 +174,7 @@ def _lost_extra_rows(facts: Facts) -> Told:
 
 
 @rule("B033", "error", "vocab_size is the number of rows")
-def vocab_size(facts: Facts) -> Told:
+def vocab_size(facts: Facts) -> Observations:
     """Loaders size both tables by vocab_size and then find other shapes in the files: transformers stops, or with
     ignore_mismatched_sizes draws the table anew; vLLM and llama.cpp stop. It comes from resizing in one tool and
     writing the config in another, and in nested configs from changing one level only. Classes read the text level; a
@@ -198,7 +198,7 @@ def vocab_size(facts: Facts) -> Told:
             outer = dotted(claim.level, "vocab_size")
             what = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, which {describe(table)} has"
             what += ": releases and tools that read the first number stop at the shape, or at the loss"
-            yield Said(outer, what, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+            yield Observation(outer, what, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
 
 
 _PADDING_KEYS = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
@@ -223,7 +223,7 @@ def _is_above(claim: Claim, level: str) -> bool:
 
 
 @rule("B035", "warning", "the head's bias is as long as the vocabulary, and one")
-def head_biases(facts: Facts) -> Told:
+def head_biases(facts: Facts) -> Observations:
     """A bias of the head has one entry for each row, in the shape that its class gives it; transformers 5 refuses any
     other. Resizing a table without it leaves it short (transformers#35141, skeletoken#108). A bias on a tied causal
     head is noted for another reason: loaders that skip every tensor under a tied head's prefix drop the bias too, and
@@ -241,7 +241,7 @@ def head_biases(facts: Facts) -> Told:
         yield from _wrong_bias(facts, bias, rows)
 
 
-def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Told:
+def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Observations:
     """Report two stored biases of different numbers that a class makes one."""
     if facts.tied is not True or not facts.scan:
         return
@@ -250,32 +250,32 @@ def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Told:
             yield from _unequal_bias(facts, biases[target], biases[source])
 
 
-def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Told:
+def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
     """Report that two stored biases differ, of which the class makes one."""
     if facts.same(bias, other):
         return
     where = short(bias.name)
     what = f"{where} is not {short(other.name)}, and the two are one in this class: loaders differ in which"
     fix = "find out which one was trained, and store that one alone"
-    yield Said(where, what, fix, severity="error")
+    yield Observation(where, what, fix, severity="error")
 
 
-def _fresh_biases(facts: Facts, biases: Collection[str]) -> Told:
+def _fresh_biases(facts: Facts, biases: Collection[str]) -> Observations:
     """Report biases that an untied model starts anew. One of two is stored alone."""
     for target, source in facts.fresh:
         if target not in biases and target.endswith("bias"):
             where = short(target)
             what = f"{short(source)} is stored alone, and an untied model of this class starts {where} anew"
-            yield Said(where, what, f"store it as {where} too", severity="error")
+            yield Observation(where, what, f"store it as {where} too", severity="error")
 
 
-def _missing_biases(facts: Facts) -> Told:
+def _missing_biases(facts: Facts) -> Observations:
     """Report biases of the head that the file lacks, so that transformers initialises them."""
     missing = [facts.named(name) for name in facts.missing_biases]
     if missing:  # several are names of one
         what = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
         fix = "take the bias from the source, or store zeros if the model was trained without one"
-        yield Said(missing[0], what, fix, severity="error")
+        yield Observation(missing[0], what, fix, severity="error")
 
 
 def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Collection[Stored]:
@@ -296,7 +296,7 @@ def _is_vector(tensor: Stored) -> bool:
     return bool(tensor.shape) and tensor.shape[:-1] in ((), (1,))
 
 
-def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
+def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
     """Report a bias of a wrong length or shape, or of a tied head. `rows` are the right lengths."""
     where = short(bias.name)
     expected = facts.misfits.get(bias.name)  # the shape in its class, where that is another one
@@ -304,14 +304,14 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Told:
         yield _wrong_length(bias, rows, is_refused=expected is not None)
     elif expected is not None:
         what = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
-        yield Said(where, what, "store it in that shape", severity="error")
+        yield Observation(where, what, "store it in that shape", severity="error")
     elif bias.name.endswith("lm_head.bias") and _is_tied_causal(facts):
         what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
         fix = "none needed; vLLM before its fix of #46835 drops it"
-        yield Said(where, what, fix, severity="info")
+        yield Observation(where, what, fix, severity="info")
 
 
-def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Said:
+def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Observation:
     """Return the finding about a bias with other entries than the tables have `rows`."""
     listed = names(sorted(map(str, rows)))
     what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
@@ -320,7 +320,7 @@ def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Said:
     if is_refused:
         what += ": transformers refuses to load it"
         severity = "error"
-    return Said(short(bias.name), what, fix, severity=severity)
+    return Observation(short(bias.name), what, fix, severity=severity)
 
 
 def _is_tied_causal(facts: Facts) -> bool:

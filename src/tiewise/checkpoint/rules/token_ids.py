@@ -16,9 +16,9 @@ from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import CONFIG
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
-    Said,
+    Observation,
+    Observations,
     Severity,
-    Told,
     dotted,
     names,
     numbers,
@@ -47,7 +47,7 @@ def _room(facts: Facts) -> int | None:
 
 
 @rule("B031", "fatal", "every id of the tokenizer has a row")
-def ids_without_row(facts: Facts) -> Told:
+def ids_without_row(facts: Facts) -> Observations:
     """An id beyond the table reads outside it: a crash on the CPU, a device-side assert on a GPU, a wrong row in
     kernels that do not check. It comes from adding tokens to the tokenizer without resizing the model, or from saving
     the tokenizer of another version beside the weights. Where only added tokens lie beyond, text without them still
@@ -73,7 +73,7 @@ def ids_without_row(facts: Facts) -> Told:
     what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {last:,}"
     what += f" and the input table has {room:,} rows; {how}"
     fix = facts.command("resize", f"--vocab {last + 1}")
-    yield Said(tokenizer.files[0], what, fix, severity=severity)
+    yield Observation(tokenizer.files[0], what, fix, severity=severity)
 
 
 def _severity_of_added(beyond: Mapping[int, str]) -> Severity:
@@ -88,7 +88,7 @@ def _severity_of_added(beyond: Mapping[int, str]) -> Severity:
 
 
 @rule("B032", "info", "rows without a token are padding", reads="headers, rows of padding and a sample of the others")
-def padding(facts: Facts) -> Told:
+def padding(facts: Facts) -> Observations:
     """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks. Some
     vocabularies leave out ids too, and their rows have no token either. That is healthy. It bites when a script calls
     resize_token_embeddings(len(tokenizer)), which then shrinks the table, or when new tokens land on padding rows that
@@ -126,14 +126,14 @@ class _PaddedRows(NamedTuple):
         return int(max(self.spare[-1], self.used[-1]))
 
 
-def _padding_rows(table: Stored, rows: _PaddedRows, last_id: int) -> Said:
+def _padding_rows(table: Stored, rows: _PaddedRows, last_id: int) -> Observation:
     """Return the finding about rows of a table that have no token."""
     what = f"{table.rows:,} rows, ids up to {last_id:,}: {len(rows.spare):,} rows of padding"
     between = int((rows.spare < last_id).sum())
     if between:
         what += f", {between:,} of them between the tokens"
     fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
-    return Said(short(table.name), what, fix)
+    return Observation(short(table.name), what, fix)
 
 
 def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:
@@ -156,7 +156,7 @@ def _fence(lengths: NDArray[np.float64]) -> float:
     return float(3 * lengths.max() - 2 * np.median(lengths))
 
 
-def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Told:
+def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Observations:
     """Report padding rows of the head that outweigh every used row, by length or by bias."""
     if facts.roles.headless or not len(rows.used):
         return
@@ -192,7 +192,7 @@ def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
             yield bias
 
 
-def _long_padding(head: Stored, rows: _PaddedRows, fix: str) -> Told:
+def _long_padding(head: Stored, rows: _PaddedRows, fix: str) -> Observations:
     """Report a padding row of the head that is far longer than every used row."""
     if len(rows.used) < FEWEST_USED:
         return
@@ -209,10 +209,10 @@ def _long_padding(head: Stored, rows: _PaddedRows, fix: str) -> Told:
     what = f"{longer:,} of {len(rows.spare):,} padding rows of {where}"
     what += f" are longer than the median used row ({median:.3g}), and row {rows.spare[longest]:,}"
     what += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
-    yield Said(where, what, fix, severity="warning")
+    yield Observation(where, what, fix, severity="warning")
 
 
-def _large_bias(bias: Stored, rows: _PaddedRows, fix: str) -> Told:
+def _large_bias(bias: Stored, rows: _PaddedRows, fix: str) -> Observations:
     """Report a bias that is larger at padding rows than at any token."""
     values = widened(bias.read()).reshape(-1)
     largest = values[rows.used].max()
@@ -221,7 +221,7 @@ def _large_bias(bias: Stored, rows: _PaddedRows, fix: str) -> Told:
         where = short(bias.name)
         what = f"{where} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
         what += f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
-        yield Said(where, what, fix, severity="warning")
+        yield Observation(where, what, fix, severity="warning")
 
 
 _ID_KEY = re.compile(r"(^|_)token_(ids?|index|indices)$")
@@ -232,7 +232,7 @@ _SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "f
 
 
 @rule("B034", "warning", "special ids lie inside the vocabulary")
-def special_ids_outside(facts: Facts) -> Told:
+def special_ids_outside(facts: Facts) -> Observations:
     """Every level of config.json, and generation_config.json, name tokens by id: bos, eos, pad, decoder_start and every
     other key that ends in token_id, token_ids or token_index, and the lists suppress_tokens, begin_suppress_tokens,
     forced_decoder_ids, bad_words_ids and force_words_ids. A pad id beyond the tables crashes at the first padded batch,
@@ -266,7 +266,7 @@ def _largest_vocabulary(facts: Facts) -> int | None:
     return max(*sizes, _room(facts) or 0)
 
 
-def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room: int) -> Told:
+def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room: int) -> Observations:
     """Report the ids at one level of the config, or in generation_config.json, that no row has."""
     strict: tuple[str, ...] = ()
     if level in ("", facts.text.level, _GENERATION):
@@ -282,7 +282,7 @@ def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room:
             yield from _outside_findings(facts, level, name, outside, room)
 
 
-def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], room: int) -> Told:
+def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], room: int) -> Observations:
     """Report the ids under one key that no row has. A placeholder that the class looks up is an error."""
     key = dotted(level, short(name))
     listed = ", ".join(_id_text(number) for number in outside[:4])
@@ -296,7 +296,7 @@ def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], r
     elif not _replaces_placeholders(facts, level):
         what += ": the first use of this token reads outside the table"
         fix = f"{facts.command('resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
-        yield Said(key, what, fix, severity="error")
+        yield Observation(key, what, fix, severity="error")
 
 
 def _id_text(number: Any) -> str:

@@ -7,10 +7,10 @@ from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts, Pair
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import (
+    Observation,
+    Observations,
     Repair,
-    Said,
     Severity,
-    Told,
     copies,
     describe,
     difference,
@@ -27,7 +27,7 @@ from tiewise.core.files import size
 
 
 @rule("B010", "fatal", "the input table is stored under a name that a loader knows")
-def no_input(facts: Facts) -> Told:
+def no_input(facts: Facts) -> Observations:
     """Without an input table every token is a random vector, or loading stops. It happens where a tool saved only part
     of a model, or saved it under names of its own: wrappers of DDP, FSDP and torch.compile put prefixes before every
     name, and rules that match `lm_head.weight` exactly then find nothing (OpenRLHF#1316, tinker-cookbook#593). Names
@@ -46,23 +46,23 @@ def no_input(facts: Facts) -> Told:
         yield from _missing_input(facts)
 
 
-def _misnamed_further_inputs(facts: Facts) -> Told:
+def _misnamed_further_inputs(facts: Facts) -> Observations:
     """Report input tables that the class does not load, though it loads another one."""
     for table in facts.half_read:
         name = facts.roles.unread[table.name]
-        yield Said(name, _misnamed(table, name), f"store it as {name}", severity="error")
+        yield Observation(name, _misnamed(table, name), f"store it as {name}", severity="error")
 
 
-def _fresh_tables(facts: Facts) -> Told:
+def _fresh_tables(facts: Facts) -> Observations:
     """Report tables that an untied model draws at random, because one of two is stored alone."""
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
-            yield Said(target, what, fix, severity="error")
+            yield Observation(target, what, fix, severity="error")
 
 
-def _missing_further_inputs(facts: Facts) -> Told:
+def _missing_further_inputs(facts: Facts) -> Observations:
     """Report input tables that are neither stored nor tied, next to one that is."""
     for table_name in facts.missing_tables:
         name = facts.named(table_name)
@@ -77,7 +77,7 @@ def _misnamed(table: Stored, name: str) -> str:
     return f"{short(table.name)} is not a name that its class is loaded from, which looks for {name}"
 
 
-def _misnamed_input(facts: Facts, table: Stored) -> Said:
+def _misnamed_input(facts: Facts, table: Stored) -> Observation:
     """Return the finding about an only input table that its class does not load."""
     roles = facts.roles
     name = roles.unread[table.name]
@@ -92,7 +92,7 @@ def _misnamed_input(facts: Facts, table: Stored) -> Said:
     if twins:
         what += f"; {names(twins)} is such a table too, so that the file holds several models"
         fix = f"write each model to a folder of its own; {fix}"
-    return Said(name, what, fix, severity=severity)
+    return Observation(name, what, fix, severity=severity)
 
 
 def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
@@ -103,7 +103,7 @@ def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
     return [other for other in facts.folder.tensors if other.endswith(ending) and other != table]
 
 
-def _missing_input(facts: Facts) -> Told:
+def _missing_input(facts: Facts) -> Observations:
     """Report that no tensor is the input table, unless the class may have none."""
     text, roles = facts.text, facts.roles
     if text.vocab_size is None or _may_lack_input(facts):
@@ -133,7 +133,7 @@ def _is_packed_in_unknown_way(facts: Facts) -> bool:
 
 
 @rule("B011", "fatal", "an untied model stores its output head")
-def no_output(facts: Facts) -> Told:
+def no_output(facts: Facts) -> Observations:
     """The config says that the two ends do not share a table, and the head is not there. transformers 4 and 5 draw it
     at random; 5 names it as missing, 4 says nothing. vLLM left it uninitialised before August 2026 (#51665) and has
     tied it since; llama.cpp ties it; mlx-lm refuses. A VLM whose nested config says tied while its root says untied is
@@ -203,7 +203,7 @@ def _why_untied(facts: Facts) -> str:
 
 
 @rule("B012", "error", "a tied model stores no head that differs from its table", scans=True)
-def tied_but_different(facts: Facts) -> Told:
+def tied_but_different(facts: Facts) -> Observations:
     """The config says tied, and two different tables are stored. transformers 4 overwrote the head with the input
     table, and so did vLLM before August 2026 (vllm#51063); mlx-lm still drops it; transformers 5 keeps both, warns, and
     leaves the config wrong (transformers#42507). So one folder is two models. It comes from merging an adapter trained
@@ -252,7 +252,7 @@ def _choice_of_table(facts: Facts) -> Repair:
 
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
-def tied_and_stored_twice(facts: Facts) -> Told:
+def tied_and_stored_twice(facts: Facts) -> Observations:
     """The head is a byte-for-byte copy of the input table. It costs disk, download and, in loaders that take what is
     stored, memory: a merge of Gemma 2 gained a billion parameters so (mergekit#385), and llama.cpp keeps both
     (llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted apart; 5.23 ties it. It
@@ -280,7 +280,7 @@ def _equal_pair(facts: Facts) -> Pair | None:
     return facts.pair
 
 
-def _stored_twice(facts: Facts, pair: Pair) -> Said:
+def _stored_twice(facts: Facts, pair: Pair) -> Observation:
     """Return the finding about a head that equals the table."""
     where = short(pair.head.name)
     if facts.roles.headless:
@@ -288,10 +288,10 @@ def _stored_twice(facts: Facts, pair: Pair) -> Said:
     what = f"{_equal_tables(pair)}, {size(pair.head.nbytes)} stored twice"
     if pair.alike.nan:
         what += "; some values are NaN, so that transformers 5 keeps both"
-    return Said(where, what, facts.command("dedupe"), safe=True)
+    return Observation(where, what, facts.command("dedupe"), safe=True)
 
 
-def _packed_alike(facts: Facts) -> Said:
+def _packed_alike(facts: Facts) -> Observation:
     """Return the finding about a packed head that repeats the packed table."""
     table, head = facts.roles.input_end, facts.roles.output_end
     parts = list(head.parts.values())
@@ -300,18 +300,18 @@ def _packed_alike(facts: Facts) -> Said:
     what += f", {spare} stored twice"
     where = short(parts[0].name)
     if quantisation(facts.config).get("lm_head") is True:
-        return Said(where, what, "set quantization_config.lm_head to false by hand, then dedupe")
-    return Said(where, what, facts.command("dedupe"), safe=True)
+        return Observation(where, what, "set quantization_config.lm_head to false by hand, then dedupe")
+    return Observation(where, what, facts.command("dedupe"), safe=True)
 
 
-def _not_read(facts: Facts, name: str) -> Said:
+def _not_read(facts: Facts, name: str) -> Observation:
     """Return the finding about a head of a class without one.
 
     LlamaForSequenceClassification that was saved with an old `lm_head` is an example.
     """
     owner = short(architecture(facts.config) or "its class")
     what = f"{name} is stored, and {owner} has no token head: transformers does not read it"
-    return Said(name, what, "none needed: the tensor can be left out", severity="info")
+    return Observation(name, what, "none needed: the tensor can be left out", severity="info")
 
 
 def _equal_tables(pair: Pair) -> str:
@@ -323,7 +323,7 @@ def _equal_tables(pair: Pair) -> str:
 
 
 @rule("B014", "info", "an untied model's two tables are not the same", scans=True)
-def equal_but_not_tied(facts: Facts) -> Told:
+def equal_but_not_tied(facts: Facts) -> Observations:
     """Two equal tables under a config that says untied: someone untied the model and has not trained it since, or a
     save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a model clone a
     tied head on purpose, and write such pairs. Training parts the two ends from here on, and until then one of them is
@@ -345,7 +345,7 @@ def equal_but_not_tied(facts: Facts) -> Told:
 
 
 @rule("B015", "warning", "two stored tables are the same, or two tables of their own", scans=True)
-def drifted(facts: Facts) -> Told:
+def drifted(facts: Facts) -> Observations:
     """Tables that were trained apart share nothing: every row differs by about its own length. Tables that are equal
     after a cast, equal but for some rows, or within a tenth of each other were one table not long ago. Usual causes:
     one end saved in another precision; new tokens written at one end only (transformers#35141); an alias lost on the
@@ -372,7 +372,7 @@ def drifted(facts: Facts) -> Told:
 
 
 @rule("B016", "error", "a single shared table is stored under the input table's name")
-def only_head_stored(facts: Facts) -> Told:
+def only_head_stored(facts: Facts) -> Observations:
     """Only the head's name is stored. transformers 5 ties in both directions; other loaders look for the input table
     and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It comes
     from saves that drop shared names in alphabetical order or by pointer, without asking which one is canonical
@@ -413,7 +413,7 @@ def _lacks_input(facts: Facts) -> bool:
 
 
 @rule("B019", "error", "the layers between the body and the head are stored")
-def head_layers(facts: Facts) -> Told:
+def head_layers(facts: Facts) -> Observations:
     """BERT and its kin put a dense layer and a norm between the body and the head's table. A file may have the table
     and lack these layers: DeBERTa's publisher calls them `lm_predictions.lm_head` (transformers#15216), and a body
     that was saved alone has none. transformers then draws them at random, and the loss of a masked language model is
@@ -429,7 +429,7 @@ def head_layers(facts: Facts) -> Told:
 
 
 @rule("B090", "info", "numbers that act at the boundary are known")
-def boundary_numbers(facts: Facts) -> Told:
+def boundary_numbers(facts: Facts) -> Observations:
     """Some families multiply or cap at the vocabulary's ends: Granite embedding_multiplier and logits_scaling, Cohere
     logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a projection, T5 the scale before the
     head. A tied table then serves two scales at once, and a tool that unties, merges or factors without them changes
@@ -454,7 +454,7 @@ def boundary_numbers(facts: Facts) -> Told:
 
 
 @rule("B018", "warning", "a table of layers for further tokens is the main one, or one of its own", scans=True)
-def further_tokens(facts: Facts) -> Told:
+def further_tokens(facts: Facts) -> Observations:
     """DeepSeek-V3 stores its table and its head once more for the layer that predicts the token after next, and says
     that they are shared. Loaders differ in which they draft with: transformers 5 passes the copies by and takes the
     main ones (MtpModel in its modeling_layers.py), vLLM loads the copies (deepseek_mtp.py). A fine-tuning or a merge

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, json_object
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Said, Severity, Told, describe, names, numbers, rule
+from tiewise.checkpoint.rules.rule import (
+    CONFIG_FIX,
+    Observation,
+    Observations,
+    Severity,
+    describe,
+    names,
+    numbers,
+    rule,
+)
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.tokenizer_ids import Tokenizer
@@ -23,7 +32,7 @@ MOST_TEMPLATE, MOST_ADDED = 2**20, 10_000  # letters of chat templates, and adde
 
 
 @rule("B040", "warning", "types agree: both tables with each other, and the config with the bytes")
-def types_disagree(facts: Facts) -> Told:
+def types_disagree(facts: Facts) -> Observations:
     """A head in another type than its table cannot be compared or shared by bytes, and a loader casts one of them. The
     config's dtype is what transformers 5 and vLLM load by default: where the files are more precise than it says, the
     weights are rounded without a word; where they are less precise, loading only takes more memory, which is merely
@@ -44,7 +53,7 @@ def _plain_tables(facts: Facts) -> list[Stored]:
     return [table for table in facts.roles.pair if table.dtype in FLOATING]
 
 
-def _unequal_types(table: Stored, head: Stored) -> Told:
+def _unequal_types(table: Stored, head: Stored) -> Observations:
     """Report two tables of different types."""
     if table.dtype != head.dtype:
         what = f"{describe(table)} and {describe(head)} have different types"
@@ -52,7 +61,7 @@ def _unequal_types(table: Stored, head: Stored) -> Told:
         yield short(head.name), what, fix
 
 
-def _other_type_than_config(facts: Facts) -> Told:
+def _other_type_than_config(facts: Facts) -> Observations:
     """Report that most bytes are of another type than the config says."""
     key = _dtype_key(facts.config)
     claimed = TORCH_TYPES.get(str(facts.config.get(key)).removeprefix("torch."))
@@ -65,9 +74,9 @@ def _other_type_than_config(facts: Facts) -> Told:
     what = f"{key} says {claimed}, and {stored} is the type of {nbytes / bytes_of_type.total():.0%} of the bytes"
     fix = f"{CONFIG_FIX}: {key}"
     if BITS[stored] > BITS[claimed]:
-        yield Said(key, f"{what}: loaders that follow the config round the weights", fix, severity="warning")
+        yield Observation(key, f"{what}: loaders that follow the config round the weights", fix, severity="warning")
     else:
-        yield Said(key, f"{what}: loaders only widen the weights", fix, severity="info")
+        yield Observation(key, f"{what}: loaders only widen the weights", fix, severity="info")
 
 
 def _dtype_key(config: Mapping[str, Any]) -> str:
@@ -88,7 +97,7 @@ def _bytes_of_types(folder: Folder) -> Counter[str]:
 
 
 @rule("B041", "error", "rows of tokens in use are finite, not zero, and not equal to one another", deep=True)
-def rows_in_use(facts: Facts) -> Told:
+def rows_in_use(facts: Facts) -> Observations:
     """NaN or an infinity in one row of a head makes every loss NaN: an error. A row of zeros gives its token the same
     logit everywhere, and two equal rows cannot be told apart: a warning, since only these tokens suffer (of zeros only
     noted where no tokenizer tells which tokens there are). Such rows are tokens that were added and never trained, or
@@ -139,7 +148,7 @@ def _padding_ids(facts: Facts) -> frozenset[int]:
     return frozenset(items_of(int, ids))
 
 
-def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: bool) -> Told:
+def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: bool) -> Observations:
     """Report rows that are not finite, and rows in use that are zero or equal."""
     where, again = short(table.name), "initialise these rows again, or take them from the source"
     if scan.not_finite:
@@ -150,11 +159,11 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
         severity: Severity = "info"
         if knows_tokens:
             severity = "warning"
-        yield Said(where, what, again, severity=severity)
+        yield Observation(where, what, again, severity=severity)
     yield from _equal_rows(where, scan, used)
 
 
-def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Told:
+def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Observations:
     """Report groups of rows of tokens in use that are equal to one another."""
     groups, repeated_rows = list[str](), 0
     for group in scan.repeated:
@@ -166,10 +175,10 @@ def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Told:
         listed = "; ".join(groups[:4])
         what = f"{where}: {repeated_rows:,} rows of tokens in use are equal to another ({listed})"
         what += ": one logit for each group"
-        yield Said(where, what, "train these tokens, or initialise them apart", severity="warning")
+        yield Observation(where, what, "train these tokens, or initialise them apart", severity="warning")
 
 
-def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: frozenset[int]) -> Told:
+def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: frozenset[int]) -> Observations:
     """Report rows in use that are near zero or far longer than the median. The chat template names `named`."""
     where, lengths = short(table.name), scan.lengths
     far, median = outlying(lengths, used)
@@ -180,14 +189,14 @@ def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: f
     in_chat = sorted(named.intersection(near))
     if in_chat:
         what = f"{where}: {_rows(in_chat)} of tokens that the chat template names {untrained}"
-        yield Said(where, what, train, severity="warning")
+        yield Observation(where, what, train, severity="warning")
     others = sorted(set(near) - named)
     if others:
-        yield Said(where, f"{where}: {_rows(others)} of tokens in use {untrained}", train, severity="info")
+        yield Observation(where, f"{where}: {_rows(others)} of tokens in use {untrained}", train, severity="info")
     if far:
         what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
         fix = "look at these tokens: were they added and not trained?"
-        yield Said(where, f"{what}, up to {lengths[far].max():.3g}", fix, severity="info")
+        yield Observation(where, f"{what}, up to {lengths[far].max():.3g}", fix, severity="info")
 
 
 def _named_by_template(folder: Folder, tokenizer: Tokenizer) -> frozenset[int]:
@@ -228,7 +237,7 @@ def _rows(numbers_of_rows: Sequence[int]) -> str:
     scans=True,
     reads="both tables, up to the first number that is not zero",
 )
-def zero_tables(facts: Facts) -> Told:
+def zero_tables(facts: Facts) -> Observations:
     """A model whose tables are all zero gives every token the same logit: the loss stays at the logarithm of the
     vocabulary's size, and no gradient reaches either table (Automodel#3808: 12.0066 for 163,840 tokens). It comes from
     a save before the weights were loaded, or of parameters that were offloaded. An input table of zeros alone makes all
@@ -251,11 +260,11 @@ def zero_tables(facts: Facts) -> Told:
         yield where, f"{describe(first)}: every number is zero, and all tokens look alike", fix
     else:
         what = f"{describe(first)}: every number is zero, and every token has the same logit"
-        yield Said(where, what, f"nothing if training is to start so; else {fix}", severity="info")
+        yield Observation(where, what, f"nothing if training is to start so; else {fix}", severity="info")
 
 
 @rule("B042", "info", "the number of rows divides by 64")
-def not_divisible(facts: Facts) -> Told:
+def not_divisible(facts: Facts) -> Observations:
     """Matrix kernels are fastest where the vocabulary divides by 64, and tensor parallelism and FSDP want it to divide
     by the number of ranks: with an uneven vocabulary FSDP2 left the last rank without updates (accelerate#4171). Many
     good models have odd vocabularies (GPT-2 has 50,257), so this is only noted. Padding rows cost their bytes and take
@@ -301,7 +310,7 @@ def _shards(rows: int, ranks: int) -> str:
 
 
 @rule("B081", "info", "no large tensor is stored twice", deep=True)
-def stored_twice(facts: Facts) -> Told:
+def stored_twice(facts: Facts) -> Observations:
     """Layers that share parameters, encoder and decoder tables of one vocabulary, and exports that fold a transpose of
     the table (optimum#2241, over 30 % larger) store the same bytes under several names. It is only waste, and often
     meant. Tensors from 1 MiB on are compared, by samples first and then byte for byte; the two ends are left to B013.

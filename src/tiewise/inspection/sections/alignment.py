@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.found import Curve, Found, Quantity
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.core.measurement import Curve, Measurement, Quantity
 from tiewise.inspection.tables.align_tables import Alignment, align
 from tiewise.inspection.tables.model_tables import ends_of, left_out, one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
+from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 
 @section(asks="Are input and output table alike?", place=40)
-def alignment(subject: Subject, bench: Bench) -> Found:
+def alignment(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Align the input table of a model with its output table."""
-    request = bench.request
+    request = workspace.request
     return alignment_of(subject.folder, seed=request.seed, held_out=request.effort.held_out)
 
 
 def alignment_of(
     folder: Folder, settings: AlignSettings | None = None, seed: int = 0, held_out: float = AlignSettings.held_out
-) -> Found:
+) -> Measurement:
     """Say how alike the two tables of a model are by every measure, and what unrelated tables would give.
 
     By default `settings` are `AlignSettings.sized`, with this seed and share of rows held out.
@@ -32,7 +32,7 @@ def alignment_of(
     ends = ends_of(folder)
     if ends.tied:
         notes = (f"input and output are {ends.names[0]}", *ends.notes, *left_out(ends.beside))
-        return Found("they are one table", notes=notes)
+        return Measurement("they are one table", notes=notes)
     every = one_vocabulary(ends.input.rows, ends.output.rows)
     unusable = ends.unusable()
     pairs = every.without(unusable, unusable)
@@ -45,7 +45,7 @@ def alignment_of(
     answer = _answer(quantities)
     why = "a row is zero, repeated or not finite"
     quantities.append(Quantity("tokens left out", len(every) - len(pairs), main=False, why=why))
-    return Found(
+    return Measurement(
         answer=answer,
         quantities=tuple(quantities),
         curves=(*_spectrum_curves(measured), *_subspace_curves(measured)),

@@ -28,11 +28,11 @@ from torch.utils.data import default_collate
 from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import size
-from tiewise.core.found import NATS, Curve, Found, Quantity
+from tiewise.core.measurement import NATS, Curve, Measurement, Quantity
 from tiewise.core.text import token_counts
-from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
+from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 from tiewise.training.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.training.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.training.data.training_rows import IGNORED, Masking, PairRows
@@ -43,14 +43,14 @@ Values = NDArray[np.float64]
 
 
 @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-def applications(subject: Subject, bench: Bench) -> Found:
+def applications(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
-    effort, opened = bench.request.effort, bench.opened(subject)
-    return applications_of(opened, bench.ids(subject), effort.length, effort.windows, bench.request.seed)
+    effort, opened = workspace.request.effort, workspace.opened(subject)
+    return applications_of(opened, workspace.ids(subject), effort.length, effort.windows, workspace.request.seed)
 
 
 @leaves_model
-def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Found:
+def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Measurement:
     """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text [N] in its tokens each time.
 
     The text is cut into at most `count` windows of `length` tokens, or as many as the model has positions; one gives no
@@ -66,7 +66,7 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
     measured = _measured_by_window(stack, block, batches, _surprise(ids, opened.vocab))
     parameters = sum(p.numel() for p in opened.model.parameters())
     separate = parameters + (block.times - 1) * _block_parameters(stack, block)
-    report = found_of(block, measured.nll, measured.change, measured.unigram, parameters, separate)
+    report = measurement_of(block, measured.nll, measured.change, measured.unigram, parameters, separate)
     predicted = sum(len(batch.targets) for batch in batches)
     kind = "next" if stack.causal else "hidden"
     note = f"nll of {predicted:,} {kind} tokens in {len(measured.unigram)} windows"
@@ -113,7 +113,9 @@ def _measured_by_window(stack: AppliedStack, block: Repeat, batches: Sequence[Qu
     return _ByWindow(nll, change, torch.cat(unigram).numpy())
 
 
-def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parameters: int, separate: int) -> Found:
+def measurement_of(
+    block: Repeat, nll: Values, change: Values, unigram: Values, parameters: int, separate: int
+) -> Measurement:
     """Say what other numbers of applications of `block` give, beside that of training.
 
     `nll` is in nats per predicted token after 1, 2, … applications [n, windows], `change` ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖
@@ -147,7 +149,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             why="Relative to the state before.", **mark,
         ),
     ]  # fmt: skip
-    return Found(_answer(block, best, len(nll), more), tuple(quantities), tuple(curves))
+    return Measurement(_answer(block, best, len(nll), more), tuple(quantities), tuple(curves))
 
 
 def _best_number(nll: Values, trained: int) -> int:

@@ -11,8 +11,7 @@ import numpy as np
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, doing, progress
 from tiewise.core.estimates import Estimate
-from tiewise.core.found import NATS, NONE, Found, Listing, Quantity, Stack, count, visible
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.core.measurement import NATS, NONE, Listing, Measurement, Quantity, Stack, count, visible
 from tiewise.inspection.tables.bigram_counts import (
     Chain,
     Irreversibility,
@@ -26,6 +25,7 @@ from tiewise.inspection.tables.model_tables import Ids
 from tiewise.inspection.tables.open_path import DirectPath, open_path
 from tiewise.inspection.tables.path_matrix import find_pairs
 from tiewise.inspection.tables.token_texts import read_as
+from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 LEAST = 1000  # tokens of a text
 PARTS = "Rare tokens count as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
@@ -44,10 +44,12 @@ class Fits:
 
 
 @section(asks="What must a direct path pay for word order in this text?", place=30, text=True)
-def bigrams(subject: Subject, bench: Bench) -> Found:
+def bigrams(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
-    fitted: Fitted = bench.once("bigrams", dict)  # models of one tokenizer and width share their fits
-    return bigrams_of(bench.ids(subject), subject.folder, bench.request.pairs, None, bench.request.seed, fitted)
+    fitted: Fitted = workspace.once("bigrams", dict)  # models of one tokenizer and width share their fits
+    return bigrams_of(
+        workspace.ids(subject), subject.folder, workspace.request.pairs, None, workspace.request.seed, fitted
+    )
 
 
 def bigrams_of(
@@ -57,7 +59,7 @@ def bigrams_of(
     fits: Fits | None = None,
     seed: int = 0,
     fitted: Fitted | None = None,
-) -> Found:
+) -> Measurement:
     """Measure a text [N] in a model's tokens and the model's direct path on it.
 
     `words` are pairs to count, `fits` says how much is fitted, `seed` is of draws and starts. `fitted` holds what was
@@ -85,7 +87,7 @@ def bigrams_of(
     parts = _split_of(frequent_tokens, path.input.width, fits, seed, fitted)
     reduced_loss = frequent_loss(path, chain, frequent_tokens.ids, frequent_tokens.chain, seed)
     report = _BigramReport(chain, whole, loss, frequent_tokens, path.input.width, parts, reduced_loss)
-    return Found(
+    return Measurement(
         answer=PAYS if whole.held_out.low > 0 else "nothing that is told from chance",
         quantities=(*report.text_quantities(), *report.frequent_quantities(), *follows),
         stacks=tuple(report.stacks()),

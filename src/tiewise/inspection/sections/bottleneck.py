@@ -20,27 +20,27 @@ from torch import Tensor, nn
 
 from tiewise.core.errors import no_numbers, progress
 from tiewise.core.estimates import ratio
-from tiewise.core.found import Found, Quantity
+from tiewise.core.measurement import Measurement, Quantity
 from tiewise.core.text import BINS, bin_of, token_counts
-from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import TextLoss
+from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 from tiewise.training.data.tokenizer import Ids
 
 _ROWS = 4096  # of a table, taken to fp64 at once
 
 
 @section(asks="How much of the loss's gradient passes the head?", place=72, text=True)
-def bottleneck(subject: Subject, bench: Bench) -> Found:
+def bottleneck(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Project the gradient at the logits on the head's columns, by how often the token occurs that is predicted."""
-    opened = bench.opened(subject)
-    counts = bench.counts(subject, opened.vocab)
-    measured_on, _ = bench.windows(subject)
-    return bottleneck_of(opened, measured_on, counts, bench.request.seed)
+    opened = workspace.opened(subject)
+    counts = workspace.counts(subject, opened.vocab)
+    measured_on, _ = workspace.windows(subject)
+    return bottleneck_of(opened, measured_on, counts, workspace.request.seed)
 
 
 @leaves_model
-def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None = None, seed: int = 0) -> Found:
+def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None = None, seed: int = 0) -> Measurement:
     """Measure the share of the gradient at the logits that the head lets through, on windows of token ids [n, T].
 
     The model is left as it was. `counts` say how often each token occurs in a longer text [V], None counts the windows;
@@ -96,7 +96,7 @@ def _squares(rows: Tensor) -> NDArray[np.float64]:
     return squares
 
 
-def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: float) -> Found:
+def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: float) -> Measurement:
     """Say what share of the squared gradient passes, from ‖P g‖² and ‖g‖² by window and band [n, bands]."""
     shares, why = passed.sum(1) / total.sum(1), "‖P g‖² / ‖g‖²"
     share = mean_of("share of the squared gradient", shares, unit="%", chance=chance, why=why)
@@ -109,7 +109,7 @@ def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: flo
             of_band = ratio(passed[:, band].sum(), total[:, band].sum())
             quantities.append(Quantity(name, of_band, unit="%", chance=chance, main=False, figure=figure))
     value, level = Quantity("", share.value, unit="%"), Quantity("", chance, unit="%")
-    return Found(f"{value} of its square, {level} by chance", tuple(quantities))
+    return Measurement(f"{value} of its square, {level} by chance", tuple(quantities))
 
 
 def _basis(table: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from tiewise.checkpoint.family_record import NONE
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError, doing, progress
-from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.core.measurement import Listing, Measurement, Quantity, count, plain, visible
 from tiewise.inspection.tables import path_matrix
 from tiewise.inspection.tables.open_path import open_path
 from tiewise.inspection.tables.token_texts import read_as
+from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 MOST_ASYMMETRIC = 20  # pairs that are listed
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
@@ -21,13 +21,15 @@ APPLIED, CENTRED = "as the model applies it", "less row and column means"
 
 
 @section(asks="Does the direct path know the order of words?", place=10)
-def direct_path(subject: Subject, bench: Bench) -> Found:
+def direct_path(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure M = A Bᵀ [V, V] of input rows and output rows, and what it makes of the requested pairs."""
-    request = bench.request
+    request = workspace.request
     return direct_path_of(subject.folder, request.pairs, request.effort.samples, request.seed)
 
 
-def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0) -> Found:
+def direct_path_of(
+    folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0
+) -> Measurement:
     """Measure the direct path of a checkpoint, and ask it for pairs of `words`, each one token, both ways.
 
     The most asymmetric pairs are searched among `samples` tokens, drawn by `seed`; all where there are fewer.
@@ -54,7 +56,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     progress("asymmetric pairs", len(chosen), len(chosen))
     title = f"Most asymmetric pairs among {count(len(chosen))} tokens"
     listing = Listing(title, ("pair", "there", "back"), tuple(_listed_pairs(folder, pairs)))
-    return Found(
+    return Measurement(
         answer="only by row lengths" if path.tied else "it can: two tables",
         quantities=(
             *_asymmetries(kinds),

@@ -26,26 +26,26 @@ from tiewise.checkpoint.family_record import BlockNames
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError, doing
 from tiewise.core.estimates import Estimate
-from tiewise.core.found import NATS, NONE, Found, Grid, Listing, Quantity, count, plain
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.core.measurement import NATS, NONE, Grid, Listing, Measurement, Quantity, count, plain
 from tiewise.inspection.running.loaded import Opened
 from tiewise.inspection.tables.bigram_counts import Chain, pair_counts
 from tiewise.inspection.tables.bigram_paths import SHOWN, heat_maps, path_loss
-from tiewise.inspection.tables.model_tables import Array, Behind, Ids
+from tiewise.inspection.tables.model_tables import Array, Ids, MappedTable
 from tiewise.inspection.tables.open_path import DirectPath, open_path
 from tiewise.inspection.tables.path_matrix import WordOrders, find_pairs, sampled, sampled_asymmetry, word_orders
+from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
 TITLES = ("Direct path", "With the first MLP")  # of the heat maps of both paths
 
 
 @section(asks="How much word order does the first MLP give back?", place=20)
-def first_mlp(subject: Subject, bench: Bench) -> Found:
+def first_mlp(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare the direct path with the same path through the first MLP: a symmetric path knows no order of words."""
-    opened, request = bench.opened(subject), bench.request
+    opened, request = workspace.opened(subject), workspace.request
     chain = None
-    if bench.reads(subject):
-        chain = Chain.of(bench.ids(subject), opened.vocab)
+    if workspace.reads(subject):
+        chain = Chain.of(workspace.ids(subject), opened.vocab)
     return first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain)
 
 
@@ -56,7 +56,7 @@ def first_mlp_of(
     seed: int = 0,
     chain: Chain | None = None,
     most: int = SHOWN,
-) -> Found:
+) -> Measurement:
     """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows a text.
 
     `words` are pairs to ask of both ways, each word one token. Logits of `samples` tokens to each other are compared,
@@ -89,7 +89,7 @@ def first_mlp_of(
         listings.append(_requested_pairs(orders, _shares_in_text(chain, pairs)))
     sample = f"{count(len(chosen))} tokens sampled; the map is {block.composition}"
     change, _ = asymmetries[-1]
-    return Found(
+    return Measurement(
         answer=_answer(change),
         quantities=tuple(quantities),
         grids=tuple(grids),
@@ -290,5 +290,5 @@ def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:
         behind: Array = block(torch.from_numpy(rows * scale)).double().numpy()
         return behind
 
-    table = Behind(path.input, after, path.input.width, name)
+    table = MappedTable(path.input, after, path.input.width, name)
     return replace(path, input=table, input_scale=1.0, notes=(*path.notes, f"first MLP: {block.composition}"))

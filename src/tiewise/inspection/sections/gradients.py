@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from tiewise.core.errors import DataError, no_numbers, progress
 from tiewise.core.estimates import ratio
-from tiewise.core.found import NATS, ONE, Curve, Found, Listing, Quantity, count, plain, visible
+from tiewise.core.measurement import NATS, ONE, Curve, Listing, Measurement, Quantity, count, plain, visible
 from tiewise.core.text import BINS, bin_of, token_counts
-from tiewise.inspection.bench import Bench, Subject, longer_path, mean_of, section
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import (
     NEXT,
@@ -37,6 +36,7 @@ from tiewise.inspection.running.two_paths import (
     row_sums,
 )
 from tiewise.inspection.tables.token_texts import read_as
+from tiewise.inspection.workspace import InspectedModel, Workspace, longer_path, mean_of, section
 from tiewise.training.data.tokenizer import Ids
 
 PERMUTATIONS = 19
@@ -52,12 +52,12 @@ MOVED = "Which tokens each path moves"
 
 
 @section(asks="Which use of the table pulls harder, and do both pull the same way?", place=70, text=True)
-def gradients(subject: Subject, bench: Bench) -> Found:
+def gradients(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
-    opened = bench.opened(subject)
-    counts = bench.counts(subject, opened.vocab)
-    measured_on, _ = bench.windows(subject)
-    return gradients_of(opened, measured_on, seed=bench.request.seed, counts=counts)
+    opened = workspace.opened(subject)
+    counts = workspace.counts(subject, opened.vocab)
+    measured_on, _ = workspace.windows(subject)
+    return gradients_of(opened, measured_on, seed=workspace.request.seed, counts=counts)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def gradients_of(
     counts: NDArray[np.int64] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
-) -> Found:
+) -> Measurement:
     """Measure both paths' gradients on windows of token ids [n, T]; the model is left as it was.
 
     Memory: ten tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
@@ -144,7 +144,7 @@ def gradients_of(
         counts=_padded_to(counts, len(seen)),
         longest=tuple(zip(longest, read_as(opened.folder, longest), strict=True)),
     )
-    return found_of(measured)
+    return measurement_of(measured)
 
 
 class _TextSums:
@@ -200,7 +200,7 @@ def _padded_to(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 # --- the report
 
 
-def found_of(measured: PathGradients) -> Found:
+def measurement_of(measured: PathGradients) -> Measurement:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
     alone = "get the head path alone"
     if measured.objective != NEXT:
@@ -215,7 +215,7 @@ def found_of(measured: PathGradients) -> Found:
     header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
     table_of_bins = Listing("By how often a token occurs", header, [of_bin.cells for of_bin in bins])
     absent, tokens = count((measured.seen == 0).sum()), count(len(measured.seen))
-    return Found(
+    return Measurement(
         answer=answer(share, measured.gradient.split(), measured.null),
         quantities=(*per_batch, *_quantities(measured), *by_frequency),
         curves=(*_batch_size_curves(measured), *_row_share_curves(measured)),

@@ -18,8 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Curve, Found, Listing, Quantity, count
-from tiewise.inspection.bench import Bench, NotHere, Subject, comparison_of, longer_path, mean_of, section
+from tiewise.core.measurement import Curve, Listing, Measurement, Quantity, count
+from tiewise.inspection.workspace import (
+    InspectedModel,
+    NotApplicable,
+    Workspace,
+    comparison_of,
+    longer_path,
+    mean_of,
+    section,
+)
 from tiewise.training.results import CurvePoint, RunResult
 
 TENTHS = 10
@@ -27,24 +35,24 @@ LOGGED = "Means over seeds and logging windows."
 
 
 @section(asks="Which use of the table pulls harder as training goes on?", place=80)
-def gradients_over_training(subject: Subject, bench: Bench) -> Found:
+def gradients_over_training(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:
-        raise NotHere("needs a comparison", "give the folder of `tiewise compare`")
+        raise NotApplicable("needs a comparison", "give the folder of `tiewise compare`")
     return gradients_over_training_of(subject.run, subject.label)
 
 
-def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Found:
+def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Measurement:
     """Read both paths over the training of one arm from a finished comparison's folder.
 
     Raises:
         RunError: no finished comparison is there.
-        NotHere: the arm measured no paths.
+        NotApplicable: the arm measured no paths.
     """
     paths = logged_paths(comparison_of(Path(run)).of(arm))
     if not len(paths.last):
-        raise NotHere(f"{arm} measured no gradients by path", "run it again, longer")
-    return found_of(paths)
+        raise NotApplicable(f"{arm} measured no gradients by path", "run it again, longer")
+    return measurement_of(paths)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def _measured_by_all(points: Sequence[CurvePoint | None]) -> NDArray[np.float64]
 # the report
 
 
-def found_of(paths: LoggedPaths) -> Found:
+def measurement_of(paths: LoggedPaths) -> Measurement:
     """Say what the head path's share is, and whether it moved."""
     seeds = paths.a.shape[1]
     tenths, all_windows = paths.tenths(), np.ones(len(paths.last), bool)
@@ -124,7 +132,7 @@ def found_of(paths: LoggedPaths) -> Found:
     for its, shares in zip([*tenths, all_windows], [*by_tenth, of_run], strict=True):
         steps = f"{count(paths.first[its][0])}–{count(paths.last[its][-1])}"
         rows.append((steps, str(mean_of("", shares, unit="%"))))
-    return Found(
+    return Measurement(
         answer=_answer(share, moved),
         quantities=(share, moved, *_cosines(paths)),
         curves=tuple(curve for curve in _curves(paths) if curve.x),  # none that was never a number

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from tiewise.core.errors import DataError, UnsupportedError, progress
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import NATS, NONE, Curve, Found, Listing, Quantity, plain
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.core.measurement import NATS, NONE, Curve, Listing, Measurement, Quantity, plain
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.stack import AppliedStack, find_stack
+from tiewise.inspection.workspace import InspectedModel, Workspace, section
 from tiewise.training.data.tokenizer import Ids
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
@@ -49,10 +49,10 @@ UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies",
 
 
 @section(asks="How much of the prediction can be read off before the last layer?", place=100, text=True, weight=20)
-def lens(subject: Subject, bench: Bench) -> Found:
+def lens(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
-    (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
-    return lens_of(bench.opened(subject), run_on, held_out, steps, bench.request.seed)
+    (run_on, held_out), steps = workspace.windows(subject), workspace.request.effort.lens_steps
+    return lens_of(workspace.opened(subject), run_on, held_out, steps, workspace.request.seed)
 
 
 class LensRead(NamedTuple):
@@ -64,7 +64,7 @@ class LensRead(NamedTuple):
 
 
 @leaves_model
-def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Found:
+def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Measurement:
     """Read every layer of a causal model with both lenses.
 
     Translators are trained for `steps` steps, 20 or more, on `windows` of ids [n, T], whose order `seed` draws.
@@ -312,10 +312,10 @@ def _read_both(stack: AppliedStack, apart: Tensor, translators: list[Translator]
 # --- the report
 
 
-def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Found:
+def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Measurement:
     """Say from which layer on the first choice can be read, and how far each layer is from the final distribution."""
     names = ["input", *(layer.name for layer in stack.applications)]
-    return Found(
+    return Measurement(
         answer=_answer(reads),
         quantities=tuple(_quantities(reads)),
         curves=tuple(_curves(reads, training)),

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from tiewise.core.errors import progress
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import NATS, Found, Listing, Quantity
-from tiewise.inspection.bench import Bench, Subject, section
+from tiewise.core.measurement import NATS, Listing, Measurement, Quantity
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import TextLoss, TwoLeaves, parted
+from tiewise.inspection.workspace import InspectedModel, Workspace, section
 from tiewise.training.data.tokenizer import Ids
 
 BLOCK = 32  # values of Q4_0 that share a scale
@@ -34,9 +34,9 @@ _AT_ONCE = 1 << 22  # values of a table that are rounded at once
 
 
 @section(asks="Which end tolerates fewer bits?", place=75, text=True, weight=4)
-def precision(subject: Subject, bench: Bench) -> Found:
+def precision(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Round the lookup's table, the head's and both to 8 and to 4 bits."""
-    return precision_of(bench.opened(subject), bench.windows(subject)[0], bench.request.seed)
+    return precision_of(workspace.opened(subject), workspace.windows(subject)[0], workspace.request.seed)
 
 
 def int8_by_row(table: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ ROUNDED = {8: int8_by_row, 4: q4_0}
 
 
 @leaves_model
-def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
+def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Measurement:
     """Measure KL(model ‖ model with rounded ends) of the tokens that windows of ids [n, T] have predicted.
 
     The model is left as it was. `seed` draws hidden tokens, where the model predicts those. Memory: two more tables for
@@ -86,7 +86,7 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Found:
                 both = _kl_and_loss(logits, p, changed, targets)
                 means.append(both.view(2, len(which), -1).mean(2))
             progress("rounding the ends", int(which[-1]) + 1, len(windows))
-    return found_of({choice: torch.cat(parts, 1) for choice, parts in measured.items()}, tied)
+    return measurement_of({choice: torch.cat(parts, 1) for choice, parts in measured.items()}, tied)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _kl_and_loss(logits: Tensor, p: Tensor, changed: Tensor, targets: Tensor) ->
     return torch.stack([kl, of_targets - mean + kl])
 
 
-def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
+def measurement_of(measured: Mapping[Choice, Tensor], tied: bool) -> Measurement:
     """Say which end moves less at 4 bits, from [2, n] by choice: means over each window of KL, and of loss more."""
     quantities = []
     rows = {end: [end] for end in ENDS}
@@ -164,7 +164,7 @@ def found_of(measured: Mapping[Choice, Tensor], tied: bool) -> Found:
     notes = ["8 bits: int8, a scale per row; 4 bits: Q4_0, one per 32 values"]
     if tied:
         notes.append("one end rounded alone needs a second table")
-    return Found(
+    return Measurement(
         answer=_answer(measured),
         quantities=tuple(quantities),
         listings=(Listing(f"Output and loss, {NATS}", header, tuple(rows.values())),),

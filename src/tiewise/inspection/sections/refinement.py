@@ -31,8 +31,7 @@ from tiewise.boundary.locate import locate
 from tiewise.boundary.undisturbed import kept_generators
 from tiewise.core.errors import advance, doing
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
-from tiewise.inspection.bench import Bench, Subject, mean_of, section
+from tiewise.core.measurement import Curve, Grid, Listing, Measurement, Quantity
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.stack import (
     AppliedStack,
@@ -45,6 +44,7 @@ from tiewise.inspection.running.stack import (
     shared_fractions,
     states_of,
 )
+from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 from tiewise.training.data.tokenizer import Ids
 
 Values = dict[str, NDArray[np.floating]]  # quantity → its values per window, [windows] or [n, windows]
@@ -67,10 +67,10 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
 
 
 @section(asks="Do the layers refine one state, and does a repeated one come to rest?", place=110, text=True)
-def refinement(subject: Subject, bench: Bench) -> Found:
+def refinement(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
-    _, held_out = bench.windows(subject)
-    return refinement_of(bench.opened(subject), held_out, bench.request.seed)
+    _, held_out = workspace.windows(subject)
+    return refinement_of(workspace.opened(subject), held_out, workspace.request.seed)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Trajectory:
 
 
 @leaves_model
-def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Found:
+def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Measurement:
     """Measure every application of a model's layers on windows of ids [n, T], beside the same architecture untrained.
 
     One window gives no intervals. `seed` draws the fresh weights and the small differences that are followed; a
@@ -101,10 +101,10 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
     with doing("refinement", count if fresh is None else 2 * count):
         trained = _trajectory(find_stack(opened), texts, seed, further)
     if fresh is None:
-        return found_of(trained, None, further)
+        return measurement_of(trained, None, further)
     with doing("refinement", 2 * count, begun=count):
         untrained = _trajectory(find_stack(fresh), texts, seed, further)
-    return found_of(trained, untrained, further)
+    return measurement_of(trained, untrained, further)
 
 
 def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
@@ -278,7 +278,7 @@ def _shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in parameters.items()}
 
 
-def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Found:
+def measurement_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Measurement:
     """Say how far each layer moves the states, and where repeating leads, compared with fresh weights."""
     quantities, curves, grids = [*_quantities(trained)], [*_curves(trained, "")], [_grid(trained, "")]
     if untrained is not None:
@@ -287,7 +287,7 @@ def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) ->
         curves += _curves(untrained, FRESH)
         grids.append(_grid(untrained, FRESH))
     listings = tuple(_listings(trained, untrained))
-    return Found(_answer(trained, further), tuple(quantities), tuple(curves), tuple(grids), listings=listings)
+    return Measurement(_answer(trained, further), tuple(quantities), tuple(curves), tuple(grids), listings=listings)
 
 
 def _grid(trajectory: Trajectory, which: str) -> Grid:

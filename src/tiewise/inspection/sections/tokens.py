@@ -12,9 +12,20 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.tokenizer_ids import read_tokenizer
 from tiewise.core.errors import TiewiseError, doing
 from tiewise.core.estimates import Estimate, Z, mean_interval
-from tiewise.core.found import NATS, NONE, TWO, Curve, Found, Listing, Points, Quantity, count, plain, visible
+from tiewise.core.measurement import (
+    NATS,
+    NONE,
+    TWO,
+    Curve,
+    Listing,
+    Measurement,
+    Points,
+    Quantity,
+    count,
+    plain,
+    visible,
+)
 from tiewise.core.text import BINS, bin_of
-from tiewise.inspection.bench import Bench, Subject, mean_of, section
 from tiewise.inspection.tables.align_tables import Score
 from tiewise.inspection.tables.bigram_counts import Contexts, contexts
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, views_of
@@ -29,6 +40,7 @@ from tiewise.inspection.tables.token_rows import (
     saying_little,
 )
 from tiewise.inspection.tables.token_texts import Groups, Texts, by_script, read_texts, token_names
+from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all others
 NAMED = 6  # tokens of a view that carry their text
@@ -39,24 +51,24 @@ NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and
 
 
 @section(asks="Which rows do tokens have, and what stands on both sides?", place=90)
-def tokens(subject: Subject, bench: Bench) -> Found:
+def tokens(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
-    effort, seed = bench.request.effort, bench.request.seed
-    if not bench.reads(subject):
+    effort, seed = workspace.request.effort, workspace.request.seed
+    if not workspace.reads(subject):
         return tokens_of(subject.folder, None, effort.samples, seed)
     views, _ = views_of(subject.folder)
     rows = min(table.rows for table in views.values())
-    counts = bench.counts(subject, rows)
-    report = tokens_of(subject.folder, bench.ids(subject), effort.samples, seed, counts)
+    counts = workspace.counts(subject, rows)
+    report = tokens_of(subject.folder, workspace.ids(subject), effort.samples, seed, counts)
     whose = "the given text, which need not be that of training"
-    if bench.of_training_text(subject):
+    if workspace.of_training_text(subject):
         whose = "the text that the model was trained on"
     return replace(report, notes=(*report.notes, f"Token counts are those of {whose}."))
 
 
 def tokens_of(
     folder: Folder, ids: Ids | None = None, samples: int = 2000, seed: int = 0, counts: Ids | None = None
-) -> Found:
+) -> Measurement:
     """Measure the tables of a checkpoint token by token; only these and its tokenizer's files are read.
 
     Without a text `ids` [N], in the model's own tokens, what needs one is left out. `counts` [V] say how often each
@@ -85,7 +97,7 @@ def tokens_of(
     for name, table in views.items():
         report.add(name, table)
 
-    sides = Found("")
+    sides = Measurement("")
     if around is not None:
         sides = around_tokens(around, groups, texts)
     quantities = [*report.quantities, *_apart(report.by_count), *sides.quantities]
@@ -93,7 +105,7 @@ def tokens_of(
         unused = len(vocabulary.unused)
         quantities.append(Quantity("rows of no token", unused, main=False, why="no text can produce them"))
     listings = (*report.norm_listings(), *sides.listings, report.little_listing())
-    return Found(
+    return Measurement(
         answer=_answer(report.by_count),
         quantities=tuple(quantities),
         curves=(*report.curves, *sides.curves, *_filled_directions(report.shares, views.values())),
@@ -372,7 +384,7 @@ def _p_of_difference(low: Estimate, high: Estimate) -> float:
 # what precedes and what follows a token
 
 
-def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
+def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Measurement:
     """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
 
     `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
@@ -405,7 +417,7 @@ def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | No
         Quantity("tokens of the text", int(around.counts.sum()), main=False),
         Quantity("different tokens in it", int((around.counts > 0).sum()), main=False),
     ]
-    return Found("", tuple(quantities), tuple(curves), listings=tuple(listings))
+    return Measurement("", tuple(quantities), tuple(curves), listings=tuple(listings))
 
 
 @dataclass(frozen=True)

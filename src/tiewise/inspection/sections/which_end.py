@@ -10,8 +10,7 @@ from pathlib import Path
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.estimates import Estimate
-from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
-from tiewise.inspection.bench import Bench, NotHere, Subject, section
+from tiewise.core.measurement import NEITHER, Listing, Measurement, Quantity, count, plain
 from tiewise.inspection.tables.align_tables import (
     CKA,
     CKA_CURVE,
@@ -27,6 +26,7 @@ from tiewise.inspection.tables.align_tables import (
 from tiewise.inspection.tables.model_tables import Ends, Pairs, by_text, ends_of, texts_of
 from tiewise.inspection.tables.table_maps import CENTRED, CURVE, FEWEST, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.inspection.tables_over_seeds import AGAIN, ENDS, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
+from tiewise.inspection.workspace import InspectedModel, NotApplicable, Workspace, section
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
 SCORES, SHARES = "mean cosine, share, or CKA above chance", "share of what training again gives"
@@ -35,30 +35,30 @@ READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference a reader
 
 
 @section(asks="Which end does a tied table resemble?", place=50)
-def which_end(subject: Subject, bench: Bench) -> Found:
+def which_end(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare a model with one table with a model with two; of a comparison each tied arm, over seeds."""
     if subject.run is not None:
-        return _of_comparison(subject, subject.run, bench)
-    if len(bench.subjects) != 2:
-        raise NotHere("needs two models, or a comparison")
-    request = bench.request
-    first, second = bench.subjects
-    ends = bench.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
+        return _of_comparison(subject, subject.run, workspace)
+    if len(workspace.subjects) != 2:
+        raise NotApplicable("needs two models, or a comparison")
+    request = workspace.request
+    first, second = workspace.subjects
+    ends = workspace.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
     labels = first.label, second.label
     reporting = labels[_model_with_one_table(ends) or 0]
     if subject.label != reporting:
-        raise NotHere(f"{reporting} is held against it", "see there")
+        raise NotApplicable(f"{reporting} is held against it", "see there")
     return across(*ends, labels, seed=request.seed, held_out=request.effort.held_out)
 
 
-def _of_comparison(subject: Subject, run: Path, bench: Bench) -> Found:
+def _of_comparison(subject: InspectedModel, run: Path, workspace: Workspace) -> Measurement:
     """Compare the tied arm of this subject with the untied arm of its comparison, over seeds."""
-    settings = AlignSettings(seed=bench.request.seed, sampled=2048)
-    of_run = bench.once("which_end", lambda: over_seeds(run, settings, bench.training_counts))
+    settings = AlignSettings(seed=workspace.request.seed, sampled=2048)
+    of_run = workspace.once("which_end", lambda: over_seeds(run, settings, workspace.training_counts))
     if subject.label not in of_run.arms:
         arms = ", ".join(of_run.arms)
-        raise NotHere(f"{arms}: held against its two tables", "see there")
-    return found_over_seeds(of_run, subject.label)
+        raise NotApplicable(f"{arms}: held against its two tables", "see there")
+    return measurement_over_seeds(of_run, subject.label)
 
 
 # two models
@@ -81,7 +81,7 @@ def across(
     settings: AlignSettings | None = None,
     seed: int = 0,
     held_out: float = AlignSettings.held_out,
-) -> Found:
+) -> Measurement:
     """Align every end of one model with every end of another, tokens matched by text; `labels` are their names.
 
     Where one of the two has one stored table and the other has two, say which of the two it is closer to. By default
@@ -110,7 +110,7 @@ def across(
     for name, alignment in aligned.items():
         quantities += alignment.quantities(name)
     quantities += models.sizes(pairs)
-    return Found(answer, tuple(quantities), notes=tuple(_notes(aligned, models)))
+    return Measurement(answer, tuple(quantities), notes=tuple(_notes(aligned, models)))
 
 
 def _opened_ends(model: Folder | Ends) -> Ends:
@@ -245,7 +245,7 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
 # the arms of a comparison
 
 
-def found_over_seeds(comparison: OverSeeds, arm: str) -> Found:
+def measurement_over_seeds(comparison: OverSeeds, arm: str) -> Measurement:
     """Say which table of the untied arm one tied arm resembles, and what training again gives.
 
     The answer has both leans where there are both: as it stands, and with frequency taken out.
@@ -259,7 +259,7 @@ def found_over_seeds(comparison: OverSeeds, arm: str) -> Found:
         notes.append(f"of one seed, rows share a start: cosine {plain(stored.input.value, 2)}")
     notes += [f"left out: {what}" for what in comparison.left_out]
     header = ("seeds", "measure", "with the input", "with the output")
-    return Found(
+    return Measurement(
         answer=_answer_over_seeds(comparison, arm),
         quantities=tuple(_over_seeds(comparison, arm)),
         listings=(Listing("Every pair of models", header, tuple(_model_pairs(comparison, arm))),),

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from tiewise.core.errors import DataError, progress
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
-from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
+from tiewise.core.measurement import NEITHER, ONE, TWO, Quantity, plain
 from tiewise.inspection.tables.model_tables import AnyTable, Ids, Pairs, Rows, TokenTable, as_table
 from tiewise.inspection.tables.table_maps import (
     CENTRED,

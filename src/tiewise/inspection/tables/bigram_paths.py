@@ -29,7 +29,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import DataError, no_numbers
 from tiewise.core.estimates import Estimate, Z, interaction
-from tiewise.core.found import Grid, Quantity
+from tiewise.core.measurement import Grid, Quantity
 from tiewise.inspection.tables.bigram_counts import Chain, frequent
 from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 from tiewise.inspection.tables.open_path import DirectPath

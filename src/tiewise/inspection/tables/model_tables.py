@@ -121,7 +121,7 @@ class StoredTable(TokenTable):
         return widened(rows).astype(dtype, copy=False)
 
 
-class Behind(TokenTable):
+class MappedTable(TokenTable):
     """Rows [V, D] that `make` makes of another table's [V, k], fp64 to fp64, a few at a time and each by itself."""
 
     def __init__(
@@ -271,8 +271,8 @@ def dense_table(dense: Dense) -> TokenTable:
         return table
     mapped, scale = dense.map, dense.scale
     if mapped is None:
-        return Behind(table, lambda rows: rows * scale, dense.width, turns=False)
-    return Behind(table, lambda rows: mapped(rows) * scale, dense.width)
+        return MappedTable(table, lambda rows: rows * scale, dense.width, turns=False)
+    return MappedTable(table, lambda rows: mapped(rows) * scale, dense.width)
 
 
 OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's
@@ -323,7 +323,7 @@ def _behind_maps(ends: Ends) -> dict[str, TokenTable]:
     by_end = {BOTH: ends.input} if ends.tied else dict(ends.tables)
     views: dict[str, TokenTable] = {}
     for end, table in by_end.items():
-        if isinstance(table, Behind) and table.turns:
+        if isinstance(table, MappedTable) and table.turns:
             views[_after_map(end)] = table
     return views
 
@@ -351,13 +351,13 @@ def _through_family_maps(folder: Folder, stored: Sequence[StoredTable]) -> dict[
     return views
 
 
-def _through(table: StoredTable, matrix: Array, bias: Stored | None) -> Behind:
+def _through(table: StoredTable, matrix: Array, bias: Stored | None) -> MappedTable:
     """Return rows of a table times a matrix [width, out], plus a bias of fitting shape."""
     width = matrix.shape[1]
     shift = np.zeros(width)
     if bias is not None and bias.shape == shift.shape:
         shift = read_float64(bias)
-    return Behind(table, lambda rows: rows @ matrix + shift, width)
+    return MappedTable(table, lambda rows: rows @ matrix + shift, width)
 
 
 def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:

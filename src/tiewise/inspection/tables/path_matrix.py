@@ -29,7 +29,7 @@ from tiewise.checkpoint.family_record import NONE
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, advance, no_numbers
 from tiewise.core.estimates import Estimate, wilson
-from tiewise.core.found import Quantity, visible
+from tiewise.core.measurement import Quantity, visible
 from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 from tiewise.inspection.tables.open_path import DirectPath
 from tiewise.inspection.tables.token_texts import find_tokens

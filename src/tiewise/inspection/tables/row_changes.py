@@ -26,7 +26,7 @@ from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, progress, refuse_live_model
-from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
+from tiewise.core.measurement import Listing, Measurement, Quantity, count, plain, visible
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable
 from tiewise.inspection.tables.token_texts import read_as
 
@@ -35,7 +35,7 @@ MARGIN = 1.05  # above the expected edge, which few matrices pass
 MOST_LISTED = 20
 
 
-def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int = MOST_LISTED) -> Found:
+def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int = MOST_LISTED) -> Measurement:
     """Compare both ends of two checkpoints row by row; only their tables and tokenizer files are read.
 
     Args:
@@ -135,9 +135,9 @@ class _ChangeReport:
         if len(ids):
             self.listings.append(_most_moved(name, before.take(ids), after.take(ids), ids, texts))
 
-    def found(self) -> Found:
+    def found(self) -> Measurement:
         """Return everything that was reported."""
-        return Found(
+        return Measurement(
             "; ".join(self.answers),
             tuple(self.quantities),
             listings=tuple(self.listings),

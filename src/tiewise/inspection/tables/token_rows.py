@@ -22,7 +22,7 @@ import numpy as np
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.core.errors import DataError, advance, doing, no_numbers
 from tiewise.core.estimates import Estimate, Z
-from tiewise.core.found import Quantity, count, plain
+from tiewise.core.measurement import Quantity, count, plain
 from tiewise.inspection.tables.align_tables import Score, norm_correlations
 from tiewise.inspection.tables.model_tables import Array, Ids, Rows, StoredTable, TokenTable
 from tiewise.inspection.tables.path_matrix import sampled

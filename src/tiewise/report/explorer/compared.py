@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from tiewise.core.errors import RunError
-from tiewise.core.found import COLOURS, Curve, places
-from tiewise.inspection.bench import comparison_of
+from tiewise.core.measurement import COLOURS, Curve, places
 from tiewise.inspection.inspection import labels
-from tiewise.report import comparison_found
+from tiewise.inspection.workspace import comparison_of
+from tiewise.report import comparison_measurement
 from tiewise.report.training_curves import (
     AHEAD,
     COSINE,
@@ -74,14 +74,14 @@ def _run_record(path: Path) -> dict[str, Any]:
 def _finished(path: Path) -> dict[str, Any]:
     """Return the record of a comparison that has its results."""
     comparison = comparison_of(path)
-    table = comparison_found.results(comparison)
+    table = comparison_measurement.results(comparison)
     differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
     notes = comparison.finding.splitlines()
     if comparison.demo:
-        notes.append(f"{comparison_found.DEMO.capitalize()}.")
+        notes.append(f"{comparison_measurement.DEMO.capitalize()}.")
     return {
         "arms": comparison.arms,
-        "verdict": comparison_found.verdict(comparison),
+        "verdict": comparison_measurement.verdict(comparison),
         "notes": notes,
         "command": comparison.command,
         "results": {"header": list(table.header), "rows": [list(row) for row in table.rows]},
@@ -98,7 +98,7 @@ def _difference_records(differences: Iterable[Difference | None]) -> list[dict[s
         if d is None or math.isnan(d.mean):
             continue
         record = {"arm": d.arm, "mean": d.mean, "low": d.low, "high": d.high}
-        record |= {"said": str(comparison_found.difference(d)), "detected": d.detected, "seeds": d.n}
+        record |= {"said": str(comparison_measurement.difference(d)), "detected": d.detected, "seeds": d.n}
         records.append(record)
     return records
 

@@ -28,7 +28,7 @@ from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, DataError, RunError, UnsupportedError
 from tiewise.core.files import size
-from tiewise.core.found import count
+from tiewise.core.measurement import count
 from tiewise.core.text import token_counts
 from tiewise.inspection.tables.open_path import final_norm_of, path_of
 from tiewise.inspection.tables.token_texts import find_tokens, read_as

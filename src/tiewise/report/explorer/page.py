@@ -25,7 +25,7 @@ from typing import Any
 from tiewise.checkpoint.claims import usual
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
-from tiewise.core.found import COLOURS, DIVERGING, PATHS, PLACES, count, plain
+from tiewise.core.measurement import COLOURS, DIVERGING, PATHS, PLACES, count, plain
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import DTYPES, training_bytes

@@ -13,8 +13,8 @@ from rich.console import Console
 from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison, sample_comparison
 
 from tiewise.planning.evidence import Expectation
-from tiewise.report import comparison_found as told
-from tiewise.report.comparison_found import DEMO, SHARES, difference, found, results, share, surprised, verdict
+from tiewise.report import comparison_measurement as told
+from tiewise.report.comparison_measurement import DEMO, SHARES, difference, found, results, share, surprised, verdict
 from tiewise.report.comparison_page import render
 from tiewise.training.results import Comparison, Difference
 
@@ -137,7 +137,7 @@ def test_an_arm_is_never_markup():
     assert name in shown(replace(comparison, runs=runs, arms=[name, *ARMS[1:]], reference=name), 160)
 
 
-@pytest.mark.parametrize("module", ["tiewise.report.comparison_found", "tiewise.training.results"])
+@pytest.mark.parametrize("module", ["tiewise.report.comparison_measurement", "tiewise.training.results"])
 def test_the_terminal_needs_neither_torch_nor_plotly(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy.special') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

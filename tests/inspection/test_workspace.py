@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.inspection.bench import Bench, Effort, Request
 from tiewise.inspection.inspection import subjects_of
 from tiewise.inspection.sections.tokens import tokens
+from tiewise.inspection.workspace import Effort, Request, Workspace
 from tiewise.training.data.corpus import prepare
 from tiewise.training.data.tokenizer import read_tokens
 from tiewise.training.folder import DATA
@@ -41,8 +41,8 @@ def subjects(tmp_path):
 def test_standard_input_is_read_once_for_all_models(subjects, pipe_in):
     draw = np.random.default_rng(0)
     pipe_in("\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)).encode())
-    bench = Bench(Request(texts=("-",), effort=SMALL), subjects)
-    first, second = map(bench.ids, subjects)
+    workspace = Workspace(Request(texts=("-",), effort=SMALL), subjects)
+    first, second = map(workspace.ids, subjects)
     assert len(first) == 360
     np.testing.assert_array_equal(first, second)
 
@@ -59,18 +59,18 @@ def test_tokens_of_a_comparison_are_counted_in_the_text_that_it_was_trained_on(t
     train = np.fromfile(run / DATA / "train.bin", "<u2")
     heldout = np.fromfile(run / DATA / "heldout.bin", "<u2")
     of_run = replace(subject, run=run)
-    bench = Bench(Request(effort=SMALL), (of_run,))
-    assert bench.counts(of_run, 40).tolist() == np.bincount(train, minlength=40).tolist()
-    assert bench.counts(of_run, 30).tolist() == np.bincount(train, minlength=40)[:30].tolist()
-    assert bench.counts(of_run, 45).tolist() == np.bincount(train, minlength=45).tolist()
-    assert bench.ids(of_run).tolist() == heldout.tolist()
-    found = tokens(of_run, bench)
+    workspace = Workspace(Request(effort=SMALL), (of_run,))
+    assert workspace.counts(of_run, 40).tolist() == np.bincount(train, minlength=40).tolist()
+    assert workspace.counts(of_run, 30).tolist() == np.bincount(train, minlength=40)[:30].tolist()
+    assert workspace.counts(of_run, 45).tolist() == np.bincount(train, minlength=45).tolist()
+    assert workspace.ids(of_run).tolist() == heldout.tolist()
+    found = tokens(of_run, workspace)
     by_count = stats.spearmanr(norms(of_run)[np.unique(train)], np.bincount(train)[np.unique(train)]).statistic
     assert found["norm by frequency, both ends"].value == pytest.approx(by_count, abs=1e-9)
     lacks = int((np.bincount(train, minlength=40) == 0).sum())
     assert found["rows whose token the text lacks, both ends"].value == lacks > 0
     assert found.notes[-1] == "Token counts are those of the text that the model was trained on."
-    given = Bench(Request(texts=(str(tmp_path / "text.jsonl"),), effort=SMALL), (of_run,))
+    given = Workspace(Request(texts=(str(tmp_path / "text.jsonl"),), effort=SMALL), (of_run,))
     assert given.counts(of_run, 40).tolist() == np.bincount(given.ids(of_run), minlength=40).tolist()
     assert "which need not be that of training" in tokens(of_run, given).notes[-1]
 
@@ -82,7 +82,7 @@ def norms(subject):
 def test_empty_standard_input_is_one_line(subjects, pipe_in):
     pipe_in(b"")
     with pytest.raises(DataError, match="standard input holds no text; pipe one in"):
-        Bench(Request(texts=("-",), effort=SMALL), subjects).ids(subjects[0])
+        Workspace(Request(texts=("-",), effort=SMALL), subjects).ids(subjects[0])
 
 
 def test_an_endless_standard_input_ends(subjects, pipe_in):
@@ -91,8 +91,8 @@ def test_an_endless_standard_input_ends(subjects, pipe_in):
             yield b"w1 w2 w3\n"
 
     pipe_in(lines())
-    bench = Bench(Request(texts=("-",), effort=Effort(length=2, tokens=500)), subjects)
-    assert len(bench.ids(subjects[0])) == 500
+    workspace = Workspace(Request(texts=("-",), effort=Effort(length=2, tokens=500)), subjects)
+    assert len(workspace.ids(subjects[0])) == 500
 
 
 @pytest.mark.parametrize(("longest", "length"), [(None, 4), (3, 3)])
@@ -100,12 +100,12 @@ def test_every_fifth_window_is_held_out(subjects, tmp_path, longest, length):
     """Ten windows: eight to measure on and two for the lenses, which none of the others is."""
     words = np.random.default_rng(0).choice(WORDS, 60)
     (tmp_path / "text.txt").write_text(" ".join(words))
-    bench = Bench(Request(texts=(str(tmp_path / "text.txt"),), effort=Effort(length=4, windows=8)), subjects)
-    bench.once(("model", subjects[0].label), lambda: SimpleNamespace(longest=longest))
+    workspace = Workspace(Request(texts=(str(tmp_path / "text.txt"),), effort=Effort(length=4, windows=8)), subjects)
+    workspace.once(("model", subjects[0].label), lambda: SimpleNamespace(longest=longest))
     ids = [WORDS.index(word) for word in words]
     cut = [ids[start : start + length] for start in range(0, 60 - length + 1, length)]
     ten = [cut[number * len(cut) // 10] for number in range(10)]
-    measured, held = bench.windows(subjects[0])
+    measured, held = workspace.windows(subjects[0])
     assert measured.tolist() == ten[:4] + ten[5:9]
     assert held.tolist() == [ten[4], ten[9]]
 

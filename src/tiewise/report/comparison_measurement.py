@@ -1,4 +1,4 @@
-"""Findings of a comparison for terminal, page and notebook: a verdict, and each arm's `Found`.
+"""Findings of a comparison for terminal, page and notebook: a verdict, and each arm's `Measurement`.
 
 `comparison_view` is the terminal's view of it; `training_curves` has what changes during training, and
 `comparison_page` is the page.
@@ -15,10 +15,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import NATS, Found, Listing, Quantity, plain, signed
-from tiewise.report.faces import ABREAST, rich_table, summary
-from tiewise.report.papers import Beside, beside_figures
+from tiewise.core.measurement import NATS, Listing, Measurement, Quantity, plain, signed
+from tiewise.report.papers import PaperComparison, paper_figures
 from tiewise.report.sharing_order import beside_table_4, sharing_orders
+from tiewise.report.views import ABREAST, rich_table, summary
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
 
 DEMO = "demo corpus, not evidence for your model"
@@ -97,11 +97,11 @@ def first_runs(comparison: Comparison) -> dict[str, RunResult]:
     return {arm: runs[0] for arm, runs in finished_runs(comparison).items()}
 
 
-def found(comparison: Comparison) -> dict[str, Found]:
+def found(comparison: Comparison) -> dict[str, Measurement]:
     """Return the quantities of every arm that has a finished run, the most important first."""
     findings = {}
     for arm, runs in finished_runs(comparison).items():
-        findings[arm] = Found("", tuple(_quantities(comparison, arm, runs))).about(arm)
+        findings[arm] = Measurement("", tuple(_quantities(comparison, arm, runs))).about(arm)
     return findings
 
 
@@ -205,14 +205,14 @@ def _speed(runs: Sequence[RunResult]) -> Quantity:
     return over_seeds("tokens/s", [run.tokens_per_second for run in runs], "", 0)
 
 
-def beside_papers(comparison: Comparison) -> dict[str, Beside]:
+def beside_papers(comparison: Comparison) -> dict[str, PaperComparison]:
     """Return published results of arms like the comparison's, under a title for each paper; mostly none."""
     published = {}
     recipe = comparison.setting.get("recipe")
     if recipe:
         perplexities = {arm: [run.perplexity for run in comparison.of(arm)] for arm in comparison.arms}
         changed = comparison.setting["changed"]
-        published["Published figures"] = beside_figures(recipe, changed, perplexities, comparison.data)
+        published["Published figures"] = paper_figures(recipe, changed, perplexities, comparison.data)
     nll, pairs = sharing_orders(comparison)
     if nll:
         published["What layers share"] = beside_table_4(nll, pairs)

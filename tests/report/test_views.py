@@ -17,9 +17,8 @@ from tests.inspection.sections.test_refinement import trajectory
 from tests.inspection.sections.test_table_sections import over_seeds
 from tests.inspection.test_tables_over_seeds import planted, write_run
 
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
-from tiewise.inspection.bench import Request
-from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, sections, subjects_of, tie_or_not
+from tiewise.core.measurement import NEITHER, ONE, TWO, Listing, Measurement, Quantity
+from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, sections, subjects_of, tie_or_not
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
@@ -28,9 +27,10 @@ from tiewise.inspection.sections.direct_path import direct_path_of
 from tiewise.inspection.sections.first_mlp import first_mlp_of
 from tiewise.inspection.sections.precision import precision_of
 from tiewise.inspection.sections.tokens import tokens_of
-from tiewise.inspection.sections.which_end import found_over_seeds
-from tiewise.report import faces
-from tiewise.report.faces import MORE, inspection_view
+from tiewise.inspection.sections.which_end import measurement_over_seeds
+from tiewise.inspection.workspace import Request
+from tiewise.report import views
+from tiewise.report.views import MORE, inspection_view
 
 HOSTILE = "[red]<b>x</b>[/red]"
 
@@ -40,7 +40,7 @@ def measured(value=0.5, **more):
 
 
 def found(answer="yes: they do", quantities=(), **more):
-    return Found(answer, tuple(quantities), **more)
+    return Measurement(answer, tuple(quantities), **more)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,21 @@ def test_a_quantity_speaks_only_where_its_interval_leaves_out_all_that_no_effect
 
 
 def test_an_answer_that_all_models_give_is_said_once():
-    assert faces.sentence({"a": found(), "b": found()}) == "Yes: they do."
-    assert faces.sentence({"a": found(), "b": found("no")}) == "a: yes: they do; b: no."
+    assert views.sentence({"a": found(), "b": found()}) == "Yes: they do."
+    assert views.sentence({"a": found(), "b": found("no")}) == "a: yes: they do; b: no."
 
 
 def test_the_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantity():
     both = {"a": found(quantities=[measured(), measured(0.25, main=False)]), "b": found()}
-    table = faces.summary(both)
+    table = views.summary(both)
     assert table.header == ["model", "cosine of rows"]
     assert table.rows == [["a", "0.500 [0.400, 0.600]"], ["b", "–"]]
-    assert not faces.summary({"a": found()}).rows
+    assert not views.summary({"a": found()}).rows
 
 
 def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
     one = found(quantities=[measured(main=False, why="of rows")], listings=(Listing("Rows", ("row",), (("x",),)),))
-    every, listed = faces.every({"a": one.about("a")})
+    every, listed = views.every({"a": one.about("a")})
     assert every.rows == [
         ["cosine of rows", "a", "0.500 [0.400, 0.600]", "cosine", "0.000, permuted up to 0.030", "of rows"]
     ]
@@ -102,19 +102,19 @@ def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
 
 def test_notes_that_several_models_share_are_said_once():
     both = {"a": found(notes=("of all", "of a")), "b": found(notes=("of all",))}
-    assert faces.notes(SectionFound("x", both, {})) == ["of all", "a: of a"]
-    assert faces.notes(SectionFound("x", {"a": found()}, {"b": "why", "c": "why"})) == ["left out of b, c: why"]
+    assert views.notes(SectionMeasurement("x", both, {})) == ["of all", "a: of a"]
+    assert views.notes(SectionMeasurement("x", {"a": found()}, {"b": "why", "c": "why"})) == ["left out of b, c: why"]
 
 
 def test_sections_without_anything_are_named_with_their_reason():
-    none = [SectionFound(name, {}, {"a": "no text", "b": "no text"}) for name in ("lens", "tokens")]
-    assert faces.absent([*none, SectionFound("x", {"a": found()}, {})]) == ["lens, tokens: no text"]
+    none = [SectionMeasurement(name, {}, {"a": "no text", "b": "no text"}) for name in ("lens", "tokens")]
+    assert views.absent([*none, SectionMeasurement("x", {"a": found()}, {})]) == ["lens, tokens: no text"]
 
 
 def test_numbers_that_the_summary_leaves_out_have_a_row_each_and_a_column_for_each_model():
     both = {"a": found(quantities=[measured(), measured(0.25, main=False)]), "b": found()}
-    assert faces.numbers(both).rows == [["cosine of rows", "0.250 [0.150, 0.350]", "–"]]
-    assert not faces.numbers({"b": found()}).rows
+    assert views.numbers(both).rows == [["cosine of rows", "0.250 [0.150, 0.350]", "–"]]
+    assert not views.numbers({"b": found()}).rows
 
 
 def row(about, speaks, question="Alike?"):
@@ -123,15 +123,15 @@ def row(about, speaks, question="Alike?"):
 
 def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model():
     loss = row("untied − tied", NEITHER, "Lower loss?")
-    table = faces.deciding(TieOrNot((loss, row("tied, other", ONE)), "no verdict"), ["tied", "untied", "other"])
+    table = views.deciding(TieOrNot((loss, row("tied, other", ONE)), "no verdict"), ["tied", "untied", "other"])
     assert table.header == ["", "tied", "untied", "other"]
     value = "0.500 [0.400, 0.600]"
     assert table.rows == [
         ["Lower loss? (untied − tied)", "–", value, "–"],
         ["Alike?", f"{value} → one table", "–", f"{value} → one table"],
     ]
-    assert not faces.deciding(TieOrNot((), "no verdict"), ["tied"]).rows
-    assert faces.verdict(TieOrNot((), "no verdict")) == "No verdict."
+    assert not views.deciding(TieOrNot((), "no verdict"), ["tied"]).rows
+    assert views.verdict(TieOrNot((), "no verdict")) == "No verdict."
 
 
 # --- the terminal
@@ -144,7 +144,7 @@ def one(label, place):
         Quantity("second", 0.25, main=False, unit="cosine"),
     )
     listed = Listing("Rows", ("row",), (("listed",),))
-    return Found(f"it is so, for once, {HOSTILE}", every, listings=(listed,)).about(label)
+    return Measurement(f"it is so, for once, {HOSTILE}", every, listings=(listed,)).about(label)
 
 
 @pytest.fixture
@@ -153,13 +153,13 @@ def inspection(tmp_path):
     run = write_run(tmp_path / "run", planted((1, 2, 3)))
     subjects = subjects_of([run])
     names = [section.name for section in sections()]
-    made = [SectionFound(n, {s.label: one(s.label, i) for s in subjects}, {}) for i, n in enumerate(names[:-1])]
-    made.append(SectionFound(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
+    made = [SectionMeasurement(n, {s.label: one(s.label, i) for s in subjects}, {}) for i, n in enumerate(names[:-1])]
+    made.append(SectionMeasurement(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
     return whole(subjects, made)
 
 
 def whole(subjects, made):
-    first = SectionFound("evidence", {"": tie_or_not(subjects, made)}, {})
+    first = SectionMeasurement("evidence", {"": tie_or_not(subjects, made)}, {})
     return Inspection(subjects, Request(), (first, *made))
 
 
@@ -185,14 +185,16 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
     models = planted((1, 2, 3))
     subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
     folders = {label: checkpoint(tmp_path / label, label == "tied")[0] for label in ("tied", "untied")}
-    never, soon = map(Found, ("not the first choice at half of the positions", "the first choice, after layer 1 of 2"))
+    never, soon = map(
+        Measurement, ("not the first choice at half of the positions", "the first choice, after layer 1 of 2")
+    )
     pulling = {"untied": paths(null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
         "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),
-        "which_end": found_over_seeds(over_seeds(), "tied"),
-        "gradients_over_training": gradients_over_training.found_of(arm((0.5,) * 10)),
+        "which_end": measurement_over_seeds(over_seeds(), "tied"),
+        "gradients_over_training": gradients_over_training.measurement_of(arm((0.5,) * 10)),
         "tokens": tokens_of(folders["untied"], text()),
-        "refinement": refinement.found_of(trajectory(), None, 2),
+        "refinement": refinement.measurement_of(trajectory(), None, 2),
         "first_mlp": first_mlp_of(model := opened(one_layer("llama"), tmp_path / "model")),
         "precision": precision_of(model, windows := np.arange(96).reshape(8, 12) % model.vocab),
         "bottleneck": bottleneck_of(model, windows),
@@ -200,7 +202,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
 
     def of(label):
         own = folders.get(label, folders["untied"])
-        pulled = gradients.found_of(pulling.get(label) or paths(cosine=-0.5))
+        pulled = gradients.measurement_of(pulling.get(label) or paths(cosine=-0.5))
         read = soon if label == "tied" else never
         tables = {"direct_path": direct_path_of(own), "alignment": alignment_of(own)}
         return {**tables, "gradients": pulled, "lens": read, **same}
@@ -209,10 +211,12 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
     reason = "one layer, applied once; give a model that repeats whole layers"
     *names, last = (section.name for section in sections())
     known = [name for name in names if name in found["tied"]]
-    made = [SectionFound(name, {label: own[name].about(label) for label, own in found.items()}, {}) for name in known]
-    brief = {label: Found("a section that this test does not know").about(label) for label in found}
-    made += [SectionFound(name, brief, {}) for name in names if name not in known]
-    made.append(SectionFound(last, {}, dict.fromkeys(found, reason)))
+    made = [
+        SectionMeasurement(name, {label: own[name].about(label) for label, own in found.items()}, {}) for name in known
+    ]
+    brief = {label: Measurement("a section that this test does not know").about(label) for label in found}
+    made += [SectionMeasurement(name, brief, {}) for name in names if name not in known]
+    made.append(SectionMeasurement(last, {}, dict.fromkeys(found, reason)))
     lines = printed(whole(subjects, made))
     assert len(lines) <= 48 + 2 * (len(names) - len(known))  # a new section may take a question and an answer
     assert max(map(len, lines)) <= 80

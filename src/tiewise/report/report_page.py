@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from tiewise.core.found import DIVERGING, Listing
+from tiewise.core.measurement import DIVERGING, Listing
 
 SENTENCE = 24  # characters; a column with a longer cell is read as sentences
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
@@ -115,7 +115,7 @@ class PageSection:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ReportPage:
     """A page: the answer, the evidence for it, everything else."""
 
     command_name: str
@@ -147,7 +147,7 @@ class Sheet:
         figures = json.dumps(record, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
         figures = figures.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         return _template().render(
-            sheet=self,
+            report_page=self,
             sections=[section for section in self.sections if not section.empty],
             number=count().__next__,
             columns=_columns,

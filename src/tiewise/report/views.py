@@ -1,4 +1,4 @@
-"""Words and tables of any `Found`, and how a terminal shows an inspection.
+"""Words and tables of any `Measurement`, and how a terminal shows an inspection.
 
     verdict, deciding, evidence    tie or not? in a sentence; a row for each question that can decide; all behind it
     sentence, summary              of a section: the answer, and a row for each model
@@ -21,10 +21,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, Quantity, plain
-from tiewise.inspection.bench import SECTIONS, Subject
-from tiewise.inspection.inspection import Inspection, SectionFound, TieOrNot, measure
+from tiewise.core.measurement import NEITHER, NONE, ONE, TWO, Listing, Measurement, Quantity, plain
+from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, measure
 from tiewise.inspection.inspection import inspect as inspect  # `tiewise.inspect` comes from here, with its view
+from tiewise.inspection.workspace import SECTIONS, InspectedModel
 
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."
@@ -87,7 +87,7 @@ def title(name: str) -> str:
     return SECTIONS[name].asks
 
 
-def sentence(found: Mapping[str, Found]) -> str:
+def sentence(found: Mapping[str, Measurement]) -> str:
     """Return the answer, once if all models give the same, else model by model."""
     models_by_answer = _grouped((label, one.answer) for label, one in found.items())
     if len(models_by_answer) == 1:
@@ -97,12 +97,12 @@ def sentence(found: Mapping[str, Found]) -> str:
     return f"{'; '.join(answers)}."
 
 
-def _quantities(found: Mapping[str, Found]) -> list[Quantity]:
+def _quantities(found: Mapping[str, Measurement]) -> list[Quantity]:
     """Return the quantities of all models."""
     return list(chain.from_iterable(one.quantities for one in found.values()))
 
 
-def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing:
+def summary(found: Mapping[str, Measurement], name: str = "", of: str = "model") -> Listing:
     """Return a row for each model and a column for each main quantity. No rows if there are none."""
     columns = list(dict.fromkeys(q.name for q in _quantities(found) if q.main))
     if not columns:
@@ -113,7 +113,7 @@ def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Li
     return Listing(name, [of, *columns], _rows_of(values, columns))
 
 
-def numbers(found: Mapping[str, Found]) -> Listing:
+def numbers(found: Mapping[str, Measurement]) -> Listing:
     """Return a row for each quantity outside of the summary, and a column for each model."""
     values: dict[str, dict[str, str]] = {}
     for label, one in found.items():
@@ -127,7 +127,7 @@ def numbers(found: Mapping[str, Found]) -> Listing:
     return Listing("", ["", *found], _rows_of(values, found))
 
 
-def every(found: Mapping[str, Found]) -> Iterator[Listing]:
+def every(found: Mapping[str, Measurement]) -> Iterator[Listing]:
     """Yield everything that a section measured: each quantity with how it is read, then its listings."""
     quantities = _quantities(found)
     if quantities:
@@ -137,14 +137,14 @@ def every(found: Mapping[str, Found]) -> Iterator[Listing]:
     yield from listings(found)
 
 
-def listings(found: Mapping[str, Found]) -> Iterator[Listing]:
+def listings(found: Mapping[str, Measurement]) -> Iterator[Listing]:
     """Yield the listings of a section, each under a name that names its model."""
     for one in found.values():
         for listing in one.listings:
             yield Listing(f"{listing.name}, {listing.of}", listing.header, listing.rows)
 
 
-def notes(section: SectionFound) -> list[str]:
+def notes(section: SectionMeasurement) -> list[str]:
     """Return each note of a section once with its models, and the models left out.
 
     A section without any finding has none: `absent` has its reasons.
@@ -165,7 +165,7 @@ def notes(section: SectionFound) -> list[str]:
     return lines
 
 
-def absent(sections: Iterable[SectionFound]) -> list[str]:
+def absent(sections: Iterable[SectionMeasurement]) -> list[str]:
     """Return the names of sections without any finding, and why; those of one reason together."""
     pairs: list[tuple[str, str]] = []  # section, reason
     for section in sections:
@@ -220,7 +220,7 @@ def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[Renderable
     yield from _absent_parts(inspection.sections, full)
 
 
-def _absent_parts(sections: Iterable[SectionFound], full: bool) -> Iterator[RenderableType]:
+def _absent_parts(sections: Iterable[SectionMeasurement], full: bool) -> Iterator[RenderableType]:
     """Yield why sections have no finding; with `full` also how to change that."""
     reasons = absent(sections)
     if reasons:
@@ -241,7 +241,7 @@ def _verdict_parts(decision: TieOrNot, models: Sequence[str]) -> Iterator[Render
             yield Padding(_plain_table(table), (0, 0, 1, 0))
 
 
-def _subject_lines(subjects: Sequence[Subject]) -> Iterator[Text]:
+def _subject_lines(subjects: Sequence[InspectedModel]) -> Iterator[Text]:
     """Yield the models with their folders, or in one line a comparison's arms with its folder."""
     run = subjects[0].run
     if run is not None:
@@ -251,7 +251,7 @@ def _subject_lines(subjects: Sequence[Subject]) -> Iterator[Text]:
         yield Text.assemble((subject.label, "bold"), (f"  {subject.folder.path}", "dim"))
 
 
-def _section_details(section: SectionFound) -> Iterator[RenderableType]:
+def _section_details(section: SectionMeasurement) -> Iterator[RenderableType]:
     """Yield all tables and notes of a section."""
     findings = section.measured
     for table in (summary(findings), numbers(findings)):

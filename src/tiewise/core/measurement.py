@@ -1,15 +1,15 @@
 """A measurement is data, said once: what every section of an inspection finds, and all that is made of it.
 
-    Quantity   one number: with its interval, what no effect gives, and what it would speak for
-    Curve      numbers along an axis (depth, step, rank, frequency)
-    Grid       numbers over two axes
-    Stack      parts that add up, a bar
-    Points     tokens in a plane
-    Listing    rows of names and numbers that a reader looks up
-    Found      the answer in one sentence, and these
+    Quantity     one number: with its interval, what no effect gives, and what it would speak for
+    Curve        numbers along an axis (depth, step, rank, frequency)
+    Grid         numbers over two axes
+    Stack        parts that add up, a bar
+    Points       tokens in a plane
+    Listing      rows of names and numbers that a reader looks up
+    Measurement  the answer in one sentence, and these
 
-A section makes a `Found` and nothing else. Words, tables, figures and JSON are functions of it, each written once
-(`report/faces.py`), so that a new section has all of them. Boundaries have one colour each, wherever they are drawn.
+A section makes a `Measurement` and nothing else. Words, tables, figures and JSON are functions of it, each written once
+(`report/views.py`), so that a new section has all of them. Boundaries have one colour each, wherever they are drawn.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """What one section found of one model, or of several."""
 
     answer: str  # the section's question answered in half a sentence, without the model's name
@@ -269,7 +269,7 @@ class Found:
     listings: tuple[Listing, ...] = ()
     notes: tuple[str, ...] = ()  # what was left out, and what a reader must know
 
-    def about(self, label: str) -> Found:
+    def about(self, label: str) -> Measurement:
         """Return it with everything that names no model as of this one."""
         labelled: dict[str, Any] = {}
         for kind in fields(self):

@@ -1,10 +1,10 @@
-"""A section, and what it is given: one checkpoint under a name, and a `Bench` that all sections share.
+"""A section, and what it is given: one checkpoint under a name, and a `Workspace` that all sections share.
 
     @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-    def applications(subject, bench) -> Found: ...
+    def applications(subject, bench) -> Measurement: ...
 
 A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
-table, figures and JSON follow from what it finds. What a model does not allow raises `NotHere`, with the reason.
+table, figures and JSON follow from what it finds. What a model does not allow raises `NotApplicable`, with the reason.
 
 On the bench lie texts in each model's own tokens, and models that are loaded once.
 """
@@ -28,7 +28,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError, TiewiseError
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Found, Quantity
+from tiewise.core.measurement import Measurement, Quantity
 from tiewise.core.text import token_counts
 from tiewise.training.folder import DATA, RESULTS, read_json
 from tiewise.training.results import Comparison
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectedModel:
     """One checkpoint under a name."""
 
     label: str  # what it is called in words and figures
@@ -88,11 +88,11 @@ def comparison_of(run: Path) -> Comparison:
 
 
 @dataclass
-class Bench:
+class Workspace:
     """Texts and models of one inspection, read and loaded at first use."""
 
     request: Request
-    subjects: tuple[Subject, ...]
+    subjects: tuple[InspectedModel, ...]
     _results: dict[object, Any] = field(default_factory=dict)  # of `once`, by name
 
     def once(self, name: object, make: Callable[[], T]) -> T:
@@ -102,18 +102,18 @@ class Bench:
         result: T = self._results[name]
         return result
 
-    def reads(self, subject: Subject) -> bool:
+    def reads(self, subject: InspectedModel) -> bool:
         """Return True if there is a text for this model, and the packages that read it."""
         return FULL and (bool(self.request.texts) or subject.run is not None)
 
-    def require_text(self, subject: Subject) -> None:
-        """Raise NotHere where there is none, or nothing that reads it."""
+    def require_text(self, subject: InspectedModel) -> None:
+        """Raise NotApplicable where there is none, or nothing that reads it."""
         if not FULL:
-            raise NotHere(LACKS)
+            raise NotApplicable(LACKS)
         if not self.reads(subject):
-            raise NotHere("needs a text", "give --text")
+            raise NotApplicable("needs a text", "give --text")
 
-    def ids(self, subject: Subject) -> Ids:
+    def ids(self, subject: InspectedModel) -> Ids:
         """Return the text in this model's tokens [N].
 
         Without a requested text, that is the text that the comparison held out.
@@ -123,7 +123,7 @@ class Bench:
         """
         return self.once(("ids", subject.label), lambda: self._read(subject))
 
-    def _read(self, subject: Subject) -> Ids:
+    def _read(self, subject: InspectedModel) -> Ids:
         """Read the text in a model's tokens [N]; DataError if it is too short."""
         if not self.request.texts and subject.run is not None:
             ids = self._held_out(subject.run)
@@ -154,7 +154,7 @@ class Bench:
         ids: Ids = _TOKENIZER.read_tokens(folder.path, texts, table.rows, most)
         return ids
 
-    def counts(self, subject: Subject, rows: int) -> Ids:
+    def counts(self, subject: InspectedModel, rows: int) -> Ids:
         """Return how often each token of a table of `rows` rows occurs.
 
         For a model of a comparison without a text of its own, in the text that it was trained on; otherwise in the text
@@ -169,11 +169,11 @@ class Bench:
         counts[: len(of_training)] = of_training
         return counts
 
-    def of_training_text(self, subject: Subject) -> bool:
+    def of_training_text(self, subject: InspectedModel) -> bool:
         """Return True if `counts` are those of the text that the model was trained on."""
         return subject.run is not None and not self.request.texts
 
-    def windows(self, subject: Subject) -> tuple[Ids, Ids]:
+    def windows(self, subject: InspectedModel) -> tuple[Ids, Ids]:
         """Return (windows to measure on [n, T], windows held out [m, T]).
 
         They are taken in turn from the whole text.
@@ -186,7 +186,7 @@ class Bench:
         is_held_out = np.arange(count) % 5 == 4
         return windows[~is_held_out], windows[is_held_out]
 
-    def opened(self, subject: Subject) -> Opened:
+    def opened(self, subject: InspectedModel) -> Opened:
         """Return the model, loaded; raises as `open_model`."""
 
         def load() -> Opened:
@@ -222,11 +222,11 @@ def longer_path(share: Quantity) -> str:
     return "neither clearly"
 
 
-class NotHere(TiewiseError):
+class NotApplicable(TiewiseError):
     """A section that has no meaning for these subjects: left out, and the reason said."""
 
 
-Measured = Callable[[Subject, Bench], Found]
+Measured = Callable[[InspectedModel, Workspace], Measurement]
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from tests.report.comparison_sample import ARMS, sample_comparison
 from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa: F401 - a fixture, and the skip
 
 from tiewise.core.files import write_result
-from tiewise.core.found import Listing
+from tiewise.core.measurement import Listing
 from tiewise.planning.plan import plan
 from tiewise.report.comparison_page import write_report
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.plan_page import write_plan
-from tiewise.report.sheet import PageSection
+from tiewise.report.report_page import PageSection
 from tiewise.report.training_curves import VALIDATION
 from tiewise.training.results import ArmDirectPath
 
