@@ -559,7 +559,7 @@ def test_a_backend_refuses_the_option_by_name(backend, name, tmp_path):
     with pytest.raises(TiewiseError) as caught:
         ENTER[backend](spec, tmp_path)
     assert spec in str(caught.value)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
@@ -568,7 +568,7 @@ def test_a_backend_refuses_the_option_by_name(backend, name, tmp_path):
 def test_a_row_without_behaviour_is_refused_everywhere(backend, kind, tmp_path):
     with pytest.raises(TiewiseError, match=f"{backend} does not honour 'throwaway'") as caught:
         ENTER[backend](f"{kind}+throwaway=2", tmp_path)
-    assert "leave it out" in caught.value.fix
+    assert "leave it out" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("with_throwaway")

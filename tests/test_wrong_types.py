@@ -105,7 +105,7 @@ def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
     with pytest.raises(error, match=match) as e:
         call(wrong)
     if issubclass(e.type, TiewiseError):
-        assert e.value.fix
+        assert e.value.remedy
         assert "\n" not in str(e.value)
         if name not in ("VocabularyShard", "save_sharded"):  # one needs ranks first, the other is given a list
             assert type(wrong).__name__ in str(e.value) or str(wrong) in str(e.value)

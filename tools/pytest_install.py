@@ -124,7 +124,7 @@ class Installer:
                 if self.mode == "uninstalled":
                     made.uninstall()
             except InstallError as error:
-                answer = f"refused: {error.what}" if has_head else NO_HEAD
+                answer = f"refused: {error.problem}" if has_head else NO_HEAD
         self.results.write(model=type(model).__name__.removeprefix("Tiewise"), answer=answer)
 
     @staticmethod

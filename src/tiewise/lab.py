@@ -279,7 +279,7 @@ def _prepare_cell(cell: str, settings: Settings, out: Path, display: Display) ->
     try:
         carry_out(lambda *_: None, settings, out / _STAGE / cell, command, display, overwrite=False)
     except TiewiseError as error:
-        raise RunError(f"cell {cell}: {error.what}", error.fix) from error
+        raise RunError(f"cell {cell}: {error.problem}", error.remedy) from error
 
 
 def _put_in_place(out: Path) -> None:

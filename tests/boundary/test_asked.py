@@ -224,7 +224,7 @@ def test_a_scale_in_place_leaves_other_logits_of_the_memory_unreadable():
     for read in (view.real, lambda: view.logsumexp(-1), lambda: view.argmax(-1), lambda: (view * 2).real()):
         with pytest.raises(UnsupportedError, match="scaled in place") as e:
             read()
-        assert "logits / temperature" in e.value.fix
+        assert "logits / temperature" in e.value.remedy
 
 
 def test_a_scale_in_place_that_a_gradient_would_miss_is_refused():

@@ -194,7 +194,7 @@ def test_refused_with_the_reason_and_left_alone(reason, make, spec):
     with left_alone(model), pytest.raises(InstallError, match=reason) as caught:
         install(model, spec)
     assert "\n" not in str(caught.value)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 def test_a_model_that_needs_more_than_ids_takes_a_batch():

@@ -97,7 +97,7 @@ def test_a_model_inside_another_and_one_without_a_head():
 def test_a_head_that_nothing_names_is_asked_for():
     with pytest.raises(UnsupportedError, match="Sequential does not say") as e:
         tiewise.param_groups(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)))
-    assert "get_output_embeddings" in e.value.fix
+    assert "get_output_embeddings" in e.value.remedy
 
 
 def test_muon_and_adamw_take_the_groups_and_move_every_parameter():

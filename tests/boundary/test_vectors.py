@@ -351,7 +351,7 @@ def test_a_file_that_cannot_be_used_is_one_line(says, write, tmp_path):
         load_vectors(path, ["a", "b"])
     assert str(error.value).startswith(f"vectors {path}: ")
     assert says in str(error.value)
-    assert error.value.fix
+    assert error.value.remedy
     assert len(str(error.value).splitlines()) == 1
 
 

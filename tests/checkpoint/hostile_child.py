@@ -355,7 +355,7 @@ def one(watch, arguments, told, dry=True):
         json.dumps(record, allow_nan=False)
     except CheckpointError as error:
         told["refused"] += 1
-        if not str(error).isprintable() or not error.fix:
+        if not str(error).isprintable() or not error.remedy:
             return f"no plain error: {error!r}"
     except Hang:
         return f"hangs for {SECONDS} s"

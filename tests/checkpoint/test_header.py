@@ -68,7 +68,7 @@ def test_refuses_a_broken_header_in_one_line(tmp_path, record, data, says):
     with pytest.raises(CheckpointError, match=says) as caught:
         read_header(tmp_path / "m.safetensors")
     assert "\n" not in str(caught.value)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 def test_follows_the_links_of_a_hub_cache(tmp_path):

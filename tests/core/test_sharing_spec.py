@@ -51,7 +51,7 @@ def test_canonical_form(text, canonical):
 def test_refusals_say_the_way_out(text, says):
     with pytest.raises(SpecError, match=says.replace("(", r"\(").replace(")", r"\)")) as caught:
         SharingSpec.parse(text)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 @given(st.integers(1, 60), st.integers(1, 60))

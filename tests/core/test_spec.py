@@ -84,7 +84,7 @@ def test_canonical_form(text, canonical):
 def test_refusals_name_the_reason(text, says):
     with pytest.raises(SpecError, match=says) as caught:
         BoundarySpec.parse(text)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 def test_a_factor_wider_than_the_model_is_refused_with_the_model_width():

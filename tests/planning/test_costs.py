@@ -124,7 +124,7 @@ def test_the_fused_loss_holds_one_chunk():
 def test_what_cannot_be_is_refused(asked):
     with pytest.raises(PlanError) as caught:
         Setting(**asked)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 def pictures(kind, world, tp=1, dtype="float32", fsdp=None, tokens=(2, 8), head=True):

@@ -100,7 +100,7 @@ def test_refusals_are_one_line_with_the_way_out(tmp_path, text, call, error):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(error) as caught:
         call(tmp_path)
-    assert caught.value.fix
+    assert caught.value.remedy
     assert "\n" not in str(caught.value)
 
 

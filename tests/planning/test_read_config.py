@@ -168,7 +168,7 @@ def test_an_unknown_family_is_estimated_and_says_so():
 def test_sizes_that_contradict_are_refused(config, says):
     with pytest.raises(PlanError, match=says) as caught:
         read(config)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 def test_untied_bert_stores_its_head_bias_twice():

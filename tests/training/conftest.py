@@ -106,7 +106,7 @@ def refusal(says, error=TiewiseError):
         yield
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 def differing(one, other):

@@ -22,7 +22,7 @@ def test_the_bare_command_tuned_in_eighteen_seconds_is_refused_with_what_it_need
     work = 9 * (2 * 133_008 + 6 * 10_240) + 27 * (2 * 22_048 + 6 * 2_560)
     assert 18 < 5 + 36 * 0.05 + work * weights / 3e11 < 24
     assert "2 cores need 0.4 minutes at the very least" in str(refused.value)
-    assert refused.value.fix == "give --minutes 4 or more, or fewer arms and seeds"
+    assert refused.value.remedy == "give --minutes 4 or more, or fewer arms and seeds"
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_
     with pytest.raises(RunError, match=f"--minutes 2 does not hold {runs} of 20 steps") as refused:
         lines.begin(tiny(minutes=2.0, seeds=2, tune=tune), tmp_path / "out", gone=machine.gone)
     assert not (tmp_path / "out").exists()
-    assert ("without tuning" in refused.value.fix) is tune
-    asked = float(refused.value.fix.split()[2])
+    assert ("without tuning" in refused.value.remedy) is tune
+    asked = float(refused.value.remedy.split()[2])
     machine.now, machine.trained = STARTING, []
     taken = whole(machine, lines, tiny(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
     assert 0.8 * 60 * asked < taken <= 60 * asked

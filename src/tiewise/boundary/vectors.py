@@ -33,7 +33,7 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
     try:
         return _load(path, tokens)
     except DataError as error:
-        raise DataError(f"vectors {path}: {error.what}", error.fix) from None
+        raise DataError(f"vectors {path}: {error.problem}", error.remedy) from None
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"vectors {path}: cannot be read ({reason})", "check the file") from None

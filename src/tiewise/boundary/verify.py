@@ -41,7 +41,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     except InstallError:
         raise
     except TiewiseError as error:
-        raise InstallError(f"{kind}: {error.what}", error.fix) from error
+        raise InstallError(f"{kind}: {error.problem}", error.remedy) from error
     except Exception as error:  # any family may need any input: whatever it raises is the answer
         message = str(error).strip() or type(error).__name__
         reason = message.splitlines()[0]

@@ -42,7 +42,7 @@ def noting(faults: list[Fault], file: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        faults.append(Fault(file, error.what, error.fix))
+        faults.append(Fault(file, error.problem, error.remedy))
 
 
 @dataclass(frozen=True)

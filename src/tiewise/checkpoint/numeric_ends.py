@@ -235,4 +235,4 @@ def require_options(facts: Facts, spec: BoundarySpec, backend: str) -> None:
     try:
         spec.require(backend)
     except SpecError as error:
-        raise CheckpointError(f"{facts.path}: {error.what}", error.fix) from None
+        raise CheckpointError(f"{facts.path}: {error.problem}", error.remedy) from None

@@ -174,7 +174,7 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
         spec = BoundarySpec.parse(written)
         needs_in, needs_out = spec.maps(width)
     except SpecError as error:
-        raise _wrong(facts, short(error.what, 120)) from None
+        raise _wrong(facts, short(error.problem, 120)) from None
     needed = set(_OUT_PARTS.get(spec.kind, ()))
     if needs_out and not needed:
         needed.add("out_map.weight")

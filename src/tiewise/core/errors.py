@@ -31,12 +31,12 @@ from typing import Any
 
 
 class TiewiseError(Exception):
-    """What is wrong and where (`what`), and the way out (`fix`)."""
+    """What is wrong and where (`problem`), and the way out (`remedy`)."""
 
-    def __init__(self, what: str, fix: str = "") -> None:
-        super().__init__(f"{what}; {fix}" if fix else what)
-        self.what = what
-        self.fix = fix
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
 
 
 def similar(name: object, known: Iterable[str], count: int = 3) -> list[str]:
@@ -83,7 +83,7 @@ class RunError(TiewiseError, RuntimeError):
 
 
 class InstallError(TiewiseError, RuntimeError):
-    """A model into which a boundary cannot be installed; `what` says the reason that was found."""
+    """A model into which a boundary cannot be installed; `problem` names the reason."""
 
 
 class UnsupportedError(TiewiseError, RuntimeError):
@@ -100,8 +100,8 @@ def printable(text: str) -> str:
 class CheckpointError(TiewiseError, ValueError):
     """A checkpoint, or a file of one, that cannot be read or must not be rewritten as asked; printable throughout."""
 
-    def __init__(self, what: str, fix: str = "") -> None:
-        super().__init__(printable(what), printable(fix))
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(printable(problem), printable(remedy))
 
 
 def refuse_live_model(name: str, source: object) -> None:

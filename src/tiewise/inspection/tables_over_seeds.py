@@ -141,7 +141,7 @@ def over_seeds(
         counts = _padded(training_counts(run), rows)
         counted = int(counts.sum())
     except DataError as error:
-        left_out.append(f"CKA without frequency: {error.what}")
+        left_out.append(f"CKA without frequency: {error.problem}")
 
     compared = {arm: models[arm] for arm in (untied, *arms)}
     tables = _tables_by_place(compared)

@@ -417,7 +417,7 @@ def test_a_config_that_says_nonsense_is_refused_in_one_line(tmp_path, entry):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tiewise_sharing": entry}))
     with pytest.raises(InstallError) as caught:
         tr.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert caught.value.fix
+    assert caught.value.remedy
     assert "\n" not in str(caught.value)
 
 

@@ -89,7 +89,7 @@ def one(rng, home, kinds, verb):
             source, tokenizer = rng.choice([(case, healthy), (healthy, case)])
             transplant(source, made, tokenizer=tokenizer, dry_run=dry)
     except CheckpointError as error:
-        plain = str(error).isprintable() and error.fix
+        plain = str(error).isprintable() and error.remedy
         return kind, False, None if plain and not made.exists() else f"no plain error: {error!r}"
     except Hang:
         return kind, False, f"hangs for {SECONDS} s"

@@ -121,7 +121,7 @@ def test_what_slim_refuses(tmp_path, tensors, config, base, words):
     path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
     with pytest.raises(CheckpointError, match=words) as error:
         slim(path, tmp_path / "b", base=base)
-    assert error.value.fix
+    assert error.value.remedy
     assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "base"]
 
 
@@ -217,7 +217,7 @@ def test_what_merge_refuses(tmp_path, tensors, config, base, words):
         return
     with pytest.raises(CheckpointError, match=words) as error:
         merge(base, tmp_path / "b", adapter=path)
-    assert error.value.fix
+    assert error.value.remedy
     assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "base"]
 
 

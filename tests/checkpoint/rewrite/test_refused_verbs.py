@@ -226,7 +226,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path, monkeypatch, v
     with pytest.raises(CheckpointError) as refused:
         verb(source, tmp_path / "b")
     assert says in str(refused.value)
-    assert refused.value.fix
+    assert refused.value.remedy
     assert sorted(tmp_path.rglob("*")) == before
 
 

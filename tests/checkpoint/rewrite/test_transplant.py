@@ -243,7 +243,7 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, says, source, tmp_path
     with pytest.raises(CheckpointError, match=says) as e:
         transplant(source, "to", **arguments)
     assert "\n" not in str(e.value)
-    assert e.value.fix
+    assert e.value.remedy
     assert not (tmp_path / "to").exists()
 
 

@@ -131,12 +131,12 @@ def test_what_cannot_be_read_is_said_with_a_way_out(tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(RunError, match=said) as error:
         explore(tmp_path)
-    assert error.value.fix
+    assert error.value.remedy
 
 
 def test_a_folder_that_is_neither_run_nor_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no file of tensors") as error:
         explore(tmp_path)
-    assert "tiewise compare" in error.value.fix
+    assert "tiewise compare" in error.value.remedy
     with pytest.raises(RunError, match="2 checkpoints"):
         explore(tmp_path, tmp_path / "other")

@@ -29,7 +29,7 @@ def refuse(match, *sources):
     with pytest.raises(DataError, match=match) as caught:
         list(open_sources(sources))
     assert "\n" not in str(caught.value)
-    assert caught.value.fix
+    assert caught.value.remedy
 
 
 # what a text may be

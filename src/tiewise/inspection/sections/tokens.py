@@ -85,7 +85,7 @@ def tokens_of(
     try:
         texts = read_texts(folder, rows)
     except TiewiseError as error:  # the tables can be measured without their texts
-        notes = (*notes, f"{error.what}: no texts, no scripts")
+        notes = (*notes, f"{error.problem}: no texts, no scripts")
     around = None
     if ids is not None:
         around = contexts(ids, rows)

@@ -49,7 +49,7 @@ class Language:
             language = cls(**cls._read_options(text))
             language._check()
         except TiewiseError as error:
-            raise DataError(error.what, error.fix) from None
+            raise DataError(error.problem, error.remedy) from None
         return language
 
     @classmethod

@@ -232,7 +232,7 @@ def _checkpoint_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         return make_tokenizer(str(folder))
     except DataError as error:
-        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
+        raise DataError(error.problem, "put the model's own tokenizer.json beside its weights") from None
 
 
 def windows(ids: np.ndarray, length: int, count: int) -> np.ndarray:

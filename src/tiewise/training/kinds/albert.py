@@ -153,7 +153,7 @@ class Alberts(Kind):
             try:
                 rows = rows_of(s, text, split, seed=1)
             except DataError as error:
-                raise DataError(f"{split}: {error.what}", error.fix) from None
+                raise DataError(f"{split}: {error.problem}", error.remedy) from None
         check_rows(s, len(rows), f"makes {len(rows)} training rows")
         return text
 

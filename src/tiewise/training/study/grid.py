@@ -99,7 +99,7 @@ class StudyGrid:
             try:
                 settings = Settings.of({**first, **self.settings, **chosen}, where).checked()
             except TiewiseError as error:
-                raise RunError(f"{where}, cell {name}: {error.what}", error.fix) from None
+                raise RunError(f"{where}, cell {name}: {error.problem}", error.remedy) from None
             if len(settings.arms) < 2:
                 raise RunError(f"{where}, cell {name} has one arm", "write arms: [untied, tied], say")
             cells[folder_name(name)] = settings
