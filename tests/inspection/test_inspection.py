@@ -171,8 +171,8 @@ SOURCE = """
 from tiewise.core.measurement import ONE, Measurement, Quantity
 from tiewise.inspection.workspace import section
 
-@section(asks="Is the table square?", place=1)
-def squareness(subject, bench):
+@section(question="Is the table square?", order=1)
+def squareness(model, workspace):
     asked = {"chance": 0.0, "unit": "ratio", "question": "Is it square?", "above": ONE}
     sides = Quantity("ratio of its sides", 0.5, 0.4, 0.6, 9, **asked)
     return Measurement("hardly", (sides, Quantity("rows", 40, main=False)), notes=("a note",))
@@ -182,8 +182,8 @@ def squareness(subject, bench):
 def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
     found = inspection.sections()
     assert {one.name for one in found} == set(inspection.SECTIONS) == set(inspection.section_names())
-    assert all(one.asks.endswith("?") for one in found)
-    assert [one.place for one in found] == sorted({one.place for one in found})
+    assert all(one.question.endswith("?") for one in found)
+    assert [one.order for one in found] == sorted({one.order for one in found})
 
 
 def test_a_section_is_one_file(monkeypatch, tmp_path):

@@ -77,7 +77,7 @@ def sections() -> tuple[Section, ...]:
             if (error.name or "tiewise").startswith("tiewise"):
                 raise
             lacking.append(Section(name, name, 0, _lacks))
-    return (*sorted(SECTIONS.values(), key=lambda section: section.place), *lacking)
+    return (*sorted(SECTIONS.values(), key=lambda section: section.order), *lacking)
 
 
 def _lacks(subject: InspectedModel, workspace: Workspace) -> Measurement:

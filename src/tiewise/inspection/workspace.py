@@ -1,7 +1,7 @@
 """A section, and what it is given: one checkpoint under a name, and a `Workspace` that all sections share.
 
-    @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-    def applications(subject, bench) -> Measurement: ...
+    @section(question="Would applying the shared block more or less often predict better?", order=120, text=True)
+    def applications(model, workspace) -> Measurement: ...
 
 A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
 table, figures and JSON follow from what it finds. What a model does not allow raises `NotApplicable`, with the reason.
@@ -234,8 +234,8 @@ class Section:
     """One section."""
 
     name: str
-    asks: str  # the question that is its title
-    place: int  # in the order in which sections are told
+    question: str  # its title
+    order: int  # sections are reported in rising order; no two have the same
     measure: Measured
     text: bool = False  # whether it needs a text
     weight: int = 1  # how many times as long it takes as most others, roughly; for progress
@@ -244,11 +244,11 @@ class Section:
 SECTIONS: dict[str, Section] = {}
 
 
-def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
+def section(*, question: str, order: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
     """Register a function of the folder `sections` as a section."""
 
     def registered(measure: Measured) -> Measured:
-        SECTIONS[measure.__name__] = Section(measure.__name__, asks, place, measure, text, weight)
+        SECTIONS[measure.__name__] = Section(measure.__name__, question, order, measure, text, weight)
         return measure
 
     return registered

@@ -84,7 +84,7 @@ def title(name: str) -> str:
     """Return a section's question, or its name if its package is not installed."""
     if name not in SECTIONS:
         return name
-    return SECTIONS[name].asks
+    return SECTIONS[name].question
 
 
 def sentence(found: Mapping[str, Measurement]) -> str:

@@ -12,7 +12,7 @@ from tiewise.inspection.tables.table_maps import AlignSettings
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 
-@section(asks="Are input and output table alike?", place=40)
+@section(question="Are input and output table alike?", order=40)
 def alignment(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Align the input table of a model with its output table."""
     request = workspace.request

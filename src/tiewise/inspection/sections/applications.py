@@ -42,7 +42,7 @@ TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's 
 Values = NDArray[np.float64]
 
 
-@section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
+@section(question="Would applying the shared block more or less often predict better?", order=120, text=True)
 def applications(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
     effort, opened = workspace.request.effort, workspace.opened(subject)

@@ -43,7 +43,7 @@ class Fits:
     sampled: int = 4096  # pairs whose probability the model's own path is asked for
 
 
-@section(asks="What must a direct path pay for word order in this text?", place=30, text=True)
+@section(question="What must a direct path pay for word order in this text?", order=30, text=True)
 def bigrams(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     fitted: Fitted = workspace.once("bigrams", dict)  # models of one tokenizer and width share their fits

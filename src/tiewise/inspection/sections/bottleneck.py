@@ -30,7 +30,7 @@ from tiewise.training.data.tokenizer import Ids
 _ROWS = 4096  # of a table, taken to fp64 at once
 
 
-@section(asks="How much of the loss's gradient passes the head?", place=72, text=True)
+@section(question="How much of the loss's gradient passes the head?", order=72, text=True)
 def bottleneck(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Project the gradient at the logits on the head's columns, by how often the token occurs that is predicted."""
     opened = workspace.opened(subject)

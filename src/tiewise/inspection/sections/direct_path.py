@@ -20,7 +20,7 @@ ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
 APPLIED, CENTRED = "as the model applies it", "less row and column means"
 
 
-@section(asks="Does the direct path know the order of words?", place=10)
+@section(question="Does the direct path know the order of words?", order=10)
 def direct_path(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure M = A Bᵀ [V, V] of input rows and output rows, and what it makes of the requested pairs."""
     request = workspace.request

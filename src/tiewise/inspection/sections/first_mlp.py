@@ -39,7 +39,7 @@ ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
 TITLES = ("Direct path", "With the first MLP")  # of the heat maps of both paths
 
 
-@section(asks="How much word order does the first MLP give back?", place=20)
+@section(question="How much word order does the first MLP give back?", order=20)
 def first_mlp(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare the direct path with the same path through the first MLP: a symmetric path knows no order of words."""
     opened, request = workspace.opened(subject), workspace.request

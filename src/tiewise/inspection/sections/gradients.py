@@ -51,7 +51,7 @@ BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
 
 
-@section(asks="Which use of the table pulls harder, and do both pull the same way?", place=70, text=True)
+@section(question="Which use of the table pulls harder, and do both pull the same way?", order=70, text=True)
 def gradients(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
     opened = workspace.opened(subject)

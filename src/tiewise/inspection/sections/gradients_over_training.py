@@ -34,7 +34,7 @@ TENTHS = 10
 LOGGED = "Means over seeds and logging windows."
 
 
-@section(asks="Which use of the table pulls harder as training goes on?", place=80)
+@section(question="Which use of the table pulls harder as training goes on?", order=80)
 def gradients_over_training(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:

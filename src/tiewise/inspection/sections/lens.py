@@ -48,7 +48,7 @@ KL = "nats to the final distribution"
 UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies", "model's mean distribution"
 
 
-@section(asks="How much of the prediction can be read off before the last layer?", place=100, text=True, weight=20)
+@section(question="How much of the prediction can be read off before the last layer?", order=100, text=True, weight=20)
 def lens(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = workspace.windows(subject), workspace.request.effort.lens_steps

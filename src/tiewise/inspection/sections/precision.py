@@ -33,7 +33,7 @@ Choice = tuple[str, int]  # what is rounded, and to how many bits
 _AT_ONCE = 1 << 22  # values of a table that are rounded at once
 
 
-@section(asks="Which end tolerates fewer bits?", place=75, text=True, weight=4)
+@section(question="Which end tolerates fewer bits?", order=75, text=True, weight=4)
 def precision(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Round the lookup's table, the head's and both to 8 and to 4 bits."""
     return precision_of(workspace.opened(subject), workspace.windows(subject)[0], workspace.request.seed)

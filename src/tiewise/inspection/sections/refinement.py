@@ -66,7 +66,7 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
 )  # fmt: skip
 
 
-@section(asks="Do the layers refine one state, and does a repeated one come to rest?", place=110, text=True)
+@section(question="Do the layers refine one state, and does a repeated one come to rest?", order=110, text=True)
 def refinement(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
     _, held_out = workspace.windows(subject)

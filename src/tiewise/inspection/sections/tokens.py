@@ -50,7 +50,7 @@ ENOUGH = 10  # occurrences from which a token is compared with its own null
 NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and their occurrences at least
 
 
-@section(asks="Which rows do tokens have, and what stands on both sides?", place=90)
+@section(question="Which rows do tokens have, and what stands on both sides?", order=90)
 def tokens(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
     effort, seed = workspace.request.effort, workspace.request.seed

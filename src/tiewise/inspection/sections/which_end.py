@@ -34,7 +34,7 @@ ABOVE = "above zero: closer to the output"
 READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference a reader sees first
 
 
-@section(asks="Which end does a tied table resemble?", place=50)
+@section(question="Which end does a tied table resemble?", order=50)
 def which_end(subject: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare a model with one table with a model with two; of a comparison each tied arm, over seeds."""
     if subject.run is not None:
