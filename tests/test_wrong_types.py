@@ -72,7 +72,7 @@ CALLS = {
     "tie_at": (tiewise.tie_at, SpecError),
     "train": (tiewise.train, PATH),
     "untie_at": (tiewise.untie_at, SpecError),
-    **{name: (partial(rewritten, name), PATH) for name in listing.names()},
+    **{name: (partial(rewritten, name), PATH) for name in listing.verb_names()},
 }
 
 
@@ -89,7 +89,7 @@ def test_every_public_name_is_asked():
 
 def test_type_checkers_are_told_the_same_names():
     tree = ast.parse(Path(tiewise.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    told = {alias.asname: node.module for node in tree.body[1:] for alias in node.names}
+    told = {alias.asname: node.module for node in tree.body[1:] for alias in node.verb_names}
     assert told == tiewise._HOMES
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
             assert type(wrong).__name__ in str(e.value) or str(wrong) in str(e.value)
 
 
-LIVE = dict.fromkeys(listing.names(), "save_pretrained") | {
+LIVE = dict.fromkeys(listing.verb_names(), "save_pretrained") | {
     "tie": r"tiewise\.installed\(model\)\.tie\(\)",
     "untie": r"tiewise\.installed\(model\)\.untie\(\)",
     "densify": r"tiewise\.hf\.plain_copy\(model\)",

@@ -44,7 +44,7 @@ def verbs():
     """Return the names of the commands that rewrite a checkpoint."""
     from tiewise.checkpoint.rewrite import listing
 
-    return [verb.name for verb in listing.listed()]
+    return [verb.name for verb in listing.list_verbs()]
 
 
 def examples():

@@ -48,7 +48,7 @@ def commands() -> dict[str, dict[str, str]]:
     """Return COMMANDS with the verbs, in the order of the help."""
     from tiewise.checkpoint.rewrite import listing
 
-    verbs = {verb.name: VERBS for verb in listing.listed()}
+    verbs = {verb.name: VERBS for verb in listing.list_verbs()}
     return {**COMMANDS, "Checkpoints": COMMANDS["Checkpoints"] | verbs}
 
 
@@ -82,7 +82,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
             return app
     from tiewise.checkpoint.rewrite import listing  # which no other command needs
 
-    if name in listing.names():
+    if name in listing.verb_names():
         _add(app, "Checkpoints", name, function_of(name, VERBS))
     else:
         _add_all(app)
@@ -93,7 +93,7 @@ def _add_all(app: typer.Typer) -> None:
     """Add every command with its summary, to be listed and not called."""
     from tiewise.checkpoint.rewrite import listing
 
-    summaries = {verb.name: verb.summary for verb in listing.listed()}
+    summaries = {verb.name: verb.summary for verb in listing.list_verbs()}
     for panel, modules in commands().items():
         for name, module in modules.items():
             if module != VERBS:

@@ -33,7 +33,7 @@ from tiewise.checkpoint.rewrite import (
 )
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
 from tiewise.checkpoint.rewrite.file_plan import _in_old_order
-from tiewise.checkpoint.rewrite.json_edits import edited
+from tiewise.checkpoint.rewrite.json_edits import edit_json
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError, heard
 
@@ -59,7 +59,7 @@ VALUES = st.recursive(
 def test_edits_mean_what_an_edit_of_the_record_means(record, inner, key, value, indent, nested):
     record = record | {"level": dict(inner)}
     text = json.dumps(record, indent=indent, ensure_ascii=False)
-    made = json.loads(edited(text, {f"level.{key}" if nested else key: value}))
+    made = json.loads(edit_json(text, {f"level.{key}" if nested else key: value}))
     place = record["level"] if nested else record
     place.pop(key, None) if value is DELETE else place.update({key: value})
     assert made == record
@@ -67,15 +67,15 @@ def test_edits_mean_what_an_edit_of_the_record_means(record, inner, key, value, 
 
 def test_edits_leave_every_other_character():
     text = '{\r\n  "a": 1.50,\r\n  "c": {"x": 1E5 , "y":[ ]},\r\n  "d": "\\u00e9"\r\n}\r\n'
-    assert edited(text, {"b": True}) == text.replace("1.50,\r\n", '1.50,\r\n  "b": true,\r\n')
-    assert edited(text, {"c.y": 2, "d": None}) == text.replace("[ ]", "2").replace('"\\u00e9"', "null")
-    assert edited(text, {"a": DELETE}) == text.replace('\r\n  "a": 1.50,', "")
-    assert edited(text, {"d": DELETE}) == text.replace(',\r\n  "d": "\\u00e9"', "")
-    assert edited('{"b": 1, "a": 2}', {"c": 3}) == '{"b": 1, "a": 2, "c": 3}'
-    assert edited("{}", {"a": 1}) == '{"a": 1}'
-    assert edited('{"a": 1, "a": 2}', {"a": 3}) == '{"a": 1, "a": 3}'  # readers take the last
+    assert edit_json(text, {"b": True}) == text.replace("1.50,\r\n", '1.50,\r\n  "b": true,\r\n')
+    assert edit_json(text, {"c.y": 2, "d": None}) == text.replace("[ ]", "2").replace('"\\u00e9"', "null")
+    assert edit_json(text, {"a": DELETE}) == text.replace('\r\n  "a": 1.50,', "")
+    assert edit_json(text, {"d": DELETE}) == text.replace(',\r\n  "d": "\\u00e9"', "")
+    assert edit_json('{"b": 1, "a": 2}', {"c": 3}) == '{"b": 1, "a": 2, "c": 3}'
+    assert edit_json("{}", {"a": 1}) == '{"a": 1}'
+    assert edit_json('{"a": 1, "a": 2}', {"a": 3}) == '{"a": 1, "a": 3}'  # readers take the last
     with pytest.raises(KeyError):
-        edited(text, {"none.x": 1})
+        edit_json(text, {"none.x": 1})
 
 
 # tensor files
@@ -336,7 +336,7 @@ def test_what_dead_runs_left_is_removed_and_what_is_held_is_not(tmp_path):
     with FileLock(f"{held}.lock"):
         untie(path, tmp_path / "b")
     assert {name: (tmp_path / name).exists() for name in names} == names
-    new_folder.sweep(tmp_path / "b")
+    new_folder.remove_leftovers(tmp_path / "b")
     assert not held.exists()
     assert not (tmp_path / f"{held.name}.lock").exists()
 

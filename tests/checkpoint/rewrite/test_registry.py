@@ -36,14 +36,14 @@ def throwaway(facts, *, force=False):
 
 def test_the_list_without_imports_is_that_of_the_loaded_verbs():
     loaded = registry.verbs().values()
-    listed = [(one.name, one.order, one.summary) for one in listing.listed()]
+    listed = [(one.name, one.order, one.summary) for one in listing.list_verbs()]
     assert listed == [(verb.name, verb.order, verb.help.partition("\n\n")[0]) for verb in loaded]
     assert all(summary for _, _, summary in listed)
     assert len({verb.order for verb in loaded}) == len(loaded)
 
 
 def test_listing_verbs_imports_none():
-    code = "import sys; from tiewise.checkpoint.rewrite import listing; listing.listed(); "
+    code = "import sys; from tiewise.checkpoint.rewrite import listing; listing.list_verbs(); "
     code += f"print([name for name in {HEAVY} if name in sys.modules])"
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -52,7 +52,7 @@ def test_a_file_in_another_folder_is_a_verb(tmp_path):
     (tmp_path / "throwaway.py").write_text(WRITTEN_OTHERWISE)
     verbs.__path__.append(str(tmp_path))
     try:
-        last = listing.listed()[-1]
+        last = listing.list_verbs()[-1]
         assert (last.name, last.order, last.summary) == ("throwaway", listing.LAST, "Write nothing (really) at all.")
         assert list(commands()["Checkpoints"])[-1] == "throwaway"
         assert command_line(["throwaway"]).registered_commands[0].name == "throwaway"
@@ -68,7 +68,7 @@ def test_every_file_is_a_verb_with_a_public_name():
     assert all(getattr(tiewise, name) is registry.find(name).run for name in names)
 
 
-@pytest.mark.parametrize("name", listing.names())
+@pytest.mark.parametrize("name", listing.verb_names())
 def test_the_command_line_has_what_a_call_needs(name):
     verb = registry.find(name)
     parameters = inspect.signature(verb.run).parameters.values()
@@ -78,7 +78,7 @@ def test_the_command_line_has_what_a_call_needs(name):
     assert all(option.described.help.endswith(".") for option in options.values())
 
 
-@pytest.mark.parametrize("name", listing.names())
+@pytest.mark.parametrize("name", listing.verb_names())
 def test_every_example_runs(name, tmp_path, monkeypatch):
     write_sources(tmp_path)
     monkeypatch.chdir(tmp_path)

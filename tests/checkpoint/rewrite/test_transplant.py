@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import tiewise
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rewrite import factor, transplant
-from tiewise.checkpoint.rewrite.verbs.transplant import pursue, renamed, spelled
+from tiewise.checkpoint.rewrite.verbs.transplant import new_id_values, pursue, spell
 from tiewise.checkpoint.token_bytes import read_token_bytes
 from tiewise.core.errors import CheckpointError, heard
 
@@ -73,7 +73,7 @@ def test_a_vocabulary_is_what_its_tokens_write(tmp_path):
 def test_pieces_spell_what_they_can(writes, known):
     ids = {piece: number for number, piece in enumerate(sorted(known))}
     texts = sorted(known)
-    found = spelled(writes, ids, 3)
+    found = spell(writes, ids, 3)
     rest = writes  # the pieces stand in it in this order; between them is nothing that begins a piece
     for number in found:
         before, piece, rest = rest.partition(texts[number])
@@ -323,7 +323,7 @@ def test_lists_and_maps_of_ids_lose_what_the_new_vocabulary_lacks():
         "suppress_none": None,
     }
     new = SimpleNamespace(roles={})
-    assert renamed(record, new, {3: 30, 4: 40}) == {
+    assert new_id_values(record, new, {3: 30, 4: 40}) == {
         "eos_token_id": [30, 40],
         "suppress_tokens": [30, 40],
         "begin_suppress_tokens": None,

@@ -458,7 +458,7 @@ def test_what_is_measured_is_bounded(tmp_path, monkeypatch):
     text_file(tmp_path / "text", text)
     lengths = {}
     for bound in (500, 10**9):
-        monkeypatch.setattr(import_module("tiewise.checkpoint.rewrite.kept_tokens"), "MOST_MEASURED", bound)
+        monkeypatch.setattr(import_module("tiewise.checkpoint.rewrite.retained_tokens"), "MOST_MEASURED", bound)
         notes = trim(tmp_path / "a", tmp_path / "b", text=tmp_path / "text", size=600, dry_run=True).notes
         (note,) = (note for note in notes if "letters, with tokens" in note)
         lengths[bound] = int(re.search(r"last ([\d,]+) letters", note)[1].replace(",", ""))

@@ -17,7 +17,7 @@ from tiewise.boundary.hf import model_class
 from tiewise.boundary.sharded.shard_files import TYPES, Saved, writing
 from tiewise.checkpoint.audit import check, errors_of_result
 from tiewise.checkpoint.hf_folder import CONFIG, Folder
-from tiewise.checkpoint.rewrite.new_folder import become, beside, copy, destination
+from tiewise.checkpoint.rewrite.new_folder import copy_file, destination, rename_to_destination, temporary_folder
 from tiewise.checkpoint.stored import BITS
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import require_memory
@@ -48,18 +48,18 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
         raise CheckpointError(f"{saved.place}: it was saved from a model without a config", _LOAD_IT)
     real = destination(Folder(saved.place, (), None, {}, {}), Path(os.fspath(out)))
     saved.verify()
-    with beside(real) as partial:
+    with temporary_folder(real) as partial:
         with writing(real):
             _write_model(saved, index.architecture, index.config, partial, real)
             for name in TOKENIZER_FILES:
                 if (saved.place / name).is_file():
-                    copy(saved.place / name, partial / name)
+                    copy_file(saved.place / name, partial / name)
             for path in (*partial.iterdir(), partial):
                 sync(path)
         for finding in errors_of_result(check(partial), index.config):
             what = f"{saved.place}: the result was not kept: {finding.rule} at {finding.where}: {finding.evidence}"
             raise CheckpointError(what, "the save itself is as it was")
-        become(partial, real)
+        rename_to_destination(partial, real)
     return real
 
 

@@ -13,7 +13,7 @@ signatures into `__init__.pyi`, for type checkers and editors.
 from importlib import import_module
 from typing import Any
 
-from tiewise.checkpoint.rewrite.listing import VERBS_PACKAGE, names
+from tiewise.checkpoint.rewrite.listing import VERBS_PACKAGE, verb_names
 
 _HOMES = {"Option": "registry", "Receipt": "engine", "rewrite": "engine", "verb": "registry"}
 
@@ -22,11 +22,11 @@ def __getattr__(name: str) -> Any:
     """Import a verb, or a name of `_HOMES`, when it is first used."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if not name.startswith("_") and name in names():
+    if not name.startswith("_") and name in verb_names():
         return getattr(import_module(f"{VERBS_PACKAGE}.{name}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Return the names of the package, without importing a verb."""
-    return sorted([*_HOMES, *names()])
+    return sorted([*_HOMES, *verb_names()])

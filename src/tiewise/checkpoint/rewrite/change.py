@@ -68,7 +68,7 @@ class NewTensor:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Movement:
     """How far a change moves the model, as measured on its tables."""
 
     logits: float  # largest absolute change of a logit
@@ -76,14 +76,14 @@ class Moved:
     how: str  # what was measured, or why nothing needed to be
 
 
-UNMOVED = Moved(0.0, 0.0, "nothing: the bytes of both tables stay as they were")
+UNMOVED = Movement(0.0, 0.0, "nothing: the bytes of both tables stay as they were")
 
 
 @dataclass(frozen=True)
 class Change:
     """One rewrite of a checkpoint."""
 
-    moved: Moved = UNMOVED
+    movement: Movement = UNMOVED
     drop: frozenset[str] = frozenset()  # names of tensors that go, from whatever file holds them
     put: tuple[NewTensor, ...] = ()  # tensors that come; one whose name is stored replaces that tensor at its place
     # dotted path in config.json → new value, or `DELETE`; the levels above the last key must exist
@@ -103,14 +103,14 @@ class Change:
         return not (self.drop or self.put or self.config)
 
 
-def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
+def refuse(problem: str, remedy: str, force: bool) -> tuple[str, ...]:
     """Raise because an operation would change the model's function.
 
     With `force`, return the reason as a note.
     """
     if not force:
-        raise CheckpointError(what, f"{fix}; --force does it all the same")
-    return (f"forced: {what}",)
+        raise CheckpointError(problem, f"{remedy}; --force does it all the same")
+    return (f"forced: {problem}",)
 
 
 def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
     Logits that are measured on its stored rows are not the model's.
     """
     for where, how in normalised_heads(facts):
-        what = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
-        return refuse(what, "write rows of length 1 and a class without the division first", force)
+        problem = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
+        return refuse(problem, "write rows of length 1 and a class without the division first", force)
     return ()
 
 
@@ -140,7 +140,7 @@ def same_pieces(a: Pieces, b: Pieces) -> bool:
     return all(one == other for one, other in zip(a, b, strict=True))
 
 
-def gathered(part: Stored, rows: Sequence[int]) -> Pieces:
+def gather_rows(part: Stored, rows: Sequence[int]) -> Pieces:
     """Yield the bytes of some rows of a tensor, a few MB at a time.
 
     `rows` ascend.
@@ -191,7 +191,7 @@ def hidden_vectors(width: int) -> NDArray[np.float32]:
     return np.asarray(vectors / size, np.float32)
 
 
-def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
+def measure_movement(outputs: Pair | None, inputs: Pair | None) -> Movement:
     """Measure how far both ends move; None for an end whose bytes stay."""
     if outputs is None and inputs is None:
         return UNMOVED
@@ -207,7 +207,7 @@ def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
     if inputs is not None:
         input_rows = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
         names.append("input")
-    return Moved(logits, input_rows, f"every row of the {' and the '.join(names)} table{at}")
+    return Movement(logits, input_rows, f"every row of the {' and the '.join(names)} table{at}")
 
 
 def share_lost(pair: Pair) -> float:

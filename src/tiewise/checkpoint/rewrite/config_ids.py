@@ -27,7 +27,7 @@ _ID_AS_TEXT = re.compile(r"[0-9]{1,18}")  # longer ones are no ids
 NewId = Callable[[int], int | None]  # the new id of a token, None where the token is gone
 
 
-def values_with_ids(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def id_values(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted path, value) of everything in a config that is ids of the text's tokens."""
     for key, value in record.items():
         place = str(key)
@@ -39,10 +39,10 @@ def values_with_ids(record: Mapping[str, Any], path: str = "") -> Iterator[tuple
         elif key == MAP:
             yield place, value
         elif not is_foreign_level(str(key)):
-            yield from values_with_ids(value, place)
+            yield from id_values(value, place)
 
 
-def with_ids(path: str, value: Any, new_id: NewId) -> Any:
+def replace_ids(path: str, value: Any, new_id: NewId) -> Any:
     """Return a value of `values_with_ids` with other ids.
 
     An entry with an id for which `new_id` returns None goes.
@@ -112,7 +112,7 @@ def _replaced(value: Any, new_id: NewId) -> Any:
     return number
 
 
-def ids_named(record: Mapping[str, Any]) -> list[int]:
+def named_ids(record: Mapping[str, Any]) -> list[int]:
     """Return every id that a config names."""
     ids: list[int] = []
 
@@ -120,12 +120,12 @@ def ids_named(record: Mapping[str, Any]) -> list[int]:
         ids.append(number)
         return number
 
-    for path, value in values_with_ids(record):
-        with_ids(path, value, note)
+    for path, value in id_values(record):
+        replace_ids(path, value, note)
     return ids
 
 
-def renumbered(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
+def renumber_config(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
     """Return {dotted path: new value} of everything in a config that names tokens.
 
     Negative numbers name none.
@@ -134,8 +134,8 @@ def renumbered(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[st
         KeyError: the config names a token that `new_ids` lacks.
     """
     changes: dict[str, Any] = {}
-    for path, value in values_with_ids(record):
-        after = with_ids(path, value, new_ids.__getitem__)
+    for path, value in id_values(record):
+        after = replace_ids(path, value, new_ids.__getitem__)
         if after != value:
             changes[path] = after
     decoder = record.get(DECODER)

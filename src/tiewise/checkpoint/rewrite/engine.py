@@ -23,7 +23,7 @@ from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder
 from tiewise.checkpoint.rewrite.change import Change
 from tiewise.checkpoint.rewrite.file_plan import FilePlan, plan_files
 from tiewise.checkpoint.rewrite.file_writing import write_files
-from tiewise.checkpoint.rewrite.new_folder import become, beside, cannot_write, destination
+from tiewise.checkpoint.rewrite.new_folder import cannot_write, destination, rename_to_destination, temporary_folder
 from tiewise.checkpoint.rewrite.provenance import provenance
 from tiewise.checkpoint.rewrite.verification import open_with_tensors, verify
 from tiewise.checkpoint.rules.rule import names
@@ -35,8 +35,8 @@ from tiewise.core.files import size, to_record
 SCHEMA = 1  # of a receipt's record
 MOST_LISTED = 6  # names of tensors in one line
 
-Place = str | os.PathLike[str]
-Make = Callable[..., Change]
+AnyPath = str | os.PathLike[str]
+MakeChange = Callable[..., Change]
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Receipt:
 
 
 def rewrite(
-    source: Place,
-    to: Place,
-    make: Make,
+    source: AnyPath,
+    to: AnyPath,
+    make: MakeChange,
     *,
     of_adapter: bool = False,
     dry_run: bool = False,
@@ -133,7 +133,7 @@ def rewrite(
     change = replace(change, notes=(*_note_on_family(facts), *change.notes))
     real = destination(folder, to)
     plan = plan_files(folder, change)
-    planned = _Rewrite(make.__name__, facts, change, plan, to, real, _states(folder, plan), force)
+    planned = _Rewrite(make.__name__, facts, change, plan, to, real, _file_states(folder, plan), force)
     _require_opened_headers(folder)
     linked = planned.linked_files()
     planned.require_room(linked)
@@ -142,14 +142,14 @@ def rewrite(
     return planned.receipt(linked, dry_run)
 
 
-def _open_source(source: Place, verb: str, of_adapter: bool) -> Folder:
+def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
     """Open the folder of a checkpoint, or of an adapter.
 
     Raise if it is the other, or has no tensors.
     """
     if Path(source).suffix == ".gguf":
-        fix = "rewrite the Hugging Face folder from which it was made, and convert that"
-        raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
+        remedy = "rewrite the Hugging Face folder from which it was made, and convert that"
+        raise CheckpointError(f"{source}: a GGUF file is not rewritten", remedy)
     folder = open_with_tensors(source)
     has_tensors = bool(folder.tensors or folder.faults)
     if (WEIGHTS in folder.headers) is of_adapter and has_tensors:
@@ -157,10 +157,10 @@ def _open_source(source: Place, verb: str, of_adapter: bool) -> Folder:
     if of_adapter:
         raise CheckpointError(f"{source}: {verb} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}")
     if folder.has(ADAPTER_CONFIG):
-        what = f"{source}: an adapter has no two ends to rewrite"
-        raise CheckpointError(what, "tiewise merge it into its base first")
-    what = f"{source}: a folder without safetensors has no two ends to rewrite"
-    raise CheckpointError(what, "give a folder with model.safetensors")
+        problem = f"{source}: an adapter has no two ends to rewrite"
+        raise CheckpointError(problem, "tiewise merge it into its base first")
+    problem = f"{source}: a folder without safetensors has no two ends to rewrite"
+    raise CheckpointError(problem, "give a folder with model.safetensors")
 
 
 def _note_on_family(facts: Facts) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ class FileState(NamedTuple):
     changed: int  # nanoseconds
 
 
-def _states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
+def _file_states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
     """Return the state of every file of the source that is read."""
     texts = [name for name in plan.texts if folder.has(name)]
     states: dict[str, FileState] = {}
@@ -239,8 +239,8 @@ class _Rewrite:
         texts = sum(len(text) for text in self.plan.texts.values())
         needed = self.plan.new_bytes + copied + texts
         if free < needed:
-            what = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
-            raise CheckpointError(what, "free some, or write elsewhere")
+            problem = f"{self.to}: {needed:,} bytes are needed and {free:,} are free"
+            raise CheckpointError(problem, "free some, or write elsewhere")
 
     def write(self) -> tuple[str, ...]:
         """Write the result, verify it, and give it its name.
@@ -249,24 +249,24 @@ class _Rewrite:
         """
         folder = self.facts.folder
         record = provenance(folder, self.change, self.plan, self.verb, self.force)
-        with beside(self.real) as unnamed:
+        with temporary_folder(self.real) as unnamed:
             try:
                 linked = write_files(folder, self.plan, unnamed, record)
             except OSError as error:
                 raise cannot_write(self.to, error) from None
             verify(self.facts, self.change, self.plan, unnamed, self.force)
             self._require_unchanged_source()
-            become(unnamed, self.real)
+            rename_to_destination(unnamed, self.real)
         return linked
 
     def _require_unchanged_source(self) -> None:
         """Raise if a file of the source changed while it was read."""
         folder = self.facts.folder
-        states = _states(folder, self.plan)
+        states = _file_states(folder, self.plan)
         for name, state in self.states.items():
             if states.get(name) != state:
-                what = f"{folder.path / name}: it changed while it was read; no result was made"
-                raise CheckpointError(what, "run again when nothing writes there")
+                problem = f"{folder.path / name}: it changed while it was read; no result was made"
+                raise CheckpointError(problem, "run again when nothing writes there")
 
     def receipt(self, linked: tuple[str, ...], dry_run: bool) -> Receipt:
         """Return the receipt of the rewrite, done or foreseen."""
@@ -282,9 +282,9 @@ class _Rewrite:
             rewritten=tuple(plan.shards),
             linked=linked,
             copied=tuple(self.copied_files(linked)),
-            logit_change=change.moved.logits,
-            input_change=change.moved.input_rows,
-            measured_on=change.moved.how,
+            logit_change=change.movement.logits,
+            input_change=change.movement.input_rows,
+            measured_on=change.movement.how,
             notes=(*change.notes, *plan.notes),
             dry_run=dry_run,
             lost=change.lost,

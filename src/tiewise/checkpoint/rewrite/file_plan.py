@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.rewrite.change import Change, NewTensor
-from tiewise.checkpoint.rewrite.json_edits import edited_file
+from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.stored import BITS, Header, Stored
 from tiewise.checkpoint.untrusted import inside, parse_json, short
 from tiewise.core.errors import CheckpointError
@@ -71,12 +71,12 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
             shards[file] = after.tensors
     texts = dict(change.texts)
     if change.config:
-        texts[CONFIG] = edited_file(folder, CONFIG, change.config)
+        texts[CONFIG] = edit_json_file(folder, CONFIG, change.config)
     index_is_outdated = change.reindex or len(unchanged) < len(folder.headers)
     if folder.weight_map is not None and index_is_outdated:
         texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
 
-    files = _KeptFiles(folder)
+    files = _UnchangedFiles(folder)
     files.add_all({*folder.headers, *texts, PROVENANCE, *change.leave})
     return FilePlan(
         shards=shards,
@@ -107,8 +107,8 @@ def _require_one_copy(folder: Folder, change: Change) -> None:
     """Raise if a tensor that stays is stored twice."""
     left = [copy for copy in folder.copies if (copy.path.name, copy.name) not in change.drop_copies]
     if left and left[0].name not in change.drop:
-        what = f"{folder.path}: {short(left[0].name)} is stored twice, also in {left[0].path.name}"
-        raise CheckpointError(what, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
+        problem = f"{folder.path}: {short(left[0].name)} is stored twice, also in {left[0].path.name}"
+        raise CheckpointError(problem, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
 
 
 def _note_on_other_weights(folder: Folder) -> list[str]:
@@ -128,7 +128,7 @@ def _note_on_other_weights(folder: Folder) -> list[str]:
     return [f"{listed} stay as they were and do not know of this change: delete them where a tool prefers them"]
 
 
-class _KeptFiles:
+class _UnchangedFiles:
     """Files next to the tensors that keep their bytes, as paths below the folder."""
 
     def __init__(self, folder: Folder) -> None:

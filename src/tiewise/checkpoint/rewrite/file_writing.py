@@ -11,7 +11,7 @@ from pathlib import Path
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.rewrite.change import NewTensor
 from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
-from tiewise.checkpoint.rewrite.new_folder import copy, share
+from tiewise.checkpoint.rewrite.new_folder import copy_file, link_or_copy
 from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import advance, doing
 from tiewise.core.files import sync
@@ -30,8 +30,8 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
     for file in (*plan.shared, *plan.copied):
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         if file in plan.copied:
-            copy(inside(folder.path, file), target / file)
-        elif share(inside(folder.path, file), target / file):
+            copy_file(inside(folder.path, file), target / file)
+        elif link_or_copy(inside(folder.path, file), target / file):
             linked.append(file)
     for file, data in {PROVENANCE: provenance, **plan.texts}.items():
         (target / file).write_bytes(data)

@@ -20,16 +20,16 @@ _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def edited_file(folder: Folder, name: str, changes: Mapping[str, Any]) -> bytes:
+def edit_json_file(folder: Folder, name: str, changes: Mapping[str, Any]) -> bytes:
     """Return the new content of a JSON file of a folder; `changes` as in `edited`."""
     try:
-        return edited(folder.read(name)[name].decode(), changes).encode()
+        return edit_json(folder.read(name)[name].decode(), changes).encode()
     except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
-        what = f"{folder.path / name}: {short(', '.join(changes))} cannot be written into it ({short(error)})"
-        raise CheckpointError(what, "write it by hand at every level, then run again") from None
+        problem = f"{folder.path / name}: {short(', '.join(changes))} cannot be written into it ({short(error)})"
+        raise CheckpointError(problem, "write it by hand at every level, then run again") from None
 
 
-def edited(text: str, changes: Mapping[str, Any]) -> str:
+def edit_json(text: str, changes: Mapping[str, Any]) -> str:
     """Return JSON text with the values at dotted paths set, or gone where `DELETE`.
 
     A new key goes to its alphabetical place if the keys of its object are sorted, else to the end.

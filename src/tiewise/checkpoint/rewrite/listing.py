@@ -16,14 +16,14 @@ from typing import Any
 VERBS_PACKAGE = "tiewise.checkpoint.rewrite.verbs"
 LAST = 1000  # order of a verb that names none
 # the decorator, the function's name, and its docstring; `ruff format` gives every file this form
-HEAD = re.compile(
+VERB_PATTERN = re.compile(
     r'^@verb\b(?P<facts>.*?)^def (?P<name>\w+)\(.*?^    """(?P<docstring>.*?)"""', re.MULTILINE | re.DOTALL
 )
-ORDER = re.compile(r"\border=(\d+)")
+ORDER_PATTERN = re.compile(r"\border=(\d+)")
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedVerb:
     """A verb in the help of all commands."""
 
     name: str
@@ -31,14 +31,14 @@ class Listed:
     summary: str  # first paragraph of its docstring
 
 
-def names() -> list[str]:
+def verb_names() -> list[str]:
     """Return the names of all verbs: those of the files."""
     return [module.name for module in pkgutil.iter_modules(_folders())]
 
 
-def listed() -> list[Listed]:
+def list_verbs() -> list[ListedVerb]:
     """Return all verbs in the order of the help."""
-    verbs = [_read(name) for name in names()]
+    verbs = [_read_verb(name) for name in verb_names()]
     return sorted(verbs, key=lambda verb: (verb.order, verb.name))
 
 
@@ -53,19 +53,19 @@ def _folders() -> Any:
     return import_module(VERBS_PACKAGE).__path__
 
 
-def _read(name: str) -> Listed:
+def _read_verb(name: str) -> ListedVerb:
     """Read order and summary in the text of a verb's file."""
     spec: Any = PathFinder.find_spec(f"{VERBS_PACKAGE}.{name}", _folders())
     source = spec.loader.get_source(spec.name)
-    for head in HEAD.finditer(source):
+    for head in VERB_PATTERN.finditer(source):
         if head["name"] == name:
-            return Listed(name, _order(head["facts"]), paragraph(head["docstring"]))
-    return Listed(name, LAST, "")
+            return ListedVerb(name, _order(head["facts"]), paragraph(head["docstring"]))
+    return ListedVerb(name, LAST, "")
 
 
 def _order(facts: str) -> int:
     """Return the order in the arguments of a verb's decorator, `LAST` without one."""
-    order = ORDER.search(facts)
+    order = ORDER_PATTERN.search(facts)
     if order is None:
         return LAST
     return int(order[1])

@@ -56,7 +56,7 @@ def relative(errors: NDArray[np.float64], norms: NDArray[np.float64]) -> float:
 
 
 @dataclass(frozen=True)
-class Factored:
+class LowRankFactors:
     """Two factors of a table: W [V, D] ≈ narrow [V, k] · mapᵀ.
 
     narrow = W Q and map = Q [D, k], both rounded to the type of W.
@@ -106,7 +106,7 @@ class Factored:
         return Errors(np.concatenate(errors), np.concatenate(norms), logits)
 
 
-def low_rank(table: Stored, rank: int) -> Factored:
+def low_rank(table: Stored, rank: int) -> LowRankFactors:
     """Return the best factors of rank k of a table [V, D]; progress in bytes read.
 
     Raises:
@@ -119,7 +119,7 @@ def low_rank(table: Stored, rank: int) -> Factored:
     del vectors
     largest = np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0)
     basis = basis * np.where(largest < 0, -1.0, 1.0)
-    return Factored(table, basis, np.sqrt(np.maximum(values[::-1], 0.0)))
+    return LowRankFactors(table, basis, np.sqrt(np.maximum(values[::-1], 0.0)))
 
 
 def _gram(table: Stored) -> NDArray[np.float64]:
@@ -131,8 +131,8 @@ def _gram(table: Stored) -> NDArray[np.float64]:
         for start, stop in reader.spans(max(1, bytes_at_once)):
             rows = reader.rows(start, stop).astype(np.float64)
             if not np.isfinite(rows).all():
-                what = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
-                raise CheckpointError(what, "tiewise check --deep names the rows; repair them first")
+                problem = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
+                raise CheckpointError(problem, "tiewise check --deep names the rows; repair them first")
             gram += rows.T @ rows  # of which numpy computes one half, and mirrors it
             advance(stop * reader.row_bytes)
     if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit

@@ -25,27 +25,27 @@ Factors = Callable[[], tuple[Rows, Rows]]  # reads [rows, r] and s·[r, columns]
 class Obstacle:
     """A reason why an adapter cannot be merged or slimmed."""
 
-    what: str
-    fix: str
+    problem: str
+    remedy: str
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedTensor:
     """A tensor of the result.
 
     It has old rows, plus a product, then other lengths of rows, then rows that are replaced.
     """
 
-    old: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
+    source: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
     dtype: str  # of the base's tensor
     factors: Factors | None = None
-    length: Stored | None = None  # [rows]: that of each row once the product is added (DoRA)
+    row_lengths: Stored | None = None  # [rows]: that of each row once the product is added (DoRA)
     ids: tuple[int, ...] = ()  # rows that are replaced, each by one of `rows`
     rows: Stored | None = None
 
     def table(self) -> TableRows:
         """Return its rows, in its type; they hold the two factors in memory."""
-        return TableRows(self.old.rows, math.prod(self.old.shape[1:]), _MergedRows(self).read)
+        return TableRows(self.source.rows, math.prod(self.source.shape[1:]), _MergedRows(self).read)
 
     def pieces(self) -> Pieces:
         """Yield its bytes."""
@@ -55,25 +55,25 @@ class Merged:
 class _MergedRows:
     """The rows of a merged tensor, computed when they are read."""
 
-    def __init__(self, merged: Merged) -> None:
+    def __init__(self, merged: MergedTensor) -> None:
         self.merged = merged
         self.product: tuple[Rows, Rows] | None = None
         if merged.factors is not None:
             self.product = merged.factors()
-        self.lengths: Rows | None = None
-        if merged.length is not None:
-            self.lengths = widened(merged.length.read())
+        self.row_lengths: Rows | None = None
+        if merged.row_lengths is not None:
+            self.row_lengths = widened(merged.row_lengths.read())
         self.ids = np.array(merged.ids, np.int64)
 
     @np.errstate(all="ignore")  # an adapter may contain infinities; the result then says so
     def read(self, start: int, stop: int) -> Rows:
         """Return rows [start, stop), rounded once."""
-        rows = self.merged.old.read(start, stop).astype(np.float64)
+        rows = self.merged.source.read(start, stop).astype(np.float64)
         if self.product is not None:
             left, right = self.product
             rows += (left[start:stop].astype(np.float64) @ right).reshape(rows.shape)
-        if self.lengths is not None:
-            rows *= (self.lengths[start:stop] / np.linalg.norm(rows, axis=1))[:, None]
+        if self.row_lengths is not None:
+            rows *= (self.row_lengths[start:stop] / np.linalg.norm(rows, axis=1))[:, None]
         self._replace(rows, start, stop)
         return rounded(rows, self.merged.dtype)
 

@@ -79,12 +79,12 @@ def cannot_write(to: Path, error: OSError) -> CheckpointError:
 
 
 @contextmanager
-def beside(real: Path) -> Iterator[Path]:
+def temporary_folder(real: Path) -> Iterator[Path]:
     """Make an empty folder next to `real`.
 
     It is removed at the end unless it was renamed.
     """
-    sweep(real)
+    remove_leftovers(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
     lock = _lock(path)
     with ending() as signals:
@@ -100,10 +100,10 @@ def beside(real: Path) -> Iterator[Path]:
                 signals.held = True
         finally:  # also where a signal raised just before it was held
             shutil.rmtree(path, ignore_errors=True)
-            _release(lock)
+            _unlock(lock)
 
 
-def become(path: Path, real: Path) -> None:
+def rename_to_destination(path: Path, real: Path) -> None:
     """Rename the finished folder to its destination, in one step.
 
     Raises:
@@ -116,13 +116,13 @@ def become(path: Path, real: Path) -> None:
                 real.rmdir()  # Windows puts no folder in the place of an empty one
             os.replace(path, real)
         except OSError as error:
-            what = f"{real}: the finished result cannot get its name ({error.strerror})"
-            raise CheckpointError(what, "something else was put there meanwhile: give another place") from None
+            problem = f"{real}: the finished result cannot get its name ({error.strerror})"
+            raise CheckpointError(problem, "something else was put there meanwhile: give another place") from None
         with suppress(OSError):  # a parent that may be written but not read; the result is complete all the same
             sync(real.parent)
 
 
-def sweep(real: Path) -> None:
+def remove_leftovers(real: Path) -> None:
     """Remove the folders and locks that killed runs for this destination left next to it."""
     ours = re.compile(rf"(\.{re.escape(real.name)}\.tiewise-\d+-[0-9a-f]{{8}})(?:{re.escape(LOCK)})?")
     names: list[str] = []
@@ -133,7 +133,7 @@ def sweep(real: Path) -> None:
         lock = _lock(real.parent / name)
         if _try_to_lock(lock):  # else its process lives, here or on another machine, or the file system cannot tell
             shutil.rmtree(real.parent / name, ignore_errors=True)
-            _release(lock)
+            _unlock(lock)
 
 
 def _lock(path: Path) -> FileLock:
@@ -151,7 +151,7 @@ def _try_to_lock(lock: FileLock) -> bool:
     return lock.is_locked
 
 
-def _release(lock: FileLock) -> None:
+def _unlock(lock: FileLock) -> None:
     """Release a lock, and remove its file first.
 
     A process that opened the file meanwhile sees that it is gone.
@@ -161,7 +161,7 @@ def _release(lock: FileLock) -> None:
     lock.release()
 
 
-def share(source: Path, target: Path) -> bool:
+def link_or_copy(source: Path, target: Path) -> bool:
     """Give `target` the content of `source` by reflink, hard link or copy.
 
     Return True if the two share bytes on disk.
@@ -180,11 +180,11 @@ def share(source: Path, target: Path) -> bool:
     with suppress(OSError):  # another file system, or one without links, or a file of somebody else
         os.link(os.path.realpath(source), target)
         return True
-    copy(source, target)
+    copy_file(source, target)
     return False
 
 
-def copy(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
     """Copy the content of `source` to `target`, and sync it to disk."""
     descriptor = open_regular(source)
     with os.fdopen(descriptor, "rb", buffering=0) as old, open(target, "xb") as new:

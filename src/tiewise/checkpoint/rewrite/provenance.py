@@ -63,7 +63,7 @@ def _operation(folder: Folder, change: Change, plan: FilePlan, command: str, for
         "replaced": sorted(put & stored),
         "kept": len(plan.tensors.keys() - put),
         "config": config,
-        "measured": to_record(change.moved),
+        "measured": to_record(change.movement),
         "notes": [*change.notes, *plan.notes],
     }
 

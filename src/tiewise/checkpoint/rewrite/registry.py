@@ -23,8 +23,8 @@ from importlib import import_module
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, overload
 
 from tiewise.checkpoint.rewrite.change import Change
-from tiewise.checkpoint.rewrite.engine import Make, Place, Receipt, rewrite
-from tiewise.checkpoint.rewrite.listing import LAST, VERBS_PACKAGE, names, paragraph
+from tiewise.checkpoint.rewrite.engine import AnyPath, MakeChange, Receipt, rewrite
+from tiewise.checkpoint.rewrite.listing import LAST, VERBS_PACKAGE, paragraph, verb_names
 from tiewise.core.errors import CheckpointError
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
@@ -127,9 +127,9 @@ def find(name: str) -> Verb:
 
 def verbs() -> dict[str, Verb]:
     """Load every verb of the folder `verbs/`, and return them in the order of the help."""
-    loaded = [find(name) for name in names()]
-    loaded.sort(key=lambda verb: (verb.order, verb.name))
-    return {verb.name: verb for verb in loaded}
+    load_tokenizer = [find(name) for name in verb_names()]
+    load_tokenizer.sort(key=lambda verb: (verb.order, verb.name))
+    return {verb.name: verb for verb in load_tokenizer}
 
 
 @overload
@@ -179,7 +179,7 @@ def verb(
         if "to" in inspect.signature(make).parameters:
             make.__dict__["__signature__"] = _plain_signature(make)
         else:
-            run = runner(make, live=live, of_adapter=of_adapter)
+            run = make_runner(make, live=live, of_adapter=of_adapter)
         _REGISTERED[make.__name__] = Verb(
             name=make.__name__,
             run=run,
@@ -200,19 +200,19 @@ def verb(
     return register(make)
 
 
-def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
+def make_runner(make: MakeChange, *, live: str = "", of_adapter: bool = False) -> Run:
     """Return the function with which users call a verb. `rewrite` carries out the change that `make` describes."""
 
     @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
     def run(
-        source: Place, to: Place | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
+        source: AnyPath, to: AnyPath | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
     ) -> Receipt:
         if hasattr(source, "named_parameters"):
-            what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
-            fix = "save it first, with save_pretrained"
+            problem = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
+            remedy = "save it first, with save_pretrained"
             if live:
-                fix = f"use {live}, or {fix}"
-            raise CheckpointError(what, fix)
+                remedy = f"use {live}, or {remedy}"
+            raise CheckpointError(problem, remedy)
         if to is None:  # optional in the signature, so that a live model gets the error above first
             raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
         return rewrite(source, to, make, of_adapter=of_adapter, dry_run=dry_run, force=force, **options)
@@ -224,12 +224,12 @@ def runner(make: Make, *, live: str = "", of_adapter: bool = False) -> Run:
     return run
 
 
-def _signature(make: Make) -> inspect.Signature:
+def _signature(make: MakeChange) -> inspect.Signature:
     """Return the signature for users: source and `to`, the verb's options, `dry_run` and `force`."""
     parameters = _plain_signature(make).parameters
     options = [parameter for name, parameter in parameters.items() if name not in ENGINE]
     plain, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    places = [inspect.Parameter(name, plain, annotation=Place) for name in ("source", "to")]
+    places = [inspect.Parameter(name, plain, annotation=AnyPath) for name in ("source", "to")]
     flags = [inspect.Parameter(name, keyword, default=False, annotation=bool) for name in ("dry_run", "force")]
     return inspect.Signature([*places, *options, *flags], return_annotation=Receipt)
 

@@ -16,12 +16,12 @@ from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
 from tiewise.checkpoint.numeric_ends import readable, require_head, require_loadable_options, tied_names
 from tiewise.checkpoint.rewrite.change import (
     Change,
-    Moved,
+    Movement,
     NewTensor,
     Pair,
     Rows,
     TableRows,
-    measure_move,
+    measure_movement,
     refuse,
     require_plain_head,
     share_lost,
@@ -32,10 +32,10 @@ from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-COPIED = Moved(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and no stored table changes")
+COPIED = Movement(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and no stored table changes")
 
 
-def flags(facts: Facts, tied: bool) -> dict[str, bool]:
+def flag_changes(facts: Facts, tied: bool) -> dict[str, bool]:
     """Return the flag by dotted path, for the levels that must change to `tied`.
 
     They are the root and every text part.
@@ -68,33 +68,33 @@ def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
     for module in facts.layer_ties:
         stored += facts.stored_layers(module)
     if not tied:
-        what = f"{facts.path}: the flag also ties {modules} of several layers, stored here as {names(stored)}"
-        what += ": under a false flag those of the other layers would be drawn at random"
-        return refuse(what, "keep it tied", force)
+        problem = f"{facts.path}: the flag also ties {modules} of several layers, stored here as {names(stored)}"
+        problem += ": under a false flag those of the other layers would be drawn at random"
+        return refuse(problem, "keep it tied", force)
     if len(stored) <= len(facts.layer_ties):  # stored once, as a tied file does
         return ()
-    what = f"{facts.path}: the flag also ties {modules}, stored here as {names(stored)}"
-    return refuse(what, "keep it untied, unless these layers share one block", force)
+    problem = f"{facts.path}: the flag also ties {modules}, stored here as {names(stored)}"
+    return refuse(problem, "keep it untied, unless these layers share one block", force)
 
 
-def parted(facts: Facts, force: bool = False) -> Change:
+def untied_change(facts: Facts, force: bool = False) -> Change:
     """Return the change that stores both ends.
 
     It has no tensors and no flags if both are stored, and the config says so.
     """
-    put = tuple(NewTensor.copy(source, name=name) for name, source in missing_names(facts))
-    config = flags(facts, False)
+    put = tuple(NewTensor.copy(source, name=name) for name, source in copies_to_untie(facts))
+    config = flag_changes(facts, False)
     notes = _notes_on_names(facts, False)
     always_ties = facts.claims.t5_like or facts.claims.fixed
     if always_ties and (put or config):
-        what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
-        notes += refuse(what, "train it tied, or change its family", force)
+        problem = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
+        notes += refuse(problem, "train it tied, or change its family", force)
     notes += keep_layer_ties(facts, False, force)
     notes += _notes_on_parted_head(facts)
     return Change(COPIED, put=put, config=config, notes=notes)
 
 
-def missing_names(facts: Facts) -> Iterator[tuple[str, Stored]]:
+def copies_to_untie(facts: Facts) -> Iterator[tuple[str, Stored]]:
     """Yield (missing name, stored tensor that it was tied to) of a class whose flag becomes false.
 
     BART's stacks share the input table, BERT has a second bias.
@@ -116,7 +116,7 @@ def _notes_on_parted_head(facts: Facts) -> tuple[str, ...]:
     return ("the two stored tables differ, and both are kept: loaders that dropped the head now take it",)
 
 
-def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
+def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
     """Return the change that stores one table, that of `keep` where two differ.
 
     It is empty if one table is stored already.
@@ -125,37 +125,37 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         keep: "input", "output" or "mean".
     """
     notes = _notes_on_names(facts, True) + _notes_on_join(facts, force)
-    config = flags(facts, True)
+    config = flag_changes(facts, True)
     if facts.packed_twice:
         return Change(drop=_packed_head(facts), config=config, notes=notes)
-    table, head = facts.roles.input, facts.roles.output
-    if table is None or head is None or facts.same(table, head):
-        drop, put = without_copies(facts)
+    input_table, output_table = facts.roles.input, facts.roles.output
+    if input_table is None or output_table is None or facts.same(input_table, output_table):
+        drop, put = drop_tied_copies(facts)
         return Change(drop=drop, put=put, config=config, notes=notes)
-    _require_one_shape(facts, table, head)
+    _require_one_shape(facts, input_table, output_table)
     if keep is None:
-        both = f"{short(table.name)} and {short(head.name)}"
-        what = f"{facts.path}: {both} are two tables: {how_they_differ(table, head)}"
-        raise CheckpointError(what, "choose with --keep input, output or mean, or keep both with tiewise untie")
+        both = f"{short(input_table.name)} and {short(output_table.name)}"
+        problem = f"{facts.path}: {both} are two tables: {how_they_differ(input_table, output_table)}"
+        raise CheckpointError(problem, "choose with --keep input, output or mean, or keep both with tiewise untie")
     notes += require_plain_head(facts, "tie", force)
-    one = _one_table(facts, table, head, keep)
-    moved = measure_move(one.outputs, one.inputs)
-    lost = one.lost(table, head)
-    drop, put = without_copies(facts, head, one.new)
-    followers = _followers(facts, table, head, one)
+    one = _one_table(facts, input_table, output_table, keep)
+    movement = measure_movement(one.outputs, one.inputs)
+    lost = one.lost(input_table, output_table)
+    drop, put = drop_tied_copies(facts, output_table, one.new)
+    followers = _followers(facts, input_table, output_table, one)
     notes += tuple(f"{short(tensor.name)} was a copy of it, and still is" for tensor in followers)
-    return Change(moved, drop, (*put, *followers), config, notes=notes, lost=lost)
+    return Change(movement, drop, (*put, *followers), config, notes=notes, lost=lost)
 
 
 def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
     """Refuse a model whose class computes something else under a true flag; return notes if forced."""
     notes: tuple[str, ...] = ()
     if facts.claims.fixed is False:
-        what = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
-        notes = refuse(what, "keep both tables", force)
+        problem = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
+        notes = refuse(problem, "keep both tables", force)
     elif is_t5_like_untied(facts):
-        what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
-        notes = refuse(what, "keep it as it is", force)
+        problem = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
+        notes = refuse(problem, "keep it as it is", force)
     return notes + keep_layer_ties(facts, True, force)
 
 
@@ -167,15 +167,15 @@ def is_t5_like_untied(facts: Facts) -> bool:
     return facts.claims.t5_like and facts.claims.deciding.effective is False
 
 
-def _require_one_shape(facts: Facts, table: Stored, head: Stored) -> None:
+def _require_one_shape(facts: Facts, input_table: Stored, output_table: Stored) -> None:
     """Raise if the two tables have different shapes."""
-    if table.shape == head.shape:
+    if input_table.shape == output_table.shape:
         return
-    both = f"{short(table.name)} and {short(head.name)}"
-    what = f"{facts.path}: {both} have shapes {list(table.shape)} and {list(head.shape)}"
+    both = f"{short(input_table.name)} and {short(output_table.name)}"
+    problem = f"{facts.path}: {both} have shapes {list(input_table.shape)} and {list(output_table.shape)}"
     if facts.unequal_on_purpose is not None:
-        raise CheckpointError(f"{what}: {facts.unequal_on_purpose}", "keep both tables")
-    raise CheckpointError(what, "tiewise resize makes the rows equal")
+        raise CheckpointError(f"{problem}: {facts.unequal_on_purpose}", "keep both tables")
+    raise CheckpointError(problem, "tiewise resize makes the rows equal")
 
 
 @dataclass(frozen=True)
@@ -186,40 +186,40 @@ class _OneTable:
     outputs: Pair | None  # the head's rows before and after; None if they stay
     inputs: Pair | None  # the input table's
 
-    def lost(self, table: Stored, head: Stored) -> tuple[str, ...]:
+    def lost(self, input_table: Stored, output_table: Stored) -> tuple[str, ...]:
         """Say by how much each end moves, as a share of its length."""
         notes = []
-        for end, pair in ((head, self.outputs), (table, self.inputs)):
+        for end, pair in ((output_table, self.outputs), (input_table, self.inputs)):
             if pair is not None:
                 share = f"{share_lost(pair):.1%} of its length"
                 notes.append(f"{short(end.name)}: the one table differs from it by {share}")
         return tuple(notes)
 
 
-def _one_table(facts: Facts, table: Stored, head: Stored, keep: str) -> _OneTable:
+def _one_table(facts: Facts, input_table: Stored, output_table: Stored, keep: str) -> _OneTable:
     """Return the table of `keep`: "input", "output" or "mean"."""
     name = _table_name(facts)
-    old_input, old_output = TableRows.of(table), TableRows.of(head)
+    old_input, old_output = TableRows.of(input_table), TableRows.of(output_table)
     if keep == "input":
         return _OneTable(None, outputs=(old_output, old_input), inputs=None)
     if keep == "output":
-        copy = NewTensor.copy(head, name=name, file=table.path.name)
+        copy = NewTensor.copy(output_table, name=name, file=input_table.path.name)
         return _OneTable(copy, outputs=None, inputs=(old_input, old_output))
-    mean = TableRows(table.rows, table.shape[1], _Mean(table, head).read)
-    new = NewTensor.like(table, mean.pieces, name=name)
+    mean = TableRows(input_table.rows, input_table.shape[1], _Mean(input_table, output_table).read)
+    new = NewTensor.like(input_table, mean.pieces, name=name)
     return _OneTable(new, outputs=(old_output, mean), inputs=(old_input, mean))
 
 
-def _followers(facts: Facts, table: Stored, head: Stored, one: _OneTable) -> list[NewTensor]:
+def _followers(facts: Facts, input_table: Stored, output_table: Stored, one: _OneTable) -> list[NewTensor]:
     """Return the one table under the names at which MTP layers store copies of an end."""
-    moving_ends = {MTP_OUTPUT: head}
+    moving_ends = {MTP_OUTPUT: output_table}
     if one.inputs is not None:
-        moving_ends[MTP_INPUT] = table
+        moving_ends[MTP_INPUT] = input_table
     followers = []
     for other in facts.roles.others:
         end = moving_ends.get(other.role)
         if end is not None and facts.same(end, other.tensor):
-            new = one.new or NewTensor.copy(table)
+            new = one.new or NewTensor.copy(input_table)
             followers.append(replace(new, name=other.tensor.name, file=other.tensor.path.name))
     return followers
 
@@ -230,13 +230,13 @@ def _packed_head(facts: Facts) -> frozenset[str]:
     Refuse if the quantisation says that there is one.
     """
     if quantisation(facts.config).get("lm_head") is True:
-        what = f"{facts.path}: quantization_config.lm_head is true, and loaders then look for a packed head"
-        raise CheckpointError(what, "keep it, or set quantization_config.lm_head to false by hand first")
+        problem = f"{facts.path}: quantization_config.lm_head is true, and loaders then look for a packed head"
+        raise CheckpointError(problem, "keep it, or set quantization_config.lm_head to false by hand first")
     return frozenset(part.name for part in facts.roles.output_end.parts.values())
 
 
-def without_copies(
-    facts: Facts, head: Stored | None = None, chosen: NewTensor | None = None
+def drop_tied_copies(
+    facts: Facts, output_table: Stored | None = None, chosen: NewTensor | None = None
 ) -> tuple[frozenset[str], tuple[NewTensor, ...]]:
     """Return what leaves one tensor of those that are tied, under its source's name.
 
@@ -255,7 +255,7 @@ def without_copies(
     for tied in tied_names(facts):
         if tied.kept is None:
             continue
-        _require_equal(facts, tied.kept, [other for other in tied.stored[1:] if other is not head])
+        _require_equal(facts, tied.kept, [other for other in tied.stored[1:] if other is not output_table])
         drop |= names_here & set(tied.targets)
         if tied.kept.name != tied.source:
             put.setdefault(tied.source, NewTensor.copy(tied.kept, name=tied.source))
@@ -267,29 +267,29 @@ def _require_equal(facts: Facts, source: Stored, others: Iterable[Stored]) -> No
     for other in others:
         if not facts.same(source, other):
             both = f"{short(source.name)} and {short(other.name)}"
-            what = f"{facts.path}: {both} are tied in this class and differ"
-            fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
-            raise CheckpointError(f"{what} ({how_they_differ(source, other)})", fix)
+            problem = f"{facts.path}: {both} are tied in this class and differ"
+            remedy = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
+            raise CheckpointError(f"{problem} ({how_they_differ(source, other)})", remedy)
 
 
 @dataclass(frozen=True)
 class _Mean:
     """The mean of two tables, in the type of the first."""
 
-    table: Stored
-    head: Stored
+    input_table: Stored
+    output_table: Stored
 
     def read(self, start: int, stop: int) -> Rows:
         """Return rows [start, stop): the exact mean, rounded once, whichever end comes first."""
-        a = self.table.read(start, stop).astype(np.float64)
-        b = self.head.read(start, stop).astype(np.float64)
+        a = self.input_table.read(start, stop).astype(np.float64)
+        b = self.output_table.read(start, stop).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             total = a + b
             part = total - a
             lost = (a - (total - part)) + (b - part)  # a + b is total + lost, exactly (Knuth)
             far = ~np.isfinite(total)  # the sum overflows, the mean does not
             mean = np.where(far, a / 2 + b / 2, total / 2)
-            return rounded(mean, self.table.dtype, np.where(far, 0.0, lost))
+            return rounded(mean, self.input_table.dtype, np.where(far, 0.0, lost))
 
 
 def require_ends(facts: Facts, name: str) -> None:
@@ -319,8 +319,8 @@ def _table_name(facts: Facts) -> str:
     classes = facts.config.get("architectures")
     if isinstance(classes, list) and classes:
         class_name = classes[0]
-    what = f"{facts.path}: the class {short(class_name)} has no tie between its input table and its head"
-    raise CheckpointError(what, "store both, as it expects")
+    problem = f"{facts.path}: the class {short(class_name)} has no tie between its input table and its head"
+    raise CheckpointError(problem, "store both, as it expects")
 
 
 def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:

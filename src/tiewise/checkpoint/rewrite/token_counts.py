@@ -35,8 +35,8 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
     if vector.ndim != 1 or not _are_counts(vector):
         raise CheckpointError(f"{name}: its values are no token counts", FORMATS)
     if len(vector) > rows:
-        what = f"{name}: it counts token {len(vector) - 1:,}, and the table has {rows:,} rows"
-        raise CheckpointError(what, "were they made with this model's tokenizer?")
+        problem = f"{name}: it counts token {len(vector) - 1:,}, and the table has {rows:,} rows"
+        raise CheckpointError(problem, "were they made with this model's tokenizer?")
     return np.pad(vector, (0, rows - len(vector)))
 
 

@@ -12,12 +12,12 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import PER_LAYER
 from tiewise.checkpoint.numeric_ends import readable, require_loadable_options
-from tiewise.checkpoint.rewrite.change import Moved, NewTensor, Pieces, refuse
+from tiewise.checkpoint.rewrite.change import Movement, NewTensor, Pieces, refuse
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-ROWS_STAY = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
+ROWS_STAY = Movement(0.0, 0.0, "nothing: every row that stays keeps its bytes")
 SIZE = "vocab_size"
 PER_LAYER_SIZE = "vocab_size_per_layer_input"
 SEGMENTS = "type_vocab_size"  # of BERT: kinds of segments, no tokens
@@ -74,8 +74,8 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
         others=tuple(other.tensor for other in facts.roles.others if other.by_id),
     )
     if facts.unequal_on_purpose is not None:
-        what = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
-        raise CheckpointError(what, "no verb changes such a vocabulary: keep it, or train another model")
+        problem = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
+        raise CheckpointError(problem, "no verb changes such a vocabulary: keep it, or train another model")
     _require_plain_rows(facts, parts, may_lack_rows)
     return parts
 
@@ -91,12 +91,12 @@ def _require_plain_rows(facts: Facts, parts: TokenParts, may_lack_rows: bool) ->
         if may_lack_rows and part in parts.others:
             has_rows = part.rows <= parts.rows
         if not has_rows or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {parts.rows:,}"
-            fix = "both ends, every bias and every other table of tokens must have one number of rows first"
-            raise CheckpointError(what, fix)
+            problem = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {parts.rows:,}"
+            remedy = "both ends, every bias and every other table of tokens must have one number of rows first"
+            raise CheckpointError(problem, remedy)
 
 
-def with_rows(
+def resized_tensors(
     facts: Facts, parts: Iterable[Stored], count: int, pieces: Callable[[Stored], Pieces]
 ) -> tuple[NewTensor, ...]:
     """Return the tensors that replace some of `TokenParts` with `count` rows.
@@ -123,7 +123,7 @@ def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
     return (count, *stored[1:])
 
 
-def sizes_of(facts: Facts, before: int, count: int) -> dict[str, int]:
+def vocab_size_changes(facts: Facts, before: int, count: int) -> dict[str, int]:
     """Return the config's entries that give the number of rows, now `count`.
 
     They are those that said `before`, else a new one.
@@ -153,7 +153,7 @@ def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
     Of tables of layers, any number.
     """
     paths = []
-    for path, value in leaves_of(config):
+    for path, value in config_leaves(config):
         if path.endswith(SEGMENTS) or not path.endswith(key):
             continue
         if value == rows or key == PER_LAYER_SIZE:
@@ -161,7 +161,7 @@ def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
     return paths
 
 
-def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
+def notes_on_other_tables(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
     """Return notes on everything else that the user should see to.
 
     Raises:
@@ -170,8 +170,8 @@ def still_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tupl
     notes: tuple[str, ...] = ()
     if facts.folder.config is None:
         notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
-    for what in unknown_tables(facts, resized, rows):
-        notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
+    for problem in unknown_tables(facts, resized, rows):
+        notes += refuse(problem, "nothing here resizes it: resize the model in transformers", force)
     return notes
 
 
@@ -202,11 +202,11 @@ def _may_be_of_tokens(name: str) -> bool:
     return "head" in module
 
 
-def leaves_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def config_leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (dotted path, value) of everything in a config, at any level."""
     for key, value in config.items():
         if not isinstance(value, Mapping):
             yield str(key), value
             continue
-        for path, leaf in leaves_of(value):
+        for path, leaf in config_leaves(value):
             yield f"{key}.{path}", leaf

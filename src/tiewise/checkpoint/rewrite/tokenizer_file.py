@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.rewrite.tokenizer_text import loaded
+from tiewise.checkpoint.rewrite.tokenizer_text import load_tokenizer
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 
@@ -31,7 +31,7 @@ BPE, UNIGRAM, WORDPIECE = "BPE", "Unigram", "WordPiece"
 UNPROVED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")  # settings of BPE
 
 
-class Noted(dict[int, int]):
+class IdRecorder(dict[int, int]):
     """New ids that leave every id as it is.
 
     Afterwards the keys are the ids that were looked up.
@@ -51,10 +51,10 @@ class TokenizerFile:
     def __init__(self, folder: Path) -> None:
         path = inside(folder, "tokenizer.json")
         if not path.is_file():
-            fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
-            raise CheckpointError(f"{folder}: no tokenizer.json in it", fix)
+            remedy = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
+            raise CheckpointError(f"{folder}: no tokenizer.json in it", remedy)
         text, self.where = read_whole(path, MOST_BYTES), str(path)
-        self.engine = loaded(text, self.where)
+        self.engine = load_tokenizer(text, self.where)
         self.record: dict[str, Any] = parse_json(text, self.where)
         self.model: dict[str, Any] = self.record["model"]
         self.kind = self._read_kind()
@@ -66,9 +66,9 @@ class TokenizerFile:
         self._require_ids_of_library()
         self._require_provable()
 
-    def refused(self, what: str, fix: str) -> CheckpointError:
+    def refused(self, problem: str, remedy: str) -> CheckpointError:
         """Return the error that says why it is not trimmed."""
-        return CheckpointError(f"{self.where}: {what}", fix)
+        return CheckpointError(f"{self.where}: {problem}", remedy)
 
     def _read_kind(self) -> str:
         """Return the kind of model, which older files leave to their reader."""
@@ -118,8 +118,10 @@ class TokenizerFile:
             not_letters.update(BYTES)
         for number, parts in enumerate(self._merges()):
             if not not_letters.isdisjoint(parts):
-                what = f"merge {number} joins {short(parts[0])!r} and {short(parts[1])!r}"
-                raise self.refused(what, "nothing is proved of merges of bytes that stand for letters, or of nothing")
+                problem = f"merge {number} joins {short(parts[0])!r} and {short(parts[1])!r}"
+                raise self.refused(
+                    problem, "nothing is proved of merges of bytes that stand for letters, or of nothing"
+                )
 
     def _merges(self) -> Iterator[tuple[str, str]]:
         """Yield both parts of every merge, which older files write as one text."""
@@ -165,7 +167,7 @@ class TokenizerFile:
 
     def _named_tokens(self) -> set[int]:
         """Return the tokens that the file names outside its vocabulary, and the one for unknown letters."""
-        named = Noted()
+        named = IdRecorder()
         _renumbered_ids(self.record, named)
         tokens = set(named)
         unknown = self.model.get("unk_token")
@@ -248,7 +250,7 @@ class TokenizerFile:
         if isinstance(model["vocab"], list):
             model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new]
         else:
-            model["vocab"] = tokens_with_new_ids(self.pieces, new)
+            model["vocab"] = renumber_tokens(self.pieces, new)
         if self.kind == BPE:
             model["merges"] = self._merges_within(model["vocab"].keys())
         record = _renumbered_ids({**self.record, "model": model}, new)
@@ -260,7 +262,7 @@ class TokenizerFile:
         return [merge for merge, (a, b) in merges if {a, b, a + b} <= pieces]
 
 
-def tokens_with_new_ids(ids: Mapping[str, int], new: Mapping[int, int]) -> dict[str, int]:
+def renumber_tokens(ids: Mapping[str, int], new: Mapping[int, int]) -> dict[str, int]:
     """Return {token: new id} of the tokens that stay, from their old ids and {old id: new id}."""
     return {token: new[number] for token, number in ids.items() if number in new}
 

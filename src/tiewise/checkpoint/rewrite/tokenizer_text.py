@@ -21,7 +21,7 @@ BLOCK = 1 << 20  # characters of a text read at once
 LEAST_PIECE = 200  # characters
 
 
-def loaded(text: bytes, where: str) -> Any:
+def load_tokenizer(text: bytes, where: str) -> Any:
     """Return the tokenizer that the text of a tokenizer.json describes, which cuts off and pads nothing.
 
     Raises:
@@ -40,7 +40,7 @@ def loaded(text: bytes, where: str) -> Any:
     return tokenizer
 
 
-def encoded(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
+def encode_text(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
     """Yield (bytes read before it, a piece of the text, its tokens).
 
     Progress in bytes under `purpose`.
@@ -96,8 +96,8 @@ def count_tokens(folder: Path, text: Path) -> list[int]:
     file = inside(folder, "tokenizer.json")
     if not file.is_file():
         raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
-    tokenizer = loaded(read_whole(file, MOST_BYTES), str(file))
+    tokenizer = load_tokenizer(read_whole(file, MOST_BYTES), str(file))
     counts: Counter[int] = Counter()
-    for _, _, ids in encoded(tokenizer, text, f"counting {text.name}"):
+    for _, _, ids in encode_text(tokenizer, text, f"counting {text.name}"):
         counts.update(ids)
     return [counts[token] for token in range(max(counts) + 1)]

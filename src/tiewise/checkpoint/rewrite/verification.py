@@ -106,5 +106,5 @@ def _require_no_new_error(source: Facts, written: Path, result: Folder) -> None:
     broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
     for worse in errors_of_result(check(written, scan=False), result.config):
         if worse.rule not in broken:
-            what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
-            raise CheckpointError(what, "--force keeps it all the same")
+            problem = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
+            raise CheckpointError(problem, "--force keeps it all the same")

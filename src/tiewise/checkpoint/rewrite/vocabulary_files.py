@@ -8,7 +8,7 @@ from typing import Any
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import json_object
-from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile, tokens_with_new_ids
+from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile, renumber_tokens
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -17,7 +17,7 @@ LINES = "vocab.txt"  # a token on each line, which is its id
 MERGES = "merges.txt"  # both parts of a merge on each line
 
 
-def trimmed_vocabularies(facts: Facts, words: TokenizerFile, new_ids: Mapping[int, int]) -> dict[str, bytes]:
+def trimmed_vocabularies(facts: Facts, tokenizer_file: TokenizerFile, new_ids: Mapping[int, int]) -> dict[str, bytes]:
     """Return {file: new content} of the files that repeat the vocabulary.
 
     `new_ids` are of the tokens that stay.
@@ -27,15 +27,15 @@ def trimmed_vocabularies(facts: Facts, words: TokenizerFile, new_ids: Mapping[in
     """
     texts: dict[str, bytes] = {}
     for name, ids in _vocabularies(facts).items():
-        _require_same_ids(facts, name, ids, words)
-        left = tokens_with_new_ids(ids, new_ids)
+        _require_same_ids(facts, name, ids, tokenizer_file)
+        left = renumber_tokens(ids, new_ids)
         if name == LINES:
             texts[name] = "".join(f"{token}\n" for token in left).encode()
         else:
             texts[name] = json.dumps(left).encode()
     merges = _text(facts, MERGES)
     if merges is not None:
-        texts[MERGES] = _trimmed_merges(merges, words, new_ids).encode()
+        texts[MERGES] = _trimmed_merges(merges, tokenizer_file, new_ids).encode()
     return texts
 
 
@@ -59,17 +59,17 @@ def _vocabularies(facts: Facts) -> dict[str, dict[str, Any]]:
     return vocabularies
 
 
-def _require_same_ids(facts: Facts, name: str, ids: Mapping[str, Any], words: TokenizerFile) -> None:
+def _require_same_ids(facts: Facts, name: str, ids: Mapping[str, Any], tokenizer_file: TokenizerFile) -> None:
     """Raise if a file gives a token another id than tokenizer.json does."""
     for token, number in ids.items():
-        if words.ids.get(token, -1) != number:
-            what = f"{facts.folder.path / name}: it gives {short(token)!r} another id than tokenizer.json"
-            raise CheckpointError(what, "take away the one that is not this model's")
+        if tokenizer_file.ids.get(token, -1) != number:
+            problem = f"{facts.folder.path / name}: it gives {short(token)!r} another id than tokenizer.json"
+            raise CheckpointError(problem, "take away the one that is not this model's")
 
 
-def _trimmed_merges(text: str, words: TokenizerFile, new_ids: Mapping[int, int]) -> str:
+def _trimmed_merges(text: str, tokenizer_file: TokenizerFile, new_ids: Mapping[int, int]) -> str:
     """Return the text of merges.txt with the merges whose parts and result stay."""
-    pieces = {"", *tokens_with_new_ids(words.pieces, new_ids)}
+    pieces = {"", *renumber_tokens(tokenizer_file.pieces, new_ids)}
     lines = []
     for line in text.split("\n"):
         tokens = {*line.split(" "), line.replace(" ", "")}  # both parts, and the token that they make

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.hf_folder import Folder, json_object
-from tiewise.checkpoint.rewrite.tokenizer_text import loaded
+from tiewise.checkpoint.rewrite.tokenizer_text import load_tokenizer
 from tiewise.checkpoint.token_bytes import BYTE
 from tiewise.checkpoint.tokenizer_ids import read_tokenizer
 from tiewise.checkpoint.untrusted import short
@@ -34,7 +34,7 @@ def open_tokenizer(folder: Folder) -> Any:
     files = folder.read("tokenizer.json")
     if not files:
         raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
-    return loaded(files["tokenizer.json"], str(folder.path / "tokenizer.json"))
+    return load_tokenizer(files["tokenizer.json"], str(folder.path / "tokenizer.json"))
 
 
 def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:

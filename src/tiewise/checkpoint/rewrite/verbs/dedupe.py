@@ -6,11 +6,11 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import (
+    drop_tied_copies,
     how_they_differ,
     is_t5_like_untied,
-    joined,
     require_ends,
-    without_copies,
+    tied_change,
 )
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
@@ -25,13 +25,13 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
     """
     if not facts.packed_twice:
         require_ends(facts, "dedupe")
-    head = facts.roles.output
-    if head is not None and is_t5_like_untied(facts):
-        drop, put = without_copies(facts, head)  # the head is trained apart; only the stacks share the table
-        change = Change(drop=drop - {head.name}, put=put)
+    output_table = facts.roles.output
+    if output_table is not None and is_t5_like_untied(facts):
+        drop, put = drop_tied_copies(facts, output_table)  # the head is trained apart; only the stacks share the table
+        change = Change(drop=drop - {output_table.name}, put=put)
     else:
         _require_equal_ends(facts)
-        change = joined(facts, force=force)
+        change = tied_change(facts, force=force)
     if change.drop.isdisjoint(facts.folder.tensors):
         raise NothingToDo(f"{facts.path}: no table is stored twice", "nothing to do")
     return change
@@ -39,9 +39,10 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
 
 def _require_equal_ends(facts: Facts) -> None:
     """Raise if both tables are stored and differ."""
-    table, head = facts.roles.input, facts.roles.output
-    if table is None or head is None:
+    input_table, output_table = facts.roles.input, facts.roles.output
+    if input_table is None or output_table is None:
         return
-    if not facts.same(table, head):
-        what = f"{facts.path}: {short(table.name)} and {short(head.name)} differ: {how_they_differ(table, head)}"
-        raise CheckpointError(what, "nothing is stored twice; tiewise tie --keep makes them one")
+    if not facts.same(input_table, output_table):
+        both = f"{short(input_table.name)} and {short(output_table.name)}"
+        problem = f"{facts.path}: {both} differ: {how_they_differ(input_table, output_table)}"
+        raise CheckpointError(problem, "nothing is stored twice; tiewise tie --keep makes them one")

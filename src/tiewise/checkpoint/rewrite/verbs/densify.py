@@ -15,9 +15,9 @@ from typing import Any
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, SPEC
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.numeric_ends import TiedNames, tied_names
-from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_move, same_pieces
+from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_movement, same_pieces
 from tiewise.checkpoint.rewrite.registry import verb
-from tiewise.checkpoint.rewrite.ties import flags, keep_layer_ties, missing_names
+from tiewise.checkpoint.rewrite.ties import copies_to_untie, flag_changes, keep_layer_ties
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
 from tiewise.checkpoint.untrusted import short
@@ -36,16 +36,16 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     boundary = read_boundary(facts, DENSIFY)
     _require_matrix(facts, boundary.spec, force)
     family = _family(facts)
-    moved = measure_move(_before_and_after(boundary.head), _before_and_after(boundary.lookup))
-    if not math.isfinite(moved.logits + moved.input_rows):
-        what = f"{facts.path}: a product of table and map is not finite in {boundary.lookup.table.dtype}"
-        raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
-    result = _Densified(facts, boundary, _dropped_equal_end(facts, boundary))
+    movement = measure_movement(_before_and_after(boundary.head), _before_and_after(boundary.lookup))
+    if not math.isfinite(movement.logits + movement.input_rows):
+        problem = f"{facts.path}: a product of table and map is not finite in {boundary.lookup.table.dtype}"
+        raise CheckpointError(problem, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
+    result = _PlainCheckpoint(facts, boundary, _dropped_equal_end(facts, boundary))
     layer_notes: tuple[str, ...] = ()
-    if result.flag_changes:
+    if result.writes_flag:
         layer_notes = keep_layer_ties(facts, result.is_tied, force)
     return Change(
-        moved,
+        movement,
         drop=result.dropped(),
         put=(*result.tables(), *result.copies()),
         config=result.config(family),
@@ -57,19 +57,19 @@ def _require_matrix(facts: Facts, spec: BoundarySpec, force: bool) -> None:
     """Raise if a boundary does more than a plain table can, unless forced."""
     if force:
         return
-    fix = "keep the boundary, and load the model with tiewise.load; --force drops it"
+    remedy = "keep the boundary, and load the model with tiewise.load; --force drops it"
     if spec.softcap is not None:
-        raise CheckpointError(f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+        raise CheckpointError(f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same", remedy)
     if spec.bias:
-        raise CheckpointError(f"{facts.path}: {spec}: the family's own head has no bias to keep this one in", fix)
+        raise CheckpointError(f"{facts.path}: {spec}: the family's own head has no bias to keep this one in", remedy)
 
 
 def _family(facts: Facts) -> str:
     """Return the model type of the plain model."""
     family = facts.config.get(BASE_TYPE)
     if not isinstance(family, str):
-        fix = f"write {BASE_TYPE}: llama, say, into it"
-        raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
+        remedy = f"write {BASE_TYPE}: llama, say, into it"
+        raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", remedy)
     return family
 
 
@@ -120,7 +120,7 @@ def _are_one_tensor(facts: Facts, tied: TiedNames, head: Stored) -> bool:
 
 
 @dataclass(frozen=True)
-class _Densified:
+class _PlainCheckpoint:
     """The plain checkpoint that a boundary becomes."""
 
     facts: Facts
@@ -138,7 +138,7 @@ class _Densified:
         return self.is_one_table or bool(self.dropped_end)
 
     @property
-    def flag_changes(self) -> bool:
+    def writes_flag(self) -> bool:
         """The flag is written: the class reads it, and the boundary did not decide it alone."""
         return not self.is_one_table and not self.facts.claims.t5_like
 
@@ -179,7 +179,7 @@ class _Densified:
         """Yield (missing name, tensor that it was tied to), if the result is not tied."""
         if self.is_tied or self.facts.claims.t5_like:
             return
-        yield from missing_names(self.facts)
+        yield from copies_to_untie(self.facts)
 
     def dropped(self) -> frozenset[str]:
         """Return the names of the tensors that go.
@@ -196,8 +196,8 @@ class _Densified:
         """Return the entries of config.json that name the plain class instead of the boundary."""
         classes = _plain_classes(self.facts.config)
         config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": classes}
-        if self.flag_changes:
-            config |= flags(self.facts, self.is_tied)
+        if self.writes_flag:
+            config |= flag_changes(self.facts, self.is_tied)
         return config
 
     def notes(self) -> list[str]:

@@ -24,10 +24,10 @@ from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, SPEC
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import PlainEnds, plain_ends, tied_names
-from tiewise.checkpoint.rewrite.change import PROBES, Change, Moved, NewTensor, Rows, require_plain_head
-from tiewise.checkpoint.rewrite.low_rank import Errors, Factored, low_rank, memory_needed
+from tiewise.checkpoint.rewrite.change import PROBES, Change, Movement, NewTensor, Rows, require_plain_head
+from tiewise.checkpoint.rewrite.low_rank import Errors, LowRankFactors, low_rank, memory_needed
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.ties import flags
+from tiewise.checkpoint.rewrite.ties import flag_changes
 from tiewise.checkpoint.rewrite.token_counts import read_counts
 from tiewise.checkpoint.rewrite.tokenizer_text import count_tokens
 from tiewise.checkpoint.rules.rule import names
@@ -89,7 +89,7 @@ def factor(
     lookup, head = results[0], results[-1]
     narrow_tables = [result.narrow_table() for result in results]
     return Change(
-        Moved(head.errors.logits, lookup.longest_error(), MEASURED),
+        Movement(head.errors.logits, lookup.longest_error(), MEASURED),
         drop=frozenset(table.name for table in ends.spare),
         put=(*narrow_tables, *_maps(ends, lookup.factored, head.factored)),
         config=_config(facts, ends, named, rank),
@@ -117,10 +117,10 @@ def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
     if 1 <= rank <= most:
         return
     sizes = " and ".join(f"{table.rows:,} × {table.shape[1]}" for table in ends.tables)
-    fix = "no rank does: leave these tables as they are"
+    remedy = "no rank does: leave these tables as they are"
     if most:
-        fix = f"the largest that does is {most}"
-    raise CheckpointError(f"{facts.path}: rank {rank} saves nothing on tables of {sizes}", fix)
+        remedy = f"the largest that does is {most}"
+    raise CheckpointError(f"{facts.path}: rank {rank} saves nothing on tables of {sizes}", remedy)
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ def _named_class(facts: Facts) -> NamedClass:
     family, classes = facts.config.get("model_type"), facts.config.get("architectures")
     architectures = list(items_of(str, classes))
     if not isinstance(family, str) or architectures != classes:
-        fix = "write model_type and architectures into config.json"
-        raise CheckpointError(f"{facts.path}: its config.json does not name the model's class", fix)
+        remedy = "write model_type and architectures into config.json"
+        raise CheckpointError(f"{facts.path}: its config.json does not name the model's class", remedy)
     if "auto_map" in facts.config:
-        fix = "only families that transformers itself has can be factored"
-        raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) come as custom code", fix)
+        remedy = "only families that transformers itself has can be factored"
+        raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) come as custom code", remedy)
     return NamedClass(family, architectures)
 
 
@@ -175,7 +175,7 @@ class FactoredTable:
 
     table: Stored
     rank: int  # width of the narrow table
-    factored: Factored
+    factored: LowRankFactors
     errors: Errors
 
     def longest_error(self) -> float:
@@ -212,12 +212,12 @@ def _factored(table: Stored, rank: int) -> FactoredTable:
     with doing(f"measuring {name}", table.nbytes):
         errors = factored.errors()
     if not np.isfinite(errors.rows).all():
-        what = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
-        raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
+        problem = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
+        raise CheckpointError(problem, "cast the checkpoint to BF16 or F32 first")
     return FactoredTable(table, rank, factored, errors)
 
 
-def _maps(ends: PlainEnds, lookup: Factored, head: Factored) -> list[NewTensor]:
+def _maps(ends: PlainEnds, lookup: LowRankFactors, head: LowRankFactors) -> list[NewTensor]:
     """Return the maps of both ends, as the boundary's Parameters `in_map` and `out_map`."""
     in_map = f"{module_of(ends.input.name)[0]}.in_map.weight"
     out_map = f"{ends.head}.out_map.weight"
@@ -238,7 +238,7 @@ def _config(facts: Facts, ends: PlainEnds, named: NamedClass, rank: int) -> dict
     shared_tables = {tied.source for tied in tied_names(facts) if len(tied.targets) > 1}
     config: dict[str, Any] = {}
     if ends.input.name in shared_tables and not facts.claims.t5_like:
-        config |= flags(facts, True)
+        config |= flag_changes(facts, True)
     spec = BoundarySpec(kind, width=rank)
     config |= {"model_type": OWN_TYPE, BASE_TYPE: named.family, SPEC: str(spec)}
     config["architectures"] = [OWN_PREFIX + name for name in named.architectures]

@@ -29,19 +29,19 @@ from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import (
     Change,
-    Moved,
+    Movement,
     NewTensor,
     Pair,
     Rows,
     TableRows,
     hidden_vectors,
-    measure_move,
+    measure_movement,
     same_pieces,
 )
-from tiewise.checkpoint.rewrite.engine import Place, Receipt
-from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
-from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, runner, verb
-from tiewise.checkpoint.rewrite.ties import parted
+from tiewise.checkpoint.rewrite.engine import AnyPath, Receipt
+from tiewise.checkpoint.rewrite.merged import MergedTensor, Obstacle, require_numbers
+from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, make_runner, verb
+from tiewise.checkpoint.rewrite.ties import untied_change
 from tiewise.checkpoint.rules.rule import describe, names
 from tiewise.checkpoint.stored import FLOATING, Stored, widened
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES, read_tokenizer
@@ -49,27 +49,31 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 # settings under which an adapter does more than the sums of this file
-BEYOND = "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
-INITIAL = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
+UNSUPPORTED_SETTINGS = (
+    "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
+)
+NEUTRAL_INITS = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
 MERGED_PARTS = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
-PLAIN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")  # no groups, one repetition: never slow
+SAFE_PATTERN = re.compile(
+    r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?"
+)  # no groups, one repetition: never slow
 MOST_LETTERS = 300  # of a module's name that a pattern is matched with
 USE_PEFT = "load it beside its base, or merge it with PEFT"
 DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
 
-def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Change:
+def _merge_change(facts: Facts, *, adapter: AnyPath, force: bool = False) -> Change:
     """Return what becomes of a base when an adapter is merged into it."""
-    folder, table = open_folder(adapter), readable(facts, "merge into")[0]
+    folder, input_table = open_folder(adapter), readable(facts, "merge into")[0]
     opened = open_adapter(folder, facts)
     require_numbers(opened)
     modules = {module: module for module in opened.base_modules.values()} | opened.base_modules
     for obstacle in _obstacles(opened, facts, folder, modules):
-        raise CheckpointError(f"{opened.path}: {obstacle.what}", obstacle.fix)
+        raise CheckpointError(f"{opened.path}: {obstacle.problem}", obstacle.remedy)
 
-    ends = _Ends(opened, facts, table, facts.roles.output or table)
+    ends = _MergedEnds(opened, facts, input_table, facts.roles.output or input_table)
     body = _merge_modules(ends, modules)
     names_in_body = {tensor.name for tensor in body}
     if len(names_in_body) < len(body):
@@ -86,7 +90,7 @@ def _merge_change(facts: Facts, *, adapter: Place, force: bool = False) -> Chang
     return replace(change, put=(*change.put, *body), texts=files, notes=tuple(notes))
 
 
-def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
+def _merge_modules(ends: _MergedEnds, modules: Mapping[str, str]) -> list[NewTensor]:
     """Merge every module of the adapter.
 
     Return the tensors of the body, and note those of the two ends in `ends`.
@@ -105,7 +109,7 @@ def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
                 ends.merged[end] = update.merged("weight", update.require(ends.table_of(end), "weight"))
             else:
                 base = update.require(tensors.get(f"{stored}.weight"), "weight")
-                merged = update.merged("weight", base, is_turned=facts.family.stores_transposed)
+                merged = update.merged("weight", base, is_transposed=facts.family.stores_transposed)
                 body.append(NewTensor.like(base, merged.pieces))
         if update.parts_by_kind["bias"]:
             bias = tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias"))
@@ -116,7 +120,7 @@ def _merge_modules(ends: _Ends, modules: Mapping[str, str]) -> list[NewTensor]:
 
 
 _merge_change.__name__ = "merge"  # the verb's name in receipts
-_merge_into_base = runner(_merge_change)
+_merge_into_base = make_runner(_merge_change)
 
 
 @verb(
@@ -127,14 +131,14 @@ _merge_into_base = runner(_merge_change)
     example="adapter --base=tied",
 )
 def merge(
-    source: Place,
-    to: Place | None = None,
+    source: AnyPath,
+    to: AnyPath | None = None,
     *,
     base: Annotated[
-        Place | None,
+        AnyPath | None,
         Option("Checkpoint that it was trained on. It is only read.", metavar="DIR", required=True),
     ] = None,
-    adapter: Place | None = None,
+    adapter: AnyPath | None = None,
     dry_run: bool = False,
     force: bool = False,
 ) -> Receipt:
@@ -158,13 +162,13 @@ def merge(
     for path in (source, base, adapter):
         if hasattr(path, "named_parameters"):
             return _merge_into_base(path, to, adapter=adapter)  # which refuses a live model
-    fix = "call merge(adapter, to, base=base), as on the command line"
+    remedy = "call merge(adapter, to, base=base), as on the command line"
     if base is None:
         if adapter is None:
-            raise CheckpointError(f"merge of {source} has no base", fix)
+            raise CheckpointError(f"merge of {source} has no base", remedy)
         return _merge_into_base(source, to, adapter=adapter, dry_run=dry_run, force=force)
     if adapter is not None:
-        raise CheckpointError(f"merge of {source} has base and adapter both", fix)
+        raise CheckpointError(f"merge of {source} has base and adapter both", remedy)
     return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
 
 
@@ -188,21 +192,21 @@ def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
     config = adapter.config
     if config.get("peft_type") != "LORA":
         yield Obstacle(f"its peft_type is {short(config.get('peft_type'))}, and not LORA", USE_PEFT)
-    for key in BEYOND.split():
+    for key in UNSUPPORTED_SETTINGS.split():
         if config.get(key):
             yield Obstacle(f"it was trained with {key}, no sum that is known here", USE_PEFT)
     initial = str(config.get("init_lora_weights", True))
-    if initial not in INITIAL:
-        fix = "convert it with PEFT first: path_initial_model_for_weight_conversion"
-        yield Obstacle(f"its training began with {short(initial)}, which changes the base", fix)
+    if initial not in NEUTRAL_INITS:
+        remedy = "convert it with PEFT first: path_initial_model_for_weight_conversion"
+        yield Obstacle(f"its training began with {short(initial)}, which changes the base", remedy)
 
 
 def _unknown_modules(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield the modules of the adapter that the base lacks, as one obstacle."""
     lost = [module for module in adapter.parts if module not in modules]
     if lost:
-        what = f"the base lacks {len(lost):,} of its {len(adapter.parts):,} modules, {names(lost, 2)}"
-        yield Obstacle(what, "tiewise check ADAPTER --base BASE says how they should be called")
+        problem = f"the base lacks {len(lost):,} of its {len(adapter.parts):,} modules, {names(lost, 2)}"
+        yield Obstacle(problem, "tiewise check ADAPTER --base BASE says how they should be called")
 
 
 def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
@@ -216,23 +220,23 @@ def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
 def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterator[Obstacle]:
     """Yield the largest token id of the adapter if the base has no row for it."""
     rows = readable(facts, "merge into")[0].rows
-    words = read_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     largest = -1
-    if words is not None:
-        largest = words.max_id
+    if tokenizer is not None:
+        largest = tokenizer.max_id
     for ids in adapter.token_rows.values():
         largest = max(largest, *ids, -1)
     if largest >= rows:
-        what = f"it names token {largest:,}, and the base has {rows:,} rows: what it learned would be lost"
+        problem = f"it names token {largest:,}, and the base has {rows:,} rows: what it learned would be lost"
         resize = facts.command("resize", f"--vocab {largest + 1}")
-        yield Obstacle(what, f"{resize}, and merge into that")
+        yield Obstacle(problem, f"{resize}, and merge into that")
 
 
 def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
     """Yield why it is unclear which table of the base an end's update belongs to."""
     if adapter.tied is None and not facts.roles.headless:
-        fix = f"tiewise check {facts.path} says more"
-        yield Obstacle("whether the base ties its two ends is not known", fix)
+        remedy = f"tiewise check {facts.path} says more"
+        yield Obstacle("whether the base ties its two ends is not known", remedy)
     if len(facts.roles.inputs) > 1:
         yield Obstacle("the base stores several input tables", "tiewise dedupe makes them one")
 
@@ -255,10 +259,10 @@ class ModuleUpdate:
             else:
                 self.parts_by_kind["weight"].append(part)
 
-    def error(self, what: str) -> CheckpointError:
+    def error(self, problem: str) -> CheckpointError:
         """Return the error that says why the module cannot be merged."""
-        fix = "tiewise check ADAPTER --base BASE says more"
-        return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {what}", fix)
+        remedy = "tiewise check ADAPTER --base BASE says more"
+        return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {problem}", remedy)
 
     def require(self, base: Stored | None, kind: str) -> Stored:
         """Return the base's tensor, a module's "weight" or "bias".
@@ -266,11 +270,11 @@ class ModuleUpdate:
         Raise if there is none of plain numbers.
         """
         if base is None or base.dtype not in FLOATING:
-            fix = "if it is quantised, merge into what it was made from"
-            raise self.error(f"the base has no plain {kind} of this name; {fix}")
+            remedy = "if it is quantised, merge into what it was made from"
+            raise self.error(f"the base has no plain {kind} of this name; {remedy}")
         return base
 
-    def merged(self, kind: str, base: Stored, is_turned: bool = False) -> Merged:
+    def merged(self, kind: str, base: Stored, is_transposed: bool = False) -> MergedTensor:
         """Return what comes of the base's tensor, a module's "weight" or "bias".
 
         Args:
@@ -281,16 +285,16 @@ class ModuleUpdate:
             why = f"{describe(old)} would lose rows in the place of {describe(base)}"
             raise self.error(f"{why}; tiewise resize the base first")
         if DELTA in self.parts:
-            return Merged(old, base.dtype, ids=self._replaced_rows(base), rows=self.parts[DELTA])
+            return MergedTensor(old, base.dtype, ids=self._replaced_rows(base), rows=self.parts[DELTA])
         if not self._has_low_rank(kind):
-            return Merged(old, base.dtype)
+            return MergedTensor(old, base.dtype)
         a, b = self._low_rank_pair()
         scale = _scale(self.adapter, self.module, a.rows)
         if kind == "bias":
             term = BiasTerm(self._bias(base), scale)
-            return Merged(old, base.dtype, term.factors)
-        product = LowRank(a, b, scale, self._is_turned(base, a, b, is_turned))
-        return Merged(old, base.dtype, product.factors, self._lengths(base, product.is_turned))
+            return MergedTensor(old, base.dtype, term.factors)
+        product = LowRank(a, b, scale, self._is_transposed(base, a, b, is_transposed))
+        return MergedTensor(old, base.dtype, product.factors, self._trained_lengths(base, product.is_transposed))
 
     def _replaced_rows(self, base: Stored) -> tuple[int, ...]:
         """Return the rows that trained rows replace; raise if the config lists other ones."""
@@ -326,7 +330,7 @@ class ModuleUpdate:
             raise self.error("its bias is not as long as the base's")
         return bias
 
-    def _is_turned(self, base: Stored, a: Stored, b: Stored, is_turned: bool) -> bool:
+    def _is_transposed(self, base: Stored, a: Stored, b: Stored, is_transposed: bool) -> bool:
         """Return True if the base stores the transpose of B A.
 
         Raise if the shapes fit in neither way.
@@ -337,10 +341,10 @@ class ModuleUpdate:
         if not self.parts.keys() >= set(LINEAR):
             return True
         if base.shape[0] == base.shape[1]:  # a square matrix does not say how it is stored; of others the shapes do
-            return is_turned
+            return is_transposed
         return base.rows != b.rows
 
-    def _lengths(self, base: Stored, is_turned: bool) -> Stored | None:
+    def _trained_lengths(self, base: Stored, is_transposed: bool) -> Stored | None:
         """Return the lengths of rows that DoRA trained, None without DoRA."""
         length = self.parts.get("lora_magnitude_vector")
         has_lengths, uses_dora = length is not None, bool(self.adapter.config.get("use_dora"))
@@ -350,7 +354,7 @@ class ModuleUpdate:
             return None
         if length.shape != base.shape[:1]:
             raise self.error(DORA_CONTRADICTION)
-        if is_turned:
+        if is_transposed:
             raise self.error("DoRA of a lookup, or of a matrix that is stored turned, is not merged here; PEFT does it")
         return length
 
@@ -362,13 +366,13 @@ class LowRank:
     a: Stored  # [r, in]
     b: Stored  # [out, r]
     scale: float
-    is_turned: bool  # the weight is stored [in, out]
+    is_transposed: bool  # the weight is stored [in, out]
 
     def factors(self) -> tuple[Rows, Rows]:
         """Read both factors, in the order in which the weight is stored."""
         a, b = widened(self.a.read()), widened(self.b.read())
         left, right = b, a
-        if self.is_turned:
+        if self.is_transposed:
             left, right = a.T, b.T
         return left, right.astype(np.float64) * self.scale
 
@@ -389,8 +393,8 @@ def _scale(adapter: AdapterFacts, module: str, rank: int) -> float:
     """Return the factor s of a module's low-rank update."""
     alpha = number(_written_alpha(adapter, module))
     if alpha is None or rank < 1:
-        what = f"{adapter.path}: {short(module)} has rank {rank} and no lora_alpha"
-        raise CheckpointError(what, "it must be a number")
+        problem = f"{adapter.path}: {short(module)} has rank {rank} and no lora_alpha"
+        raise CheckpointError(problem, "it must be a number")
     if adapter.config.get("use_rslora"):
         return alpha / math.sqrt(rank)
     return alpha / rank
@@ -404,9 +408,9 @@ def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
     patterns = adapter.config.get("alpha_pattern")
     if isinstance(patterns, Mapping):
         for pattern, value in patterns.items():
-            if len(module) > MOST_LETTERS or PLAIN.fullmatch(pattern) is None:  # an untrusted folder gives both
-                what = f"alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
-                raise CheckpointError(f"{adapter.path}: {what}", "write the modules' names in its place")
+            if len(module) > MOST_LETTERS or SAFE_PATTERN.fullmatch(pattern) is None:  # an untrusted folder gives both
+                problem = f"alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
+                raise CheckpointError(f"{adapter.path}: {problem}", "write the modules' names in its place")
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
     return adapter.config.get("lora_alpha", 8)
@@ -416,14 +420,14 @@ def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
 
 
 @dataclass
-class _Ends:
+class _MergedEnds:
     """The two ends of a base, and what comes of them."""
 
     adapter: AdapterFacts
     facts: Facts
-    table: Stored  # of the base's input
-    head: Stored  # of the base's output; the input table on a tied base
-    merged: dict[str, Merged] = field(default_factory=dict)  # by "input" and "output", of the ends that change
+    input_table: Stored  # of the base's input
+    output_table: Stored  # of the base's output; the input table on a tied base
+    merged: dict[str, MergedTensor] = field(default_factory=dict)  # by "input" and "output", of the ends that change
 
     def end_of(self, module: str) -> str | None:
         """Return "input" or "output" for the module of an end, None for others."""
@@ -434,7 +438,7 @@ class _Ends:
 
     def table_of(self, end: str) -> Stored:
         """Return the base's table of an end."""
-        return {"input": self.table, "output": self.head}[end]
+        return {"input": self.input_table, "output": self.output_table}[end]
 
     def share_rows(self) -> None:
         """Let a change of one end of a tied base act on both, as in PEFT.
@@ -456,18 +460,18 @@ class _Ends:
         It is one table again if both come out the same, else two.
         """
         change = Change(self._measured())
-        if self._come_apart():
-            parts = parted(self.facts, force)
+        if self._ends_differ():
+            parts = untied_change(self.facts, force)
             note = "the adapter parts the two ends of the tied base: the result has two tables"
-            change = replace(parts, moved=change.moved, notes=(*parts.notes, note))
+            change = replace(parts, movement=change.movement, notes=(*parts.notes, note))
         put = {tensor.name: tensor for tensor in change.put}
         head_names = self._head_names(put)
-        lookup, head = self.merged.get("input"), self.merged.get("output")
-        if lookup is not None:
-            put[self.table.name] = NewTensor.like(self.table, lookup.pieces)
-        if head is not None:
+        new_input, new_output = self.merged.get("input"), self.merged.get("output")
+        if new_input is not None:
+            put[self.input_table.name] = NewTensor.like(self.input_table, new_input.pieces)
+        if new_output is not None:
             for name in head_names:
-                put[name] = NewTensor.like(self.head, head.pieces, name=name)
+                put[name] = NewTensor.like(self.output_table, new_output.pieces, name=name)
         return replace(change, put=tuple(put.values()))
 
     def _head_names(self, put: Collection[str]) -> list[str]:
@@ -477,35 +481,35 @@ class _Ends:
             put: names of the copies that `parted` stores.
         """
         if self.facts.roles.output is not None:
-            return [self.head.name]
+            return [self.output_table.name]
         output_name = self.facts.roles.output_name or ""
         return [name for name in put if name.endswith(output_name)]
 
-    def _measured(self) -> Moved:
+    def _measured(self) -> Movement:
         """Measure how far the ends that change move."""
         pairs: dict[str, Pair] = {}
         for end, merged in self.merged.items():
             pairs[end] = (TableRows.of(self.table_of(end)), merged.table())
-        return measure_move(pairs.get("output"), pairs.get("input"))
+        return measure_movement(pairs.get("output"), pairs.get("input"))
 
-    def _come_apart(self) -> bool:
+    def _ends_differ(self) -> bool:
         """Return True if the one table of a tied base becomes two different ones."""
-        lookup, head = self.merged.get("input"), self.merged.get("output")
-        if not self.adapter.tied or lookup is head:
+        new_input, new_output = self.merged.get("input"), self.merged.get("output")
+        if not self.adapter.tied or new_input is new_output:
             return False
-        if lookup is None or head is None:
+        if new_input is None or new_output is None:
             return True
-        return not same_pieces(lookup.pieces(), head.pieces())
+        return not same_pieces(new_input.pieces(), new_output.pieces())
 
     def prediction(self) -> list[str]:
         """Return a note on the largest change of a logit that B A alone gives.
 
         There is none if the head has no such update.
         """
-        head = self.merged.get("output")
-        if head is None or head.factors is None:
+        new_output = self.merged.get("output")
+        if new_output is None or new_output.factors is None:
             return []
-        left, right = head.factors()
-        inner = right @ hidden_vectors(self.head.shape[1]).T
+        left, right = new_output.factors()
+        inner = right @ hidden_vectors(self.output_table.shape[1]).T
         largest = max(np.abs(left[at : at + 4096] @ inner).max() for at in range(0, len(left), 4096))
         return [f"predicted from B·A alone: the largest change of a logit is {largest:.3g}"]

@@ -13,7 +13,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import verb
-from tiewise.checkpoint.rewrite.ties import joined, parted
+from tiewise.checkpoint.rewrite.ties import tied_change, untied_change
 from tiewise.checkpoint.rules.rule import Finding
 from tiewise.core.errors import CheckpointError
 
@@ -74,8 +74,8 @@ def _as_stored(facts: Facts) -> Change:
     It sets the flag to match.
     """
     if facts.truth is False:
-        return parted(facts)
-    return joined(facts)
+        return untied_change(facts)
+    return tied_change(facts)
 
 
 def _head_without_file(facts: Facts) -> set[str]:

@@ -30,15 +30,15 @@ from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.indexed_tensors import DRAFT_MAP, MODALITY, NGRAM
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, stored_bytes
-from tiewise.checkpoint.rewrite.config_ids import ids_named
+from tiewise.checkpoint.rewrite.config_ids import named_ids
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.token_rows import (
     ROWS_STAY,
     TokenParts,
+    notes_on_other_tables,
     parts_of_tokens,
-    sizes_of,
-    still_to_do,
-    with_rows,
+    resized_tensors,
+    vocab_size_changes,
 )
 from tiewise.checkpoint.stored import NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
@@ -49,7 +49,7 @@ OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of
 RANDOM, ZERO = "drawn", "zero"  # what new rows are
 SUM_BYTES = 64 * 2**20  # of sums in memory during one reading of the table
 BYTE_HASH = "encoder_hash_tok_embedding"  # end of a module's name: BLT's n-gram tables, whose hash is of bytes
-UNSIZED = {  # roles whose rows no resize can serve: why, and what to do
+NOT_RESIZABLE = {  # roles whose rows no resize can serve: why, and what to do
     NGRAM: (
         "its rows are found by a hash of vocab_size, so that under another one every n-gram reads another row",
         "train it with the vocabulary that it shall have",
@@ -95,29 +95,29 @@ def resize(
         seed: of the new rows, 0 or more.
     """
     _require_arguments(vocab, multiple_of, tokenizer, rows, seed)
-    words = None
+    new_tokenizer = None
     if tokenizer is not None:
-        words = _tokenizer_of(tokenizer)
+        new_tokenizer = _tokenizer_of(tokenizer)
     _require_resizable(facts)
     parts = parts_of_tokens(facts, "resize", may_lack_rows=True)
-    notes = still_to_do(facts, parts.names, parts.rows, force)
-    count = _requested_rows(parts.rows, vocab, multiple_of, words, shrink)
+    notes = notes_on_other_tables(facts, parts.names, parts.rows, force)
+    count = _requested_rows(parts.rows, vocab, multiple_of, new_tokenizer, shrink)
     if count == parts.rows == parts.fewest_rows:
         raise NothingToDo(f"{facts.path}: it has {parts.rows:,} rows already", "there is nothing to do")
     if count < parts.rows:
-        _require_unused_end(facts, count, parts.rows, words, shrink)
+        _require_unused_end(facts, count, parts.rows, new_tokenizer, shrink)
 
-    lengths = _row_lengths(parts)
-    used = _rows_in_use(facts, words, lengths)
+    row_lengths = _row_lengths(parts)
+    in_use = _rows_in_use(facts, new_tokenizer, row_lengths)
     if rows == RANDOM and count > parts.fewest_rows:
-        _require_rows_to_draw_from(facts, parts, used)
+        _require_rows_to_draw_from(facts, parts, in_use)
     repeats_first = family(facts.text.model_type).repeats_first_row
-    resized = _Resized(parts, count, used, rows == RANDOM, seed, repeats_first)
+    resized = _ResizedParts(parts, count, in_use, rows == RANDOM, seed, repeats_first)
     return Change(
         ROWS_STAY,
-        put=with_rows(facts, parts.all, count, resized.pieces),
-        config=sizes_of(facts, parts.rows, count),
-        notes=(*resized.notes(), *resized.length_notes(lengths), *notes),
+        put=resized_tensors(facts, parts.all, count, resized.pieces),
+        config=vocab_size_changes(facts, parts.rows, count),
+        notes=(*resized.notes(), *resized.length_notes(row_lengths), *notes),
     )
 
 
@@ -138,31 +138,31 @@ def _require_arguments(
 
 def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
     """Read the tokenizer of a folder; raise if it is missing or damaged."""
-    words = read_tokenizer(open_folder(folder))
-    if words is not None:
-        if words.faults:
-            raise CheckpointError(words.faults[0].what, words.faults[0].fix)
-        if words.max_id >= 0:
-            return words
-    fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
-    raise CheckpointError(f"{os.fspath(folder)}: no tokenizer was found in it", fix)
+    new_tokenizer = read_tokenizer(open_folder(folder))
+    if new_tokenizer is not None:
+        if new_tokenizer.faults:
+            raise CheckpointError(new_tokenizer.faults[0].what, new_tokenizer.faults[0].fix)
+        if new_tokenizer.max_id >= 0:
+            return new_tokenizer
+    remedy = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
+    raise CheckpointError(f"{os.fspath(folder)}: no tokenizer was found in it", remedy)
 
 
 def _require_resizable(facts: Facts) -> None:
     """Raise if a table would be read otherwise under another number of tokens."""
     for other in facts.roles.others:
-        if other.role in UNSIZED and not other.module.endswith(BYTE_HASH):
-            why, fix = UNSIZED[other.role]
-            raise CheckpointError(f"{facts.path}: {short(other.tensor.name)}: {why}", fix)
+        if other.role in NOT_RESIZABLE and not other.module.endswith(BYTE_HASH):
+            why, remedy = NOT_RESIZABLE[other.role]
+            raise CheckpointError(f"{facts.path}: {short(other.tensor.name)}: {why}", remedy)
 
 
 def _requested_rows(
-    rows: int, vocab: int | None, multiple_of: int | None, words: Tokenizer | None, shrink: bool
+    rows: int, vocab: int | None, multiple_of: int | None, new_tokenizer: Tokenizer | None, shrink: bool
 ) -> int:
     """Return the number of rows that the options ask for, of tables that have `rows` rows."""
     needed = 0
-    if words is not None:
-        needed = words.max_id + 1
+    if new_tokenizer is not None:
+        needed = new_tokenizer.max_id + 1
     if vocab is not None:
         count = vocab
     elif shrink and needed:
@@ -174,32 +174,32 @@ def _requested_rows(
     return count
 
 
-def _require_unused_end(facts: Facts, count: int, rows: int, words: Tokenizer | None, shrink: bool) -> None:
+def _require_unused_end(facts: Facts, count: int, rows: int, new_tokenizer: Tokenizer | None, shrink: bool) -> None:
     """Raise if rows from `count` on must stay.
 
     They must without `shrink`, and if a tokenizer or a config names one of them.
     """
     if not shrink:
-        fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
-        raise CheckpointError(f"{facts.path}: {count:,} tokens are fewer than its {rows:,} rows", fix)
-    largest = _largest_id(facts, rows, words)
+        remedy = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
+        raise CheckpointError(f"{facts.path}: {count:,} tokens are fewer than its {rows:,} rows", remedy)
+    largest = _largest_id(facts, rows, new_tokenizer)
     if count <= largest:
-        fix = f"choose {largest + 1:,} or more"
-        raise CheckpointError(f"{facts.path}: its tokenizer and config name token {largest:,}", fix)
+        remedy = f"choose {largest + 1:,} or more"
+        raise CheckpointError(f"{facts.path}: its tokenizer and config name token {largest:,}", remedy)
 
 
-def _largest_id(facts: Facts, rows: int, words: Tokenizer | None) -> int:
+def _largest_id(facts: Facts, rows: int, new_tokenizer: Tokenizer | None) -> int:
     """Return the largest id that a tokenizer or a config names, -1 without one.
 
     Ids in a config from `rows` on do not count.
     """
     ids = [-1]
-    for tokenizer in (words, facts.tokenizer):
+    for tokenizer in (new_tokenizer, facts.tokenizer):
         if tokenizer is not None:
             ids.append(tokenizer.max_id)
     for record in (facts.config, facts.generation):
         if isinstance(record, Mapping):  # else a generation_config.json that cannot be read
-            ids += [number for number in ids_named(record) if number < rows]
+            ids += [number for number in named_ids(record) if number < rows]
     return max(ids)
 
 
@@ -208,42 +208,42 @@ def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
 
     0 where a table lacks a row.
     """
-    lengths = np.zeros((len(parts.lookups), parts.rows))
-    for table, length in zip(parts.lookups, lengths, strict=True):
+    row_lengths = np.zeros((len(parts.lookups), parts.rows))
+    for table, length in zip(parts.lookups, row_lengths, strict=True):
         with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
             for start, stop in reader.spans():
                 length[start:stop] = np.linalg.norm(reader.rows(start, stop).astype(np.float64), axis=1)
-    return lengths
+    return row_lengths
 
 
-def _rows_in_use(facts: Facts, words: Tokenizer | None, lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _rows_in_use(facts: Facts, new_tokenizer: Tokenizer | None, row_lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return a mask [V] of rows in use.
 
     The tokenizer can produce their id, and in every table they are finite and not 0.
 
     The checkpoint's own tokenizer counts before `words`; without any, every id is in use.
     """
-    is_sound: NDArray[np.bool_] = np.all(np.isfinite(lengths) & (lengths > 0), axis=0)
-    for tokenizer in (facts.tokenizer, words):
+    is_sound: NDArray[np.bool_] = np.all(np.isfinite(row_lengths) & (row_lengths > 0), axis=0)
+    for tokenizer in (facts.tokenizer, new_tokenizer):
         if tokenizer is not None and tokenizer.base_max >= 0:
             return is_sound & np.isin(np.arange(len(is_sound)), list(tokenizer.used))
     return is_sound
 
 
-def _require_rows_to_draw_from(facts: Facts, parts: TokenParts, used: NDArray[np.bool_]) -> None:
+def _require_rows_to_draw_from(facts: Facts, parts: TokenParts, in_use: NDArray[np.bool_]) -> None:
     """Raise if no row is in use, so that none can be drawn."""
-    if not used.any():
-        fix = "train or repair the model first: new rows are drawn from those in use"
-        raise CheckpointError(f"{facts.path}: no row of {short(parts.tables[0].name)} is in use", fix)
+    if not in_use.any():
+        remedy = "train or repair the model first: new rows are drawn from those in use"
+        raise CheckpointError(f"{facts.path}: no row of {short(parts.tables[0].name)} is in use", remedy)
 
 
 @dataclass(frozen=True)
-class _Resized:
+class _ResizedParts:
     """Parts with another number of rows."""
 
     parts: TokenParts
     count: int
-    used: NDArray[np.bool_]  # [V] rows that new ones are drawn from
+    in_use: NDArray[np.bool_]  # [V] rows that new ones are drawn from
     is_random: bool  # new rows are drawn, not zeros
     seed: int
     repeats_first: bool  # the class reads row 0 for ids beyond its table of layers
@@ -256,7 +256,7 @@ class _Resized:
     def notes(self) -> list[str]:
         """Say which rows are dropped or new."""
         rows, count, notes = self.parts.rows, self.count, []
-        how = f"drawn like the {int(self.used.sum()):,} rows in use, with seed {self.seed}"
+        how = f"drawn like the {int(self.in_use.sum()):,} rows in use, with seed {self.seed}"
         if not self.is_random:
             how = "zeros, whose logit is 0 whatever was read: mask them where tokens are chosen, as padding"
         if count < rows:
@@ -272,15 +272,15 @@ class _Resized:
                 notes.append(f"{short(part.name)} lacks rows {part.rows:,} to {end - 1:,}: they {become}")
         return notes
 
-    def length_notes(self, lengths: NDArray[np.float64]) -> list[str]:
+    def length_notes(self, row_lengths: NDArray[np.float64]) -> list[str]:
         """Compare the lengths of new rows with those of rows in use, `lengths` [tables, V]."""
         if not self.added or not self.is_random:
             return []
         notes = []
-        for table, length in zip(self.parts.lookups, lengths, strict=True):
-            block = next(new_rows(table, self.used, self.added, self.seed))
+        for table, length in zip(self.parts.lookups, row_lengths, strict=True):
+            block = next(new_rows(table, self.in_use, self.added, self.seed))
             new = np.linalg.norm(block, axis=1)
-            low, high = np.quantile(length[self.used], (0.05, 0.95))
+            low, high = np.quantile(length[self.in_use], (0.05, 0.95))
             which = "new rows"
             if len(new) < self.added:
                 which = f"the first {len(new):,} new rows"
@@ -305,7 +305,7 @@ class _Resized:
         if not self.is_random:
             yield from repeat(bytes(row_bytes), max(0, left))
             return
-        for block in new_rows(part, self.used, left, self.seed):
+        for block in new_rows(part, self.in_use, left, self.seed):
             yield block.astype(NUMPY[part.dtype]).tobytes()
 
 
@@ -314,19 +314,19 @@ def _first_rows(part: Stored, count: int, row_bytes: int) -> Stored:
     return replace(part, shape=(count, *part.shape[1:]), end=part.start + count * row_bytes)
 
 
-def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
+def new_rows(part: Stored, in_use: NDArray[np.bool_], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
     """Yield `count` new rows of a table [V, E] or a bias [V], in blocks.
 
     A block is [≤ 256, E]. The part is read few times.
 
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
-    blocks, used_count = range(-(-count // NEW_BLOCK)), int(used.sum())
+    blocks, used_count = range(-(-count // NEW_BLOCK)), int(in_use.sum())
     width = math.prod(part.shape[1:])  # 1 of a bias
     at_once = max(1, SUM_BYTES // (8 * NEW_BLOCK * width))
     for first in blocks[::at_once]:  # each with one reading of the part
         group = blocks[first : first + at_once]
-        sums, weights, total = _weighted_sums(part, used, group, seed)
+        sums, weights, total = _weighted_sums(part, in_use, group, seed)
         mean = total / used_count
         sums -= weights * mean  # in place: the sums are most of the memory
         sums /= max(1, used_count - 1) ** 0.5
@@ -336,7 +336,7 @@ def new_rows(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> It
 
 
 def _weighted_sums(
-    part: Stored, used: NDArray[np.bool_], group: range, seed: int
+    part: Stored, in_use: NDArray[np.bool_], group: range, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Read the rows in use once, and return weighted sums of them.
 
@@ -351,14 +351,14 @@ def _weighted_sums(
     total = np.zeros(width)
     with Reader(part) as reader:
         for old, start in enumerate(range(0, part.rows, OLD_BLOCK)):
-            in_use = np.flatnonzero(used[start : start + OLD_BLOCK])
-            if not len(in_use):
+            block_rows = np.flatnonzero(in_use[start : start + OLD_BLOCK])
+            if not len(block_rows):
                 continue
-            rows = widened(reader.rows(start, start + OLD_BLOCK)).reshape(-1, width)[in_use]
+            rows = widened(reader.rows(start, start + OLD_BLOCK)).reshape(-1, width)[block_rows]
             total += rows.sum(axis=0, dtype=np.float64)
             for at, new in enumerate(group):
                 draw = np.random.default_rng([seed, new, old])
-                g = draw.standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)[in_use]
+                g = draw.standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)[block_rows]
                 sums[at] += g.T @ rows
                 weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
     return sums, weights, total

@@ -30,9 +30,9 @@ from tiewise.checkpoint.claims import ends_with
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.numeric_ends import readable
-from tiewise.checkpoint.rewrite.change import Change, Moved, NewTensor, NothingToDo, Pieces, gathered, same_pieces
-from tiewise.checkpoint.rewrite.json_edits import edited_file
-from tiewise.checkpoint.rewrite.merged import Merged, Obstacle, require_numbers
+from tiewise.checkpoint.rewrite.change import Change, Movement, NewTensor, NothingToDo, Pieces, gather_rows, same_pieces
+from tiewise.checkpoint.rewrite.json_edits import edit_json_file
+from tiewise.checkpoint.rewrite.merged import MergedTensor, Obstacle, require_numbers
 from tiewise.checkpoint.rewrite.registry import ADAPTER, Option, verb
 from tiewise.checkpoint.rules.rule import describe
 from tiewise.checkpoint.stored import FLOATING, Stored, read_header
@@ -40,7 +40,7 @@ from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, doing
 
-SAME = Moved(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
+SAME = Movement(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
 
 
 @verb(order=100, source=ADAPTER, of_adapter=True, example="adapter --base=tied")
@@ -73,7 +73,7 @@ def slim(
     result = _SlimAdapter(adapter, copies, copied_modules, end_modules(model)[0] or "")
     if not result.changed and len(copies) == len(adapter.tensors):
         raise CheckpointError(f"{adapter.path}: nothing but the tables of the base", "leave it out: it does nothing")
-    config = edited_file(facts.folder, ADAPTER_CONFIG, result.config())
+    config = edit_json_file(facts.folder, ADAPTER_CONFIG, result.config())
     return Change(
         SAME,
         drop=frozenset(copy.stored.name for copy in copies),
@@ -114,12 +114,12 @@ class SlimmedCopy:
 
     def pieces(self) -> Pieces:
         """Yield the bytes of these rows."""
-        return gathered(self.stored, self.ids)
+        return gather_rows(self.stored, self.ids)
 
     def equals_base_with(self, rows: Stored | None, ids: tuple[int, ...]) -> bool:
         """Return True if the base's table with these rows is the copy, byte for byte."""
-        result = Merged(self.table, self.stored.dtype, ids=ids, rows=rows)
-        copy = Merged(self.stored, self.stored.dtype)
+        result = MergedTensor(self.table, self.stored.dtype, ids=ids, rows=rows)
+        copy = MergedTensor(self.stored, self.stored.dtype)
         return same_pieces(result.pieces(), copy.pieces())
 
 
@@ -215,16 +215,16 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
     """
     stored, table = copy.stored, copy.table
     if stored.shape != table.shape or not {stored.dtype, table.dtype} <= set(FLOATING):
-        what = f"{adapter.path}: {describe(stored)} is no copy of {describe(table)}"
-        raise CheckpointError(what, "tiewise check ADAPTER --base BASE says more")
+        problem = f"{adapter.path}: {describe(stored)} is no copy of {describe(table)}"
+        raise CheckpointError(problem, "tiewise check ADAPTER --base BASE says more")
     with doing(f"comparing {short(stored.name)} with the base", stored.nbytes):
         ids: list[int] = changed_rows(stored, table).tolist()
     if ids and copy.end.kind == LORA:
-        what = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"
-        raise CheckpointError(what, "PEFT has no place for both; tiewise merge joins them")
+        problem = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"
+        raise CheckpointError(problem, "PEFT has no place for both; tiewise merge joins them")
     if len(ids) > stored.rows // 2:
-        what = f"{adapter.path}: {len(ids):,} of {stored.rows:,} rows of {short(stored.name)} differ from the base"
-        raise CheckpointError(what, "was it trained on another base? If not, the copy is what it needs")
+        problem = f"{adapter.path}: {len(ids):,} of {stored.rows:,} rows of {short(stored.name)} differ from the base"
+        raise CheckpointError(problem, "was it trained on another base? If not, the copy is what it needs")
     return ids
 
 
@@ -240,7 +240,7 @@ def _require_rows_will_do(adapter: AdapterFacts, model: Facts, modules: set[str]
     """Raise if PEFT's trained rows would not do what the copies of these modules do."""
     obstacle = _shared_name(adapter, modules) or _obstacle(adapter, model, modules)
     if obstacle is not None:
-        raise CheckpointError(f"{adapter.path}: {obstacle.what}", obstacle.fix)
+        raise CheckpointError(f"{adapter.path}: {obstacle.problem}", obstacle.remedy)
 
 
 def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacle | None:
@@ -250,8 +250,8 @@ def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacl
     if not modules:
         return None
     if adapter.tied is None:
-        fix = f"tiewise check {model.path} says more"
-        return Obstacle("whether the base ties its two ends is not known", fix)
+        remedy = f"tiewise check {model.path} says more"
+        return Obstacle("whether the base ties its two ends is not known", remedy)
     if adapter.tied:
         difference = _difference_of_ends(adapter)
         if difference is not None:
@@ -287,6 +287,6 @@ def _shared_name(adapter: AdapterFacts, modules: set[str]) -> Obstacle | None:
     others = fully_copied - modules
     for name in reversed(adapter.listed("modules_to_save")):
         if _names_any(name, modules) and _names_any(name, others):
-            what = f"modules_to_save names {short(name)}, which is more than a table"
-            return Obstacle(what, "write full names there")
+            problem = f"modules_to_save names {short(name)}, which is more than a table"
+            return Obstacle(problem, "write full names there")
     return None

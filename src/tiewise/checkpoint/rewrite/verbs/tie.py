@@ -7,7 +7,7 @@ from typing import Annotated
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.ties import joined, require_ends
+from tiewise.checkpoint.rewrite.ties import require_ends, tied_change
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -41,7 +41,7 @@ def tie(
     if keep is not None and keep not in KEEP:
         raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")
     require_ends(facts, "tie")
-    change = joined(facts, keep, force)
+    change = tied_change(facts, keep, force)
     if change.is_empty:
         raise NothingToDo(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
     return change

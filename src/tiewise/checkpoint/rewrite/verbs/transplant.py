@@ -35,10 +35,16 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
-from tiewise.checkpoint.rewrite.config_ids import values_with_ids, with_ids
-from tiewise.checkpoint.rewrite.json_edits import edited_file
+from tiewise.checkpoint.rewrite.config_ids import id_values, replace_ids
+from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.token_rows import ROWS_STAY, parts_of_tokens, sizes_of, still_to_do, with_rows
+from tiewise.checkpoint.rewrite.token_rows import (
+    ROWS_STAY,
+    notes_on_other_tables,
+    parts_of_tokens,
+    resized_tensors,
+    vocab_size_changes,
+)
 from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, widened
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
@@ -46,9 +52,9 @@ from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError, progress
 
 GENERATION = "generation_config.json"
-AT_ONCE = 256  # rows that are made at a time
+ROWS_AT_ONCE = 256  # rows that are made at a time
 BLOCK_BYTES = 64 * 2**20  # in memory at a time, next to the anchors
-SMALL = 1e-6  # a residual or a new direction below this share of its vector is rounding
+ROUNDING_SHARE = 1e-6  # a residual or a new direction below this share of its vector is rounding
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Row = NDArray[np.float64] | np.float64  # [E] of a table; a number of a bias
@@ -83,7 +89,7 @@ class Recipe:
         """Yield the bytes of a part's new rows [V', …], in order."""
         with Reader(part) as reader:
             mean = self._mean(reader)
-            step = max(1, min(AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
+            step = max(1, min(ROWS_AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
             for start in range(0, len(self.copied), step):
                 copied = self.copied[start : start + step]
                 rows = reader.take(np.maximum(copied, 0))
@@ -95,7 +101,7 @@ class Recipe:
     def _mean(self, reader: Reader) -> Row:
         """Return m, the mean of all old rows that are copied."""
         shared = np.unique(self.copied[self.copied >= 0])
-        spans = np.array_split(shared, -(-len(shared) // AT_ONCE))
+        spans = np.array_split(shared, -(-len(shared) // ROWS_AT_ONCE))
         total: Row = sum(widened(reader.take(ids)).sum(axis=0, dtype=np.float64) for ids in spans)
         mean: Row = total / len(shared)
         return mean
@@ -142,13 +148,13 @@ def transplant(
         raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
     forced = require_plain_head(facts, "transplant", force)
     parts = _parts(facts)
-    other_notes = still_to_do(facts, {part.name for part in parts}, parts[0].rows, force)
+    other_notes = notes_on_other_tables(facts, {part.name for part in parts}, parts[0].rows, force)
     new_folder = open_folder(tokenizer)
     old, new = read_token_bytes(facts.folder), read_token_bytes(new_folder)
     if old.rows > parts[0].rows:
         rows = f"its tables have {parts[0].rows:,} rows"
-        what = f"{facts.path}: its tokenizer gives ids up to {old.rows - 1:,}, and {rows}"
-        raise CheckpointError(what, "tiewise check says what is wrong with it")
+        problem = f"{facts.path}: its tokenizer gives ids up to {old.rows - 1:,}, and {rows}"
+        raise CheckpointError(problem, "tiewise check says what is wrong with it")
     recipe = Recipe(shared_rows(old, new), np.ones(new.rows), {})
     if not recipe.shared:
         raise CheckpointError(f"{new_folder.path}: no token writes what one of {facts.path} does", "choose another")
@@ -158,14 +164,14 @@ def transplant(
     notes += _mix_by_spelling(recipe, old, new)
     notes += _notes_on_rest(recipe, new)
 
-    configs = _renamed_configs(facts, recipe, new)
+    configs = _with_new_ids(facts, recipe, new)
     notes += configs.notes()
     texts = new_folder.read(*TOKENIZER_FILES) | configs.texts
     old_files = frozenset(name for name in TOKENIZER_FILES if facts.folder.has(name))
     return Change(
         ROWS_STAY,
-        put=with_rows(facts, parts, new.rows, recipe.pieces),
-        config=configs.config | sizes_of(facts, parts[0].rows, new.rows),
+        put=resized_tensors(facts, parts, new.rows, recipe.pieces),
+        config=configs.config | vocab_size_changes(facts, parts[0].rows, new.rows),
         texts=texts,
         leave=old_files - texts.keys(),
         notes=(*notes, *other_notes),
@@ -178,8 +184,8 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     Refuse a model with further tables of tokens.
     """
     for other in facts.roles.others:
-        what = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
-        raise CheckpointError(what, "only models whose two ends alone are indexed by tokens are transplanted")
+        problem = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
+        raise CheckpointError(problem, "only models whose two ends alone are indexed by tokens are transplanted")
     return parts_of_tokens(facts, "transplant").all
 
 
@@ -231,7 +237,7 @@ def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[s
     for number, writes in new.writes.items():
         if not recipe.lacks(number):
             continue
-        pieces = spelled(writes, id_of, longest)
+        pieces = spell(writes, id_of, longest)
         if pieces:
             share = 0.5 / len(pieces)
             recipe.mixed[number] = Mix(np.array(pieces), np.full(len(pieces), share))
@@ -242,7 +248,7 @@ def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[s
     return [f"{count:,} get the mean of the old tokens that spell them, halfway to the mean of all shared rows"]
 
 
-def spelled(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
+def spell(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
     """Return old tokens that together write these bytes, each the longest that continues them.
 
     Bytes that no token writes are left out.
@@ -273,9 +279,9 @@ def _note_on_shared(recipe: Recipe, new: TokenBytes) -> str:
 def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
     """Return notes on new rows that are neither copied nor mixed."""
     notes = []
-    rest = len(new.pieces) - recipe.shared - len(recipe.mixed)
-    if rest:
-        notes.append(f"{rest:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
+    residual = len(new.pieces) - recipe.shared - len(recipe.mixed)
+    if residual:
+        notes.append(f"{residual:,} are nothing that the old vocabulary spells: they get the mean of all shared rows")
     holes = new.rows - len(new.pieces)
     if holes:
         notes.append(f"{holes:,} rows have no token, for the new vocabulary leaves out ids: they get that mean too")
@@ -291,15 +297,15 @@ def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -
     if not anchors.any():
         raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
     most = min(atoms, max(1, rows.shape[1] // 8))
-    places, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
+    chosen, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
     left = []  # of each target, the share of its length that the combination lacks
-    for number, row, shared, c in zip(ids[targets], rows[targets], ids[anchors][places], coefficients, strict=True):
+    for number, row, shared, c in zip(ids[targets], rows[targets], ids[anchors][chosen], coefficients, strict=True):
         recipe.mixed[int(number)] = Mix(recipe.copied[shared], c)
         recipe.middle[number] = 0.0
         difference = row - c @ rows[np.searchsorted(ids, shared)]
         left.append(float(np.linalg.norm(difference) / np.linalg.norm(row)))
-    how = f"combine the rows of at most {places.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
-    return f"{len(places):,} {how}; there {np.median(left or [0.0]):.0%} of a row's length is left over (median)"
+    how = f"combine the rows of at most {chosen.shape[1]} shared tokens, as they do in {short(folder.path.name)}"
+    return f"{len(chosen):,} {how}; there {np.median(left or [0.0]):.0%} of a row's length is left over (median)"
 
 
 def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], Floats]:
@@ -322,7 +328,7 @@ def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], 
 
 
 @dataclass(frozen=True)
-class RenamedConfigs:
+class ConfigChanges:
     """The configs with the ids of the new vocabulary."""
 
     config: dict[str, Any]  # {dotted path: new value} of config.json
@@ -336,20 +342,20 @@ class RenamedConfigs:
         return [f"{', '.join(sorted(self.lost))}: null now, for the new vocabulary has no such token"]
 
 
-def _renamed_configs(facts: Facts, recipe: Recipe, new: TokenBytes) -> RenamedConfigs:
+def _with_new_ids(facts: Facts, recipe: Recipe, new: TokenBytes) -> ConfigChanges:
     """Return what becomes of the token ids in config.json and generation_config.json."""
-    becomes: dict[int, int] = {}  # {old id: the first new id that takes its row}
+    new_ids: dict[int, int] = {}  # {old id: the first new id that takes its row}
     for number, row in enumerate(recipe.copied.tolist()):
         if row >= 0:
-            becomes.setdefault(row, number)
-    changes = renamed(facts.config, new, becomes)
+            new_ids.setdefault(row, number)
+    changes = new_id_values(facts.config, new, new_ids)
     lost = _paths_of_none(changes)
     texts: dict[str, bytes] = {}
     if isinstance(facts.generation, dict) and facts.generation:
-        ids = renamed(facts.generation, new, becomes)
-        texts[GENERATION] = edited_file(facts.folder, GENERATION, ids)
+        ids = new_id_values(facts.generation, new, new_ids)
+        texts[GENERATION] = edit_json_file(facts.folder, GENERATION, ids)
         lost |= _paths_of_none(ids)
-    return RenamedConfigs(changes, texts, lost)
+    return ConfigChanges(changes, texts, lost)
 
 
 def _paths_of_none(changes: Mapping[str, Any]) -> set[str]:
@@ -357,24 +363,24 @@ def _paths_of_none(changes: Mapping[str, Any]) -> set[str]:
     return {path for path, value in changes.items() if value is None}
 
 
-def renamed(record: Mapping[str, Any], new: TokenBytes, becomes: dict[int, int]) -> dict[str, Any]:
+def new_id_values(record: Mapping[str, Any], new: TokenBytes, new_ids: dict[int, int]) -> dict[str, Any]:
     """Return {dotted path: new value} of every token id in a config.
 
     None where the new vocabulary lacks the token.
     """
     changes: dict[str, Any] = {}
-    for path, value in values_with_ids(record):
+    for path, value in id_values(record):
         if value is None:
             continue
         key = path.rpartition(".")[2]
         if key.endswith(("token_id", "token_ids", "token_index")):
-            changes[path] = _renamed_role(key.removesuffix("_id"), value, new, becomes)
+            changes[path] = _new_role_value(key.removesuffix("_id"), value, new, new_ids)
         else:  # lists and maps lose the entries whose tokens are gone
-            changes[path] = with_ids(path, value, becomes.get) or None
+            changes[path] = replace_ids(path, value, new_ids.get) or None
     return changes
 
 
-def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int]) -> Any:
+def _new_role_value(role: str, value: Any, new: TokenBytes, new_ids: dict[int, int]) -> Any:
     """Return the new value of a key such as `eos_token_id`.
 
     Its first id is that of the role in the new vocabulary.
@@ -390,7 +396,7 @@ def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int
     if role in new.roles:
         ids.append(new.roles[role])
         old_ids = old_ids[1:]
-    ids += [becomes[number] for number in items_of(int, old_ids) if number in becomes]
+    ids += [new_ids[number] for number in items_of(int, old_ids) if number in new_ids]
     if not ids:
         return None
     if isinstance(value, list):
@@ -402,7 +408,7 @@ def _renamed_role(role: str, value: Any, new: TokenBytes, becomes: dict[int, int
 
 
 def pursue(
-    anchors: Floats, targets: Floats, most: int, what: str = "matching"
+    anchors: Floats, targets: Floats, most: int, problem: str = "matching"
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Write targets [n, D] as combinations of at most `most` anchors [S, D].
 
@@ -416,15 +422,15 @@ def pursue(
     most = min(most, *anchors.shape)
     lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))
     unit = (anchors / lengths[:, None]).astype(np.float32)
-    places = np.zeros((len(targets), most), np.int64)
+    chosen = np.zeros((len(targets), most), np.int64)
     coefficients = np.zeros((len(targets), most))
     step = max(1, BLOCK_BYTES // (4 * len(anchors) + 8 * most * (anchors.shape[1] + most)))
     for start in range(0, len(targets), step):
         block = slice(start, start + step)
         x = targets[block].astype(np.float64)
-        places[block], coefficients[block] = _pursue_block(anchors, lengths, unit, x, most)
-        progress(what, min(start + step, len(targets)), len(targets))
-    return places, coefficients
+        chosen[block], coefficients[block] = _pursue_block(anchors, lengths, unit, x, most)
+        progress(problem, min(start + step, len(targets)), len(targets))
+    return chosen, coefficients
 
 
 def _pursue_block(
@@ -435,28 +441,28 @@ def _pursue_block(
     `unit` [S, D] are the anchors with length 1.
     """
     n = np.arange(len(x))
-    rest = x.copy()  # r
-    least = SMALL * np.linalg.norm(x, axis=1)
+    residual = x.copy()  # r
+    least = ROUNDING_SHARE * np.linalg.norm(x, axis=1)
     basis = np.zeros((len(x), most, x.shape[1]))  # the chosen anchors, orthonormal
     triangle = np.tile(np.eye(most), (len(x), 1, 1))  # column k: anchor k in that basis
-    places = np.zeros((len(x), most), np.int64)
-    along = np.zeros((len(x), most))  # the targets in that basis
+    chosen = np.zeros((len(x), most), np.int64)
+    projections = np.zeros((len(x), most))  # the targets in that basis
     for k in range(most):
-        likeness = np.abs(rest.astype(np.float32) @ unit.T)
-        likeness[n[:, None], places[:, :k]] = -1  # an anchor is chosen once
-        places[:, k] = likeness.argmax(axis=1)
-        new = anchors[places[:, k]] / lengths[places[:, k], None]
+        similarity = np.abs(residual.astype(np.float32) @ unit.T)
+        similarity[n[:, None], chosen[:, :k]] = -1  # an anchor is chosen once
+        chosen[:, k] = similarity.argmax(axis=1)
+        new = anchors[chosen[:, k]] / lengths[chosen[:, k], None]
         for _ in range(2):
             part = np.einsum("nkd,nd->nk", basis[:, :k], new)
             new -= np.einsum("nk,nkd->nd", part, basis[:, :k])
             triangle[:, :k, k] += part
         length = np.linalg.norm(new, axis=1)
         # what the anchors so far contain already, and what is no longer needed, gets the coefficient 0
-        useful = (length > SMALL) & (np.linalg.norm(rest, axis=1) > least)
-        triangle[:, :k, k] *= useful[:, None]
-        triangle[:, k, k] = np.where(useful, length, 1.0)
-        basis[:, k] = np.where(useful[:, None], new / np.where(useful, length, 1.0)[:, None], 0.0)
-        along[:, k] = np.einsum("nd,nd->n", basis[:, k], rest)
-        rest -= along[:, k, None] * basis[:, k]
-    solution = np.linalg.solve(triangle, along[:, :, None])[:, :, 0]
-    return places, solution / lengths[places]
+        is_useful = (length > ROUNDING_SHARE) & (np.linalg.norm(residual, axis=1) > least)
+        triangle[:, :k, k] *= is_useful[:, None]
+        triangle[:, k, k] = np.where(is_useful, length, 1.0)
+        basis[:, k] = np.where(is_useful[:, None], new / np.where(is_useful, length, 1.0)[:, None], 0.0)
+        projections[:, k] = np.einsum("nd,nd->n", basis[:, k], residual)
+        residual -= projections[:, k, None] * basis[:, k]
+    solution = np.linalg.solve(triangle, projections[:, :, None])[:, :, 0]
+    return chosen, solution / lengths[chosen]

@@ -16,14 +16,20 @@ from typing import Annotated, Any
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, json_object, open_folder
-from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, gathered
-from tiewise.checkpoint.rewrite.config_ids import renumbered, values_with_ids
-from tiewise.checkpoint.rewrite.json_edits import edited_file
-from tiewise.checkpoint.rewrite.kept_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
+from tiewise.checkpoint.rewrite.change import Change, NothingToDo, Pieces, gather_rows
+from tiewise.checkpoint.rewrite.config_ids import id_values, renumber_config
+from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.registry import Option, verb
-from tiewise.checkpoint.rewrite.token_rows import ROWS_STAY, parts_of_tokens, sizes_of, unknown_tables, with_rows
-from tiewise.checkpoint.rewrite.tokenizer_file import Noted, TokenizerFile, tokens_with_new_ids
-from tiewise.checkpoint.rewrite.tokenizer_text import loaded
+from tiewise.checkpoint.rewrite.retained_tokens import TextUse, choose_tokens, cost_on_text, listed_tokens, read_use
+from tiewise.checkpoint.rewrite.token_rows import (
+    ROWS_STAY,
+    parts_of_tokens,
+    resized_tensors,
+    unknown_tables,
+    vocab_size_changes,
+)
+from tiewise.checkpoint.rewrite.tokenizer_file import IdRecorder, TokenizerFile, renumber_tokens
+from tiewise.checkpoint.rewrite.tokenizer_text import load_tokenizer
 from tiewise.checkpoint.rewrite.vocabulary_files import trimmed_vocabularies
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
@@ -66,32 +72,32 @@ def trim(
     if (text, keep, size) == (None, None, None):
         raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
     if facts.folder.single or not facts.folder.has(CONFIG):
-        what = f"{facts.path}: no folder with config.json and tokenizer.json"
-        raise CheckpointError(what, "give the checkpoint's own folder, with both")
+        problem = f"{facts.path}: no folder with config.json and tokenizer.json"
+        raise CheckpointError(problem, "give the checkpoint's own folder, with both")
     parts = _parts(facts)
-    words = TokenizerFile(facts.folder.path)
+    tokenizer_file = TokenizerFile(facts.folder.path)
     configs = {name: json_object(facts.folder.path, name) for name in (CONFIG, *CONFIGS) if facts.folder.has(name)}
-    must = _tokens_that_must_stay(facts, words, configs, keep)
-    _require_sizes(facts, words, must, parts[0].rows, size)
+    required_ids = _tokens_that_must_stay(facts, tokenizer_file, configs, keep)
+    _require_sizes(facts, tokenizer_file, required_ids, parts[0].rows, size)
 
     use = TextUse()
     if text is not None:
-        use = read_use(words, text)
-    stay = choose_tokens(words, must, use.counts, size)
-    if len(stay) == parts[0].rows:
-        what = f"{facts.path}: all {len(stay):,} tokens would stay"
-        raise NothingToDo(what, "give a smaller text, or a size")
-    result = _Trimmed(facts, parts, words, configs, sorted(stay))
-    notes = [_note_on_rows(result, must)]
+        use = read_use(tokenizer_file, text)
+    retained_ids = choose_tokens(tokenizer_file, required_ids, use.counts, size)
+    if len(retained_ids) == parts[0].rows:
+        problem = f"{facts.path}: all {len(retained_ids):,} tokens would stay"
+        raise NothingToDo(problem, "give a smaller text, or a size")
+    result = _TrimmedCheckpoint(facts, parts, tokenizer_file, configs, sorted(retained_ids))
+    notes = [_note_on_rows(result, required_ids)]
     if text is not None:
         notes.append(_note_on_text(result, use.counts, text))
-    notes += _notes_on_cost(words, must, use, size)
+    notes += _notes_on_cost(tokenizer_file, required_ids, use, size)
     notes += _notes_on_other_tokenizers(result)
     texts = result.texts()
     notes.append(f"{', '.join([CONFIG, *texts])}: written with the new ids")
     return Change(
         ROWS_STAY,
-        put=with_rows(facts, parts, len(stay), result.pieces),
+        put=resized_tensors(facts, parts, len(retained_ids), result.pieces),
         config=result.config(),
         texts=texts,
         leave=result.other_tokenizers(),
@@ -100,40 +106,45 @@ def trim(
     )
 
 
-class _Trimmed:
+class _TrimmedCheckpoint:
     """Tensors, tokenizer and configs with the tokens that stay, and a check of the result."""
 
     def __init__(
-        self, facts: Facts, parts: tuple[Stored, ...], words: TokenizerFile, configs: Configs, stay: list[int]
+        self,
+        facts: Facts,
+        parts: tuple[Stored, ...],
+        tokenizer_file: TokenizerFile,
+        configs: Configs,
+        retained_ids: list[int],
     ) -> None:
         """Number the tokens that stay in the order of their old ids; `stay` ascends."""
         self.facts = facts
         self.parts = parts
-        self.words = words
+        self.tokenizer_file = tokenizer_file
         self.configs = configs
-        self.rows = stay
-        self.new_ids = {old: number for number, old in enumerate(stay)}
+        self.rows = retained_ids
+        self.new_ids = {old: number for number, old in enumerate(retained_ids)}
 
     def pieces(self, part: Stored) -> Pieces:
         """Yield the bytes of a part's rows that stay."""
-        return gathered(part, self.rows)
+        return gather_rows(part, self.rows)
 
     def texts(self) -> dict[str, bytes]:
         """Return {file: new content} of every file next to the tensors that changes, but config.json."""
-        texts = {"tokenizer.json": self.words.without(self.new_ids)}
-        texts |= trimmed_vocabularies(self.facts, self.words, self.new_ids)
+        texts = {"tokenizer.json": self.tokenizer_file.without(self.new_ids)}
+        texts |= trimmed_vocabularies(self.facts, self.tokenizer_file, self.new_ids)
         for name, record in self.configs.items():
             if name == CONFIG:
                 continue
-            changes = renumbered(record, self.new_ids)
+            changes = renumber_config(record, self.new_ids)
             if changes:
-                texts[name] = edited_file(self.facts.folder, name, changes)
+                texts[name] = edit_json_file(self.facts.folder, name, changes)
         return texts
 
     def config(self) -> dict[str, Any]:
         """Return {dotted path: new value} of config.json."""
-        sizes = sizes_of(self.facts, self.parts[0].rows, len(self.rows))
-        return renumbered(self.configs[CONFIG], self.new_ids) | sizes
+        sizes = vocab_size_changes(self.facts, self.parts[0].rows, len(self.rows))
+        return renumber_config(self.configs[CONFIG], self.new_ids) | sizes
 
     def other_tokenizers(self) -> frozenset[str]:
         """Return the names of tokenizer files in other formats, which know the old tokens only."""
@@ -141,8 +152,8 @@ class _Trimmed:
 
     def flaws(self, folder: Path) -> Iterator[str]:
         """Yield how the finished result differs from the plan: its tokenizer, and every row that stays."""
-        expected = tokens_with_new_ids(self.words.ids, self.new_ids)
-        tokenizer = loaded((folder / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
+        expected = renumber_tokens(self.tokenizer_file.ids, self.new_ids)
+        tokenizer = load_tokenizer((folder / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
         if tokenizer.get_vocab(with_added_tokens=True) != expected:
             yield "its tokenizer has other tokens than planned"
         tensors = open_folder(folder).tensors
@@ -169,15 +180,17 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     parts = parts_of_tokens(facts, "trim")
     for other in facts.roles.others:
         if not other.by_id:
-            what = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
-            raise CheckpointError(what, "nothing here trims it: train the model with the vocabulary that it shall have")
-    for what in unknown_tables(facts, parts.names, parts.rows):
-        raise CheckpointError(what, "nothing here trims it, and its rows may belong to tokens")
+            problem = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
+            raise CheckpointError(
+                problem, "nothing here trims it: train the model with the vocabulary that it shall have"
+            )
+    for problem in unknown_tables(facts, parts.names, parts.rows):
+        raise CheckpointError(problem, "nothing here trims it, and its rows may belong to tokens")
     return parts.all
 
 
 def _tokens_that_must_stay(
-    facts: Facts, words: TokenizerFile, configs: Configs, keep: str | os.PathLike[str] | None
+    facts: Facts, tokenizer_file: TokenizerFile, configs: Configs, keep: str | os.PathLike[str] | None
 ) -> set[int]:
     """Return the closed set of tokens that must stay.
 
@@ -186,69 +199,77 @@ def _tokens_that_must_stay(
     Raises:
         CheckpointError: a config that is nested too deep, or one that names every token.
     """
-    in_configs = Noted()
+    in_configs = IdRecorder()
     for name, record in configs.items():
         try:
-            renumbered(record, in_configs)
+            renumber_config(record, in_configs)
         except RecursionError:
-            what = f"{facts.folder.path / name}: it is nested deeper than any config"
-            raise CheckpointError(what, "take it from its source again") from None
+            problem = f"{facts.folder.path / name}: it is nested deeper than any config"
+            raise CheckpointError(problem, "take it from its source again") from None
     for name, record in configs.items():
-        _require_no_vocabulary(facts.folder.path / name, record, words)
-    must = words.always | in_configs.keys()
+        _require_no_vocabulary(facts.folder.path / name, record, tokenizer_file)
+    required_ids = tokenizer_file.always | in_configs.keys()
     if keep is not None:
-        must |= listed_tokens(Path(keep), words)
-    return words.closed(must)
+        required_ids |= listed_tokens(Path(keep), tokenizer_file)
+    return tokenizer_file.closed(required_ids)
 
 
-def _require_no_vocabulary(path: Path, config: Mapping[str, Any], words: TokenizerFile) -> None:
+def _require_no_vocabulary(path: Path, config: Mapping[str, Any], tokenizer_file: TokenizerFile) -> None:
     """Raise if a config, the file `path`, names every token."""
-    for place, value in values_with_ids(config):
-        if isinstance(value, Mapping) and len(value) >= len(words.ids):
-            what = f"{path}: {place} names every token, those of pictures among them"
-            raise CheckpointError(what, "it does not say which may go: this model is not trimmed")
+    for place, value in id_values(config):
+        if isinstance(value, Mapping) and len(value) >= len(tokenizer_file.ids):
+            problem = f"{path}: {place} names every token, those of pictures among them"
+            raise CheckpointError(problem, "it does not say which may go: this model is not trimmed")
 
 
-def _require_sizes(facts: Facts, words: TokenizerFile, must: set[int], rows: int, size: int | None) -> None:
+def _require_sizes(
+    facts: Facts, tokenizer_file: TokenizerFile, required_ids: set[int], rows: int, size: int | None
+) -> None:
     """Raise if a token lacks a row, or if `size` cannot be reached."""
-    for number in must.union(words.ids.values()):
+    for number in required_ids.union(tokenizer_file.ids.values()):
         if not 0 <= number < rows:
-            what = f"{facts.path}: its tokenizer or config names token {number}, and its tables have {rows:,} rows"
-            raise CheckpointError(what, "tiewise resize makes rows for all, or take it out of the file that names it")
-    if size is not None and not len(must) <= size < rows:
-        what = f"{facts.path}: size is {size:,}, of {rows:,} rows"
-        raise CheckpointError(what, f"choose {len(must):,}, which must stay, up to {rows - 1:,}")
+            problem = f"{facts.path}: its tokenizer or config names token {number}, and its tables have {rows:,} rows"
+            raise CheckpointError(
+                problem, "tiewise resize makes rows for all, or take it out of the file that names it"
+            )
+    if size is not None and not len(required_ids) <= size < rows:
+        problem = f"{facts.path}: size is {size:,}, of {rows:,} rows"
+        raise CheckpointError(problem, f"choose {len(required_ids):,}, which must stay, up to {rows - 1:,}")
 
 
-def _note_on_rows(result: _Trimmed, must: set[int]) -> str:
+def _note_on_rows(result: _TrimmedCheckpoint, required_ids: set[int]) -> str:
     """Say how many tokens stay."""
-    stay = f"{len(result.rows):,} of {result.parts[0].rows:,} tokens stay, {len(must):,} of them in any case"
-    return f"{stay}; their rows keep every byte, and text that was made of them alone is cut into the same tokens"
+    retained_ids = (
+        f"{len(result.rows):,} of {result.parts[0].rows:,} tokens stay, {len(required_ids):,} of them in any case"
+    )
+    return (
+        f"{retained_ids}; their rows keep every byte, and text that was made of them alone is cut into the same tokens"
+    )
 
 
-def _note_on_text(result: _Trimmed, counts: Counter[int], text: str | os.PathLike[str]) -> str:
+def _note_on_text(result: _TrimmedCheckpoint, counts: Counter[int], text: str | os.PathLike[str]) -> str:
     """Say which share of the text's tokens are gone, and name the most frequent of these."""
     gone = [token for token, _ in counts.most_common() if token not in result.new_ids]
     if not gone:
         return f"{short(text)}: each of its tokens stays"
     share = sum(counts[token] for token in gone) / max(1, counts.total())
-    decode = result.words.engine.decode
+    decode = result.tokenizer_file.engine.decode
     listed = ", ".join(f"{decode([token])!r} {counts[token]:,} times" for token in gone[:MOST_LISTED])
     return f"{short(text)}: {share:.2%} of its tokens are gone, most often {short(listed, 200)}"
 
 
-def _notes_on_cost(words: TokenizerFile, must: set[int], use: TextUse, size: int | None) -> list[str]:
+def _notes_on_cost(tokenizer_file: TokenizerFile, required_ids: set[int], use: TextUse, size: int | None) -> list[str]:
     """Return a note on the tokens that the end of a text takes more, if the text is long enough.
 
     The tokens that stay are chosen for this by the rest of the text alone.
     """
     if not use.early_counts or not use.last_pieces:
         return []
-    early_choice = choose_tokens(words, must, use.early_counts, size)
-    return [cost_on_text(words, early_choice, use.last_pieces)]
+    early_choice = choose_tokens(tokenizer_file, required_ids, use.early_counts, size)
+    return [cost_on_text(tokenizer_file, early_choice, use.last_pieces)]
 
 
-def _notes_on_other_tokenizers(result: _Trimmed) -> list[str]:
+def _notes_on_other_tokenizers(result: _TrimmedCheckpoint) -> list[str]:
     """Return a note on the tokenizer files that stay behind, if there are any."""
     names = sorted(result.other_tokenizers())
     if not names:

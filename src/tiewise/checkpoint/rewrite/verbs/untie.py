@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import verb
-from tiewise.checkpoint.rewrite.ties import parted, require_ends
+from tiewise.checkpoint.rewrite.ties import require_ends, untied_change
 
 
 @verb(order=20, live="tiewise.installed(model).untie()", keeps_logits="all", example="tied")
@@ -17,7 +17,7 @@ def untie(facts: Facts, *, force: bool = False) -> Change:
     only the flag changes.
     """
     require_ends(facts, "untie")
-    change = parted(facts, force)
+    change = untied_change(facts, force)
     if change.is_empty:
         raise NothingToDo(f"{facts.path}: it is untied already", "nothing to do")
     return change

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiewise.checkpoint.rewrite.tokenizer_file import WORDPIECE, TokenizerFile
-from tiewise.checkpoint.rewrite.tokenizer_text import encoded, loaded
+from tiewise.checkpoint.rewrite.tokenizer_text import encode_text, load_tokenizer
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
 from tiewise.core.errors import CheckpointError
 
@@ -30,7 +30,7 @@ class TextUse:
     last_pieces: list[tuple[str, list[int]]] = field(default_factory=list)  # of its last tenth, with their tokens
 
 
-def read_use(words: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
+def read_use(tokenizer_file: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
     """Count the tokens of a text file, and return pieces of its end.
 
     These have `MOST_MEASURED` characters or one piece more.
@@ -41,7 +41,7 @@ def read_use(words: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
         size = os.path.getsize(text)
     end = (1 - MEASURED_SHARE) * size
     letters = 0
-    for bytes_before, piece, ids in encoded(words.engine, Path(text), f"counting {short(text)}"):
+    for bytes_before, piece, ids in encode_text(tokenizer_file.engine, Path(text), f"counting {short(text)}"):
         use.counts.update(ids)
         if bytes_before < end:
             use.early_counts.update(ids)
@@ -51,7 +51,7 @@ def read_use(words: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
     return use
 
 
-def listed_tokens(path: Path, words: TokenizerFile) -> set[int]:
+def listed_tokens(path: Path, tokenizer_file: TokenizerFile) -> set[int]:
     """Return the ids of the tokens that a file lists.
 
     All of its lines are ids, or all are tokens as the vocabulary has them.
@@ -59,9 +59,9 @@ def listed_tokens(path: Path, words: TokenizerFile) -> set[int]:
     lines = _read_lines(path)
     if not lines:
         raise CheckpointError(f"{path}: empty", LIST_FIX)
-    id_of = words.ids
+    id_of = tokenizer_file.ids
     if all(re.fullmatch("[0-9]+", line) for line in lines):  # `str.isdigit` accepts ², which is a token
-        id_of = {str(number): number for number in words.ids.values()}
+        id_of = {str(number): number for number in tokenizer_file.ids.values()}
     ids = set[int]()
     for line in lines:
         if line not in id_of:
@@ -80,7 +80,9 @@ def _read_lines(path: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def choose_tokens(words: TokenizerFile, must: set[int], counts: Counter[int], size: int | None) -> set[int]:
+def choose_tokens(
+    tokenizer_file: TokenizerFile, required_ids: set[int], counts: Counter[int], size: int | None
+) -> set[int]:
     """Return the closed set of tokens that stay.
 
     They are those of the text, or as many as `size` says.
@@ -93,22 +95,22 @@ def choose_tokens(words: TokenizerFile, must: set[int], counts: Counter[int], si
         counts: how often the text uses each token.
     """
     if size is None:
-        return must | words.closed(counts)
-    by_use = sorted(words.ids.values())
+        return required_ids | tokenizer_file.closed(counts)
+    by_use = sorted(tokenizer_file.ids.values())
     by_use.sort(key=counts.__getitem__, reverse=True)  # stable: of equal counts the smallest ids first
-    stay = set(must)
+    retained_ids = set(required_ids)
     for token in by_use:
-        if len(stay) == size:
+        if len(retained_ids) == size:
             break
-        if token in stay:
+        if token in retained_ids:
             continue
-        more = words.closed([token]) - stay
-        if len(stay) + len(more) <= size:
-            stay |= more
-    return stay
+        more = tokenizer_file.closed([token]) - retained_ids
+        if len(retained_ids) + len(more) <= size:
+            retained_ids |= more
+    return retained_ids
 
 
-def cost_on_text(words: TokenizerFile, stay: set[int], pieces: list[tuple[str, list[int]]]) -> str:
+def cost_on_text(tokenizer_file: TokenizerFile, retained_ids: set[int], pieces: list[tuple[str, list[int]]]) -> str:
     """Return in one sentence how many more tokens text takes.
 
     Raise if the trimmed tokenizer loses text.
@@ -117,13 +119,13 @@ def cost_on_text(words: TokenizerFile, stay: set[int], pieces: list[tuple[str, l
         stay: a closed set of tokens that was chosen without these pieces.
         pieces: pieces of text, each with its tokens in the whole vocabulary.
     """
-    trimmed = _TrimmedTokenizer(words, stay)
-    length = {number: len(token) for token, number in words.ids.items()}
+    trimmed = _TrimmedTokenizer(tokenizer_file, retained_ids)
+    length = {number: len(token) for token, number in tokenizer_file.ids.items()}
     characters = tokens_before = tokens_after = letters = missed_letters = 0
     for piece, old in pieces:
         new = trimmed.engine.encode(piece, add_special_tokens=False).ids
         trimmed.require_same_text(old, new)
-        gone = [token for token in old if token not in stay]
+        gone = [token for token in old if token not in retained_ids]
         characters += len(piece)
         tokens_before += len(old)
         tokens_after += len(new)
@@ -137,16 +139,16 @@ def cost_on_text(words: TokenizerFile, stay: set[int], pieces: list[tuple[str, l
 class _TrimmedTokenizer:
     """A tokenizer without the tokens that go."""
 
-    def __init__(self, words: TokenizerFile, stay: set[int]) -> None:
-        self.words = words
-        self.new_ids = {old: number for number, old in enumerate(sorted(stay))}
-        self.engine = loaded(words.without(self.new_ids), "the trimmed tokenizer")
+    def __init__(self, tokenizer_file: TokenizerFile, retained_ids: set[int]) -> None:
+        self.tokenizer_file = tokenizer_file
+        self.new_ids = {old: number for number, old in enumerate(sorted(retained_ids))}
+        self.engine = load_tokenizer(tokenizer_file.without(self.new_ids), "the trimmed tokenizer")
 
     def require_same_text(self, old: list[int], new: list[int]) -> None:
         """Raise if a text's tokens before and after show that the trimmed tokenizer loses text."""
         if self._is_cut_otherwise(old, new) or self._is_read_otherwise(old, new):
-            what = f"{self.words.where}: without some tokens a text is cut or read otherwise"
-            raise CheckpointError(what, "it is not trimmed: report this with the tokenizer's name")
+            problem = f"{self.tokenizer_file.where}: without some tokens a text is cut or read otherwise"
+            raise CheckpointError(problem, "it is not trimmed: report this with the tokenizer's name")
 
     def _is_cut_otherwise(self, old: list[int], new: list[int]) -> bool:
         """Return True if a text all of whose tokens stay now has other ones."""
@@ -156,7 +158,9 @@ class _TrimmedTokenizer:
 
     def _is_read_otherwise(self, old: list[int], new: list[int]) -> bool:
         """Return True if a text's new tokens are read as another text than its old ones."""
-        if self.words.kind == WORDPIECE:  # a word that it did not know may be known without a piece that led it astray
+        if (
+            self.tokenizer_file.kind == WORDPIECE
+        ):  # a word that it did not know may be known without a piece that led it astray
             return False
-        text_before, text_after = self.words.engine.decode(old), self.engine.decode(new)
+        text_before, text_after = self.tokenizer_file.engine.decode(old), self.engine.decode(new)
         return bool(text_before != text_after)
