@@ -153,7 +153,7 @@ def test_a_forward_that_raises_leaves_no_chain_behind():
     inputs = batch(model)
     with pytest.raises(IndexError):
         model(input_ids=inputs["input_ids"], labels=inputs["labels"] + V)
-    assert not link_of(model).active
+    assert not link_of(model).is_running
     assert_same_gradients(step(model, inputs)[1], step(plain, inputs)[1], 1e-5)
 
 

@@ -64,11 +64,11 @@ def test_the_watch_of_a_step_does_not_wait_for_the_device():
         for _ in range(3):
             model.train()(**batch(model)).loss.backward()
             with HostReads() as reads:
-                watched.before(optimizer)
-                watched.after(optimizer)
+                watched.before_step(optimizer)
+                watched.after_step(optimizer)
             assert reads.count == 0
-        assert watched.owned_by(optimizer)
-        assert bool(watched.reached)
+        assert watched.is_watched_optimizer(optimizer)
+        assert bool(watched.saw_gradient)
         assert int(watched.digest) == int(_digest(model.lm_head.weight.detach()))  # no step was taken
     finally:
         watched.stop()
@@ -83,9 +83,9 @@ def test_processes_are_compared_at_powers_of_two_until_the_last(monkeypatch):
     monkeypatch.setattr("tiewise.boundary.watch.unwatch", lambda model: stopped.append(watched.steps))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        watched.before(optimizer)
+        watched.before_step(optimizer)
         for _ in range(_LAST):
-            watched.after(optimizer)
+            watched.after_step(optimizer)
     finally:
         watched.stop()
     assert compared == [2**n for n in range(20) if _FIRST <= 2**n <= _LAST]

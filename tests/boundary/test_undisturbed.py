@@ -19,7 +19,7 @@ import tiewise
 from tiewise.boundary.locate import locate
 from tiewise.boundary.sharing.share import share_layers
 from tiewise.boundary.sharing.stacks import find_stacks
-from tiewise.boundary.undisturbed import kept_generators, undisturbed
+from tiewise.boundary.undisturbed import preserve_generators, undisturbed
 from tiewise.core.errors import InstallError, SpecError, TiewiseError
 from tiewise.inspection.running.loaded import open_model
 from tiewise.inspection.sections.bottleneck import bottleneck_of
@@ -193,7 +193,7 @@ def test_flat_labels():
     model = build("bert")
     inputs = batch(model)
     installed = tiewise.install(model, batch={**inputs, "labels": inputs["labels"].flatten()})
-    assert not installed.label_smoother(0.1).shifts
+    assert not installed.label_smoother(0.1).shifts_labels
 
 
 def test_a_refused_install_gives_random_numbers_back():
@@ -309,7 +309,7 @@ def test_a_forward_that_raises():
 
 def test_a_seed_gives_the_same_numbers_and_queues_nothing():
     def drawn(seed):
-        with kept_generators(seed):
+        with preserve_generators(seed):
             return torch.rand(2).tolist(), random.random(), float(np.random.rand())
 
     with unchanged(nn.Linear(1, 1)):

@@ -71,7 +71,7 @@ def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module |
     return in_map, out_map
 
 
-def through_map(module: nn.Module | None, x: Tensor) -> Tensor:
+def apply_map(module: nn.Module | None, x: Tensor) -> Tensor:
     """Return the image of `x` under a map; None is the identity."""
     if module is None:
         return x
@@ -298,7 +298,7 @@ class Boundary(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
-        hidden = through_map(self.out_map, hidden)
+        hidden = apply_map(self.out_map, hidden)
         z = F.linear(hidden, self._output_rows(self._head_table())) * self.output_scale
         if self.bias is not None:
             z = z + self.bias
@@ -348,7 +348,7 @@ class Boundary(nn.Module):
             SpecError: a soft-cap behind the product, or a bias before it, which no table can hold.
         """
         self.spec.require_tables_alone()
-        table_in = through_map(self.in_map, self.table_in[: self.vocab.inputs])
+        table_in = apply_map(self.in_map, self.table_in[: self.vocab.inputs])
         table_out = dense_output(self._output_rows(self.table_out), self.out_map, self.width)
         return table_in * self.input_scale, table_out * self.output_scale
 
@@ -361,7 +361,7 @@ class Boundary(nn.Module):
         self._check_ids(ids)
         options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record, into=into)
         rows, after = tied_lookup(self.table_in, ids, options)
-        rows = through_map(self.in_map, rows)
+        rows = apply_map(self.in_map, rows)
         if self.input_scale != 1.0:
             rows = rows * self.input_scale
         return rows, after
@@ -393,5 +393,5 @@ class Boundary(nn.Module):
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
         """Return the fused loss against the output rows of `table`, with `options` of `linear_cross_entropy`."""
         chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
-        hidden = through_map(self.out_map, hidden)
+        hidden = apply_map(self.out_map, hidden)
         return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, chosen, **options)

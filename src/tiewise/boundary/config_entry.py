@@ -28,9 +28,9 @@ def _account(model: Any) -> None:
         if link is not None:
             correct_accounting(model, link)
     except Exception as error:  # any family may need any input
-        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
-        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
-        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=4)
+        problem = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
+        remedy = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
+        warnings.warn(f"{problem}; {remedy}", TiewiseWarning, stacklevel=4)
 
 
 ENTRIES[ENTRY] = Entry(_build, _account)

@@ -17,7 +17,7 @@ from tiewise.core.errors import InstallError
 Keys = dict[str, str]  # {target: source}
 
 
-def own_config(model: Any, journal: Journal) -> Any:
+def copy_config(model: Any, journal: Journal) -> Any:
     """Give the model and its parts a copy of their config. No other model built from it changes."""
     memo: dict[int, Any] = {}  # id of every config and sub-config -> its copy
     copied = copy.deepcopy(model.config, memo)
@@ -46,11 +46,11 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     if keys is not of_model:
         journal.set(model, "_tied_weights_keys", keys)
     if getattr(model.config, FLAG, False) != flag:
-        journal.set(own_config(model, journal), FLAG, flag)
+        journal.set(copy_config(model, journal), FLAG, flag)
     declared = model.get_expanded_tied_weights_keys(all_submodels=True)
     if (head_key in declared) != ends.tied:
-        fix = "install into the part that holds the head"
-        raise InstallError(f"{type(model).__name__}: a part of it decides by itself whether {head_key} is tied", fix)
+        remedy = "install into the part that holds the head"
+        raise InstallError(f"{type(model).__name__}: a part of it decides by itself whether {head_key} is tied", remedy)
     journal.set(model, "all_tied_weights_keys", declared)
     return not ends.tied or head_key in allowed
 

@@ -161,17 +161,17 @@ def _has_shape(x: Any, shape: tuple[int, ...]) -> bool:
 @contextmanager
 def decoding(link: Link) -> Iterator[ExactTop]:
     """Within this context evaluation without labels hands out `TopLogits`."""
-    exact, before = ExactTop(link.head.weight), link.lazy
+    exact, before = ExactTop(link.head.weight), link.make_lazy
 
     def make_top_logits(deferred: Deferred) -> Tensor:
         """Wrap deferred logits so that `exact` answers for them."""
         return TopLogits(deferred, exact)
 
-    link.lazy = make_top_logits
+    link.make_lazy = make_top_logits
     try:
         yield exact
     finally:
-        link.lazy = before
+        link.make_lazy = before
 
 
 _KEEP_ORDER = {Tensor.to, Tensor.float, Tensor.__getitem__, Tensor.__truediv__, Tensor.div, Tensor.__mul__, Tensor.mul}

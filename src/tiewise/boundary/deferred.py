@@ -115,14 +115,14 @@ class Deferred(RecordedLogits):
         if dim % self.ndim == self.ndim - 1:
             return None
         leading = self.hidden.shape[:-1]
-        place = self.place
-        if place is None:
-            place = torch.arange(leading.numel(), device=self.device)
+        positions = self.positions
+        if positions is None:
+            positions = torch.arange(leading.numel(), device=self.device)
         hiddens = cut(self.hidden, *sizes, dim)
-        places = cut(place.view(*leading, 1), *sizes, dim)
+        places = cut(positions.view(*leading, 1), *sizes, dim)
         pieces = []
         for hidden, rows in zip(hiddens, places, strict=True):
-            pieces.append(self.derive(hidden=hidden, parent=self.origin(), place=rows.reshape(-1)))
+            pieces.append(self.derive(hidden=hidden, parent=self.origin(), positions=rows.reshape(-1)))
         return tuple(pieces)
 
     def _record_iteration(self) -> Iterator[Self] | None:
@@ -344,11 +344,11 @@ def _refuse_lost_effects(name: str, args: tuple[Any, ...], kwargs: dict[str, Any
     if _is_in_place(name) or kwargs.get("inplace"):
         changed += args[:1]
     if any(isinstance(x, Deferred) for x in tree_leaves(changed)):
-        what = f"{name} would change logits in place, and these are deferred: never computed"
-        raise UnsupportedError(what, "use the operation that returns a new tensor, or take .real() first")
+        problem = f"{name} would change logits in place, and these are deferred: never computed"
+        raise UnsupportedError(problem, "use the operation that returns a new tensor, or take .real() first")
     if name in ("register_hook", "retain_grad"):
-        what = f"{name} asks for the gradient of logits, and these are deferred: the fused loss never makes it"
-        raise UnsupportedError(what, "take .real() first and compute the loss from that")
+        problem = f"{name} asks for the gradient of logits, and these are deferred: the fused loss never makes it"
+        raise UnsupportedError(problem, "take .real() first and compute the loss from that")
 
 
 def _is_in_place(name: str) -> bool:

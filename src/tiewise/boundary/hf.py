@@ -19,8 +19,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.boundary.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import build_into
-from tiewise.boundary.own_classes import plain_copy as plain_copy
-from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family, plain_class_of, register
+from tiewise.boundary.plain_classes import plain_copy as plain_copy
+from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family_config, plain_class_of, register
 from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
 from tiewise.core.errors import InstallError, TiewiseWarning
 
@@ -59,10 +59,10 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
     if plain is None:
         plain = _registered_model(config, name)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
-        fix = "load it with the class that you know it has, then call tiewise.install(model)"
-        what = f"{path}: its config.json names the architecture {names[0]}"
-        raise InstallError(f"{what}, neither of transformers nor registered", fix)
-    if is_family(config):
+        remedy = "load it with the class that you know it has, then call tiewise.install(model)"
+        problem = f"{path}: its config.json names the architecture {names[0]}"
+        raise InstallError(f"{problem}, neither of transformers nor registered", remedy)
+    if is_family_config(config):
         return family_model(plain)
     return plain
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import tiewise.boundary.config_entry  # noqa: F401  (its entry of a config)
 from tiewise.boundary.boundary import penalty_of
-from tiewise.boundary.declare_tying import declare_tying, own_config
+from tiewise.boundary.declare_tying import copy_config, declare_tying
 from tiewise.boundary.decoding import decoding
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.label_accounting import FusedLabelSmoother, correct_accounting
@@ -31,16 +31,16 @@ from tiewise.boundary.locate import locate, require_module
 from tiewise.boundary.ops.exact_top import ExactTop
 from tiewise.boundary.ops.path_gradient import PathRecord
 from tiewise.boundary.optimizer_state import State, merge, replace_tables, split, state_of
-from tiewise.boundary.own_classes import required_link
+from tiewise.boundary.plain_classes import require_link
 from tiewise.boundary.random_batch import Batch, random_batch
 from tiewise.boundary.recorded_logits import Counts
-from tiewise.boundary.saved import BASE, ENTRY, NAME, declare_family, link_of, on_meta
+from tiewise.boundary.saved import BASE, ENTRY, NAME, declare_family, is_on_meta, link_of
 from tiewise.boundary.sharded_tables import (
+    fsdp_units,
+    is_row_parallel,
     require_same_tables,
-    require_whole_table,
+    require_unsharded_table,
     reshard,
-    spread,
-    units,
 )
 from tiewise.boundary.table_norms import norms_of_one_table, norms_of_two_tables
 from tiewise.boundary.undisturbed import generator_states, restore_generators
@@ -138,16 +138,16 @@ class Installed:
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
         """Return a label smoother for `trainer.label_smoother` that takes one sweep; the Trainer's own takes two."""
-        return FusedLabelSmoother(epsilon, self._link.shifts)
+        return FusedLabelSmoother(epsilon, self._link.shifts_labels)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Within this context the model hands out deferred logits whether or not it gets labels."""
-        self._link.always += 1
+        self._link.deferral_depth += 1
         try:
             yield
         finally:
-            self._link.always -= 1
+            self._link.deferral_depth -= 1
 
     def exact_decoding(self) -> AbstractContextManager[ExactTop]:
         """Within this context `generate` finds greedy and `top_k` tokens without computing the other logits.
@@ -157,7 +157,7 @@ class Installed:
         Raises:
             UnsupportedError: a table in fp64, or not on the CPU, or sharded.
         """
-        require_whole_table(self.model, self._link.head, "exact_decoding")
+        require_unsharded_table(self.model, self._link.head, "exact_decoding")
         return decoding(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
@@ -183,7 +183,7 @@ class Installed:
         if state == "split":
             table_state = split(table_state)
         table_out = nn.Parameter(table_in.detach().clone(), requires_grad=table_in.requires_grad)
-        self._become("untied", table_out)
+        self._change_kind("untied", table_out)
         if optimizer is not None:
             replace_tables(optimizer, self.model, [table_in], [table_in, table_out], table_state)
 
@@ -210,7 +210,7 @@ class Installed:
         if table_in.shape != table_out.shape:
             sizes = f"{tuple(table_in.shape)} and {tuple(table_out.shape)}"
             raise UnsupportedError(f"tables of {sizes} cannot become one", "tie tables of one shape")
-        self._become("tied", table_in)
+        self._change_kind("tied", table_in)
         with torch.no_grad():
             if keep == "output":
                 table_in.copy_(table_out)
@@ -220,15 +220,15 @@ class Installed:
             merged = merge(state_in, state_out)
             replace_tables(optimizer, self.model, [table_in, table_out], [table_in], merged)
 
-    def _become(self, kind: str, table_out: Tensor) -> None:
+    def _change_kind(self, kind: str, table_out: Tensor) -> None:
         """Give the head a table and say everywhere what the boundary is now. It is verified, or nothing changes."""
         model, link, journal = self.model, self._link, Journal()
-        require_whole_table(model, link.head, f"{link.spec} to {kind}")
+        require_unsharded_table(model, link.head, f"{link.spec} to {kind}")
         try:
             journal.set(link, "spec", replace(link.spec, kind=kind))
             journal.set(link.head, "weight", table_out)
-            journal.set(link, "plain", declare_tying(model, link.ends, journal) and link.structure.plain)
-            _declare(model, link, journal)
+            journal.set(link, "is_plain", declare_tying(model, link.ends, journal) and link.structure.is_plain)
+            _declare_spec(model, link, journal)
             install(model)
         except BaseException:
             journal.undo()
@@ -240,10 +240,10 @@ class Installed:
         Raises:
             UnsupportedError: its own classes cannot hold them.
         """
-        if not self._link.plain:
-            fix = "export it with tiewise.hf.plain_copy, or keep the boundary"
-            raise UnsupportedError(f"{self.spec} is more than the model's own classes can hold", fix)
-        self._link.undo.undo()
+        if not self._link.is_plain:
+            remedy = "export it with tiewise.hf.plain_copy, or keep the boundary"
+            raise UnsupportedError(f"{self.spec} is more than the model's own classes can hold", remedy)
+        self._link.journal.undo()
 
 
 def installed(model: Any) -> Installed:
@@ -252,7 +252,7 @@ def installed(model: Any) -> Installed:
     Raises:
         InstallError: there is none, or the model's head was replaced since.
     """
-    return Installed(model, required_link(model))
+    return Installed(model, require_link(model))
 
 
 def install(
@@ -288,8 +288,8 @@ def _install_with_vectors(
 ) -> Installed:
     """Install a boundary whose input table starts from a file of word vectors."""
     if tokenizer is None:
-        what = f"{spec}: a file of vectors names words, and a model has only rows"
-        raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
+        problem = f"{spec}: a file of vectors names words, and a model has only rows"
+        raise SpecError(problem, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
     rows = load_vectors(file, tokens)
     without_file = replace(spec, vectors=None, freeze=False)
@@ -312,43 +312,45 @@ def build_into(
     """Install a boundary. `loaded` tables keep their values; a table that starts from `rows` must fit them."""
     if spec is not None:
         spec = BoundarySpec.parse(spec)
-    old: Link | None = link_of(model)
-    _require_unsharded_change(model, old, spec, rows)
-    if old is not None:
-        if model.get_output_embeddings() is old.head and spec in (None, old.spec):
-            return _checked(model, old, batch)
-        Installed(model, old).uninstall()
-    if on_meta(model):
+    old_link: Link | None = link_of(model)
+    _require_unsharded_change(model, old_link, spec, rows)
+    if old_link is not None:
+        if model.get_output_embeddings() is old_link.head and spec in (None, old_link.spec):
+            return _verify_link(model, old_link, batch)
+        Installed(model, old_link).uninstall()
+    if is_on_meta(model):
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
     journal, generators = Journal(), generator_states()
     try:
-        link = _attached(model, spec, journal, loaded=loaded)
+        link = _attach_link(model, spec, journal, loaded=loaded)
         if rows is not None:
             check_rows(link.ends.source.weight, rows, link.spec)
         if spec is not None:
-            _declare(model, link, journal)
-        return _checked(model, link, batch)
+            _declare_spec(model, link, journal)
+        return _verify_link(model, link, batch)
     except BaseException:
         journal.undo()
-        if old is not None:
-            _put_back(model, build_into(model, old.spec, loaded=True)._link, old)
+        if old_link is not None:
+            _restore_link(model, build_into(model, old_link.spec, loaded=True)._link, old_link)
         restore_generators(generators)
         raise
 
 
-def _require_unsharded_change(model: Any, old: Link | None, spec: BoundarySpec | None, rows: Tensor | None) -> None:
+def _require_unsharded_change(
+    model: Any, old_link: Link | None, spec: BoundarySpec | None, rows: Tensor | None
+) -> None:
     """Refuse to change or to verify tables that are sharded, and ends that adapters or quantisation have changed."""
     ends = locate(model)  # refuses such ends, also where they were changed since an earlier install
-    if not (units(model) or spread(ends.source) or spread(ends.head)):
+    if not (fsdp_units(model) or is_row_parallel(ends.source) or is_row_parallel(ends.head)):
         return
-    if old is None:
+    if old_link is None:
         has, verified = ends.plain_spec, False
     else:
-        has, verified = old.spec, old.structure.folded
+        has, verified = old_link.spec, old_link.structure.needs_folding
     require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
 
 
-def _attached(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded: bool) -> Link:
+def _attach_link(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded: bool) -> Link:
     """Attach a spec and return its link; `loaded` tables keep their values."""
     built = spec
     if spec is not None and loaded:
@@ -358,15 +360,16 @@ def _attached(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded
     return link
 
 
-def _put_back(model: Any, new: Link, old: Link) -> None:
-    """Make `old` the link of a model again, with the state of the `new` one, so that handles of it stay valid."""
-    set_by_user = {name: getattr(old, name) for name in ("options", "logits", "counts", "always", "lazy")}
-    vars(old).update(vars(new) | set_by_user)
-    for module in (model, *old.lookups, old.head):
-        setattr(module, NAME, old)
+def _restore_link(model: Any, new: Link, old_link: Link) -> None:
+    """Make `old_link` the link of a model again, with the state of the `new` one, so that handles of it stay valid."""
+    user_attributes = ("options", "logits", "counts", "deferral_depth", "make_lazy")
+    set_by_user = {name: getattr(old_link, name) for name in user_attributes}
+    vars(old_link).update(vars(new) | set_by_user)
+    for module in (model, *old_link.lookups, old_link.head):
+        setattr(module, NAME, old_link)
 
 
-def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
+def _verify_link(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     """Verify a link and find out how its loss counts labels. A link that is refused stays as it was."""
     before = dict(vars(link))
     link.counts = Counts()  # for the forwards below, which are not the user's
@@ -384,9 +387,9 @@ def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     return Installed(model, link)
 
 
-def _declare(model: Any, link: Link, journal: Journal) -> None:
+def _declare_spec(model: Any, link: Link, journal: Journal) -> None:
     """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
-    config = own_config(model, journal)
+    config = copy_config(model, journal)
     journal.set(config, ENTRY, str(link.spec.plainly()))
-    if not link.plain:
+    if not link.is_plain:
         declare_family(model, config, journal)

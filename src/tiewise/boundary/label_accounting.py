@@ -26,7 +26,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaske
 
 from tiewise.boundary.lazy_logits import LazyLogits
 from tiewise.boundary.link import Link, divisor
-from tiewise.boundary.own_classes import in_own_classes
+from tiewise.boundary.plain_classes import in_plain_classes
 from tiewise.boundary.random_batch import Batch, random_batch, run
 
 
@@ -59,17 +59,17 @@ def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
 
 def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
     """Run the model to learn how its loss counts labels, and make the Trainer count alike."""
-    link.averages = False  # as the family's own classes are
+    link.averages_over_batch = False  # as the family's own classes are
     if batch is None:
         batch = random_batch(model, link)
-    with in_own_classes(link):
+    with in_plain_classes(link):
         if base is None:
             base = run(model, batch).loss
-        link.shifts = shifts_labels(model, batch)
+        link.shifts_labels = shifts_labels(model, batch)
         if not _trainer_passes_items(model):
             return
         try:
-            link.averages = not counts_items(model, batch, base)
+            link.averages_over_batch = not counts_items(model, batch, base)
         except TypeError:
             return  # it takes no such argument: the Trainer will say so itself
     _correct_loss_type(model, link)
@@ -91,14 +91,14 @@ def _correct_loss_type(model: Any, link: Link) -> None:
         return
     loss_type = getattr(model, "loss_type", None)
     trainer_shifts = LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
-    is_unused = loss_type is None or link.averages  # the model's own loss does not depend on it
-    if trainer_shifts == link.shifts or not is_unused:
+    is_unused = loss_type is None or link.averages_over_batch  # the model's own loss does not depend on it
+    if trainer_shifts == link.shifts_labels or not is_unused:
         return
     loss = ForMaskedLMLoss
-    if link.shifts:
+    if link.shifts_labels:
         loss = ForCausalLMLoss
     names = [name for name, function in LOSS_MAPPING.items() if function is loss]
-    link.undo.set(model, "loss_type", names[0])
+    link.journal.set(model, "loss_type", names[0])
 
 
 @dataclass
@@ -106,7 +106,7 @@ class FusedLabelSmoother:
     """Replacement of `trainer.label_smoother`: the same loss, without the log-probabilities [N, V]."""
 
     epsilon: float  # label smoothing ε
-    shifts: bool  # whether position i predicts label i + 1
+    shifts_labels: bool  # whether position i predicts label i + 1
 
     def __call__(
         self, model_output: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
@@ -118,7 +118,7 @@ class FusedLabelSmoother:
             logits = model_output[0]
         if isinstance(logits, LazyLogits):
             logits = logits.deferred
-        if self.shifts:  # the Trainer's `shift_labels` goes by the name of the model's class
+        if self.shifts_labels:  # the Trainer's `shift_labels` goes by the name of the model's class
             logits, labels = logits[..., :-1, :], labels[..., 1:]
         rows, targets = logits.flatten(0, -2), labels.reshape(-1)
         if num_items_in_batch is None:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from tiewise.boundary.boundary import through_map
+from tiewise.boundary.boundary import apply_map
 from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.deferred import Deferred
 from tiewise.boundary.journal import Journal
@@ -33,10 +33,16 @@ from tiewise.boundary.lazy_logits import LazyLogits
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.ops.path_gradient import LookupOptions, several, tied_lookup, without_row
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
-from tiewise.boundary.recorded_logits import Counts, all_words
+from tiewise.boundary.recorded_logits import Counts, gather_vocabulary
 from tiewise.boundary.restructure import Structure, restructure
 from tiewise.boundary.saved import NAME, link_of, swapped
-from tiewise.boundary.sharded_tables import FSDP_TABLE, local, narrowed, set_aside, shard_of
+from tiewise.boundary.sharded_tables import (
+    FSDP_TABLE,
+    detach_parallel_forward,
+    local_part,
+    mixed_precision_dtype,
+    shard_of,
+)
 from tiewise.boundary.watch import watch
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
@@ -53,14 +59,14 @@ class Link:
         self.hidden_width = hidden_width  # of the head's input, before any map
         self.options = LookupOptions(stop_both=spec.pad, alpha=spec.alpha)
         self.counts = Counts()
-        self.undo = Journal()  # takes back what install attached; structure is not kept
-        self.plain = structure.plain  # whether the checkpoint is one that any loader reads
-        self.shifts = False  # whether position i predicts label i + 1
-        self.averages = False  # whether the family's loss is always a mean over its own batch
+        self.journal = Journal()  # takes back what install attached; structure is not kept
+        self.is_plain = structure.is_plain  # whether the checkpoint is one that any loader reads
+        self.shifts_labels = False  # whether position i predicts label i + 1
+        self.averages_over_batch = False  # whether the family's loss is always a mean over its own batch
         self.logits: str | None = None  # as in `LossOptions`
-        self.always = 0  # depth of `deferred()` contexts
-        self.lazy: Callable[[Deferred], Tensor] = LazyLogits  # makes a Tensor of them in evaluation
-        self.active = self.defers = False  # whether a forward runs, and whether its logits are deferred
+        self.deferral_depth = 0  # depth of `deferred()` contexts
+        self.make_lazy: Callable[[Deferred], Tensor] = LazyLogits  # makes a Tensor of them in evaluation
+        self.is_running = self.defers_logits = False  # whether a forward runs, and whether its logits are deferred
         self.dtype: torch.dtype | None = None  # that a forward computes in, for tables which fully_shard does not cast
         self.chain: dict[int, Tensor] = {}  # id of a table → the table that its last use in this forward returned
 
@@ -95,26 +101,26 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
         structure = restructure(ends, spec.plainly(), journal)
     native = declare_tying(model, ends, journal, loading=loading)
     link = Link(spec or ends.plain_spec, ends, structure, hidden_width)
-    link.plain = structure.plain and native
-    undo = link.undo
-    journal.later(undo.undo)
-    undo.set(model, NAME, link)
+    link.is_plain = structure.is_plain and native
+    attached = link.journal
+    journal.later(attached.undo)
+    attached.set(model, NAME, link)
     for lookup in link.lookups:
         _swap_class(lookup, Lookup, link)
     _swap_class(ends.head, Head, link)
-    before = model.register_forward_pre_hook(begin, with_kwargs=True)
+    before = model.register_forward_pre_hook(begin_forward, with_kwargs=True)
     # always: a forward that raises must not leave its chain behind
-    after = model.register_forward_hook(finish, with_kwargs=True, always_call=True)
+    after = model.register_forward_hook(finish_forward, with_kwargs=True, always_call=True)
     for handle in (before, after):
-        undo.later(_remove_hook, model, handle.id)
+        attached.later(_remove_hook, model, handle.id)
     return link
 
 
 def _swap_class(module: Any, cls: Any, link: Link) -> None:
     """Put our class beneath a module's own, and its link into the module."""
-    link.undo.set(module, NAME, link)
-    link.undo.set(module, "__class__", swapped(module.__class__, cls))
-    set_aside(module, link.undo)
+    link.journal.set(module, NAME, link)
+    link.journal.set(module, "__class__", swapped(module.__class__, cls))
+    detach_parallel_forward(module, link.journal)
 
 
 _HOOK_STORES = (
@@ -135,12 +141,12 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 # around a forward
 
 
-def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+def begin_forward(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Pre-hook: decide whether this forward defers its logits; never have a loss divided by 0 labels."""
     link: Link | None = link_of(model)
     # DataParallel's replicas share one link between threads: they run unlinked
     if link is not None and not getattr(model, "_is_replica", False):
-        _begin(model, link, kwargs)
+        _begin_linked(model, link, kwargs)
     items = kwargs.get("num_items_in_batch")
     if items is None:
         return None
@@ -154,7 +160,7 @@ def divisor(items: Any) -> Any:
     return items or 1
 
 
-def _begin(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
+def _begin_linked(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
     """Start a forward with an empty chain. Defer its logits if a loss or their caller can use them."""
     _require_padding_row(link)
     if kwargs.get("fused_lm_head"):
@@ -166,18 +172,18 @@ def _begin(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
     link.chain.clear()
     link.dtype = None
     if FSDP_TABLE in vars(link.head):
-        link.dtype = narrowed(model)
-    link.active = True
-    link.defers = _can_defer(model, link, kwargs)
+        link.dtype = mixed_precision_dtype(model)
+    link.is_running = True
+    link.defers_logits = _can_defer(model, link, kwargs)
 
 
 def _can_defer(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> bool:
     """Return whether a loss or the caller of this forward can use deferred logits."""
-    if model.training or link.always > 0:
+    if model.training or link.deferral_depth > 0:
         return True
     if torch.compiler.is_compiling():
         return False
-    return kwargs.get("labels") is not None or link.lazy is not LazyLogits
+    return kwargs.get("labels") is not None or link.make_lazy is not LazyLogits
 
 
 def _require_padding_row(link: Link) -> None:
@@ -196,26 +202,28 @@ def _require_plain_head(link: Link) -> None:
     has_options = (structure.output_scale, structure.softcap) != (1.0, None)
     has_map = getattr(link.head, "out_map", None) is not None
     if has_options or has_map or link.spec.pad is not None:
-        fix = "take TRL 1.13, or tied or untied without options"
-        raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", fix)
+        remedy = "take TRL 1.13, or tied or untied without options"
+        raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", remedy)
 
 
-def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+def finish_forward(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Hook: end the chain, and return loss and logits as the caller can use them."""
     link: Link | None = link_of(model)
     if link is None:
         return None
-    if link.averages and output is not None:  # DataParallel's replicas too: this needs nothing that they share
-        output = _share_of_step(output, kwargs, link.shifts)
-    if not link.active:
+    if (
+        link.averages_over_batch and output is not None
+    ):  # DataParallel's replicas too: this needs nothing that they share
+        output = _share_of_step(output, kwargs, link.shifts_labels)
+    if not link.is_running:
         return output
     link.chain.clear()
-    link.active = link.defers = False
+    link.is_running = link.defers_logits = False
     if torch.compiler.is_compiling():
         return _without_deferred(output)
-    if model.training or link.always > 0:
+    if model.training or link.deferral_depth > 0:
         return output
-    return _with_lazy(output, link.lazy)
+    return _with_lazy(output, link.make_lazy)
 
 
 def _without_deferred(output: Any) -> Any:
@@ -247,7 +255,7 @@ def _replace_deferred(output: Any, entries: Iterable[tuple[Any, Any]], lazy: Cal
             output[key] = lazy(value)
 
 
-def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
+def _share_of_step(output: Any, kwargs: dict[str, Any], shifts_labels: bool) -> Any:
     """Turn the mean over these labels into their share of the mean over `num_items_in_batch`."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
@@ -258,7 +266,7 @@ def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
         loss = output[0]
     if loss is None or loss.dim():  # BERT's pretraining class computes none without labels of its pairs
         return output
-    if shifts:
+    if shifts_labels:
         labels = labels[..., 1:]
     count = labels.ne(-100).sum()
     exact = torch.promote_types(loss.dtype, torch.float32)
@@ -283,7 +291,7 @@ class Lookup(nn.Embedding):
             rows = _linked_rows(self, link, ids, shard)
         else:
             rows = super().forward(ids)
-        rows = through_map(getattr(self, "in_map", link.in_map), rows)
+        rows = apply_map(getattr(self, "in_map", link.in_map), rows)
         scale = link.structure.input_scale
         if scale == 1.0:
             return rows
@@ -294,12 +302,12 @@ def _linked_rows(lookup: Lookup, link: Link, ids: Tensor, shard: VocabularyShard
     """Return rows [..., E], and leave the table behind them in the chain, where a forward runs."""
     o = link.options
     options = LookupOptions(lookup.padding_idx, o.stop_both, o.alpha, o.record)
-    if torch.compiler.is_compiling() or not link.active:
-        return tied_lookup(local(lookup, dtype=link.dtype), ids, options, shard=shard)[0]
+    if torch.compiler.is_compiling() or not link.is_running:
+        return tied_lookup(local_part(lookup, dtype=link.dtype), ids, options, shard=shard)[0]
     key = id(lookup.weight)
     table = link.chain.get(key)
     if table is None:
-        table = local(lookup, dtype=link.dtype)
+        table = local_part(lookup, dtype=link.dtype)
     rows, link.chain[key] = tied_lookup(table, ids, options, shard=shard)
     return rows
 
@@ -310,7 +318,7 @@ class Head(nn.Linear):
     def forward(self, hidden: Tensor) -> Any:
         """Return logits [..., V] of hidden states [..., D]."""
         link: Link = vars(self)[NAME]
-        hidden = through_map(getattr(self, "out_map", None), hidden)
+        hidden = apply_map(getattr(self, "out_map", None), hidden)
         logits = _scaled_product(self, link, hidden)
         cap = link.structure.softcap
         if cap is not None:
@@ -322,7 +330,7 @@ class Head(nn.Linear):
 
 def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
     """Return hidden · tableᵀ · output_scale + bias, deferred where the forward says so."""
-    bias = local(head, "bias", link.dtype)
+    bias = local_part(head, "bias", link.dtype)
     shard = shard_of(head)
     table = _table_of(head, link, shard)
     scale = link.structure.output_scale
@@ -332,16 +340,16 @@ def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
     if bias is None:
         return logits
     if shard is not None:
-        bias = all_words(bias, shard)
+        bias = gather_vocabulary(bias, shard)
     return logits + bias
 
 
 def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Any:
     """Return hidden · tableᵀ + bias, deferred where the forward says so."""
-    if not link.defers and shard is None:
+    if not link.defers_logits and shard is None:
         return F.linear(hidden, table, bias)
     logits = Deferred(hidden, table, bias, link.counts, link.logits, shard)
-    if link.defers:
+    if link.defers_logits:
         return logits
     return logits.computed()
 
@@ -355,7 +363,7 @@ def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:
     padding_row = link.options.stop_both
     if shard is not None:
         padding_row = shard.row(padding_row)
-    return without_row(local(head, dtype=link.dtype), padding_row)
+    return without_row(local_part(head, dtype=link.dtype), padding_row)
 
 
 def _has_backward_hooks(head: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiewise.boundary.sharded_tables import spread, tables_of_units
+from tiewise.boundary.sharded_tables import gathered_table_ids, is_row_parallel
 from tiewise.boundary.tied_keys import partners
 from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.core.spec import BoundarySpec
@@ -80,7 +80,7 @@ def locate(model: nn.Module) -> ModelEnds:
     kind = type(model).__name__
     _refuse_pipeline(model)
     table, head = _declared_table(model), _declared_head(model)
-    gathered = tables_of_units(model)
+    gathered = gathered_table_ids(model)
     _check_kind(f"{kind}: its output head", head, nn.Linear, gathered)
     names = {id(module): name for name, module in model.named_modules()}
     if id(head) not in names or id(table) not in names:
@@ -93,13 +93,13 @@ def locate(model: nn.Module) -> ModelEnds:
     return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
 
-def require_module(model: Any, error: type[TiewiseError] = InstallError, fix: str | None = None) -> None:
+def require_module(model: Any, error: type[TiewiseError] = InstallError, remedy: str | None = None) -> None:
     """Refuse, by an `error`, a model that is no module: a path, say, or a tokenizer."""
     if not isinstance(model, nn.Module):
-        raise error(f"a {type(model).__name__} is no model", fix or "load it first, with tiewise.load(path) say")
+        raise error(f"a {type(model).__name__} is no model", remedy or "load it first, with tiewise.load(path) say")
 
 
-def ask(model: Any, method: str) -> Any:
+def call_if_present(model: Any, method: str) -> Any:
     """Return the result of a model's `method`. None where it has none, or none for its kind."""
     try:
         return getattr(model, method)()
@@ -110,25 +110,25 @@ def ask(model: Any, method: str) -> Any:
 def _declared_table(model: nn.Module) -> Any:
     """Return the module that a model of transformers names as its input embedding."""
     kind = type(model).__name__
-    table = ask(model, "get_input_embeddings")
+    table = call_if_present(model, "get_input_embeddings")
     if table is None:
-        fix = "install works on models of tokens, loaded and before they are wrapped"
-        raise InstallError(f"{kind} has no input embedding table", fix)
+        remedy = "install works on models of tokens, loaded and before they are wrapped"
+        raise InstallError(f"{kind} has no input embedding table", remedy)
     if not hasattr(model, "get_expanded_tied_weights_keys"):
-        fix = "install asks transformers' classes what they may tie; tiewise.Boundary is for models of your own"
-        raise InstallError(f"{kind} is no model of transformers", fix)
+        remedy = "install asks transformers' classes what they may tie; tiewise.Boundary is for models of your own"
+        raise InstallError(f"{kind} is no model of transformers", remedy)
     return table
 
 
 def _declared_head(model: nn.Module) -> Any:
     """Return the module that a model names as its output head."""
-    head = ask(model, "get_output_embeddings")
+    head = call_if_present(model, "get_output_embeddings")
     if head is None:
-        fix = "load the model with a language-model head (…ForCausalLM, …ForMaskedLM)"
-        raise InstallError(_no_head(model), fix)
+        remedy = "load the model with a language-model head (…ForCausalLM, …ForMaskedLM)"
+        raise InstallError(_no_head(model), remedy)
     if isinstance(head, nn.Embedding):
-        what = f"{type(model).__name__}: its output head is an Embedding, whose use as a matrix only the model knows"
-        raise InstallError(what, "install needs a torch.nn.Linear head with a weight [V, E]")
+        problem = f"{type(model).__name__}: its output head is an Embedding, whose use as a matrix only the model knows"
+        raise InstallError(problem, "install needs a torch.nn.Linear head with a weight [V, E]")
     return head
 
 
@@ -140,7 +140,7 @@ def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict
     if lookups:
         return lookups
     # nothing may be tied to this head: the decoder's table is the one that its rows correspond to
-    decoder_table = ask(ask(model, "get_decoder"), "get_input_embeddings")
+    decoder_table = call_if_present(call_if_present(model, "get_decoder"), "get_input_embeddings")
     table_name = names.get(id(decoder_table)) or names[id(table)]
     tied_to_table = _partner_modules(model, table_name)
     tied_to_table.pop(head_name, None)
@@ -165,9 +165,9 @@ def _refuse_pipeline(model: Any) -> None:
     is_stage = getattr(stage, "pp_size", 1) > 1
     elsewhere = [name for name in names if is_stage or _is_taken_away(model, name)]
     if elsewhere:
-        fix = "keep both ends on one rank and split the layers between them, or use fully_shard"
-        what = f"{type(model).__name__} is one stage of a pipeline, and its ends are on different ranks"
-        raise InstallError(f"{what}: no rank has both paths of the table's gradient", fix)
+        remedy = "keep both ends on one rank and split the layers between them, or use fully_shard"
+        problem = f"{type(model).__name__} is one stage of a pipeline, and its ends are on different ranks"
+        raise InstallError(f"{problem}: no rank has both paths of the table's gradient", remedy)
 
 
 def _is_taken_away(model: Any, parameter: str) -> bool:
@@ -197,31 +197,31 @@ def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int
     Weights that FSDP has `gathered`, and those that tensor parallelism spreads by rows, pass.
     """
     kind, home = type(module).__qualname__, type(module).__module__
-    fix = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
+    remedy = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
     is_foreign = home.startswith(("bitsandbytes.", "peft."))
     if is_foreign or not isinstance(module, cls):
-        raise InstallError(f"{where} is a {kind} of {home}", fix)
-    is_placed = id(module.weight) in gathered or spread(module)
+        raise InstallError(f"{where} is a {kind} of {home}", remedy)
+    is_placed = id(module.weight) in gathered or is_row_parallel(module)
     if not is_placed:
-        _check_weight(where, module.weight, fix)
+        _check_weight(where, module.weight, remedy)
 
 
-def _check_weight(where: str, weight: Any, fix: str) -> None:
+def _check_weight(where: str, weight: Any, remedy: str) -> None:
     """Refuse a weight that is sharded, quantised or computed. `fix` is the way out of quantised ones."""
     if hasattr(weight, "full_tensor"):
-        fix = "install before fully_shard or tensor parallelism, and keep what install returned"
-        raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", fix)
+        remedy = "install before fully_shard or tensor parallelism, and keep what install returned"
+        raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", remedy)
     # by class: isinstance takes anything with a certain mark for a Parameter, also a quantised tensor
     weight_class = type(weight)
     is_plain = weight_class is torch.Tensor or issubclass(weight_class, nn.Parameter)
     if weight.dtype not in _DTYPES or not is_plain:
-        raise InstallError(f"{where} holds quantised weights ({weight_class.__name__}, {weight.dtype})", fix)
+        raise InstallError(f"{where} holds quantised weights ({weight_class.__name__}, {weight.dtype})", remedy)
     if weight_class is torch.Tensor:
         raise InstallError(f"{where} has a weight that is computed, no Parameter", "remove what computes it first")
 
 
 def _refuse_options(where: str, lookup: nn.Embedding) -> None:
     """Refuse options of a lookup that a head has no counterpart of."""
-    for option, (does, fix) in _REFUSED.items():
+    for option, (does, remedy) in _REFUSED.items():
         if getattr(lookup, option) not in (None, False):
-            raise InstallError(f"{where} {does}", fix)
+            raise InstallError(f"{where} {does}", remedy)

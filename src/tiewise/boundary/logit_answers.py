@@ -38,23 +38,23 @@ def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatist
     Logits of some tokens take theirs from the sweep of all; with their own targets they are swept alone.
     """
     z.require_unchanged()
-    is_swept_alone = targets is not None and z.place is not None
+    is_swept_alone = targets is not None and z.positions is not None
     if is_swept_alone:
         owner = z
     else:
         owner = z.origin()
     last = owner.last_sweep
-    if last is None or not _serves(last, owner, targets):
+    if last is None or not _is_reusable(last, owner, targets):
         last = owner.last_sweep = _new_sweep(owner, targets)
         owner.counts.fused += 1
     statistics = last.statistics
-    if owner is z or z.place is None:
+    if owner is z or z.positions is None:
         return statistics
     assert statistics.entropy is not None, "every sweep is asked for the entropy"
-    return VocabularyStatistics(None, statistics.lse[z.place], statistics.entropy[z.place])
+    return VocabularyStatistics(None, statistics.lse[z.positions], statistics.entropy[z.positions])
 
 
-def _serves(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
+def _is_reusable(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
     """Return whether an earlier sweep has the same targets, and a gradient if one is needed."""
     if owner.requires_grad and not last.statistics.lse.requires_grad:
         return False
@@ -93,7 +93,7 @@ def gather(z: RecordedLogits, dim: int, index: Tensor, *, sparse_grad: bool = Fa
         return None  # torch says what is wrong with it
     with torch.set_grad_enabled(z.requires_grad):
         statistics = sweep(z, index.reshape(-1))
-        return _shaped(z, _entry_at_target(statistics, z.form), keepdim=True)
+        return _as_reduction(z, _entry_at_target(statistics, z.form), keepdim=True)
 
 
 def _has_one_token_each(index: Any, shape: torch.Size) -> bool:
@@ -135,7 +135,7 @@ def logsumexp(z: RecordedLogits, dim: Any, keepdim: bool = False) -> Tensor | No
     if z.form != LOGITS or not _can_sweep(z, dim):
         return None
     with torch.set_grad_enabled(z.requires_grad):
-        return _shaped(z, sweep(z).lse.clone(), keepdim)
+        return _as_reduction(z, sweep(z).lse.clone(), keepdim)
 
 
 def total(
@@ -155,7 +155,7 @@ def total(
             summed = -statistics.entropy  # Σ p log p = −H
         else:
             summed = statistics.lse - statistics.entropy  # Σ p z = lse − H
-        return _shaped(z, summed, keepdim)
+        return _as_reduction(z, summed, keepdim)
 
 
 def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | None) -> Tensor | None:
@@ -173,7 +173,7 @@ def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | Non
         sums = means * z.shape[-1]
         if z.form == LOG_P:
             sums = -sums
-        shaped = _shaped(z, sums, keepdim)
+        shaped = _as_reduction(z, sums, keepdim)
         if dtype is None:
             return shaped
         return shaped.to(dtype)
@@ -191,7 +191,7 @@ def argmax(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor 
     """Answer `torch.argmax` over the vocabulary."""
     if not isinstance(dim, int) or not z.is_vocabulary(dim):
         return None
-    return _by_rows(z, torch.argmax, keepdim)
+    return _apply_by_chunks(z, torch.argmax, keepdim)
 
 
 def mean(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
@@ -199,16 +199,16 @@ def mean(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | 
     if z.requires_grad:
         return None
     if dim is None:
-        means = _by_rows(z, torch.mean, keepdim=False)
+        means = _apply_by_chunks(z, torch.mean, keepdim=False)
         if means is None:
             return None
         return means.mean()
     if not z.is_vocabulary(dim):
         return None
-    return _by_rows(z, torch.mean, keepdim)
+    return _apply_by_chunks(z, torch.mean, keepdim)
 
 
-def _by_rows(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
+def _apply_by_chunks(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
     """Return `function` over the vocabulary, of a chunk of computed logits at a time, without gradients."""
     if z.form in (P_LOG_P, P_LOGITS) or torch.compiler.is_compiling():
         return None
@@ -218,19 +218,19 @@ def _by_rows(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) 
         hidden = z.hidden.reshape(-1, z.hidden.shape[-1])
         chunks = torch.split(hidden, chunk_rows(len(hidden), z.shape[-1], z.device.type))
         values = torch.cat([function(z.derive(hidden=chunk).computed(), -1) for chunk in chunks])
-        return _shaped(z, values, keepdim)
+        return _as_reduction(z, values, keepdim)
 
 
-def _shaped(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
+def _as_reduction(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
     """Give values of all tokens the shape and type of a reduction over the vocabulary."""
-    values = _as_narrow_as(z, values)
+    values = _cast_from_fp64(z, values)
     positions = z.shape[:-1]
     if keepdim:
         return values.reshape(*positions, 1)
     return values.reshape(positions)
 
 
-def _as_narrow_as(z: RecordedLogits, values: Tensor) -> Tensor:
+def _cast_from_fp64(z: RecordedLogits, values: Tensor) -> Tensor:
     """Return fp64 values in the type of `z`. transformers casts logits to fp32, also those of an fp64 model."""
     if values.dtype != torch.float64:
         return values
@@ -270,7 +270,7 @@ def fused_cross_entropy(
     )
     with torch.set_grad_enabled(input.requires_grad):
         loss = linear_cross_entropy(hidden, table, target, bias, options, shard=input.shard)
-    loss = _as_narrow_as(input, loss)
+    loss = _cast_from_fp64(input, loss)
     if not torch.compiler.is_compiling():  # first, since Dynamo traces no question about a graph
         note_loss(input, loss, target, options)
     return loss

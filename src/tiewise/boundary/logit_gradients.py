@@ -22,7 +22,7 @@ def note_loss(logits: RecordedLogits, loss: Tensor, target: Tensor, options: Los
     if loss.grad_fn is None or torch._C._are_functorch_transforms_active():
         return
     edge = torch.autograd.graph.get_gradient_edge(loss)
-    logits.origin().losses.append(FusedLoss(edge, logits.place, logits.dtype, target.clone(), options))
+    logits.origin().losses.append(FusedLoss(edge, logits.positions, logits.dtype, target.clone(), options))
 
 
 def gradients(
@@ -96,8 +96,8 @@ def _require_used(gradients: list[Tensor | None]) -> None:
     """Refuse a missing gradient, with the error that torch raises."""
     for gradient in gradients:
         if gradient is None:
-            what = "one of the inputs of torch.autograd.grad was not used in the graph: set allow_unused=True"
-            raise RuntimeError(what)
+            problem = "one of the inputs of torch.autograd.grad was not used in the graph: set allow_unused=True"
+            raise RuntimeError(problem)
 
 
 class _LossOfInput(NamedTuple):
@@ -113,8 +113,8 @@ def _losses_of(inputs: list[Any]) -> list[_LossOfInput]:
     for index, z in enumerate(inputs):
         if not isinstance(z, RecordedLogits):
             continue
-        is_whole = z.form == LOGITS and z.place is None
-        if is_whole:
+        has_all_tokens = z.form == LOGITS and z.positions is None
+        if has_all_tokens:
             losses += [_LossOfInput(index, loss) for loss in z.origin().losses]
     return losses
 
@@ -128,8 +128,8 @@ def _gradient_of_loss(fused: FusedLoss, logits: Tensor, upstream: Tensor, create
         logits = logits.detach().requires_grad_()
     with torch.enable_grad():
         rows = logits.reshape(-1, logits.shape[-1]).to(fused.dtype)
-        if fused.place is not None:
-            rows = rows[fused.place]
+        if fused.positions is not None:
+            rows = rows[fused.positions]
         loss = F.cross_entropy(
             rows,
             fused.target,

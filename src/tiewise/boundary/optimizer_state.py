@@ -25,8 +25,8 @@ def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
     state = dict(optimizer.state.get(table, {}))
     unknown = [key for key in _without_none(state) if key not in _UNDERSTOOD]
     if unknown:
-        what = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
-        raise UnsupportedError(what, "use SGD, Adam or AdamW, or change the boundary without an optimizer")
+        problem = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
+        raise UnsupportedError(problem, "use SGD, Adam or AdamW, or change the boundary without an optimizer")
     return state
 
 

@@ -37,8 +37,16 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from tiewise.boundary.locate import ModelEnds, locate, require_module
-from tiewise.boundary.saved import link_of, on_meta
-from tiewise.boundary.sharded_tables import FSDP_TABLE, by_rows, narrowed, require_whole_heads, set_aside, spread, units
+from tiewise.boundary.saved import is_on_meta, link_of
+from tiewise.boundary.sharded_tables import (
+    FSDP_TABLE,
+    detach_parallel_forward,
+    fsdp_units,
+    is_row_parallel,
+    is_row_sharded,
+    mixed_precision_dtype,
+    require_divisible_heads,
+)
 from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
@@ -61,8 +69,10 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
     ends = _whole_ends(model, mesh, "parallel_plan")
     names: tuple[str, ...] = mesh.mesh_dim_names or ()
     if mesh.ndim > 1 and AXIS not in names:
-        what = f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
-        raise InstallError(what, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
+        problem = (
+            f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
+        )
+        raise InstallError(problem, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
     end_names = [name for name, _ in ends.named]
     return dict.fromkeys(end_names, _Rows(model))
 
@@ -84,11 +94,11 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
         InstallError: no model with two ends, on the meta device, sharded or spread already; a mesh of more dimensions.
     """
     ends = _whole_ends(model, mesh, "keep_tables")
-    kind, fix = type(model).__name__, "call keep_tables on the loaded model, and then fully_shard"
-    if on_meta(model):
-        raise InstallError(f"{kind} is on the meta device", fix)
-    if units(model):
-        raise InstallError(f"{kind} is sharded by fully_shard already", fix)
+    kind, remedy = type(model).__name__, "call keep_tables on the loaded model, and then fully_shard"
+    if is_on_meta(model):
+        raise InstallError(f"{kind} is on the meta device", remedy)
+    if fsdp_units(model):
+        raise InstallError(f"{kind} is sharded by fully_shard already", remedy)
     if mesh.ndim > 2:
         raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
     for _, module in ends.named:
@@ -107,11 +117,11 @@ def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
     if link is not None:
         link.spec.require(SHARDED)
     if not isinstance(mesh, DeviceMesh):
-        fix = "make one with torch.distributed.device_mesh.init_device_mesh"
-        raise InstallError(f"{by} of a {type(mesh).__name__} in place of a mesh", fix)
-    if spread(ends.source) or spread(ends.head):
-        what = f"{type(model).__name__}: the rows of its tables are spread over ranks already"
-        raise InstallError(what, "call tiewise.install(model)")
+        remedy = "make one with torch.distributed.device_mesh.init_device_mesh"
+        raise InstallError(f"{by} of a {type(mesh).__name__} in place of a mesh", remedy)
+    if is_row_parallel(ends.source) or is_row_parallel(ends.head):
+        problem = f"{type(model).__name__}: the rows of its tables are spread over ranks already"
+        raise InstallError(problem, "call tiewise.install(model)")
     return ends
 
 
@@ -135,7 +145,7 @@ def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
         if getattr(module, width) % ranks == 0:
             plan[name] = make_style()
     if plan:
-        require_whole_heads(model, ranks, UnsupportedError)
+        require_divisible_heads(model, ranks, UnsupportedError)
     return plan
 
 
@@ -153,13 +163,13 @@ class _Rows(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         replicas = [Replicate()] * (device_mesh.ndim - 1)
         for parameter in list(module.parameters(recurse=False)):
-            if not by_rows(parameter):
+            if not is_row_sharded(parameter):
                 rows = distribute_tensor(parameter.detach(), device_mesh, [*replicas, Shard(0)])
                 self._replace(parameter, nn.Parameter(rows, requires_grad=parameter.requires_grad))
         module.forward = _forward_gathered(module, self._model)
         link = link_of(module)
         if link is not None:  # installed before: its own forward knows what to do
-            set_aside(module, link.undo)
+            detach_parallel_forward(module, link.journal)
         return module
 
     def _replace(self, old: nn.Parameter, new: nn.Parameter) -> None:
@@ -178,11 +188,11 @@ def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]
         dtype = None
         if FSDP_TABLE in vars(module):
             _refuse_training(module)
-            dtype = narrowed(model)  # `fully_shard` casts what it gathers itself
+            dtype = mixed_precision_dtype(model)  # `fully_shard` casts what it gathers itself
         spread_parameters = dict(module._parameters)
         try:
             for name, parameter in spread_parameters.items():
-                if by_rows(parameter):
+                if is_row_sharded(parameter):
                     module._parameters[name] = _gathered(parameter, dtype)
             return type(module).forward(module, *args, **kwargs)
         finally:
@@ -194,8 +204,8 @@ def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]
 def _refuse_training(module: nn.Module) -> None:
     """Refuse a training forward of a module whose table is kept in rows."""
     if torch.is_grad_enabled():
-        what = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
-        raise UnsupportedError(f"{what} without a boundary", "call tiewise.install(model) first")
+        problem = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
+        raise UnsupportedError(f"{problem} without a boundary", "call tiewise.install(model) first")
 
 
 def _gathered(parameter: Any, dtype: torch.dtype | None) -> Any:

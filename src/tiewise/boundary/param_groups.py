@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.locate import ask, require_module
+from tiewise.boundary.locate import call_if_present, require_module
 from tiewise.core.errors import UnsupportedError
 
 
@@ -48,8 +48,8 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     for module in model.modules():
         ends.add(module)
     if not ends.are_named:
-        what = f"{type(model).__name__} does not say which of its matrices is the output head"
-        raise UnsupportedError(what, "give it a method get_output_embeddings() that returns the head, or None")
+        problem = f"{type(model).__name__} does not say which of its matrices is the output head"
+        raise UnsupportedError(problem, "give it a method get_output_embeddings() that returns the head, or None")
     groups: dict[str, list[nn.Parameter]] = {"tables": [], "head": [], "hidden": [], "vectors": []}
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -74,7 +74,7 @@ class _EndParameters:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             self.tables.add(id(module.weight))
         if hasattr(module, "get_output_embeddings"):
-            head = ask(module, "get_output_embeddings")
+            head = call_if_present(module, "get_output_embeddings")
             self.heads.add(id(getattr(head, "weight", None)))
             self.are_named = True
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.locate import ask, require_module
+from tiewise.boundary.locate import call_if_present, require_module
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import readable, require_head
 from tiewise.checkpoint.stored import Reader, Stored, widened
 from tiewise.core.errors import InstallError, UnsupportedError
 
-SAME, ZERO, DRAWN = "the file's", "all zero", "unrelated to the file's, as if drawn at random"
+SAME, ZERO, UNRELATED = "the file's", "all zero", "unrelated to the file's, as if drawn at random"
 FROM_TABLE = "the file's input table, not the head that is stored"
 _ALIKE = 0.1  # the cosine of two tables below which they have nothing in common
 _PROBE_LOADED = "probe a model that is loaded, before it is quantised"
@@ -81,7 +81,7 @@ def _weight(model: nn.Module, method: str, name: str) -> Tensor:
     """Return the weight [V, E] with this name, of the end that the model names, or of a module with its last name."""
     weight = dict(model.named_parameters(remove_duplicate=False)).get(name)
     if weight is None:
-        module = ask(model, method) or _module_named(model, name.removesuffix(".weight").rpartition(".")[2])
+        module = call_if_present(model, method) or _module_named(model, name.removesuffix(".weight").rpartition(".")[2])
         weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         raise InstallError(f"{type(model).__name__} has no table {name}", "probe the whole model, with both ends")
@@ -123,7 +123,7 @@ def _state_of(live: Tensor, stored: Stored) -> str:
     if not math.isfinite(sums.live_square):
         return "not all numbers"
     if abs(sums.cosine()) < _ALIKE:
-        return DRAWN
+        return UNRELATED
     return f"other than the file's in {sums.differing_rows:,} of {stored.rows:,} rows"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tiewise.boundary.link import Link
 from tiewise.boundary.saved import plain_class_of
-from tiewise.boundary.trial_runs import SEED, ordinary_ids, untraced
+from tiewise.boundary.trial_runs import SEED, ordinary_ids, run_without_trace
 from tiewise.core.errors import InstallError
 
 Batch = dict[str, Any]
@@ -23,8 +23,8 @@ def random_batch(model: Any, link: Link) -> Batch:
     """Draw ordinary token ids and labels [2, 8], and labels of pairs [2]. All are on the model's device."""
     accepted = inspect.signature(model.forward).parameters
     if "labels" not in accepted:
-        fix = "install works on models that compute their loss from labels"
-        raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
+        remedy = "install works on models that compute their loss from labels"
+        raise InstallError(f"{type(model).__name__}.forward takes no labels", remedy)
     input_rows = min(len(lookup.weight) for lookup in link.lookups)
     output_rows = len(link.head.weight)
     output_vocab = getattr(model.config.get_text_config(), "output_vocab_size", None)
@@ -51,7 +51,7 @@ class LossAndLogits(NamedTuple):
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
     """Run one forward that leaves no trace, and return its loss and logits."""
-    output = untraced(model, batch, training=training)
+    output = run_without_trace(model, batch, training=training)
     if isinstance(output, dict):
         loss = output.get("loss")
         every_logits = [value for key, value in output.items() if "logits" in key]
@@ -68,8 +68,8 @@ def _no_loss(model: Any, batch: Batch) -> InstallError:
     accepted = inspect.signature(model.forward).parameters
     labels = [name for name in accepted if name.endswith(("label", "labels"))]
     absent = [name for name in labels if name not in batch]
-    fix = "pass batch={...} with all inputs that its loss needs"
+    remedy = "pass batch={...} with all inputs that its loss needs"
     if absent:
-        fix += f"; this batch lacks {', '.join(absent)}"
+        remedy += f"; this batch lacks {', '.join(absent)}"
     kind = plain_class_of(model).__name__
-    return InstallError(f"{kind} computed no loss from {', '.join(batch)}", fix)
+    return InstallError(f"{kind} computed no loss from {', '.join(batch)}", remedy)

@@ -68,7 +68,7 @@ class FusedLoss(NamedTuple):
     """A fused loss of deferred logits: its place in autograd's graph, and how to compute it from the logits."""
 
     edge: GradientEdge
-    place: Tensor | None  # the tokens that it is of; None: all of them
+    positions: Tensor | None  # the tokens that it is of; None: all of them
     dtype: torch.dtype
     target: Tensor
     options: LossOptions
@@ -142,7 +142,7 @@ class RecordedLogits:
         self.grad_mode = torch.is_grad_enabled()  # where the head was called
         self.form = LOGITS  # or probabilities, say
         self.parent: RecordedLogits | None = None  # remembers the sweep, of these tokens or of more
-        self.place: Tensor | None = None  # [n] positions of these tokens among the parent's; None: all of them
+        self.positions: Tensor | None = None  # [n] positions of these tokens among the parent's; None: all of them
         self.last_sweep: Sweep | None = None
         self.losses: list[FusedLoss] = []  # of an origin: the losses that were computed from its logits
         # one counter for all that would be views of the same memory: a step in place counts it up
@@ -166,7 +166,7 @@ class RecordedLogits:
 
     def derive_aligned(self, step: Step | None = None, **changes: Any) -> Self:
         """Derive logits of the same tokens in the same order: a sweep of one serves the other."""
-        return self.derive(step, parent=self.origin(), place=self.place, **changes)
+        return self.derive(step, parent=self.origin(), positions=self.positions, **changes)
 
     def origin(self) -> RecordedLogits:
         """Return the logits that remember the sweep; no step in place changes them."""
@@ -238,11 +238,11 @@ class RecordedLogits:
         """
         needs_table = not self.is_computed and self.table.numel() > 0 and not torch.compiler.is_compiling()
         if needs_table and not self.table.untyped_storage().nbytes():
-            fix = "call set_reshard_after_forward(False, recurse=False) on the module that was sharded with the head"
-            raise UnsupportedError("fully_shard freed the table before these deferred logits were read", fix)
+            remedy = "call set_reshard_after_forward(False, recurse=False) on the module that was sharded with the head"
+            raise UnsupportedError("fully_shard freed the table before these deferred logits were read", remedy)
         if self.version != self.memory[0]:
-            what = "these logits share memory with others that were scaled in place, and these are deferred"
-            raise UnsupportedError(what, "read those, or divide into a new tensor: logits / temperature")
+            problem = "these logits share memory with others that were scaled in place, and these are deferred"
+            raise UnsupportedError(problem, "read those, or divide into a new tensor: logits / temperature")
 
     def real(self, because: str = "real") -> Tensor:
         """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
@@ -285,7 +285,7 @@ class RecordedLogits:
         tokens = self.hidden.reshape(-1, self.hidden.shape[-1])
         room = self.shard.room(tokens)
         everyones = brought(tokens, self.shard, room).to(dtype)
-        logits = all_words(F.linear(everyones, table, bias), self.shard, room)
+        logits = gather_vocabulary(F.linear(everyones, table, bias), self.shard, room)
         return logits[: len(tokens)].view(self.shape)
 
 
@@ -296,7 +296,7 @@ def _computed_argument(argument: Any) -> Any:
     return argument
 
 
-def all_words(logits: Tensor, shard: VocabularyShard, room: int | None = None) -> Tensor:
+def gather_vocabulary(logits: Tensor, shard: VocabularyShard, room: int | None = None) -> Tensor:
     """Return logits [..., V] of the whole vocabulary, from every rank's [..., V_r].
 
     With `room`, every rank multiplied everyone's tokens: from [W · room, V_r] come those of the tokens here.

@@ -30,12 +30,12 @@ class Structure:
     new_bias: bool = False
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """True if the family's own class can hold it."""
         return self == Structure()
 
     @property
-    def folded(self) -> bool:
+    def needs_folding(self) -> bool:
         """True if its dense tables differ from its tables."""
         return self.maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
 
@@ -88,11 +88,11 @@ def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths
     counts = {name: len(module.weight) for name, module in ends.named}
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
-        fix = "choose untied, or resize_token_embeddings to one vocabulary first"
-        raise InstallError(f"{spec} needs one vocabulary, and the tables have {sizes} rows", fix)
+        remedy = "choose untied, or resize_token_embeddings to one vocabulary first"
+        raise InstallError(f"{spec} needs one vocabulary, and the tables have {sizes} rows", remedy)
     if widths.input != widths.output and spec.width is None:
-        what = f"{spec}: the input table is {widths.input} wide, the output table {widths.output}"
-        raise InstallError(what, "choose factored:k or projected:k, whose maps meet both widths")
+        problem = f"{spec}: the input table is {widths.input} wide, the output table {widths.output}"
+        raise InstallError(problem, "choose factored:k or projected:k, whose maps meet both widths")
 
 
 # tables
@@ -154,8 +154,8 @@ def _make_maps(spec: BoundarySpec, widths: _Widths, table: Tensor) -> _Maps:
             in_map, out_map = make_maps(spec, widths.input)
         if widths.output != widths.input:
             if spec.kind == "spd":
-                what = f"spd: its two maps are one matrix, and the widths {widths.input} and {widths.output} differ"
-                raise InstallError(what, "choose factored:k, whose maps are two")
+                problem = f"spd: its two maps are one matrix, and the widths {widths.input} and {widths.output} differ"
+                raise InstallError(problem, "choose factored:k, whose maps are two")
             out_map = make_maps(spec, widths.output)[1]
     for module in (in_map, out_map):
         if module is not None:

@@ -23,7 +23,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tiewise.boundary.declare_tying import declare_tying, own_config
+from tiewise.boundary.declare_tying import copy_config, declare_tying
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.tied_keys import depth_keys
 from tiewise.core.errors import InstallError
@@ -48,7 +48,7 @@ def link_of(module: Any) -> Any:
     return vars(module).get(NAME)
 
 
-def on_meta(model: Any) -> bool:
+def is_on_meta(model: Any) -> bool:
     """Return whether the model has shapes but no values yet."""
     return any(parameter.is_meta for parameter in model.parameters())
 
@@ -63,10 +63,10 @@ class Swapped:
     """A class made from a plain one at run time. It copies and pickles by naming what made it."""
 
     plain_class: type
-    made_by: tuple[Any, ...]  # (function, *arguments) that makes the class, also in another process
+    factory_call: tuple[Any, ...]  # (function, *arguments) that makes the class, also in another process
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, self.made_by, vars(self)
+        return _blank, self.factory_call, vars(self)
 
 
 def _blank(function: Any, *arguments: Any) -> Any:
@@ -74,9 +74,9 @@ def _blank(function: Any, *arguments: Any) -> Any:
     return cls.__new__(cls)
 
 
-def _make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
+def _make(plain: Any, bases: tuple[type, ...], factory_call: tuple[Any, ...], **body: Any) -> Any:
     """Make the class `Tiewise…` of `plain`."""
-    body |= {"plain_class": plain, "made_by": made_by, "__module__": __name__, "__doc__": plain.__doc__}
+    body |= {"plain_class": plain, "factory_call": factory_call, "__module__": __name__, "__doc__": plain.__doc__}
     return type(f"{PREFIX}{plain.__name__}", bases, body)
 
 
@@ -92,7 +92,7 @@ def swapped(plain: Any, mixin: Any) -> Any:
 # the type that no other tool loads
 
 
-def _nothing(model: Any) -> None:
+def _do_nothing(model: Any) -> None:
     """Do nothing once a model has its values."""
 
 
@@ -100,7 +100,7 @@ class Entry(NamedTuple):
     """Functions by which an entry of a config acts on a model made from it."""
 
     build: Callable[[Any, Any], None]  # (model, the entry's value), before there are weights
-    loaded: Callable[[Any], None] = _nothing  # (model), once it has its values
+    loaded: Callable[[Any], None] = _do_nothing  # (model), once it has its values
 
 
 ENTRIES: dict[str, Entry] = {}  # by the entry's name
@@ -116,8 +116,8 @@ class TiewiseConfig(PreTrainedConfig):
         """Build the family's config."""
         base = config_dict.get(BASE)
         if base not in CONFIG_MAPPING:
-            fix = f"its config.json should say {BASE}: llama, say; is transformers recent enough?"
-            raise InstallError(f"a tiewise checkpoint of the unknown family {base!r}", fix)
+            remedy = f"its config.json should say {BASE}: llama, say; is transformers recent enough?"
+            raise InstallError(f"a tiewise checkpoint of the unknown family {base!r}", remedy)
         return register_family(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)
 
 
@@ -140,27 +140,27 @@ class FamilyModel(DepthTying, Swapped):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        entries = _entries(config)
+        entries = _config_entries(config)
         unknown = entries.keys() - ENTRIES.keys()
         if unknown:
-            fix = "import tiewise.hf first; if that is not enough, this version of tiewise is too old"
-            raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", fix)
+            remedy = "import tiewise.hf first; if that is not enough, this version of tiewise is too old"
+            raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", remedy)
         for entry, value in entries.items():
             ENTRIES[entry].build(self, value)
-        if not on_meta(self):
-            _loaded(self)
+        if not is_on_meta(self):
+            _run_after_load(self)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load as the family does, and tell every entry; refused (InstallError) by transformers' tensor parallelism."""
         if _asks_for_tensor_parallelism(kwargs):
-            fix = "load it whole and give parallelize_module the plan of tiewise.parallel_plan(model, mesh)"
-            raise InstallError(f"{cls.__name__} has maps or options that no plan of transformers knows", fix)
+            remedy = "load it whole and give parallelize_module the plan of tiewise.parallel_plan(model, mesh)"
+            raise InstallError(f"{cls.__name__} has maps or options that no plan of transformers knows", remedy)
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         model = loaded
         if isinstance(loaded, tuple):  # with output_loading_info
             model = loaded[0]
-        _loaded(model)
+        _run_after_load(model)
         return loaded
 
     def _get_name(self) -> str:
@@ -255,18 +255,18 @@ def register_family(plain: Any) -> Any:
 
 def declare_family(model: Any, config: Any, journal: Journal) -> None:
     """Give a model and its own config the type that no other tool loads."""
-    if is_family(config):
+    if is_family_config(config):
         return
     journal.set(config, BASE, type(config).model_type)
     journal.set(config, "__class__", register_family(config.__class__))
     journal.set(model, "__class__", family_model(model.__class__))
 
 
-def forget(model: Any, entry: str) -> None:
+def remove_entry(model: Any, entry: str) -> None:
     """Take an entry out of a model's config, and with the last one the type that no other tool loads."""
-    config = own_config(model, Journal())
+    config = copy_config(model, Journal())
     vars(config).pop(entry, None)
-    if _entries(config):
+    if _config_entries(config):
         return
     vars(config).pop(BASE, None)
     for swapped_object in (config, model):
@@ -274,17 +274,17 @@ def forget(model: Any, entry: str) -> None:
             swapped_object.__class__ = swapped_object.plain_class
 
 
-def is_family(config: Any) -> bool:
+def is_family_config(config: Any) -> bool:
     """Return whether a config is of the type that no other tool loads."""
     return isinstance(config, FamilyConfig)
 
 
-def _entries(config: Any) -> dict[str, Any]:
+def _config_entries(config: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if name.startswith("tiewise_") and value is not None}
 
 
-def _loaded(model: Any) -> None:
-    for entry in _entries(model.config):
+def _run_after_load(model: Any) -> None:
+    for entry in _config_entries(model.config):
         ENTRIES[entry].loaded(model)
 
 

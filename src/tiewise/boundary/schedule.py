@@ -16,8 +16,8 @@ class _Scheduled(TrainerCallback):
     def __init__(self, becomes: str, step: int, choice: str, choices: tuple[str, ...]) -> None:
         is_count = hasattr(step, "__index__") and step >= 0
         if not is_count or choice not in choices:
-            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
-            raise SpecError(what, f"give a number of steps, and one of {', '.join(choices)}")
+            problem = f"the boundary cannot change after {step!r} steps by {choice!r}"
+            raise SpecError(problem, f"give a number of steps, and one of {', '.join(choices)}")
         self.becomes, self.step, self.choice, self.done = becomes, step, choice, False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
@@ -29,8 +29,8 @@ class _Scheduled(TrainerCallback):
         if installed.spec.kind == self.becomes:  # a run resumed from a checkpoint that was written after the change
             return
         if args.world_size > 1:
-            fix = "train on one process, or start from the final boundary"
-            raise UnsupportedError("changing the boundary while several processes train", fix)
+            remedy = "train on one process, or start from the final boundary"
+            raise UnsupportedError("changing the boundary while several processes train", remedy)
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])  # accelerate wraps it
         if self.becomes == "tied":
             installed.tie(optimizer, keep=self.choice)

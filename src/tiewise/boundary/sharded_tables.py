@@ -37,7 +37,7 @@ from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, mapped
 from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
-ASIDE = "_tiewise_parallel_forward"
+PARALLEL_FORWARD = "_tiewise_parallel_forward"
 FSDP_TABLE = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
 _SHARD_LATER = "load without fsdp_size and call torch's fully_shard on the layers and on the model"
 
@@ -45,7 +45,7 @@ _SHARD_LATER = "load without fsdp_size and call torch's fully_shard on the layer
 # fully_shard
 
 
-def units(model: nn.Module) -> list[Any]:
+def fsdp_units(model: nn.Module) -> list[Any]:
     """Return the modules that `fully_shard` was called on; told by what it adds to their class."""
     return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
 
@@ -53,7 +53,7 @@ def units(model: nn.Module) -> list[Any]:
 def _states(model: nn.Module) -> list[Any]:
     """Return torch's record of each unit; modules that were sharded together share one."""
     states = {}
-    for unit in units(model):
+    for unit in fsdp_units(model):
         state = unit._get_fsdp_state()
         states[id(state)] = state
     return list(states.values())
@@ -85,7 +85,7 @@ def reshard(model: nn.Module) -> None:
         getattr(state, "_modules_to_run_forward", set()).clear()
         for group in _groups(state):
             group._training_state = idle
-    for unit in units(model):
+    for unit in fsdp_units(model):
         unit.reshard()
 
 
@@ -98,7 +98,7 @@ def parameter_records(model: nn.Module) -> list[Any]:
     return records
 
 
-def narrowed(model: nn.Module) -> torch.dtype | None:
+def mixed_precision_dtype(model: nn.Module) -> torch.dtype | None:
     """Return the type that the units' mixed-precision policy computes in, or None."""
     for state in _states(model):
         dtype: torch.dtype | None = state._mp_policy.param_dtype
@@ -107,54 +107,56 @@ def narrowed(model: nn.Module) -> torch.dtype | None:
     return None
 
 
-def tables_of_units(model: nn.Module) -> set[int]:
+def gathered_table_ids(model: nn.Module) -> set[int]:
     """Return the ids of the sharded Parameters that `fully_shard` gathers whole before modules read them."""
-    sharded = units(model)
+    sharded = fsdp_units(model)
     if not sharded:
         return set()
     kind = type(model).__name__
     if model not in sharded:
-        what = f"parts of {kind} are sharded by fully_shard, and {kind} itself is not"
-        raise InstallError(what, "call fully_shard(model) as well, or install before the first fully_shard")
+        problem = f"parts of {kind} are sharded by fully_shard, and {kind} itself is not"
+        raise InstallError(problem, "call fully_shard(model) as well, or install before the first fully_shard")
     reshard(model)
-    places: dict[int, str] = {}
+    names_by_parameter: dict[int, str] = {}
     gathered: set[int] = set()
     names = {id(module): name for name, module in model.named_modules()}
     for record in parameter_records(model):
-        place = record._module_info
-        parameter = getattr(place.module, place.param_name)  # what was tied since is not what the record began with
-        name = f"{names.get(id(place.module), '')}.{place.param_name}"
-        if id(parameter) in places:
-            what = f"{kind}: {places[id(parameter)]} and {name} are one Parameter that two units of fully_shard keep"
+        module_info = record._module_info
+        # read from the module: it may have been tied after the record was made
+        parameter = getattr(module_info.module, module_info.param_name)
+        name = f"{names.get(id(module_info.module), '')}.{module_info.param_name}"
+        if id(parameter) in names_by_parameter:
+            other = names_by_parameter[id(parameter)]
+            problem = f"{kind}: {other} and {name} are one Parameter that two units of fully_shard keep"
             raise InstallError(
-                f"{what}, so that one end of the table is never updated where V does not divide", _SHARD_LATER
+                f"{problem}, so that one end of the table is never updated where V does not divide", _SHARD_LATER
             )
-        places[id(parameter)] = name
+        names_by_parameter[id(parameter)] = name
         if not record.is_dtensor:  # others stay as tensor parallelism has cut them
             gathered.add(id(parameter))
     return gathered
 
 
-def shard(model: Any, mesh: DeviceMesh | None = None, kept: set[nn.Parameter] | None = None) -> None:
+def shard(model: Any, mesh: DeviceMesh | None = None, ignored_params: set[nn.Parameter] | None = None) -> None:
     """Shard a model over a mesh, but for what is `kept`. Each layer is a unit; the rest, with tables, is one more."""
     names = getattr(model, "_no_split_modules", None)
     if not names:
-        what = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
-        raise UnsupportedError(what, "train it without --fsdp")
+        problem = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
+        raise UnsupportedError(problem, "train it without --fsdp")
     # a list: fully_shard changes the classes
     layers = [module for module in model.modules() if type(module).__name__ in names]
     for module in layers:
         if model.get_input_embeddings() not in module.modules():  # of BERT's too, whose table the head has as well
             fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh, ignored_params=kept)
+    fully_shard(model, mesh=mesh, ignored_params=ignored_params)
 
 
 @torch.no_grad()
-def fill(whole: nn.Module, sharded: nn.Module) -> None:
+def fill_from_shards(full_model: nn.Module, sharded_model: nn.Module) -> None:
     """Copy the parts of a sharded model into one that is whole. All processes call it."""
-    reshard(sharded)
-    parts = sharded.state_dict()
-    for name, tensor in whole.state_dict().items():
+    reshard(sharded_model)
+    parts = sharded_model.state_dict()
+    for name, tensor in full_model.state_dict().items():
         values = parts[name]
         if isinstance(values, DTensor):
             values = values.full_tensor()
@@ -166,28 +168,28 @@ def fill(whole: nn.Module, sharded: nn.Module) -> None:
 
 def shard_of(module: Any) -> VocabularyShard | None:
     """Return which rows of an end's table are here; None where it is whole."""
-    if not by_rows(module.weight):
+    if not is_row_sharded(module.weight):
         return None
     mesh = module.weight.device_mesh
     return VocabularyShard(len(module.weight), mesh.get_group(mesh.ndim - 1), own_tokens=FSDP_TABLE in vars(module))
 
 
-def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
+def local_part(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
     """Return this rank's part of an end's Parameter, whose gradient is that of these rows.
 
     A table that `keep_tables` keeps over the ranks of FSDP comes in type `dtype`, and its gradient is averaged over
     the ranks.
     """
     parameter = getattr(module, name)
-    if not by_rows(parameter):
+    if not is_row_sharded(parameter):
         return parameter
     rows = parameter.to_local()
-    is_kept = FSDP_TABLE in vars(module)
-    if not is_kept:  # under tensor parallelism all ranks read the same tokens: nothing is averaged
+    averages_gradient = FSDP_TABLE in vars(module)
+    if not averages_gradient:  # under tensor parallelism all ranks read the same tokens: nothing is averaged
         return rows
     mesh = parameter.device_mesh
 
-    def averaged(upstream: Tensor) -> Tensor:
+    def average(upstream: Tensor) -> Tensor:
         """Average a gradient over all ranks, in its own buffer.
 
         It comes as a sum over the ranks of the last dimension of the mesh, which split the rows.
@@ -197,10 +199,10 @@ def local(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -
             dist.all_reduce(upstream, group=mesh.get_group(dimension))
         return upstream
 
-    return mapped(rows, _viewed, averaged).to(dtype or parameter.dtype)
+    return mapped(rows, _view, average).to(dtype or parameter.dtype)
 
 
-def _viewed(x: Tensor) -> Tensor:
+def _view(x: Tensor) -> Tensor:
     """Return the same values as a tensor of its own for autograd."""
     return x.view_as(x)
 
@@ -216,7 +218,7 @@ def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
     return rows, VocabularyShard(gradient.shape[0], gradient.device_mesh.get_group(len(others)))
 
 
-def by_rows(weight: Any) -> bool:
+def is_row_sharded(weight: Any) -> bool:
     """Return whether a weight is spread by rows over the last dimension of a mesh alone."""
     *others, last = getattr(weight, "placements", (Replicate(),))
     if not last.is_shard(0):
@@ -224,7 +226,7 @@ def by_rows(weight: Any) -> bool:
     return all(placement.is_replicate() for placement in others)
 
 
-def spread(module: Any) -> bool:
+def is_row_parallel(module: Any) -> bool:
     """Return whether tensor parallelism has spread an end's table by rows. `fully_shard` may have cut these once more.
 
     Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
@@ -232,21 +234,21 @@ def spread(module: Any) -> bool:
     placements: Any = getattr(module.weight, "placements", ())
     if not placements or not placements[-1].is_shard(0):
         return False
-    return "forward" in vars(module) or ASIDE in vars(module)
+    return "forward" in vars(module) or PARALLEL_FORWARD in vars(module)
 
 
-def set_aside(module: Any, journal: Any) -> None:
+def detach_parallel_forward(module: Any, journal: Any) -> None:
     """Take out of the way what tensor parallelism put before the `forward` of a module whose weight it spread."""
-    if spread(module) and "forward" in vars(module):
-        journal.set(module, ASIDE, vars(module)["forward"])
+    if is_row_parallel(module) and "forward" in vars(module):
+        journal.set(module, PARALLEL_FORWARD, vars(module)["forward"])
         journal.later(setattr, module, "forward", vars(module).pop("forward"))
 
 
-def require_whole_table(model: Any, head: Any, what: str) -> None:
+def require_unsharded_table(model: Any, head: Any, operation: str) -> None:
     """Refuse, by an UnsupportedError, what reads or changes a whole table where the tables are cut."""
-    if units(model) or spread(head):
-        fix = "do it before fully_shard and tensor parallelism"
-        raise UnsupportedError(f"{what}: the tables of {type(model).__name__} are sharded", fix)
+    if fsdp_units(model) or is_row_parallel(head):
+        remedy = "do it before fully_shard and tensor parallelism"
+        raise UnsupportedError(f"{operation}: the tables of {type(model).__name__} are sharded", remedy)
 
 
 def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verified: bool) -> None:
@@ -258,21 +260,21 @@ def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verif
     kind = type(model).__name__
     (spec or has).require(SHARDED)
     if spec not in (None, has) or changed:
-        fix = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
-        raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", fix)
+        remedy = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
+        raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", remedy)
     if verified:
-        fix = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
-        raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", fix)
+        remedy = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
+        raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", remedy)
     ranks = getattr(model, "_tp_size", None) or 1  # transformers' own entry
-    require_whole_heads(model, ranks, InstallError)
+    require_divisible_heads(model, ranks, InstallError)
 
 
-def require_whole_heads(model: Any, ranks: int, error: type[TiewiseError]) -> None:
+def require_divisible_heads(model: Any, ranks: int, error: type[TiewiseError]) -> None:
     """Refuse, by an `error`, numbers of attention heads that the ranks of tensor parallelism do not divide."""
     config = model.config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % ranks:
-            what = f"{type(model).__name__}: {ranks} ranks of tensor parallelism do not divide {name}={heads}"
-            fix = f"choose another number, a model with a multiple of {ranks} heads, or tiewise.parallel_plan alone"
-            raise error(what, f"{fix}, which leaves the body whole")
+            problem = f"{type(model).__name__}: {ranks} ranks of tensor parallelism do not divide {name}={heads}"
+            remedy = f"choose another number, a model with a multiple of {ranks} heads, or tiewise.parallel_plan alone"
+            raise error(problem, f"{remedy}, which leaves the body whole")

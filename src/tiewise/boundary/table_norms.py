@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tiewise.boundary.ops.path_gradient import PathRecord, gather, path_norms
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
-from tiewise.boundary.sharded_tables import FSDP_TABLE, local_gradient, spread
+from tiewise.boundary.sharded_tables import FSDP_TABLE, is_row_parallel, local_gradient
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
 
@@ -42,13 +42,13 @@ def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None
 
 def _over_ranks(record: PathRecord, table: Tensor, head: nn.Module, shard: VocabularyShard | None) -> PathRecord:
     """Average the lookup path's rows over ranks in the way that the gradient was."""
-    if not spread(head):
+    if not is_row_parallel(head):
         return gather(record, shard)
     # ranks of the mesh's last dimension see the same tokens
     mesh = cast("Any", table).device_mesh
     if mesh.size() < torch.distributed.get_world_size():
-        fix = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
-        raise UnsupportedError("path_norms where others hold the same rows and see other tokens", fix)
+        remedy = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
+        raise UnsupportedError("path_norms where others hold the same rows and see other tokens", remedy)
     for dimension in range(mesh.ndim - 1):
         record = gather(record, group=mesh.get_group(dimension))
     if shard is None or FSDP_TABLE not in vars(head):

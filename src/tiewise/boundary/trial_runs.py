@@ -22,7 +22,7 @@ def ordinary_ids(model: Any, rows: int, shape: tuple[int, int], source: torch.Ge
     return ids[drawn]
 
 
-def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> Any:
+def run_without_trace(model: Any, batch: dict[str, Any], *, training: bool = False) -> Any:
     """Return the output of one forward with fixed randomness, and leave no trace in the model."""
     # fixed, since some families sample in their forward
     with undisturbed(model, training=training, seed=SEED), torch.set_grad_enabled(training):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
-from tiewise.boundary.sharded_tables import units
+from tiewise.boundary.sharded_tables import fsdp_units
 
 _CONFIGS = (PreTrainedConfig, GenerationConfig)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # and no subclass, whose methods may do more
@@ -44,7 +44,7 @@ _OF_SHARDING = frozenset((
 
 
 @contextmanager
-def kept_generators(seed: int | None = None) -> Iterator[None]:
+def preserve_generators(seed: int | None = None) -> Iterator[None]:
     """Restore every random generator at the end of this context. With a `seed`, start each from it."""
     states = generator_states()
     try:
@@ -102,9 +102,9 @@ def undisturbed(model: nn.Module, *, training: bool | None = None, seed: int | N
     Args:
         model: any model, installed or not; of a sharded one, what `fully_shard` sets up in a first forward stays.
         training: mode of all its modules within the context; None keeps each module's own.
-        seed: as in `kept_generators`.
+        seed: as in `preserve_generators`.
     """
-    with kept_generators(seed):
+    with preserve_generators(seed):
         before = _Snapshot(model)
         try:
             if training is not None:
@@ -123,7 +123,7 @@ class _Snapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self.passed_over: frozenset[str] = frozenset()
-        if units(model):
+        if fsdp_units(model):
             self.passed_over = _OF_SHARDING
         self.containers: list[tuple[Any, Any]] = []  # (container, a shallow copy of it)
         self.tensors: list[tuple[Tensor, Tensor, int | None]] = []  # (tensor, its values, its version)

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from tiewise.boundary.vector_text import VectorHeader
-from tiewise.boundary.word_rows import TAKE_AGAIN, WIDEST, WordRows
+from tiewise.boundary.word_rows import DOWNLOAD_AGAIN, WIDEST, WordRows
 from tiewise.core.errors import DataError
 
 FASTTEXT_MAGIC = struct.pack("<i", 793_712_314)
@@ -38,28 +38,28 @@ class Cursor:
 
     def __init__(self, file: BinaryIO) -> None:
         self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.at = 0
+        self.position = 0
 
-    def word(self, mark: bytes) -> bytes:
+    def read_word(self, mark: bytes) -> bytes:
         """Return the bytes before the next `mark`, one byte, and step over it."""
-        end = self.bytes.find(mark, self.at, self.at + _LONGEST_WORD + 1)
+        end = self.bytes.find(mark, self.position, self.position + _LONGEST_WORD + 1)
         if end < 0:
-            if len(self.bytes) - self.at > _LONGEST_WORD:
-                what = f"a word of more than {_LONGEST_WORD:,} bytes at byte {self.at:,}"
-                raise DataError(f"{what}, so the file is not what its beginning says", TAKE_AGAIN)
-            end = len(self.bytes)  # `take` refuses it as cut short
-        return self.take(end + 1 - self.at)[:-1]
+            if len(self.bytes) - self.position > _LONGEST_WORD:
+                problem = f"a word of more than {_LONGEST_WORD:,} bytes at byte {self.position:,}"
+                raise DataError(f"{problem}, so the file is not what its beginning says", DOWNLOAD_AGAIN)
+            end = len(self.bytes)  # `read_bytes` refuses it as cut short
+        return self.read_bytes(end + 1 - self.position)[:-1]
 
-    def take(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        if self.at + count > len(self.bytes):
-            raise DataError(f"cut short, it ends at byte {len(self.bytes):,} within an entry", TAKE_AGAIN)
-        self.at += count
-        return self.bytes[self.at - count : self.at]
+        if self.position + count > len(self.bytes):
+            raise DataError(f"cut short, it ends at byte {len(self.bytes):,} within an entry", DOWNLOAD_AGAIN)
+        self.position += count
+        return self.bytes[self.position - count : self.position]
 
-    def unpack(self, form: str) -> tuple[Any, ...]:
+    def read_numbers(self, form: str) -> tuple[Any, ...]:
         """Return the next numbers, little-endian, as `struct` writes their types."""
-        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+        return struct.unpack(f"<{form}", self.read_bytes(struct.calcsize(f"<{form}")))
 
 
 # word2vec
@@ -73,17 +73,17 @@ def read_word2vec(file: Cursor, tokens: Sequence[str | None], header: VectorHead
     least = header.length + count * (4 * width + 1)
     if size < least:
         promised = f"{count:,} words of {width:,} numbers, at least {least:,} bytes; it has {size:,}"
-        raise DataError(f"cut short, or no word2vec file: its first line promises {promised}", TAKE_AGAIN)
-    file.at = header.length
+        raise DataError(f"cut short, or no word2vec file: its first line promises {promised}", DOWNLOAD_AGAIN)
+    file.position = header.length
     rows = WordRows(tokens, width)
-    for place in range(1, count + 1):
-        word = file.word(b" ").removeprefix(b"\n")
-        vector = file.take(4 * width)
+    for number in range(1, count + 1):
+        word = file.read_word(b" ").removeprefix(b"\n")
+        vector = file.read_bytes(4 * width)
         if word in rows.index:
-            rows.put(word, np.frombuffer(vector, "<f4"), place)
-    if file.bytes[file.at : file.at + 2] not in (b"", b"\n"):
-        what = f"behind the {count:,} words of {width:,} numbers that its first line promises it goes on"
-        raise DataError(f"{what} (byte {file.at:,} of {size:,})", TAKE_AGAIN)
+            rows.put(word, np.frombuffer(vector, "<f4"), number)
+    if file.bytes[file.position : file.position + 2] not in (b"", b"\n"):
+        problem = f"behind the {count:,} words of {width:,} numbers that its first line promises it goes on"
+        raise DataError(f"{problem} (byte {file.position:,} of {size:,})", DOWNLOAD_AGAIN)
     return rows
 
 
@@ -120,15 +120,15 @@ def read_fasttext(file: Cursor, tokens: Sequence[str | None]) -> WordRows:
 
 def _require(holds: bool, contradiction: str) -> None:
     if not holds:
-        raise DataError(f"a fastText model that contradicts itself: {contradiction}", TAKE_AGAIN)
+        raise DataError(f"a fastText model that contradicts itself: {contradiction}", DOWNLOAD_AGAIN)
 
 
 def _read_sizes(file: Cursor) -> _Model:
-    _, version = file.unpack("2i")
+    _, version = file.read_numbers("2i")
     if version != 12:
         raise DataError(f"a fastText model of version {version}, not 12", _AS_TEXT)
-    width, *_, bucket, shortest, longest, _, _ = file.unpack("12id")
-    entries, words, labels, _, pruned = file.unpack("3i2q")
+    width, *_, bucket, shortest, longest, _, _ = file.read_numbers("12id")
+    entries, words, labels, _, pruned = file.read_numbers("3i2q")
     has_width = 0 < width <= WIDEST
     has_entries = min(words, labels) >= 0 and words + labels == entries
     _require(has_width and has_entries, "sizes that no model has")
@@ -140,8 +140,8 @@ def _find_entries(file: Cursor, model: _Model, rows: WordRows) -> dict[bytes, in
     """Read the dictionary and return the entries of the table's words, which are rows of the matrix."""
     entry_of: dict[bytes, int] = {}
     for entry in range(model.entries):
-        word = file.word(b"\0")
-        _, kind = file.unpack("qb")
+        word = file.read_word(b"\0")
+        _, kind = file.read_numbers("qb")
         is_label = kind != 0
         if word in rows.index and not is_label:
             entry_of.setdefault(word, entry)
@@ -151,15 +151,15 @@ def _find_entries(file: Cursor, model: _Model, rows: WordRows) -> dict[bytes, in
 
 def _map_matrix(file: Cursor, model: _Model) -> np.ndarray:
     """Return the input matrix [words + bucket, width], mapped from the file."""
-    quantised, height, columns = file.unpack("?2q")
+    quantised, height, columns = file.read_numbers("?2q")
     if quantised:
         raise DataError("a quantised fastText model", _AS_TEXT)
     _require((height, columns) == (model.words + model.bucket, model.width), f"a matrix of {height:,} x {columns:,}")
-    least, size = file.at + 4 * height * columns, len(file.bytes)
+    least, size = file.position + 4 * height * columns, len(file.bytes)
     if size < least:
-        what = f"cut short, its matrix of {height:,} x {columns:,} needs {least:,} bytes"
-        raise DataError(f"{what} and it has {size:,}", TAKE_AGAIN)
-    return np.ndarray((height, columns), "<f4", file.bytes, file.at)
+        problem = f"cut short, its matrix of {height:,} x {columns:,} needs {least:,} bytes"
+        raise DataError(f"{problem} and it has {size:,}", DOWNLOAD_AGAIN)
+    return np.ndarray((height, columns), "<f4", file.bytes, file.position)
 
 
 # FNV-1a of 32 bits, whose bytes fastText reads as signed

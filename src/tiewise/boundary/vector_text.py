@@ -59,8 +59,8 @@ def find_text_width(head: bytes, header: VectorHeader | None) -> int:
 def read_text(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader | None, width: int) -> WordRows:
     """Read the vectors of `tokens`, of the words behind a header if there is one."""
     if header is not None and header.width != width:
-        what = f"its first line says {header.width:,} numbers per word, and its lines have {width:,}"
-        raise DataError(what, "correct the first line, or take the file from its source again")
+        problem = f"its first line says {header.width:,} numbers per word, and its lines have {width:,}"
+        raise DataError(problem, "correct the first line, or take the file from its source again")
     if width > WIDEST:
         raise DataError(f"{width:,} numbers per word", f"use vectors of {WIDEST:,} columns at most")
     rows = WordRows(tokens, width)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tiewise.boundary.vector_binary import FASTTEXT_MAGIC, Cursor, read_fasttext, read_word2vec
 from tiewise.boundary.vector_text import find_header, find_text_width, read_text
-from tiewise.boundary.word_rows import TAKE_AGAIN, WordRows
+from tiewise.boundary.word_rows import DOWNLOAD_AGAIN, WordRows
 from tiewise.checkpoint.untrusted import LFS_POINTER
 from tiewise.core.errors import DataError, SpecError, printable
 from tiewise.core.spec import BoundarySpec
@@ -71,8 +71,8 @@ def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
 def check_rows(table: Tensor, rows: Tensor, spec: BoundarySpec) -> None:
     """Refuse rows that do not fit `table` [V, E]."""
     if rows.shape != table.shape:
-        fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
-        raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", fix)
+        remedy = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
+        raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", remedy)
 
 
 def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: BoundarySpec) -> None:
@@ -99,13 +99,13 @@ def _safetensors(path: Path, vocab: int) -> Tensor:
     except SafetensorError as error:
         raise DataError(f"not a safetensors file ({error})", "give the file that was saved") from None
     if len(rows) != vocab:
-        fix = "safetensors rows follow the vocabulary; use a text file to match by token"
-        raise DataError(f"{len(rows)} rows for a vocabulary of {vocab}", fix)
+        remedy = "safetensors rows follow the vocabulary; use a text file to match by token"
+        raise DataError(f"{len(rows)} rows for a vocabulary of {vocab}", remedy)
     is_finite = rows.isfinite()
     if not is_finite.all():
         broken = int((~is_finite).any(1).sum())
-        what = f"{broken:,} rows hold values that are no finite numbers"
-        raise DataError(what, "leave such rows out: give a text file, which names its words")
+        problem = f"{broken:,} rows hold values that are no finite numbers"
+        raise DataError(problem, "leave such rows out: give a text file, which names its words")
     return rows
 
 
@@ -113,8 +113,8 @@ def _only_table(file: Any) -> str:
     """Return the name of the one two-dimensional tensor of an open safetensors file."""
     names: list[str] = [name for name in file.keys() if len(file.get_slice(name).get_shape()) == 2]  # noqa: SIM118
     if len(names) != 1:
-        what = f"{len(names)} two-dimensional tensors ({', '.join(names[:4])})"
-        raise DataError(what, "keep the table alone in the file")
+        problem = f"{len(names)} two-dimensional tensors ({', '.join(names[:4])})"
+        raise DataError(problem, "keep the table alone in the file")
     return names[0]
 
 
@@ -131,8 +131,8 @@ def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str
         parts = "lines"
     skipped = f"{len(rows.broken):,} broken {parts}"
     if not rows.filled:
-        what = f"none of the vocabulary's tokens in it ({form}, {skipped})"
-        raise DataError(what, "check that file and tokenizer write words the same way")
+        problem = f"none of the vocabulary's tokens in it ({form}, {skipped})"
+        raise DataError(problem, "check that file and tokenizer write words the same way")
     _warn_of_gaps(f"{path} ({form})", rows, skipped)
     return torch.from_numpy(rows.values)
 
@@ -147,8 +147,8 @@ def _warn_of_gaps(where: str, rows: WordRows, skipped: str) -> None:
         log.warning(f"{where}: a word stands in it again {rows.repeats:,} times; its first vector counts")
     missing = [word.decode(errors="replace") for word, row in rows.index.items() if row not in rows.filled]
     if missing:
-        what = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
-        log.warning(f"{where}: {what}: {_first(missing)}")
+        problem = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
+        log.warning(f"{where}: {problem}: {_first(missing)}")
 
 
 def _first(items: Sequence[object], count: int = 5) -> str:
@@ -172,10 +172,10 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
     """Return (name of the format, the vectors of `tokens`)."""
     head = file.read(_HEAD)
     if not head:
-        raise DataError("an empty file", TAKE_AGAIN)
-    for begins, (what, fix) in _OTHERS.items():
+        raise DataError("an empty file", DOWNLOAD_AGAIN)
+    for begins, (problem, remedy) in _OTHERS.items():
         if head.startswith(begins):
-            raise DataError(what, fix)
+            raise DataError(problem, remedy)
     if head.startswith(FASTTEXT_MAGIC):
         return "fastText binary", read_fasttext(Cursor(file), tokens)
     header = find_header(head)
@@ -187,5 +187,5 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
         return "word2vec text", rows
     if header is not None:
         return "word2vec binary", read_word2vec(Cursor(file), tokens, header)
-    fix = "give GloVe, word2vec or fastText vectors, text or binary, or safetensors"
-    raise DataError("none of the formats that are known", fix)
+    remedy = "give GloVe, word2vec or fastText vectors, text or binary, or safetensors"
+    raise DataError("none of the formats that are known", remedy)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from tiewise.boundary.lazy_logits import computed
 from tiewise.boundary.link import BACKWARD_HOOK, Link
-from tiewise.boundary.own_classes import in_own_classes
+from tiewise.boundary.plain_classes import in_plain_classes
 from tiewise.boundary.random_batch import Batch, run
 from tiewise.boundary.recorded_logits import Counts
 from tiewise.boundary.saved import plain_class_of
-from tiewise.boundary.sharded_tables import narrowed
+from tiewise.boundary.sharded_tables import mixed_precision_dtype
 from tiewise.core.errors import InstallError, TiewiseError
 
 # relative to the largest value: rounding of the dtype, over a few hundred additions
@@ -27,15 +27,17 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, tor
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     """Return the reference loss of the batch; InstallError where the boundary would change the model's results."""
     kind = plain_class_of(model).__name__
-    dtype = narrowed(model) or link.head.weight.dtype
+    dtype = mixed_precision_dtype(model) or link.head.weight.dtype
     try:
-        with in_own_classes(link):
+        with in_plain_classes(link):
             reference = run(model, batch)
-        with model.register_forward_hook(_compute, prepend=True):  # before FSDP's own hook, which may free the table
+        with model.register_forward_hook(
+            _compute_logits, prepend=True
+        ):  # before FSDP's own hook, which may free the table
             result = run(model, batch)
-        _agree(f"{kind}: loss", result.loss, reference.loss, dtype)
+        _require_equal(f"{kind}: loss", result.loss, reference.loss, dtype)
         if reference.logits is not None:
-            _agree(f"{kind}: logits", computed(result.logits), reference.logits, dtype)
+            _require_equal(f"{kind}: logits", computed(result.logits), reference.logits, dtype)
         link.counts = Counts()
         run(model, batch, training=True)
     except InstallError:
@@ -45,8 +47,8 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     except Exception as error:  # any family may need any input: whatever it raises is the answer
         message = str(error).strip() or type(error).__name__
         reason = message.splitlines()[0]
-        fix = "pass batch={...} with the inputs that it needs, labels included"
-        raise InstallError(f"{kind} does not run on a random batch: {reason}", fix) from error
+        remedy = "pass batch={...} with the inputs that it needs, labels included"
+        raise InstallError(f"{kind} does not run on a random batch: {reason}", remedy) from error
     _require_fused(link, kind)
     return reference.loss
 
@@ -56,19 +58,19 @@ def _require_fused(link: Link, kind: str) -> None:
     if link.counts.materialised:
         operations = ", ".join(dict.fromkeys(link.counts.operations))
         if BACKWARD_HOOK in link.counts.operations:
-            fix = "register the hook after install: it fires, and the logits are computed as long as it is there"
+            remedy = "register the hook after install: it fires, and the logits are computed as long as it is there"
         elif link.structure.softcap is not None:
-            fix = "leave softcap out: this family has steps of its own behind its head"
+            remedy = "leave softcap out: this family has steps of its own behind its head"
         else:
             steps = "scales, one soft-cap, biases before it, casts, reshapes and slices"
-            fix = f"tiewise knows {steps} between head and loss"
-        raise InstallError(f"{kind} does something else to its logits before the loss: {operations}", fix)
+            remedy = f"tiewise knows {steps} between head and loss"
+        raise InstallError(f"{kind} does something else to its logits before the loss: {operations}", remedy)
     if not link.counts.fused:
-        fix = "the loss must be torch.nn.functional.cross_entropy of what the head module returns"
-        raise InstallError(f"{kind} computes its loss past its output head", fix)
+        remedy = "the loss must be torch.nn.functional.cross_entropy of what the head module returns"
+        raise InstallError(f"{kind} computes its loss past its output head", remedy)
 
 
-def _compute(model: nn.Module, args: Any, output: Any) -> None:
+def _compute_logits(model: nn.Module, args: Any, output: Any) -> None:
     """Hook: compute all deferred logits of an output."""
     if isinstance(output, dict):
         output = output.values()
@@ -76,13 +78,13 @@ def _compute(model: nn.Module, args: Any, output: Any) -> None:
         computed(value)
 
 
-def _agree(what: str, result: Tensor | None, reference: Tensor, dtype: torch.dtype) -> None:
+def _require_equal(quantity: str, result: Tensor | None, reference: Tensor, dtype: torch.dtype) -> None:
     """Refuse a result that differs from its reference by more than the rounding of `dtype`."""
     tolerance = max(_TOLERANCE[dtype], _TOLERANCE[reference.dtype])  # families cast an fp64 model's logits to fp32
     if result is None or result.shape != reference.shape:
-        raise InstallError(f"{what} changed shape", "please report this model")
+        raise InstallError(f"{quantity} changed shape", "please report this model")
     largest = reference.double().abs().max().clamp_min(1e-12)
     distance = (result.double() - reference.double()).abs().max() / largest
     if not distance <= tolerance:
-        fix = "the model uses its tables in a way that the boundary does not know"
-        raise InstallError(f"{what} would change by {distance:.1e} (allowed {tolerance:g})", fix)
+        remedy = "the model uses its tables in a way that the boundary does not know"
+        raise InstallError(f"{quantity} would change by {distance:.1e} (allowed {tolerance:g})", remedy)

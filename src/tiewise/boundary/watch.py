@@ -46,8 +46,10 @@ def watch(model: nn.Module, link: Any) -> None:
     if wrapper is None and not hasattr(model, "_get_fsdp_state"):
         return
     if link.spec.tables == 1 and not link.ends.tied:
-        fix = "load and tie the model first, then shard it by torch's fully_shard or wrap it, then build the optimizer"
-        raise UnsupportedError(f"a {link.spec} boundary whose ends hold two Parameters", fix)
+        remedy = (
+            "load and tie the model first, then shard it by torch's fully_shard or wrap it, then build the optimizer"
+        )
+        raise UnsupportedError(f"a {link.spec} boundary whose ends hold two Parameters", remedy)
     replicas = getattr(wrapper, "process_group", None)
     _watched[model] = _Watch(model, link, replicas)
 
@@ -61,11 +63,11 @@ def unwatch(model: nn.Module) -> None:
 
 
 class _Verdict(NamedTuple):
-    """Result of a comparison of processes. `what` is wrong ("" where nothing is), and `fix` the way out."""
+    """Result of a comparison of processes. `problem` is "" where nothing is wrong."""
 
     is_final: bool  # False where no table has moved yet
-    what: str = ""
-    fix: str = ""
+    problem: str = ""
+    remedy: str = ""
 
 
 _UNDECIDED, _SOUND = _Verdict(False), _Verdict(True)
@@ -77,12 +79,15 @@ class _Watch:
     def __init__(self, model: nn.Module, link: Any, replicas: Any) -> None:
         self.model, self.link = ref(model), ref(link)  # neither lives longer for being watched
         self.replicas = replicas  # the group of DDP; None under FSDP2
-        self.owner: Any = None  # the optimizer that holds the tables; one that wraps it comes first
+        self.optimizer: Any = None  # the optimizer that holds the tables; one that wraps it comes first
         self.steps = 0
         # both stay on their device until they are asked for: a step would wait for it
-        self.reached: Tensor | None = None  # whether any gradient has come that is not 0
+        self.saw_gradient: Tensor | None = None  # whether any gradient has come that is not 0
         self.digest: Tensor | None = None  # of the table before the first step
-        self.hooks = register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)
+        self.hooks = (
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        )
         finalize(model, self.stop)
 
     def stop(self) -> None:
@@ -104,7 +109,7 @@ class _Watch:
             tables[id(table)] = table
         return list(tables.values())
 
-    def before(self, optimizer: Any, *_: Any) -> None:
+    def before_step(self, optimizer: Any, *_: Any) -> None:
         """Compare the optimizer's entries with the tables, and note whether a gradient has come."""
         model = self.model()
         if model is None:
@@ -116,26 +121,26 @@ class _Watch:
         _refuse_gathered(name, entries, records)
         _refuse_repeated(name, entries, tables)
         table = tables[0]
-        if self.owner is None and entries[id(table)]:
-            self.owner, self.digest = ref(optimizer), _digest(_local(table))
-        if self.owned_by(optimizer) and table.grad is not None:
+        if self.optimizer is None and entries[id(table)]:
+            self.optimizer, self.digest = ref(optimizer), _digest(_local(table))
+        if self.is_watched_optimizer(optimizer) and table.grad is not None:
             self.note_gradient(_local(table.grad))
 
     def note_gradient(self, gradient: Tensor) -> None:
         """Note whether a gradient of the head's table has come that is not 0."""
         has_gradient = gradient.any()
-        if self.reached is not None:
-            has_gradient = self.reached | has_gradient
-        self.reached = has_gradient
+        if self.saw_gradient is not None:
+            has_gradient = self.saw_gradient | has_gradient
+        self.saw_gradient = has_gradient
 
-    def owned_by(self, optimizer: Any) -> bool:
+    def is_watched_optimizer(self, optimizer: Any) -> bool:
         """Return whether an optimizer is the one that holds the head's table."""
-        return self.owner is not None and self.owner() is optimizer
+        return self.optimizer is not None and self.optimizer() is optimizer
 
-    def after(self, optimizer: Any, *_: Any) -> None:
+    def after_step(self, optimizer: Any, *_: Any) -> None:
         """Count, and compare processes when it is time."""
         model = self.model()
-        if model is None or not self.owned_by(optimizer):
+        if model is None or not self.is_watched_optimizer(optimizer):
             return
         self.steps += 1
         is_power_of_two = self.steps & (self.steps - 1) == 0
@@ -144,27 +149,27 @@ class _Watch:
         verdict = self.compare(model)
         if verdict.is_final or self.steps >= _LAST:  # a table that never moves is no longer waited for
             unwatch(model)
-        if verdict.what:
-            raise UnsupportedError(f"after {self.steps} steps {verdict.what}", verdict.fix)
+        if verdict.problem:
+            raise UnsupportedError(f"after {self.steps} steps {verdict.problem}", verdict.remedy)
 
     def compare(self, model: nn.Module) -> _Verdict:
         """Compare the tables of all processes, by what DDP or FSDP2 makes of them."""
         tables = self.tables(parameter_records(model))
         if self.replicas is None:
-            return self.still(tables[0])
-        return self.unlike(tables)
+            return self.check_rows_move(tables[0])
+        return self.check_copies(tables)
 
-    def unlike(self, tables: list[Tensor]) -> _Verdict:
+    def check_copies(self, tables: list[Tensor]) -> _Verdict:
         """Compare DDP's copies of the tables."""
         digests = _of_all_ranks([int(_digest(table.detach())) for table in tables], self.replicas)
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
-                fix = "install, tie and untie before DistributedDataParallel wraps the model"
-                fix += ", and step all processes alike"
-                return _Verdict(True, f"the table of process {rank} is not that of process 0", fix)
+                remedy = "install, tie and untie before DistributedDataParallel wraps the model"
+                remedy += ", and step all processes alike"
+                return _Verdict(True, f"the table of process {rank} is not that of process 0", remedy)
         return _SOUND
 
-    def still(self, table: Any) -> _Verdict:
+    def check_rows_move(self, table: Any) -> _Verdict:
         """Check that the rows of every FSDP2 process move where any process's do."""
         if not hasattr(table, "device_mesh"):
             return _SOUND  # FSDP2 was told to leave it alone
@@ -177,15 +182,15 @@ class _Watch:
         if False not in moves:
             return _SOUND
         why = "and others' move: they have no gradient, or the optimizer moves something else"
-        fix = f"tie, then shard with torch's fully_shard; {_AFTER}"
+        remedy = f"tie, then shard with torch's fully_shard; {_AFTER}"
         process = int(mesh.mesh.flatten()[moves.index(False)])
-        return _Verdict(True, f"all rows of process {process} stand still, {why}", fix)
+        return _Verdict(True, f"all rows of process {process} stand still, {why}", remedy)
 
     def _moved(self, rows: Tensor) -> bool | None:
         """Return whether this process's rows have moved; None where there are too few to say."""
         if len(rows) <= 1:  # one row may be the padding's
             return None
-        if self.reached is None or not bool(self.reached):
+        if self.saw_gradient is None or not bool(self.saw_gradient):
             return False
         is_narrow = rows.element_size() < 4  # a step may round to nothing
         return is_narrow or bool(_digest(rows) != self.digest)
@@ -212,8 +217,8 @@ def _refuse_gathered(name: str, entries: Counter[int], records: list[Any]) -> No
     gathered = {id(record._unsharded_param) for record in records if hasattr(record, "_unsharded_param")}
     count = sum(entries[parameter] for parameter in gathered)
     if count:
-        fix = f"{_AFTER}, or call reshard() on its units before that"
-        raise UnsupportedError(f"{name} holds {count} gathered Parameters, which the model does not keep", fix)
+        remedy = f"{_AFTER}, or call reshard() on its units before that"
+        raise UnsupportedError(f"{name} holds {count} gathered Parameters, which the model does not keep", remedy)
 
 
 def _local(x: Any) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 WIDEST = 1 << 14  # columns; published vectors have at most a few thousand, and a wrong header can say anything
-TAKE_AGAIN = "take the file from its source again"
+DOWNLOAD_AGAIN = "take the file from its source again"
 
 
 class WordRows:
@@ -24,13 +24,13 @@ class WordRows:
         self.broken: list[int] = []  # numbers, from 1, of the lines or entries that hold no vector
         self.suspicion = ""  # a reason to doubt that the file is whole
 
-    def put(self, word: bytes, vector: np.ndarray, place: int) -> None:
+    def put(self, word: bytes, vector: np.ndarray, number: int) -> None:
         """Keep the `vector` [E] of a word of the table. One with a value that is no finite float32 is broken."""
         row = self.index[word]
         with np.errstate(over="ignore", invalid="ignore"):
             vector = vector.astype(np.float32)
         if not np.isfinite(vector).all():
-            self.broken.append(place)
+            self.broken.append(number)
         elif row in self.filled:
             self.repeats += 1
         else:

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from tiewise.boundary.ops.compiled_kernels import kernels_state
 from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
-from tiewise.boundary.undisturbed import kept_generators
+from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError, heard
 from tiewise.core.files import from_record
@@ -190,7 +190,7 @@ def _staged(settings: Settings, stage: Path, display: Display) -> Settings:
     kind.check_processes(checked)
     with display.stages():
         text = kind.prepare(checked, stage / DATA)
-    with kept_generators():
+    with preserve_generators():
         for job in make_jobs(checked, text, stage):
             kind.build(job)
     checked = replace(checked, steps=kind.steps(checked, text)).checked()

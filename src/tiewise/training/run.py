@@ -34,11 +34,11 @@ from transformers.utils import logging
 
 from tiewise.boundary.install import Installed
 from tiewise.boundary.ops.fast_products import fast_products
-from tiewise.boundary.own_classes import plain_copy
-from tiewise.boundary.saved import is_family
+from tiewise.boundary.plain_classes import plain_copy
+from tiewise.boundary.saved import is_family_config
 from tiewise.boundary.schedule import tie_at, untie_at
-from tiewise.boundary.sharded_tables import fill
-from tiewise.boundary.undisturbed import kept_generators
+from tiewise.boundary.sharded_tables import fill_from_shards
+from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record
@@ -322,7 +322,7 @@ def finished(folder: Path) -> Outcome | None:
     return None if record is None else from_record(Outcome, record, str(folder / RESULT), AGAIN)
 
 
-@kept_generators()
+@preserve_generators()
 def train(job: Job) -> Outcome:
     """Train one job to its end, or take up its finished or interrupted self.
 
@@ -354,7 +354,7 @@ def _trained(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Traine
     if ranks.sharded():
         in_parts = installed.model
         installed = kind.build(job)
-        fill(installed.model, in_parts)
+        fill_from_shards(installed.model, in_parts)
     return Trained(installed, start, timed, seconds)
 
 
@@ -446,7 +446,7 @@ def _keep(job: Job, installed: Installed) -> None:
     """Write the final model, and also in a form that any transformers loads, where it needs and has one."""
     dense = None
     config = installed.model.config
-    if not job.trial and is_family(config) and config.plain_class.__module__.startswith("transformers."):
+    if not job.trial and is_family_config(config) and config.plain_class.__module__.startswith("transformers."):
         with suppress(UnsupportedError):  # it has no such form
             dense = plain_copy(installed.model)  # in its family's own class, where only ours loads it
     _save_model(job, installed.model, FINAL)

@@ -26,7 +26,7 @@ from transformers.trainer_callback import ExportableState
 
 from tiewise.boundary.ops.fast_products import ProductChoice
 from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
-from tiewise.boundary.sharded_tables import reshard, units
+from tiewise.boundary.sharded_tables import fsdp_units, reshard
 from tiewise.core import ranks
 from tiewise.core.errors import NotedPress, RunError, ctrl_c_came, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
@@ -79,7 +79,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         self.installed = installed
         self._evaluator = evaluator
         self._seen: dict[str, list[Tensor | float]] = {}
-        self._sharded = bool(units(installed.model))
+        self._sharded = bool(fsdp_units(installed.model))
         self.is_distributed_loading_by_transformers |= self._sharded  # else accelerate would wrap it once more
 
     def get_tp_size(self) -> int:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.boundary.own_classes import in_own_classes
+from tiewise.boundary.plain_classes import in_plain_classes
 from tiewise.boundary.saved import link_of
 from tiewise.checkpoint.rewrite import densify
 from tiewise.core.errors import TiewiseError
@@ -69,7 +69,7 @@ def test_every_boundary_is_exact_fused_and_loads(spec, cell, tmp_path):
     assert all(parameter.grad is not None for parameter in model.parameters())
     torch.testing.assert_close(model.eval()(ids).logits.double() + 0, logits, rtol=1e-4, atol=1e-5)
     if "out_bias" in spec:
-        with in_own_classes(link_of(model)):
+        with in_plain_classes(link_of(model)):
             torch.testing.assert_close(model(ids).logits.double(), logits, rtol=1e-4, atol=1e-5)
 
     model.save_pretrained(tmp_path)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from tiewise.boundary.locate import ask
+from tiewise.boundary.locate import call_if_present
 from tiewise.boundary.saved import link_of
 from tiewise.core.errors import CheckpointError, RunError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
@@ -159,7 +159,7 @@ def _require_ties(model: Any, parameters: Mapping[str, Tensor]) -> None:
 
 def _end_weight(model: Any, end: str) -> Tensor | None:
     """Return the weight of the "input" or "output" embeddings of a model; None without one."""
-    weight: Tensor | None = getattr(ask(model, f"get_{end}_embeddings"), "weight", None)
+    weight: Tensor | None = getattr(call_if_present(model, f"get_{end}_embeddings"), "weight", None)
     return weight
 
 

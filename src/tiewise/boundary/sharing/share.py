@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.declare_tying import own_config
+from tiewise.boundary.declare_tying import copy_config
 from tiewise.boundary.journal import Journal
-from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget, swapped
+from tiewise.boundary.saved import ENTRIES, Entry, declare_family, remove_entry, swapped
 from tiewise.boundary.sharing.layout import ENTRY, Layout, groups_of, make_layout
 from tiewise.boundary.sharing.stacks import find_stacks
 from tiewise.core.errors import InstallError, SpecError
@@ -84,7 +84,7 @@ class Shared:
                 for group in groups_of(sources):
                     _separate(name, [layers[layer] for layer in group])
             del layers._tied_weights_keys
-        forget(self.model, ENTRY)
+        remove_entry(self.model, ENTRY)
         _refresh_keys(self.model, Journal())
 
 
@@ -150,7 +150,7 @@ def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: s
 def _install(model: PreTrainedModel, layout: Layout, values: str, journal: Journal) -> None:
     """Share as a layout says, and make the model's config and family say so."""
     _apply(model, layout, journal, values)
-    config = own_config(model, journal)
+    config = copy_config(model, journal)
     journal.set(config, ENTRY, layout.record())
     declare_family(model, config, journal)
     _refresh_keys(model, journal)

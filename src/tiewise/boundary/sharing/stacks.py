@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.saved import on_meta
-from tiewise.boundary.trial_runs import SEED, untraced
+from tiewise.boundary.saved import is_on_meta
+from tiewise.boundary.trial_runs import SEED, run_without_trace
 from tiewise.core.errors import InstallError
 
 ATTENTION, FFN, NEITHER = "attention", "ffn", "own"  # parts of a layer
@@ -67,7 +67,7 @@ def find_stacks(model: Any) -> Stacks:
 def _require_local_values(model: nn.Module) -> None:
     """Raise an InstallError if parameters lack values, or have only a part of them here."""
     kind = type(model).__name__
-    if on_meta(model):
+    if is_on_meta(model):
         raise InstallError(f"{kind} is on the meta device", "load its weights first")
     for value in model.parameters():
         if hasattr(value, "full_tensor"):  # FSDP would undo the sharing at the next forward
@@ -127,7 +127,7 @@ def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
         for layer in dict.fromkeys(layers):  # each once, where a list repeats a layer
             _hook_modules(layer, calls[id(layer)], hooks)
         try:
-            untraced(model, batch)
+            run_without_trace(model, batch)
         except Exception as error:  # a family that needs more than ids raises anything
             reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
             what = f"{type(model).__name__} does not run on token ids alone ({reason})"

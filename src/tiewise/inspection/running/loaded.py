@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 import tiewise.training.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.hf import model_class
 from tiewise.boundary.locate import ModelEnds, locate
-from tiewise.boundary.undisturbed import kept_generators, undisturbed
+from tiewise.boundary.undisturbed import preserve_generators, undisturbed
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import require_memory
 from tiewise.core.errors import CheckpointError, DataError, TiewiseError, one_line
@@ -93,7 +93,7 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
-        with kept_generators():  # tensors that the folder lacks are drawn
+        with preserve_generators():  # tensors that the folder lacks are drawn
             model = model_class(config, folder.path).from_pretrained(folder.path, config=config, **options)
     except TiewiseError:
         raise

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.boundary.locate import locate
-from tiewise.boundary.undisturbed import kept_generators
+from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core.errors import advance, doing
 from tiewise.core.estimates import mean_interval
 from tiewise.core.measurement import Curve, Grid, Listing, Measurement, Quantity
@@ -258,7 +258,7 @@ def _geometric(values: Tensor) -> Tensor:
 def _fresh(opened: Opened, seed: int) -> Opened | None:
     """Build the model again with new weights, one Parameter where it has one; None where its config builds another."""
     model: Any = opened.model
-    with kept_generators(seed):
+    with preserve_generators(seed):
         fresh = type(model)(model.config)
     trained = dict(model.named_parameters(remove_duplicate=False))
     untrained = dict(fresh.named_parameters(remove_duplicate=False))

@@ -320,7 +320,7 @@ def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Se
     """
     _LOCATE.locate(model)
     name = type(model).__name__
-    if _SAVED.is_family(model.config):
+    if _SAVED.is_family_config(model.config):
         what = f"{name} does more at its ends than its tables say"
         raise UnsupportedError(what, "explore the folder that its save_pretrained writes")
     with TemporaryDirectory(prefix="tiewise-") as parent:

@@ -37,7 +37,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 from transformers.utils import ModelOutput, can_return_tuple
 
-from tiewise.boundary.saved import DepthTying, is_family
+from tiewise.boundary.saved import DepthTying, is_family_config
 from tiewise.boundary.sharing.layout import ENTRY, make_layout
 from tiewise.boundary.sharing.share import build_shared, is_relaxed
 from tiewise.core.errors import SpecError, UnsupportedError
@@ -275,7 +275,9 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
         with torch.device("meta"):  # L layers of which most may be one: none takes room before it is known which
             self.layers = nn.ModuleList(AlbertLayer(config) for _ in range(config.num_hidden_layers))
         entry = getattr(config, ENTRY, None)
-        if entry is not None and not is_family(config):  # a family's models build what their config names themselves
+        if entry is not None and not is_family_config(
+            config
+        ):  # a family's models build what their config names themselves
             build_shared(self, entry)
         if device.type != "meta":  # room for every parameter that is left: what layers share stays shared
             real = {id(old): nn.Parameter(torch.empty_like(old, device=device)) for old in self.layers.parameters()}

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tiewise.boundary.boundary import dense_output, soft_cap, through_map
+from tiewise.boundary.boundary import apply_map, dense_output, soft_cap
 from tiewise.boundary.declare_tying import declare_tying
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link
-from tiewise.boundary.saved import ENTRY, forget, link_of
-from tiewise.boundary.sharded_tables import ASIDE
+from tiewise.boundary.saved import ENTRY, link_of, remove_entry
+from tiewise.boundary.sharded_tables import PARALLEL_FORWARD
 from tiewise.core.errors import InstallError, UnsupportedError
 
 
-def required_link(model: Any) -> Link:
+def require_link(model: Any) -> Link:
     """Return the link of a model's installed boundary. InstallError if there is none, or the head was replaced."""
     link: Link | None = None
     if isinstance(model, nn.Module):
@@ -38,7 +38,7 @@ def required_link(model: Any) -> Link:
 
 
 @contextmanager
-def in_own_classes(link: Link) -> Iterator[None]:
+def in_plain_classes(link: Link) -> Iterator[None]:
     """Within this context the model runs in its family's own classes, with dense tables."""
     cap, shift = link.structure.softcap, _logit_shift(link)
 
@@ -77,8 +77,8 @@ def _unswap(link: Link, journal: Journal) -> None:
         if table is not module.weight:  # where FSDP gathers a table, its old value would be out of place at `undo`
             journal.set(module, "weight", table)
         journal.set(module, "__class__", type(module).plain_class)
-        if ASIDE in vars(module):
-            journal.set(module, "forward", vars(module)[ASIDE])
+        if PARALLEL_FORWARD in vars(module):
+            journal.set(module, "forward", vars(module)[PARALLEL_FORWARD])
 
 
 def _dense_inputs(link: Link) -> list[Tensor]:
@@ -89,7 +89,7 @@ def _dense_inputs(link: Link) -> list[Tensor]:
         return tables
     dense: dict[Tensor, Tensor] = {}
     for table in set(tables):
-        dense[table] = nn.Parameter(through_map(in_map, table) * scale)
+        dense[table] = nn.Parameter(apply_map(in_map, table) * scale)
     return [dense[table] for table in tables]
 
 
@@ -108,28 +108,28 @@ def plain_copy(model: Any) -> PreTrainedModel:
         InstallError: no boundary is installed.
         UnsupportedError: the family's class has no place for what the boundary adds to the logits.
     """
-    _require_tables_alone(required_link(model))
+    _require_tables_alone(require_link(model))
     plain = copy.deepcopy(model)
     link: Link = link_of(plain)
     _unswap(link, Journal())
-    link.undo.undo()
+    link.journal.undo()
     for module, name in ((link.ends.owner, "in_map"), (link.head, "out_map")):
         if hasattr(module, name):
             delattr(module, name)
     for lookup in link.lookups:
         lookup.embedding_dim = lookup.weight.shape[1]
     link.head.in_features = link.hidden_width
-    forget(plain, ENTRY)
+    remove_entry(plain, ENTRY)
     declare_tying(plain, link.ends, Journal())
     return plain
 
 
 def _require_tables_alone(link: Link) -> None:
     """Refuse a boundary with options that no dense table of the family's class can hold."""
-    fix = "keep the boundary, and load the model with tiewise.hf.load"
+    remedy = "keep the boundary, and load the model with tiewise.hf.load"
     if link.structure.softcap is not None:
-        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", remedy)
     if link.spec.out_bias:
-        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", fix)
+        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", remedy)
     if link.structure.new_bias:
-        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
+        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", remedy)
