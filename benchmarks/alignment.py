@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.measure import peak_megabytes
 from tiewise.checkpoint.stored import read_header
-from tiewise.core.errors import heard
+from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.tables.align_tables import Alignment, align
 from tiewise.inspection.tables.model_tables import one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
@@ -61,7 +61,7 @@ def main(rows: int = 152_000, width: int = 2560) -> None:
         stages, found, started, busy = Stages(), [], time.perf_counter(), time.process_time()
 
         def work() -> None:
-            with heard(stages):
+            with listen_to_progress(stages):
                 found.append(align(a, b, one_vocabulary(rows, rows), SETTINGS))
 
         peak = peak_megabytes(work)

@@ -2,7 +2,7 @@
 
 import sys
 
-from tiewise.core.errors import ctrl_c_behind, listen_for_ctrl_c
+from tiewise.core.interrupts import is_caused_by_ctrl_c, listen_for_ctrl_c
 
 
 def main() -> None:
@@ -12,7 +12,7 @@ def main() -> None:
         try:
             from tiewise.cli.main import main as run
         except (Exception, KeyboardInterrupt) as error:
-            if not ctrl_c_behind(error):
+            if not is_caused_by_ctrl_c(error):
                 raise
             sys.exit(130)
         run()

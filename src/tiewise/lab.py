@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiewise.core import ranks
-from tiewise.core.errors import RunError, TiewiseError, choices
+from tiewise.core.errors import RunError, TiewiseError, suggest_choices
 from tiewise.core.spec import split_specs
 from tiewise.inspection.running.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
@@ -181,7 +181,7 @@ def carry_out(
 def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
     """Return who trains the runs in `out`, `jobs` at a time; RunError where this machine cannot."""
     if launcher not in LAUNCHERS:
-        raise RunError(f"no launcher {launcher!r}", choices(launcher, LAUNCHERS))
+        raise RunError(f"no launcher {launcher!r}", suggest_choices(launcher, LAUNCHERS))
     if launcher != LOCAL and ranks.size() > 1:
         raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
     return OnRay(jobs, out, display.say) if launcher == RAY else Workers(jobs)

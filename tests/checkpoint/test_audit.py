@@ -33,7 +33,8 @@ from tiewise.checkpoint.audit_view import audit_view
 from tiewise.checkpoint.rules import rule as rule_module
 from tiewise.checkpoint.rules.rule import SEVERITIES, rules, rules_by_subject
 from tiewise.cli.main import command_line
-from tiewise.core.errors import CheckpointError, heard
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import listen_to_progress
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -183,7 +184,7 @@ def test_unreadable_input_is_one_error(tmp_path, make):
 
 def test_progress_hears_of_long_reads(tmp_path):
     told = []
-    with heard(lambda *given: told.append(given)):
+    with listen_to_progress(lambda *given: told.append(given)):
         check(llama(tmp_path, True, head=table()))
     assert told[-1] == (f"comparing {TABLE}", V * D * 4, V * D * 4)
 

@@ -20,7 +20,8 @@ from cli_tiny import TINY, refused, write_text
 from launched import PATIENCE, curves, ended, free_port, launch, trains, until
 
 from tiewise.cli.train_command import _TrainingCommand
-from tiewise.core.errors import RunError, progress
+from tiewise.core.errors import RunError
+from tiewise.core.progress import report_progress
 from tiewise.training import launchers, remote_worker
 from tiewise.training.folder import locked
 from tiewise.training.launchers import OnRay
@@ -270,7 +271,7 @@ def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_pa
 def waits(folder):
     """What a worker is asked to do here: to wait for Ctrl-C, and then to note it."""
     with contextlib.suppress(KeyboardInterrupt):
-        progress("waiting", 0, 1)
+        report_progress("waiting", 0, 1)
         time.sleep(PATIENCE)
     (Path(folder) / "stopped").touch()
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from tiewise.cli import options
-from tiewise.core.errors import RunError, progress
+from tiewise.core.errors import RunError
+from tiewise.core.progress import report_progress
 
 
 class Terminal(io.StringIO):
@@ -30,12 +31,12 @@ def test_one_bar_whatever_is_told(reads, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     with options.progress_bar(False, reads, soon=0):
         for what, done in (("[first]", 0), ("second", 3), ("third", 5)):
-            progress(what, done, 9)
+            report_progress(what, done, 9)
     assert "third" in terminal.getvalue()
     assert "\x1b[1A" not in terminal.getvalue().rpartition("third")[0]
 
 
 def test_no_bar_where_nobody_looks(capsys):
     with options.progress_bar(False, reads=False, soon=0):
-        progress("first", 0, 9)
+        report_progress("first", 0, 9)
     assert capsys.readouterr().err == ""

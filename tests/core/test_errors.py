@@ -8,7 +8,8 @@ import pytest
 import typer
 
 from tiewise.cli.options import interruptible
-from tiewise.core.errors import Interrupted, _Heard, choices, ctrl_c_behind, ctrl_c_came, listen_for_ctrl_c
+from tiewise.core.errors import Interrupted, suggest_choices
+from tiewise.core.interrupts import _State, is_caused_by_ctrl_c, listen_for_ctrl_c, was_ctrl_c_pressed
 from tiewise.training.trainer import Interrupt
 
 
@@ -19,7 +20,7 @@ def listening():
     yield
     signal.signal(signal.SIGINT, handler)
     sys.unraisablehook = hook
-    _Heard.pressed = False
+    _State.is_pressed = False
 
 
 def raised(work):
@@ -50,8 +51,10 @@ def of_its_own():
 
 
 def test_it_is_behind_itself_and_what_came_from_it_and_not_behind_other_errors():
-    assert all(map(ctrl_c_behind, (KeyboardInterrupt(), Interrupted("run"), raised(by_cause), raised(by_context))))
-    assert not ctrl_c_behind(raised(of_its_own))
+    assert all(
+        map(is_caused_by_ctrl_c, (KeyboardInterrupt(), Interrupted("run"), raised(by_cause), raised(by_context)))
+    )
+    assert not is_caused_by_ctrl_c(raised(of_its_own))
 
 
 def press():
@@ -61,7 +64,7 @@ def press():
 def test_a_press_that_was_swallowed_is_remembered(listening):
     with pytest.raises(KeyboardInterrupt):
         press()
-    assert ctrl_c_behind(raised(of_its_own))
+    assert is_caused_by_ctrl_c(raised(of_its_own))
     with Interrupt() as interrupt:
         assert interrupt.pressed
 
@@ -71,7 +74,7 @@ def test_training_that_nobody_interrupted_begins_so(listening):
         assert not interrupt.pressed
         press()
         assert interrupt.pressed
-    assert not ctrl_c_came()
+    assert not was_ctrl_c_pressed()
 
 
 def test_a_process_that_ignores_it_goes_on_ignoring_it():
@@ -81,7 +84,7 @@ def test_a_process_that_ignores_it_goes_on_ignoring_it():
         press()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not ctrl_c_came()
+    assert not was_ctrl_c_pressed()
 
 
 def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
@@ -93,7 +96,7 @@ def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
             self.work()
 
     Last(press)
-    assert ctrl_c_came()
+    assert was_ctrl_c_pressed()
     assert capsys.readouterr().err == ""
     Last(of_its_own)
     assert "no such module" in capsys.readouterr().err
@@ -112,8 +115,8 @@ def test_a_command_says_how_it_was_left_whatever_became_of_the_press_and_lets_ot
 
 def test_the_nearest_name_comes_first_and_all_names_after_it():
     known = ["untied", "tied", "factored"]
-    assert choices("teid", known) == "did you mean tied? choose one of untied, tied, factored"
-    assert choices("TIED", known).startswith("did you mean tied?")
-    assert choices("xyz", known) == "choose one of untied, tied, factored"
-    assert choices("flex", ["torch", "flax"], "known:") == "did you mean flax? known: torch, flax"
-    assert choices("x", ["torch", "flax"]) == "choose torch or flax"
+    assert suggest_choices("teid", known) == "did you mean tied? choose one of untied, tied, factored"
+    assert suggest_choices("TIED", known).startswith("did you mean tied?")
+    assert suggest_choices("xyz", known) == "choose one of untied, tied, factored"
+    assert suggest_choices("flex", ["torch", "flax"], "known:") == "did you mean flax? known: torch, flax"
+    assert suggest_choices("x", ["torch", "flax"]) == "choose torch or flax"

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.core.errors import CheckpointError, DataError, RunError, heard, progress
+from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.measurement import ONE, Measurement, Quantity
+from tiewise.core.progress import listen_to_progress, report_progress
 from tiewise.inspection import inspection, sections
 from tiewise.inspection.inspection import checked, inspect, inspected, labels, pairs_of, subjects_of
 from tiewise.inspection.workspace import Effort, NotApplicable, Request, Section
@@ -19,7 +20,7 @@ from tiewise.report.views import inspection_view
 
 
 def counted(subject, workspace):
-    progress("rows", 1, 1)
+    report_progress("rows", 1, 1)
     tensors = len(subject.folder.tensors)
     return Measurement(f"{tensors} rows", (Quantity("rows", tensors),))
 
@@ -47,7 +48,7 @@ def subjects(tmp_path):
 
 def test_every_measure_of_every_subject_or_the_reason(subjects):
     ticks = []
-    with heard(lambda *tick: ticks.append(tick)):
+    with listen_to_progress(lambda *tick: ticks.append(tick)):
         found = inspected(subjects, Request(), MEASURES)
     assert {label: one["rows"].value for label, one in found.found("rows").items()} == {"a": 1, "b": 2}
     assert ticks == [("a: rows", 500, 8000), ("b: rows", 1500, 8000)]  # of eight calls
@@ -76,12 +77,12 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
     def busy(subject, workspace):
         for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):
             for done in range(total + 1):
-                progress(what, done, total)
+                report_progress(what, done, total)
         return Measurement("busy")
 
     ticks = []
     measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, absent))
-    with heard(lambda *tick: ticks.append(tick)):
+    with listen_to_progress(lambda *tick: ticks.append(tick)):
         inspected(subjects, Request(), measures)
     parts = [done for _, done, _ in ticks]
     assert parts == sorted(parts)

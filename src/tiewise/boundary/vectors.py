@@ -20,7 +20,7 @@ from tiewise.boundary.vector_binary import FASTTEXT_MAGIC, Cursor, read_fasttext
 from tiewise.boundary.vector_text import find_header, find_text_width, read_text
 from tiewise.boundary.word_rows import DOWNLOAD_AGAIN, WordRows
 from tiewise.checkpoint.untrusted import LFS_POINTER
-from tiewise.core.errors import DataError, SpecError, printable
+from tiewise.core.errors import DataError, SpecError, to_printable
 from tiewise.core.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _warn_of_gaps(where: str, rows: WordRows, skipped: str) -> None:
 
 def _first(items: Sequence[object], count: int = 5) -> str:
     """Return the first `count` items, separated by commas."""
-    listed = [printable(str(item)) for item in items[:count]]
+    listed = [to_printable(str(item)) for item in items[:count]]
     if len(items) > count:
         listed.append("…")
     return ", ".join(listed)

@@ -22,7 +22,7 @@ from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, items_of
-from tiewise.core.errors import doing
+from tiewise.core.progress import progress_of
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
@@ -171,7 +171,7 @@ class AdapterFacts:
             return None
         if not self.scan:
             return None
-        with doing("comparing the adapter's two copies", a.nbytes):
+        with progress_of("comparing the adapter's two copies", a.nbytes):
             return same_bytes(a, b)
 
 

@@ -11,7 +11,7 @@ from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import family_data
 from tiewise.checkpoint.untrusted import read_json, short
-from tiewise.core.errors import CheckpointError, similar
+from tiewise.core.errors import CheckpointError, similar_names
 
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_codebooks", "codebook_vocab_size")
@@ -73,7 +73,7 @@ def _families_of_class(name: str) -> list[str]:
     if families:
         return families
     fix = "write it as transformers does: LlamaForCausalLM"
-    near = similar(name, all_classes)
+    near = similar_names(name, all_classes)
     if near:
         fix = f"did you mean {' or '.join(near)}?"
     what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"

@@ -24,7 +24,7 @@ from tiewise.checkpoint.table_scans import (
 )
 from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import doing
+from tiewise.core.progress import progress_of
 
 # a head unrelated to the table whose rows are this many times shorter looks like one that training never reached
 UNTRAINED = 10
@@ -187,14 +187,14 @@ class Facts(ClassFacts):
 
     def compare(self, a: Stored, b: Stored) -> TableLikeness | None:
         """Return how alike two tables are; None unless they are comparable and may be read."""
-        with doing(f"comparing {short(a.name)}", a.nbytes):
+        with progress_of(f"comparing {short(a.name)}", a.nbytes):
             if not self.scan:
                 return None
             return likeness(a, b)
 
     def same(self, a: Stored, b: Stored) -> bool:
         """Return whether one tensor can replace the other: same bytes, or same numbers. Reads them."""
-        with doing(f"comparing {short(a.name)}", a.nbytes):
+        with progress_of(f"comparing {short(a.name)}", a.nbytes):
             return same_numbers(a, b)
 
     def command(self, verb: str, *options: str) -> str:

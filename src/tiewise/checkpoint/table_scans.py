@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, FLOATING, NUMPY, Reader, Stored, widened
-from tiewise.core.errors import advance
+from tiewise.core.progress import advance_progress
 
 IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
 SOME_ROWS, CLOSE, UNRELATED = "some rows", "close", "unrelated"
@@ -61,7 +61,7 @@ def _spans_of_both(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray[Any], ND
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
             yield start, one.rows(start, stop), other.rows(start, stop)
-            advance(stop * one.row_bytes)
+            advance_progress(stop * one.row_bytes)
 
 
 def same_numbers(a: Stored, b: Stored) -> bool:
@@ -91,7 +91,7 @@ def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = _ign
             if not np.array_equal(left[:count].view(words), right[:count].view(words)):
                 return False
             look(left[:count])
-            advance(start + count)
+            advance_progress(start + count)
     return True
 
 
@@ -120,7 +120,7 @@ def _same_transposed(table: Stored, other: Stored) -> bool:
             right = columns.reshape(width, count, item).transpose(1, 0, 2)
             if not np.array_equal(left.reshape(count, width, item), right):
                 return False
-            advance((start + count) * one.row_bytes)
+            advance_progress((start + count) * one.row_bytes)
     return True
 
 
@@ -310,7 +310,7 @@ def scan_rows(table: Stored) -> RowScan:
                 earlier = first.setdefault(digest, number)
                 if earlier != number:
                     groups.setdefault(earlier, [earlier]).append(number)
-            advance(stop * reader.row_bytes)
+            advance_progress(stop * reader.row_bytes)
     repeated = [group for row, group in groups.items() if finite[row] and not zero[row]]
     return RowScan(np.nonzero(~finite)[0].tolist(), np.nonzero(zero)[0].tolist(), repeated, lengths)
 

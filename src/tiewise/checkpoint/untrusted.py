@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from tiewise.core.errors import CheckpointError, printable
+from tiewise.core.errors import CheckpointError, to_printable
 from tiewise.core.files import size
 
 Item = TypeVar("Item")
@@ -284,7 +284,7 @@ def require_memory(needed: int, purpose: str) -> None:
 
 def short(text: Any, most: int = 60) -> str:
     """Return printable text of bounded length, for names that come from a file."""
-    plain = printable(str(text)[: most + 1])
+    plain = to_printable(str(text)[: most + 1])
     if len(plain) > most:
         return plain[: most - 1] + "…"
     return plain

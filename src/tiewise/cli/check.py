@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.errors import CheckpointError, choices
+from tiewise.core.errors import CheckpointError, suggest_choices
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.audit import Audit
@@ -45,7 +45,7 @@ def check(
     if not paths:
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
-        raise typer.BadParameter(f"--fail-on {fail_on}: {choices(fail_on, FAIL_ON)}")
+        raise typer.BadParameter(f"--fail-on {fail_on}: {suggest_choices(fail_on, FAIL_ON)}")
     options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
     options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
@@ -100,7 +100,7 @@ def _explain(name: str, json_: bool) -> None:
     selected = list(by_id.values())
     if name != "all":
         if name.upper() not in by_id:
-            fix = f"{choices(name, by_id, 'rules are')}; `--explain all` lists them"
+            fix = f"{suggest_choices(name, by_id, 'rules are')}; `--explain all` lists them"
             raise CheckpointError(f"no rule {name!r}", fix)
         selected = [by_id[name.upper()]]
     if json_:

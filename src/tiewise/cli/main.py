@@ -19,7 +19,8 @@ from typing import Any
 
 import typer
 
-from tiewise.core.errors import TiewiseError, ctrl_c_behind, nearest
+from tiewise.core.errors import TiewiseError, nearest_name
+from tiewise.core.interrupts import is_caused_by_ctrl_c
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
@@ -150,7 +151,7 @@ def main() -> None:
 def _outcome_of(error: BaseException) -> tuple[int, str] | None:
     """Return the exit code and the line to print, "" for none, of an error; None for a defect of tiewise."""
     stdout_error = _stdout_error()
-    if ctrl_c_behind(error):
+    if is_caused_by_ctrl_c(error):
         return 130, ""
     if isinstance(stdout_error, BrokenPipeError):
         return 1, ""
@@ -237,13 +238,13 @@ def _usage(error: Any) -> str:
     spellings: list[str] = []
     for parameter in error.ctx.command.params:
         spellings += parameter.opts
-    near = nearest(option, [name for name in spellings if name.startswith("--")])
+    near = nearest_name(option, [name for name in spellings if name.startswith("--")])
     if near is not None:
         return f"no option {option}; did you mean {near}?"
     if "--set" in spellings:
         from tiewise.training.settings import Settings
 
-        setting = nearest(option.lstrip("-").replace("-", "_"), [field.name for field in fields(Settings)])
+        setting = nearest_name(option.lstrip("-").replace("-", "_"), [field.name for field in fields(Settings)])
         if setting is not None:
             return f"no option {option}; did you mean --set {setting}=VALUE?"
     return message

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.core.errors import RunError, ctrl_c_behind, heard
+from tiewise.core.errors import RunError
+from tiewise.core.interrupts import is_caused_by_ctrl_c
+from tiewise.core.progress import listen_to_progress
 from tiewise.core.spec import split_specs as split_specs
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def interruptible(left: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if not isinstance(error, SystemExit) and not ctrl_c_behind(error):
+        if not isinstance(error, SystemExit) and not is_caused_by_ctrl_c(error):
             raise
         tell(f"tiewise: interrupted{left if isinstance(left, str) else left()}")
         raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
@@ -173,7 +175,7 @@ def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]
         bar.update(task, description=what, completed=done, total=total)
 
     try:
-        with heard(show):
+        with listen_to_progress(show):
             yield
     finally:
         bar.stop()

@@ -13,8 +13,9 @@ import typer
 
 from tiewise.checkpoint.rewrite.registry import CommandOption, Verb, find
 from tiewise.cli import options as o
-from tiewise.core.errors import RunError, TiewiseError, ending
+from tiewise.core.errors import RunError, TiewiseError
 from tiewise.core.files import to_record
+from tiewise.core.interrupts import graceful_signals
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.rewrite.engine import Receipt
@@ -128,7 +129,12 @@ def command_of(name: str) -> Callable[..., None]:
             return f"; {source} is as it was and {to} {'is complete' if is_complete else 'was not made'}"
 
         # Ctrl-C, SIGTERM and SIGHUP leave nothing, or a complete result
-        with o.interruptible(remains), ending(), o.progress_bar(quiet, reads=True), following_links(follow_links):
+        with (
+            o.interruptible(remains),
+            graceful_signals(),
+            o.progress_bar(quiet, reads=True),
+            following_links(follow_links),
+        ):
             measure_change = _cost_meter(source, to, texts)  # before the result exists, which it may not be for
             try:
                 receipt = verb.run(source, to, **options)

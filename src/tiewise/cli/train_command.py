@@ -13,7 +13,8 @@ import typer
 from tiewise.cli import options as o
 from tiewise.cli.train_settings import choose_settings
 from tiewise.core import ranks
-from tiewise.core.errors import Interrupted, RunError, TiewiseError, ctrl_c_behind
+from tiewise.core.errors import Interrupted, RunError, TiewiseError
+from tiewise.core.interrupts import is_caused_by_ctrl_c
 
 
 def carry_out_command(command: str, parameters: dict[str, Any]) -> Any:
@@ -110,7 +111,7 @@ class _TrainingCommand:
         code = 2
         if isinstance(error, ranks.Elsewhere):
             pass  # the process in which it happened prints it
-        elif ctrl_c_behind(error):
+        elif is_caused_by_ctrl_c(error):
             code = 130
             if ranks.first() and self.can_resume:
                 remains = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"

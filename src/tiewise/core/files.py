@@ -21,7 +21,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tiewise.core.errors import RunError, TiewiseError, choices
+from tiewise.core.errors import RunError, TiewiseError, suggest_choices
 
 T = TypeVar("T")
 _NAMES = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
@@ -218,7 +218,7 @@ def require_one(record: Any, name: str, known: Collection[str], error: type[Tiew
     value = getattr(record, name)
     is_known = isinstance(value, str) and value in known
     if value is not None and not is_known:
-        raise error(f"{name} = {repr(value)[:80]}", choices(value, known))
+        raise error(f"{name} = {repr(value)[:80]}", suggest_choices(value, known))
 
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)

@@ -18,17 +18,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tiewise.core.errors import (
-    Interrupted,
-    NotedPress,
-    RunError,
-    TiewiseError,
-    choices,
-    ctrl_c_behind,
-    one_line,
-    raise_at_ctrl_c,
-    set_ctrl_c,
-)
+from tiewise.core.errors import Interrupted, RunError, TiewiseError, one_line_message, suggest_choices
+from tiewise.core.interrupts import NotedCtrlC, is_caused_by_ctrl_c, raise_at_ctrl_c, set_ctrl_c_handler
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -53,7 +44,7 @@ class _Failure:
         """Describe an error."""
         if isinstance(error, Interrupted):
             return cls("interrupted", error.out)
-        return cls("stopped" if ctrl_c_behind(error) else "failed", f"{type(error).__name__}: {error}")
+        return cls("stopped" if is_caused_by_ctrl_c(error) else "failed", f"{type(error).__name__}: {error}")
 
     def error(self, rank: int) -> BaseException:
         """Return the error that another process raises for this one of process `rank`."""
@@ -76,7 +67,7 @@ class _Group:
             self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.fsdp = self.tp = 1  # fsdp · tp processes hold one model between them
         self.tables = AUTO  # what fsdp does with its tables
-        self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
+        self.press = NotedCtrlC()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:
         """Return what every process brought, by rank."""
@@ -114,8 +105,8 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
         dist.init_process_group("nccl" if on_cuda else "gloo")
         _group = _Group(dist)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"the processes of this run cannot meet: {one_line(error)}", _NOBODY) from None
-    set_ctrl_c(_group.press)
+        raise RunError(f"the processes of this run cannot meet: {one_line_message(error)}", _NOBODY) from None
+    set_ctrl_c_handler(_group.press)
     on_rank_zero(lambda: _check(fsdp, tp, tables))
     _group.fsdp, _group.tp, _group.tables = fsdp, tp, tables
 
@@ -123,7 +114,7 @@ def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
 def _check(fsdp: int, tp: int, tables: str) -> None:
     """Raise RunError if this run's processes cannot be divided into groups of `fsdp` · `tp`."""
     if tables not in TABLES:
-        raise RunError(f"--tables {tables}", choices(tables, TABLES))
+        raise RunError(f"--tables {tables}", suggest_choices(tables, TABLES))
     if tables != AUTO and (fsdp == 1 or tp > 1):
         where = "beside --tp, which spreads them" if tp > 1 else "without --fsdp"
         raise RunError(f"--tables {tables} {where}", "leave it out")
@@ -143,7 +134,7 @@ def leave(*, together: bool) -> None:
         return
     if together:
         _group.gather(None)
-    set_ctrl_c(raise_at_ctrl_c)
+    set_ctrl_c_handler(raise_at_ctrl_c)
     _group.dist.destroy_process_group()
     _group = _Group()
 
@@ -207,7 +198,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
         return work()
     value, error = None, None
     if first():
-        before = set_ctrl_c(raise_at_ctrl_c)  # nothing here needs a step to be finished
+        before = set_ctrl_c_handler(raise_at_ctrl_c)  # nothing here needs a step to be finished
         try:
             if _group.press.pressed:  # before this line: all end by it now, and not after the work
                 raise KeyboardInterrupt
@@ -215,7 +206,7 @@ def on_rank_zero(work: Callable[[], T]) -> T:
         except BaseException as raised:
             error = raised
         finally:
-            set_ctrl_c(before)
+            set_ctrl_c_handler(before)
     agreed_value: T = _agree(error, value)
     return agreed_value
 

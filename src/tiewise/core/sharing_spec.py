@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.core.errors import SpecError, choices
+from tiewise.core.errors import SpecError, suggest_choices
 from tiewise.core.spec import read_option
 from tiewise.core.spec_options import count
 
@@ -60,7 +60,7 @@ class SharingSpec:
     def _check_range(self) -> None:
         """Refuse an unknown kind and numbers out of range."""
         if self.kind not in KINDS:
-            raise SpecError(f"unknown sharing {self.kind!r}", choices(self.kind, KINDS))
+            raise SpecError(f"unknown sharing {self.kind!r}", suggest_choices(self.kind, KINDS))
         if self.groups < 1:
             raise SpecError(f"groups={self.groups}: must be 1 or more", "groups count the distinct layers that remain")
         for name in ("cycle", "ends", "rank"):
@@ -83,7 +83,7 @@ class SharingSpec:
         kind, colon, arguments = head.partition(":")
         if kind not in KINDS:
             first = kind.partition(",")[0]
-            fix = choices(kind, (*KINDS, *SHORT))
+            fix = suggest_choices(kind, (*KINDS, *SHORT))
             if first in KINDS:  # `all,groups=2`: a comma instead of the colon
                 fix = f"write {first}:groups=2 or {first}+rank=4, say"
             raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.core.errors import SpecError, choices
+from tiewise.core.errors import SpecError, suggest_choices
 from tiewise.core.spec_options import (
     AS_SAVED,
     AS_TABLES,
@@ -236,7 +236,7 @@ class BoundarySpec:
     def _check_kind(self) -> None:
         """Refuse an unknown kind, a kind without its size, and an argument that the kind does not take."""
         if self.kind not in KINDS:
-            raise SpecError(f"unknown boundary {self.kind!r}", choices(self.kind, KINDS))
+            raise SpecError(f"unknown boundary {self.kind!r}", suggest_choices(self.kind, KINDS))
         if self.is_factored and self.width is None:
             raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
         if self.kind == "residual" and self.rank is None:
@@ -279,7 +279,7 @@ class BoundarySpec:
         head, *written_options = text.strip().split("+")
         kind, _, sizes = head.partition(":")
         if kind not in KINDS:
-            raise SpecError(f"unknown boundary {kind!r} in {text!r}", choices(kind, KINDS))
+            raise SpecError(f"unknown boundary {kind!r} in {text!r}", suggest_choices(kind, KINDS))
         values: dict[str, Any] = {}  # by field; `read_option` adds to it
         argument_readers = _readers(arguments(cls, kind))
         for item in sizes.split(","):
@@ -474,7 +474,7 @@ def read_option(
         SpecError: the key is unknown or given twice, or its value is not valid; the message names the `docs`.
     """
     if key not in table:
-        raise SpecError(f"unknown {what} {key!r} in {text!r}", choices(key, table or ("none",), "known:"))
+        raise SpecError(f"unknown {what} {key!r} in {text!r}", suggest_choices(key, table or ("none",), "known:"))
     name, reader = table[key]
     if name in into:
         raise SpecError(f"{key!r} given twice in {text!r}", f"give it once: see {key} in {docs}")

@@ -23,17 +23,16 @@ from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.core.errors import (
     CheckpointError,
     DataError,
-    Listener,
     RunError,
     TiewiseError,
-    choices,
-    heard,
-    printable,
     refuse_live_model,
+    suggest_choices,
+    to_printable,
 )
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.files import strict
 from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity
+from tiewise.core.progress import ProgressListener, listen_to_progress
 from tiewise.inspection import sections as sections_folder
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.inspection.workspace import (
@@ -139,7 +138,7 @@ def checked(request: Request) -> Request:
     names = section_names()
     for name in request.only:
         if name not in names:
-            fix = f"{choices(name, names, 'sections are')}; evidence is drawn from them"
+            fix = f"{suggest_choices(name, names, 'sections are')}; evidence is drawn from them"
             raise DataError(f"there is no section {name!r}", fix)
     effort = request.effort
     for name, least in LEAST_EFFORT.items():
@@ -429,7 +428,7 @@ class _Measuring:
         self._done = part.end
         if section.text:
             self.workspace.require_text(subject)
-        with heard(part.listen) as outer:
+        with listen_to_progress(part.listen) as outer:
             part.outer = outer
             return section.measure(subject, self.workspace).about(subject.label)
 
@@ -440,7 +439,7 @@ class _PartOfProgress:
     So each is given half of what is left of the part, and the whole only ever grows.
     """
 
-    outer: Listener
+    outer: ProgressListener
 
     def __init__(self, label: str, start: int, end: int, total: int) -> None:
         """Take the part from `start` to `end` of `total`, under the label of a model."""
@@ -485,7 +484,7 @@ def _deciding(results: Sequence[SectionMeasurement]) -> dict[tuple[str, Quantity
     for section in results:
         for label, report in section.measured.items():
             for quantity in filter(_can_decide, report.quantities):
-                about = printable(quantity.of or label)
+                about = to_printable(quantity.of or label)
                 models.setdefault((section.name, replace(quantity, of="")), []).append(about)
     return models
 

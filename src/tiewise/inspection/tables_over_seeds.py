@@ -33,8 +33,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import DataError, RunError, progress
+from tiewise.core.errors import DataError, RunError
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
+from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.align_tables import CKA, HELD_OUT, NEIGHBOURS, Alignment, Lean, Score, align
 from tiewise.inspection.tables.model_tables import Ends, Ids, Pairs, TokenTable, ends_of, one_vocabulary
 from tiewise.inspection.tables.table_maps import CENTRED, ORTHOGONAL, AlignSettings
@@ -385,7 +386,7 @@ def _align_groups(
             alignment = align(tables[pair.first], tables[pair.second], pairs, settings, of_pairs)
             scores.add(group, pair, alignment)
             done += 1
-            progress("alignment over seeds", done, total)
+            report_progress("alignment over seeds", done, total)
     return scores
 
 

@@ -18,7 +18,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from tiewise.core.errors import PlanError, choices, nearest, similar
+from tiewise.core.errors import PlanError, nearest_name, similar_names, suggest_choices
 from tiewise.core.files import packaged_json
 
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
@@ -122,7 +122,7 @@ def select(
         PlanError: there is no such sort, or no model of this family.
     """
     if sort is not None and sort not in SORTS:
-        raise PlanError(f"cannot sort by {sort!r}", choices(sort, SORTS))
+        raise PlanError(f"cannot sort by {sort!r}", suggest_choices(sort, SORTS))
     of_family = _of_family(family)
     selected = []
     for model in of_family:
@@ -146,7 +146,7 @@ def _of_family(family: str) -> list[Model]:
             matching.append(model)
     if matching:
         return matching
-    hint, near = "`tiewise models` lists all", nearest(family, sorted(names))
+    hint, near = "`tiewise models` lists all", nearest_name(family, sorted(names))
     if near is not None:
         hint = f"did you mean {near}? {hint}"
     raise PlanError(f"no model's name or type begins with {family!r}", hint)
@@ -172,7 +172,7 @@ def find(name: str) -> Model:
     for spelling in (spelled, spelled.removesuffix("-hf")):
         if spelling in by_name:
             return by_name[spelling]
-    close = similar(spelled, by_name, count=4)
+    close = similar_names(spelled, by_name, count=4)
     short_name = name if len(name) <= 60 else name[:57] + "..."
     hint = "`tiewise models` lists them"
     if close:

@@ -17,7 +17,7 @@ from tiewise.boundary.sharded_tables import shard
 from tiewise.boundary.undisturbed import seed_generators
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core import ranks
-from tiewise.core.errors import RunError, one_line
+from tiewise.core.errors import RunError, one_line_message
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import budget
 from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
@@ -35,7 +35,7 @@ def causal_model(settings: Settings, config: Any) -> Any:
         # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
-        what = f"{settings.model}: no causal language model can be built ({one_line(error)})"
+        what = f"{settings.model}: no causal language model can be built ({one_line_message(error)})"
         raise RunError(what, "choose another") from None
 
 

@@ -32,8 +32,9 @@ from tiewise.boundary.ops.compiled_kernels import kernels_state
 from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
 from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core import __version__, ranks
-from tiewise.core.errors import RunError, heard
+from tiewise.core.errors import RunError
 from tiewise.core.files import from_record
+from tiewise.core.progress import listen_to_progress
 from tiewise.core.text import Bigram, asymmetric_bigrams
 from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
 from tiewise.training.data.corpus import PreparedText, load_prepared
@@ -79,7 +80,7 @@ class Display:
         """Show the progress of each stage inside: reading, tokenizer, tokens, speed; workers tell theirs."""
         bar = StageBar(self.bars)
         try:
-            with heard(bar.show):
+            with listen_to_progress(bar.show):
                 yield lambda job, stage, done, total: bar.show(stage, done, total)
         finally:
             bar.close()

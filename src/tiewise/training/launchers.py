@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from tiewise.core.errors import Interrupted, RunError, one_line
+from tiewise.core.errors import Interrupted, RunError, one_line_message
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.remote_worker import TOKEN, fault, installed, streamed
@@ -126,7 +126,7 @@ class OnRay(Workers):
         except Exception as error:
             where = self.address or "of this machine"
             fix = "see that it runs, or unset RAY_ADDRESS"
-            raise RunError(f"no Ray cluster {where}: {one_line(error)}", fix) from None
+            raise RunError(f"no Ray cluster {where}: {one_line_message(error)}", fix) from None
         self.nodes = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         write_whole(self.out / TOKEN, self.token)
         self.cleanup.callback((self.out / TOKEN).unlink, missing_ok=True)

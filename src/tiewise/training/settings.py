@@ -16,7 +16,7 @@ from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import yaml
 
-from tiewise.core.errors import RunError, choices, one_line
+from tiewise.core.errors import RunError, one_line_message, suggest_choices
 from tiewise.core.files import require, require_one, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
@@ -64,7 +64,7 @@ class SettingsOfKind(Protocol):
 def find(kind: str) -> SettingsOfKind:
     """Return the `tiewise.training.run.Kind` of this name."""
     if kind not in kinds():
-        raise RunError(f"kind = {kind!r}", choices(kind, kinds()))
+        raise RunError(f"kind = {kind!r}", suggest_choices(kind, kinds()))
     run_kind: SettingsOfKind = import_module(f"{_KINDS}.{kind}").KIND
     return run_kind
 
@@ -217,7 +217,7 @@ def _read_values(
     for name, value in record.items():
         place = places.get(name, where)
         if name not in hints:
-            names = choices(name, list(hints), "known:")
+            names = suggest_choices(name, list(hints), "known:")
             raise RunError(
                 f"unknown setting {name!r} in {place}", f"{names}; for those of other models add --recipe NAME"
             )
@@ -235,7 +235,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not text"
         raise RunError(f"cannot read {path}: {reason}", "name a YAML file") from None
     except NO_YAML as error:
-        raise RunError(f"{path} is not YAML: {one_line(error)}", "correct the file") from None
+        raise RunError(f"{path} is not YAML: {one_line_message(error)}", "correct the file") from None
     if not isinstance(record, dict):
         raise RunError(f"{path} holds no settings", "write one `name: value` per line")
     return record
@@ -249,5 +249,5 @@ def recipes() -> list[str]:
 def recipe(name: str) -> dict[str, Any]:
     """Return the settings of a recipe, its name among them."""
     if name not in recipes():
-        raise RunError(f"no recipe {name!r}", choices(name, recipes()))
+        raise RunError(f"no recipe {name!r}", suggest_choices(name, recipes()))
     return {**read_yaml(_RECIPES / f"{name}.yaml"), "recipe": name}

@@ -28,7 +28,9 @@ from tiewise.boundary.ops.fast_products import ProductChoice
 from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
 from tiewise.boundary.sharded_tables import fsdp_units, reshard
 from tiewise.core import ranks
-from tiewise.core.errors import NotedPress, RunError, ctrl_c_came, progress, set_ctrl_c
+from tiewise.core.errors import RunError
+from tiewise.core.interrupts import NotedCtrlC, set_ctrl_c_handler, was_ctrl_c_pressed
+from tiewise.core.progress import report_progress
 from tiewise.core.spec import BoundarySpec
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.folder import METRICS, add_line, keep_lines
@@ -62,7 +64,7 @@ class Job:
         text = self.title
         if nll is not None:
             text += f", nll {nll:.3f}"
-        progress(text, step, self.settings.steps)
+        report_progress(text, step, self.settings.steps)
 
 
 class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
@@ -358,23 +360,23 @@ class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no ty
     on_train_end = ranks.agreed()(TensorBoardCallback.on_train_end)
 
 
-class Interrupt(NotedPress, TrainerCallback):  # type: ignore[misc, unused-ignore]  # no types
+class Interrupt(NotedCtrlC, TrainerCallback):  # type: ignore[misc, unused-ignore]  # no types
     """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
 
     Use as a context manager around `trainer.train()`; `.pressed` says afterwards whether it was. Of several
     processes that train together all stop after the same step, whichever was told. A press that came before and
-    was lost in a library (`tiewise.core.errors`) counts.
+    was lost in a library (`tiewise.core.interrupts`) counts.
     """
 
     def __init__(self) -> None:
-        super().__init__(ctrl_c_came())
+        super().__init__(was_ctrl_c_pressed())
 
     def __enter__(self) -> Interrupt:
-        self._before = set_ctrl_c(self)
+        self._before = set_ctrl_c_handler(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        set_ctrl_c(self._before)
+        set_ctrl_c_handler(self._before)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
         """Ask the Trainer to save and to stop."""

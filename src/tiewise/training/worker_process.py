@@ -29,7 +29,8 @@ from threading import Thread
 from types import FrameType
 from typing import Literal, Protocol
 
-from tiewise.core.errors import heard, listen_for_ctrl_c, raise_at_ctrl_c
+from tiewise.core.interrupts import listen_for_ctrl_c, raise_at_ctrl_c
+from tiewise.core.progress import listen_to_progress
 
 # what libraries would print over each other; the parent shows progress
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
@@ -175,7 +176,7 @@ def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, fl
         try:
             press.start_call()
             call: Callable[[], object] = pickle.loads(pickled)
-            with heard(show):
+            with listen_to_progress(show):
                 value = pickle.dumps(call())
         finally:
             press.in_call = False

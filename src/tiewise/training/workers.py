@@ -47,7 +47,9 @@ from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
 from tiewise.core import Late
-from tiewise.core.errors import Interrupted, NotedPress, RunError, ctrl_c_came, heard, set_ctrl_c
+from tiewise.core.errors import Interrupted, RunError
+from tiewise.core.interrupts import NotedCtrlC, set_ctrl_c_handler, was_ctrl_c_pressed
+from tiewise.core.progress import listen_to_progress
 from tiewise.training.worker_process import Message, Work, Worker
 
 torch = Late("torch")
@@ -161,7 +163,7 @@ def _done_here(
     def show_job(text: str, steps: float, total: float) -> None:
         show(job, text, steps, total)
 
-    with heard(show_job):
+    with listen_to_progress(show_job):
         value = work(job)
     done(job, value)
     return value
@@ -190,7 +192,7 @@ class _Round(Generic[J, T]):
 
     def run(self) -> dict[J, T]:
         """Do all jobs; return their values. Raises as `Workers.each`."""
-        before = set_ctrl_c(self.press)
+        before = set_ctrl_c_handler(self.press)
         try:
             self._hand_out()
             while busy := [worker for worker in self.workers if worker.job is not None]:
@@ -198,7 +200,7 @@ class _Round(Generic[J, T]):
                     self._receive(worker)
                 self._hand_out()
         finally:
-            set_ctrl_c(before)
+            set_ctrl_c_handler(before)
         if self.error is not None:
             raise self.error
         if self.press.pressed:
@@ -253,11 +255,11 @@ class _Round(Generic[J, T]):
             self.error = error
 
 
-class _PassedOn(NotedPress):
+class _PassedOn(NotedCtrlC):
     """Passes Ctrl-C on to the workers that have something in hand."""
 
     def __init__(self, workers: Sequence[Hired]) -> None:
-        super().__init__(ctrl_c_came())
+        super().__init__(was_ctrl_c_pressed())
         self.workers = workers
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

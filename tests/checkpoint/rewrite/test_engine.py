@@ -35,7 +35,8 @@ from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
 from tiewise.checkpoint.rewrite.file_plan import _in_old_order
 from tiewise.checkpoint.rewrite.json_edits import edit_json
 from tiewise.checkpoint.stored import read_header
-from tiewise.core.errors import CheckpointError, heard
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import listen_to_progress
 
 # config text
 
@@ -278,7 +279,10 @@ def test_a_source_that_changes_meanwhile(tmp_path, what):
         else:
             os.truncate(source, 10_000_000 if what == "grows" else 200)
 
-    with pytest.raises(CheckpointError, match=r"changed while it was read|became shorter|no such file"), heard(change):
+    with (
+        pytest.raises(CheckpointError, match=r"changed while it was read|became shorter|no such file"),
+        listen_to_progress(change),
+    ):
         untie(path, tmp_path / "b")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 

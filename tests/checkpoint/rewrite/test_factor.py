@@ -27,7 +27,8 @@ import tiewise.hf
 from tiewise.checkpoint.rewrite import factor
 from tiewise.checkpoint.rewrite.low_rank import low_rank, memory_needed
 from tiewise.checkpoint.rewrite.token_counts import read_counts
-from tiewise.core.errors import CheckpointError, InstallError, doing, heard
+from tiewise.core.errors import CheckpointError, InstallError
+from tiewise.core.progress import listen_to_progress, progress_of
 from tiewise.core.spec import largest_rank
 
 AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
@@ -72,7 +73,7 @@ def test_pieces_add_up_to_the_whole(tmp_path, monkeypatch):
     module = sys.modules[low_rank.__module__]
     monkeypatch.setattr(module, "GRAM_BYTES", 8 * 37 * 7)
     ticks = []
-    with heard(lambda what, done, total: ticks.append(done)), doing("it", matrix.nbytes):
+    with listen_to_progress(lambda what, done, total: ticks.append(done)), progress_of("it", matrix.nbytes):
         pieces = low_rank(stored(tmp_path, t=matrix)["t"], 5)
     assert len(ticks) == 43
     assert ticks[-1] == matrix.nbytes

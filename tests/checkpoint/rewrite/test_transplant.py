@@ -18,7 +18,8 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rewrite import factor, transplant
 from tiewise.checkpoint.rewrite.verbs.transplant import new_id_values, pursue, spell
 from tiewise.checkpoint.token_bytes import read_token_bytes
-from tiewise.core.errors import CheckpointError, heard
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import listen_to_progress
 
 OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", "Ġa", "qu", "ab", "Ġab", "ing", "Ġing"]
 
@@ -302,7 +303,7 @@ def test_blocks_change_nothing_and_tell_how_far_they_are(size, monkeypatch):
     anchors, targets = draw.normal(size=(40, 8)), draw.normal(size=(7, 8))
     whole = pursue(anchors, targets, 3)
     monkeypatch.setitem(pursue.__globals__, "BLOCK_BYTES", size)
-    with heard(lambda what, done, total: said.append((what, done, total))):
+    with listen_to_progress(lambda what, done, total: said.append((what, done, total))):
         found = pursue(anchors, targets, 3, "rows")
     np.testing.assert_array_equal(found[0], whole[0])
     np.testing.assert_allclose(found[1], whole[1], rtol=1e-9)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from tests.boundary.tiny_models import FAMILIES, V, build, variant
 from tests.inspection.running.test_two_paths import KINDS, by_hand, opened, text
 
-from tiewise.core.errors import DataError, heard
+from tiewise.core.errors import DataError
 from tiewise.core.measurement import NEITHER, ONE, Quantity, count, plain
+from tiewise.core.progress import listen_to_progress
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.running.two_paths import NEXT, AdamPaths, RowSums, TextLoss, parted, row_sums
 from tiewise.inspection.sections import gradients
@@ -163,7 +164,7 @@ def test_the_batch_size_that_was_run_is_predicted(tmp_path):
 
 def test_one_batch_has_no_interval_and_no_scatter(tmp_path):
     said = []
-    with heard(lambda *what: said.append(what)):
+    with listen_to_progress(lambda *what: said.append(what)):
         found = gradients_of(opened(variant("llama", FAMILIES["llama"][0]), tmp_path), text(8), batch=8)
     assert math.isnan(found[f"{SHARE} per batch"].low)
     assert not any(curve.log_x for curve in found.curves)

@@ -10,7 +10,8 @@ from scipy.stats import t
 from tests.boundary.tiny_models import V, build
 from tests.inspection.running.test_repeats import Affine, opened
 
-from tiewise.core.errors import DataError, UnsupportedError, heard
+from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.running import stack as stacks
 from tiewise.inspection.sections.lens import Translator, lens_of
 
@@ -172,7 +173,7 @@ def test_progress_is_told_and_one_seed_is_one_result():
     def run(seed):
         return lens_of(opened(build("llama")), texts(60), texts(3, seed=2), steps=20, seed=seed).curves
 
-    with heard(lambda *seen: told.append(seen)):
+    with listen_to_progress(lambda *seen: told.append(seen)):
         first = run(0)
     assert (told[0][1:], told[-1][1:]) == ((0, 20), (20, 20))
     assert first == run(0)

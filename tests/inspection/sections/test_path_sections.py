@@ -7,8 +7,9 @@ from tests.inspection.tables.tiny_tables import LLAMA, write
 from tokenizers import Tokenizer, models
 
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import CheckpointError, DataError, heard
+from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.measurement import plain
+from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
 from tiewise.inspection.sections.direct_path import direct_path_of
 from tiewise.inspection.tables.bigram_counts import Chain, irreversibility
@@ -40,7 +41,7 @@ def ratio(m):
 def test_all_of_it_equals_dense(tied, tmp_path):
     folder, m = checkpoint(tmp_path, tied)
     told = []
-    with heard(lambda *said: told.append(said)):
+    with listen_to_progress(lambda *said: told.append(said)):
         found = direct_path_of(folder, [PAIR])
     middle = np.eye(V) - 1 / V
     values = np.linalg.eigvalsh((m + m.T) / 2)

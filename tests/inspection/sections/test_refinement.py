@@ -12,7 +12,8 @@ from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, build
 from tests.inspection.running.test_repeats import Affine, Alone, opened, rotation_like, windows, with_layers
 from torch import nn
 
-from tiewise.core.errors import DataError, heard
+from tiewise.core.errors import DataError
+from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.running.stack import Repeat
 from tiewise.inspection.sections.refinement import Trajectory, iterate, measurement_of, refinement_of
 
@@ -182,7 +183,7 @@ def test_one_window_has_no_interval_and_overflow_no_number():
 
 def test_progress_counts_the_windows_of_model_and_control():
     messages = []
-    with heard(lambda *message: messages.append(message)):
+    with listen_to_progress(lambda *message: messages.append(message)):
         refinement_of(albert(), windows(2), further=2)
     assert messages[-1] == ("refinement", 4, 4)
     assert {total for _, _, total in messages} == {4}

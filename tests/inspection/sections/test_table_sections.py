@@ -10,8 +10,9 @@ import scipy.linalg
 from scipy import stats
 from tests.inspection.tables.tiny_tables import factored, llama
 
-from tiewise.core.errors import CheckpointError, DataError, heard
+from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.estimates import Estimate, correlation_interval
+from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.inspection import inspect
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
@@ -352,7 +353,7 @@ def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
 
 def test_the_same_seed_gives_the_same_and_progress_ends(folder):
     told = []
-    with heard(lambda *said: told.append(said)):
+    with listen_to_progress(lambda *said: told.append(said)):
         once, again, other = (tokens_of(folder, text(), samples=30, seed=seed).points for seed in (3, 3, 4))
     assert once == again
     assert once[0].labels != other[0].labels

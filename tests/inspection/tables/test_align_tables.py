@@ -8,7 +8,8 @@ import scipy.stats
 from safetensors.numpy import save_file
 
 from tiewise.checkpoint.stored import read_header
-from tiewise.core.errors import CheckpointError, heard
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.tables.align_tables import align, nearer_end, toward
 from tiewise.inspection.tables.model_tables import Pairs, by_text, one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
@@ -153,7 +154,7 @@ def test_files_give_what_their_arrays_give(tmp_path, dtype):
     pairs = Pairs(rows, 499 - rows, "by token text")
     options = AlignSettings(permutations=2, neighbours=3, subspaces=(4,))
     told = []
-    with heard(lambda *said: told.append(said)):
+    with listen_to_progress(lambda *said: told.append(said)):
         streamed = align(stored["a"], stored["b"], pairs, options)
     wide = [t.astype(np.float64)[rows] for t in (a, b)]
     whole = align(*wide, one_vocabulary(len(rows), len(rows)), options)

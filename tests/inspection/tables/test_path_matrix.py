@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from tiewise.core.errors import DataError, doing, heard
+from tiewise.core.errors import DataError
+from tiewise.core.progress import listen_to_progress, progress_of
 from tiewise.inspection.tables import model_tables as tables
 from tiewise.inspection.tables import path_matrix as module
 from tiewise.inspection.tables.model_tables import HeldTable
@@ -112,7 +113,7 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
     own = own_token(path, whole)
     monkeypatch.setattr(tables, "CHUNK_VALUES", 12)
     told = []
-    with heard(lambda what, done, total: told.append(done)), doing("rows", 50):
+    with listen_to_progress(lambda what, done, total: told.append(done)), progress_of("rows", 50):
         parts = grams(path)
     assert told[-1] == whole.rows == 50
     assert len(told) == 17
@@ -213,7 +214,7 @@ def test_blocks_equal_dense(block):
     generator = np.random.default_rng(0)
     first, second, right = generator.normal(size=(3, 40, 6)) + 0.5
     told = []
-    with heard(lambda what, done, total: told.append(done)), doing("rows", 80):
+    with listen_to_progress(lambda what, done, total: told.append(done)), progress_of("rows", 80):
         a, b, change = module.sampled_asymmetry([first, second], right, block=block)
     for found, left in ((a, first), (b, second)):
         s, middle = left @ right.T, np.eye(40) - 1 / 40

@@ -12,7 +12,8 @@ import sys
 import numpy as np
 import pytest
 
-from tiewise.core.errors import DataError, RunError, heard
+from tiewise.core.errors import DataError, RunError
+from tiewise.core.progress import listen_to_progress
 from tiewise.training.data import corpus
 from tiewise.training.data.corpus import load_prepared, prepare
 from tiewise.training.data.documents import paragraphs
@@ -111,7 +112,7 @@ def test_files_types_and_facts(source, out):
 
 def test_progress_runs_through_three_stages(source, out):
     seen = []
-    with heard(lambda *step: seen.append(step)):
+    with listen_to_progress(lambda *step: seen.append(step)):
         prepare([str(source)], "bytes", out, length=8)
     assert list(dict.fromkeys(stage for stage, *_ in seen)) == ["reading", "tokenizer", "tokens"]
     for stage in ("reading", "tokenizer", "tokens"):
@@ -177,7 +178,7 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
 )
 def test_bad_requests_leave_nothing_behind(source, out, change, match):
     request = {"texts": [str(source)], "tokenizer": "bytes", "length": 8} | change
-    with pytest.raises(DataError, match=match) as caught, heard(never):  # before the text is read
+    with pytest.raises(DataError, match=match) as caught, listen_to_progress(never):  # before the text is read
         prepare(request.pop("texts"), request.pop("tokenizer"), out, **request)
     assert "\n" not in str(caught.value)
     assert not out.exists()
@@ -252,12 +253,12 @@ def test_memory_does_not_grow_with_the_text(large, tmp_path, tokenizer):
 AGAIN = """
 import os, signal, sys
 from pathlib import Path
-from tiewise.core.errors import heard
+from tiewise.core.progress import listen_to_progress
 from tiewise.training.data.corpus import prepare
 def progress(stage, done, total):
     if stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
-with heard(progress):
+with listen_to_progress(progress):
     prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8)
 """
 
@@ -287,12 +288,12 @@ def test_interrupted_keeps_what_was_there(source, out, stage):
         if at == stage:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), heard(interrupt):
+    with pytest.raises(KeyboardInterrupt), listen_to_progress(interrupt):
         prepare([str(source)], "bytes", out, length=8)
     assert list(out.iterdir()) == []
     prepare([str(source)], "bytes", out, length=8)
     before = contents(out)
-    with pytest.raises(KeyboardInterrupt), heard(interrupt):
+    with pytest.raises(KeyboardInterrupt), listen_to_progress(interrupt):
         prepare([str(source)], "bytes", out, length=8, split="contiguous")
     assert contents(out) == before
 
@@ -309,9 +310,9 @@ def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
 def test_equal_request_is_reused(source, out, monkeypatch):
     prepared = prepare([str(source)], "bpe:400", out, length=8)
     monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")  # decides about `builtin` only
-    with heard(never):
+    with listen_to_progress(never):
         assert prepare([str(source)], "bpe:400", out, length=16) == prepared
-    with pytest.raises(DataError, match="needs at least"), heard(never):
+    with pytest.raises(DataError, match="needs at least"), listen_to_progress(never):
         prepare([str(source)], "bpe:400", out, length=1_000_000)
     assert load_prepared(out) == prepared
 
@@ -329,7 +330,7 @@ CHANGES = {
 def test_other_requests_and_changed_files_are_prepared_again(source, out, change):
     first, stages = prepare([str(source)], "bytes", out, length=8), set()
     CHANGES[change](source, out)
-    with heard(lambda stage, done, total: stages.add(stage)):
+    with listen_to_progress(lambda stage, done, total: stages.add(stage)):
         prepared = prepare([str(source)], "bytes", out, length=8)
     assert stages == {"reading", "tokenizer", "tokens"}
     assert load_prepared(out) == prepared
@@ -353,7 +354,7 @@ def test_standard_input_is_kept(out, pipe_in):
     assert prepared.facts["texts"] == ["-"]
     assert prepared.facts["characters"] > 0.9 * len(PIPED)
     pipe_in(b"")
-    with heard(never):
+    with listen_to_progress(never):
         assert prepare(["-"], "bytes", out, length=8) == prepared
     (out / "data.json").unlink()  # killed before the end
     again = prepare(["-"], "bytes", out, length=8)

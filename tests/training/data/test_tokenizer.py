@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, doing, heard
+from tiewise.core.errors import DataError
+from tiewise.core.progress import listen_to_progress, progress_of
 from tiewise.training.data.corpus import token_type
 from tiewise.training.data.tokenizer import StreamEncoder, make_tokenizer, write_tokens
 
@@ -99,7 +100,7 @@ def test_nothing_is_truncated_padded_or_added(tmp_path):
 def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer):
     text = ["".join(f"line {i}\n" for i in range(150_000)), "x" * 1_200_000, "", "end"]
     done, encoder = [], StreamEncoder(byte_tokenizer, np.dtype("<u2"))
-    with heard(lambda *told: done.append(told[1])), doing("tokens", 1):
+    with listen_to_progress(lambda *told: done.append(told[1])), progress_of("tokens", 1):
         count = write_tokens(tmp_path / "t.bin", [(part, True) for part in text], encoder)
     tokens = np.fromfile(tmp_path / "t.bin", "<u2").tolist()
     assert tokens == [token for part in text for token in (*part.encode(), 256)]

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from tiewise.boundary.flax.parameter_files import flat
-from tiewise.core.errors import DataError, one_line
+from tiewise.core.errors import DataError, one_line_message
 from tiewise.core.measurement import count
 
 
@@ -140,7 +140,7 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     try:
         shape = jax.eval_shape(apply, params, ids).shape
     except TypeError as error:  # shapes that do not fit, as of a matrix product
-        return [*mistakes, f"the model cannot run: {one_line(error)}; is the head table.T?"]
+        return [*mistakes, f"the model cannot run: {one_line_message(error)}; is the head table.T?"]
     if shape[-1] != tables.vocab:
         return [*mistakes, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
     if tables.one and _moves_other_logits(apply, params, ids, tables):

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from tiewise.boundary.flax.boundary import PureBoundary
-from tiewise.core.errors import CheckpointError, one_line
+from tiewise.core.errors import CheckpointError, one_line_message
 from tiewise.core.files import written_whole
 
 SHARED = {"table_out": "table_in"}
@@ -64,7 +64,7 @@ def read(path: str | Path) -> dict[str, Array]:
     try:
         arrays = load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        what = f"{path} is not a safetensors file that numpy can hold: {one_line(error)}"
+        what = f"{path} is not a safetensors file that numpy can hold: {one_line_message(error)}"
         raise CheckpointError(what, "save it again") from None
     if not jax.config.jax_enable_x64:
         _refuse_wide_types(arrays, path)

@@ -34,7 +34,7 @@ from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.fast_products import remembered
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import BACKENDS, LossOptions
-from tiewise.core.errors import RunError, UnsupportedError, one_line
+from tiewise.core.errors import RunError, UnsupportedError, one_line_message
 
 VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # of a trial, at most
@@ -342,7 +342,7 @@ def _recoverable(name: str, device: torch.device) -> Iterator[None]:
         try:
             torch.cuda.synchronize(device)
         except RuntimeError:
-            what = f"the trial of backend={name!r} broke the context of {device} ({one_line(error)})"
+            what = f"the trial of backend={name!r} broke the context of {device} ({one_line_message(error)})"
             raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 

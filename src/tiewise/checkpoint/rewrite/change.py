@@ -21,7 +21,8 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored, widened
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, progress
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import report_progress
 
 PROBES = 64
 SEED = 20_250_903
@@ -237,5 +238,5 @@ def _largest(tables: Pair, sizes: Callable[[Rows], Rows]) -> float:
         for start, stop in old.spans(itemsize=4):
             difference = widened(old.read(start, stop)) - widened(new.read(start, stop))
             largest = np.maximum(largest, sizes(difference).max(initial=0.0))
-            progress("measuring the change", stop, old.rows)
+            report_progress("measuring the change", stop, old.rows)
     return float(largest)

@@ -13,8 +13,8 @@ from tiewise.checkpoint.rewrite.change import NewTensor
 from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
 from tiewise.checkpoint.rewrite.new_folder import copy_file, link_or_copy
 from tiewise.checkpoint.untrusted import inside
-from tiewise.core.errors import advance, doing
 from tiewise.core.files import sync
+from tiewise.core.progress import advance_progress, progress_of
 
 
 def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
     Return the files that share bytes with the source.
     """
     done = 0
-    with doing("writing", plan.new_bytes):
+    with progress_of("writing", plan.new_bytes):
         for file, tensors in plan.shards.items():
             done = write_tensors(target / file, tensors, folder.headers[file].metadata, done)
     linked = []
@@ -60,7 +60,7 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
             for piece in tensor.write():
                 file.write(piece)
                 count += len(piece)
-                advance(done + count)
+                advance_progress(done + count)
             if count != tensor.nbytes:
                 raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
             done += count

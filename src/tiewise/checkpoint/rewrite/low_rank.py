@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.rewrite.change import Rows, hidden_vectors
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored
-from tiewise.core.errors import CheckpointError, advance
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import advance_progress
 
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
@@ -86,7 +87,7 @@ class LowRankFactors:
             for start in range(0, self.table.rows, step):
                 rows = reader.rows(start, start + step).astype(np.float64)
                 yield rows, (rows @ self.basis).astype(NUMPY[self.table.dtype])
-                advance((start + len(rows)) * reader.row_bytes)
+                advance_progress((start + len(rows)) * reader.row_bytes)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of the narrow table."""
@@ -134,7 +135,7 @@ def _gram(table: Stored) -> NDArray[np.float64]:
                 problem = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
                 raise CheckpointError(problem, "tiewise check --deep names the rows; repair them first")
             gram += rows.T @ rows  # of which numpy computes one half, and mirrors it
-            advance(stop * reader.row_bytes)
+            advance_progress(stop * reader.row_bytes)
     if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit
         raise CheckpointError(f"{table.path}: the values of {table.name} are too large", "scale the table down first")
     return gram

@@ -23,8 +23,9 @@ from filelock import FileLock, Timeout
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.stored import CHUNK_BYTES
 from tiewise.checkpoint.untrusted import open_regular
-from tiewise.core.errors import CheckpointError, ending
+from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
+from tiewise.core.interrupts import graceful_signals
 
 fcntl: Any
 try:
@@ -87,7 +88,7 @@ def temporary_folder(real: Path) -> Iterator[Path]:
     remove_leftovers(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
     lock = _lock(path)
-    with ending() as signals:
+    with graceful_signals() as signals:
         try:
             try:
                 _try_to_lock(lock)
@@ -97,7 +98,7 @@ def temporary_folder(real: Path) -> Iterator[Path]:
                     raise cannot_write(real, error) from None
                 yield path
             finally:
-                signals.held = True
+                signals.is_deferring = True
         finally:  # also where a signal raised just before it was held
             shutil.rmtree(path, ignore_errors=True)
             _unlock(lock)
@@ -109,8 +110,8 @@ def rename_to_destination(path: Path, real: Path) -> None:
     Raises:
         CheckpointError: something was put there meanwhile.
     """
-    with ending() as signals:
-        signals.held = True  # the result is complete, and stays
+    with graceful_signals() as signals:
+        signals.is_deferring = True  # the result is complete, and stays
         try:
             if os.name == "nt" and real.is_dir():
                 real.rmdir()  # Windows puts no folder in the place of an empty one

@@ -13,7 +13,8 @@ from typing import Any
 
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core import Late
-from tiewise.core.errors import CheckpointError, advance, doing
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import advance_progress, progress_of
 from tiewise.core.text import PIECE, batches, begins_spaced, pieces
 
 tokenizers = Late("tokenizers")  # no part of a base install
@@ -66,7 +67,7 @@ def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> I
     size = text.stat().st_size
     piece_length = max(LEAST_PIECE, min(PIECE, size // 50))
     done = 0
-    with doing(purpose, size):
+    with progress_of(purpose, size):
         for batch in batches(pieces(_blocks(text), piece_length)):
             parts = [part for part, _ in batch]
             read = parts
@@ -78,7 +79,7 @@ def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> I
             for part, piece, encoding in zip(parts, read, tokens, strict=True):
                 yield done, piece, encoding.ids
                 done += len(part.encode())
-                advance(done)
+                advance_progress(done)
 
 
 def _blocks(text: Path) -> Iterator[tuple[str, bool]]:

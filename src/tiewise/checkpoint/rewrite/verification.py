@@ -17,7 +17,8 @@ from tiewise.checkpoint.rewrite.file_plan import FilePlan
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress_of
 
 
 def open_with_tensors(path: str | os.PathLike[str]) -> Folder:
@@ -92,7 +93,7 @@ def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder
     total, done = sum(tensor.nbytes for tensor in stay), 0
     for tensor in stay:
         before = source.folder.headers[tensor.file].tensors[tensor.name]
-        with doing("checking the result", total, begun=done):
+        with progress_of("checking the result", total, start=done):
             if not same_bytes(before, result.tensors[tensor.name]):
                 yield f"{short(tensor.name)} differs from the source"
         done += tensor.nbytes

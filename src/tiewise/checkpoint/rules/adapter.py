@@ -16,8 +16,8 @@ from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, d
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import doing
 from tiewise.core.files import size
+from tiewise.core.progress import progress_of
 
 
 @rule("B060", "error", "an adapter leaves a tied pair tied", kind="adapter")
@@ -319,7 +319,7 @@ def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Obse
     are_plain = copy.dtype in FLOATING and table.dtype in FLOATING
     if copy.shape != table.shape or not are_plain:
         return
-    with doing("comparing the adapter's copy with the base", copy.nbytes):
+    with progress_of("comparing the adapter's copy with the base", copy.nbytes):
         changed = len(changed_rows(copy, table))
     rows = copy.rows
     if rows and changed <= rows // 2:

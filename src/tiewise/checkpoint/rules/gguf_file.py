@@ -25,8 +25,9 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
 from tiewise.core.files import packaged_json
+from tiewise.core.progress import progress_of
 
 DAMAGED = "the file is damaged or was cut short: download or convert it again"
 
@@ -108,7 +109,7 @@ class GgufFacts:
         """Return whether `token_embd` and `output` hold the same bytes. None unless both are stored and may be read."""
         if self.table is None or self.head is None or not self.scan:
             return None
-        with doing("comparing the two tables", self.table.nbytes):
+        with progress_of("comparing the two tables", self.table.nbytes):
             return same_bytes(self.table, self.head)
 
 

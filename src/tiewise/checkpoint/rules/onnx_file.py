@@ -21,7 +21,8 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
 from tiewise.checkpoint.table_scans import same_shared
 from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress_of
 
 DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
 MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known
@@ -139,7 +140,7 @@ class OnnxFacts:
         table = self.table
         if table is None or not self.scan:
             return ()
-        with doing(f"comparing {short(table.name)}", table.nbytes):
+        with progress_of(f"comparing {short(table.name)}", table.nbytes):
             copies = list[Stored]()
             for tensor in self.tensors.values():
                 if tensor is not table and same_shared(table, tensor):

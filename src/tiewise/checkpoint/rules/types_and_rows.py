@@ -24,8 +24,9 @@ from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.tokenizer_ids import Tokenizer
 from tiewise.checkpoint.untrusted import inside, items_of, read_whole, short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
+from tiewise.core.progress import progress_of
 
 FP32_ROUNDING = 2.0**-23  # next to rows of the median length, the logits of shorter rows vanish in fp32
 MOST_TEMPLATE, MOST_ADDED = 2**20, 10_000  # letters of chat templates, and added tokens that are looked for in them
@@ -112,7 +113,7 @@ def rows_in_use(facts: Facts) -> Observations:
     for table in _plain_tables(facts):
         if len(table.shape) != 2:
             continue
-        with doing(f"reading {short(table.name)}", table.nbytes):
+        with progress_of(f"reading {short(table.name)}", table.nbytes):
             scan = scan_rows(table)
         used = tokens.rows(table)
         yield from _bad_rows(table, scan, used, knows_tokens=tokens.used is not None)

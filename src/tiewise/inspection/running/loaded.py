@@ -20,7 +20,7 @@ from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.boundary.undisturbed import preserve_generators, undisturbed
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import require_memory
-from tiewise.core.errors import CheckpointError, DataError, TiewiseError, one_line
+from tiewise.core.errors import CheckpointError, DataError, TiewiseError, one_line_message
 from tiewise.training.data.tokenizer import Ids
 
 P = ParamSpec("P")
@@ -109,7 +109,7 @@ def _load_failure(error: Exception) -> str:
     # the message for another shape names an option of transformers instead of the reason
     if "ignore_mismatched_sizes" in str(error):
         return "a stored tensor has another shape than its config says"
-    return one_line(error)
+    return one_line_message(error)
 
 
 def leaves_model(measure: Callable[Concatenate[Opened, P], R]) -> Callable[Concatenate[Opened, P], R]:

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tiewise.boundary.undisturbed import undisturbed
-from tiewise.core.errors import DataError, progress
+from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, jackknife, ratio
 from tiewise.core.files import to_record
+from tiewise.core.progress import report_progress
 from tiewise.inspection.running.loaded import Opened, open_model
 from tiewise.training.data.tokenizer import make_tokenizer, plain_engine
 
@@ -88,7 +89,7 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
         nats = _window_nats(opened, [window.ids for window in group], padding=windows[0].ids[0])
         for window, cost in zip(group, nats, strict=True):
             costs[window.passage] += cost
-        progress("measuring the loss", at + len(group), len(windows))
+        report_progress("measuring the loss", at + len(group), len(windows))
     return costs
 
 

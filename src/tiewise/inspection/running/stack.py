@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from tiewise.boundary.lazy_logits import computed
 from tiewise.boundary.trial_runs import SEED, ordinary_ids
 from tiewise.boundary.undisturbed import undisturbed
-from tiewise.core.errors import UnsupportedError, one_line
+from tiewise.core.errors import UnsupportedError, one_line_message
 from tiewise.inspection.running.loaded import Opened, leaves_model
 
 LOGITS = 2**24  # of states that are read, held at once
@@ -103,7 +103,7 @@ def find_stack(opened: Opened) -> AppliedStack:
         with torch.no_grad(), _recorded(_listed_modules(model)) as calls:
             logits = _logits(model, ids)
     except Exception as error:  # a family that wants more than ids raises anything
-        raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line(error)})", _FIX) from None
+        raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line_message(error)})", _FIX) from None
     if not logits.isfinite().all():
         raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
     layers = _chain(kind, calls, (_ROWS, _LENGTH))
@@ -143,7 +143,7 @@ def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
         with torch.no_grad():
             again = stack.to_logits(stack.applications[-1].wrote)
     except Exception as error:  # whatever a family's forward does without its layers
-        raise UnsupportedError(f"{kind} does not run without its layers ({one_line(error)})", _FIX) from None
+        raise UnsupportedError(f"{kind} does not run without its layers ({one_line_message(error)})", _FIX) from None
     if again.shape != logits.shape:
         raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
     largest = logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny)

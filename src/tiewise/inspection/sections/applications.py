@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from tiewise.core.errors import DataError, progress
+from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import size
 from tiewise.core.measurement import NATS, Curve, Measurement, Quantity
+from tiewise.core.progress import report_progress
 from tiewise.core.text import token_counts
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.stack import AppliedStack, LayerCall, Repeat, find_stack, one_block, relative
@@ -108,7 +109,7 @@ def _measured_by_window(stack: AppliedStack, block: Repeat, batches: Sequence[Qu
         parts.append(torch.stack(list(_measured(stack, block, batch))))
         unigram.append(_by_window(surprise[batch.targets], batch.where))
         done += len(batch.where)
-        progress("applications", done, total)
+        report_progress("applications", done, total)
     nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)
     return _ByWindow(nll, change, torch.cat(unigram).numpy())
 

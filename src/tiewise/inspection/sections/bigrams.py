@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import DataError, doing, progress
+from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate
 from tiewise.core.measurement import NATS, NONE, Listing, Measurement, Quantity, Stack, count, visible
+from tiewise.core.progress import progress_of, report_progress
 from tiewise.inspection.tables.bigram_counts import (
     Chain,
     Irreversibility,
@@ -102,8 +103,8 @@ def bigrams_of(
 
 def _loss_on_text(path: DirectPath, chain: Chain, fits: Fits, seed: int) -> Estimate:
     """Measure what the model's own path pays on the text."""
-    progress("model's path on the text", 0, path.output.rows)
-    with doing("own path", path.output.rows):
+    report_progress("model's path on the text", 0, path.output.rows)
+    with progress_of("own path", path.output.rows):
         return path_loss(path, chain, fits.sampled, seed)
 
 
@@ -138,9 +139,9 @@ def _split_of(tokens: _FrequentTokens, width: int, fits: Fits, seed: int, fitted
     """
     key = width, seed, tokens.states.astype(np.uint16).tobytes()
     if key not in fitted:
-        progress("fitted paths", 0, 1)
+        report_progress("fitted paths", 0, 1)
         fitted[key] = split(tokens.chain, width, fits.starts, fits.steps, seed)
-        progress("fitted paths", 1, 1)
+        report_progress("fitted paths", 1, 1)
     return fitted[key]
 
 

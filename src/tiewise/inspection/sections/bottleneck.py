@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tiewise.core.errors import no_numbers, progress
+from tiewise.core.errors import non_finite_error
 from tiewise.core.estimates import ratio
 from tiewise.core.measurement import Measurement, Quantity
+from tiewise.core.progress import report_progress
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import TextLoss
@@ -64,7 +65,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
             place = np.repeat(which.numpy(), loss.per_window), bands[targets.numpy()]
             np.add.at(passed, place, _squares(gradient @ basis))
             np.add.at(total, place, _squares(gradient))
-            progress("gradients at the logits", int(which[-1]) + 1, len(windows))
+            report_progress("gradients at the logits", int(which[-1]) + 1, len(windows))
     return _report(passed, total, basis.shape[1] / len(basis))
 
 
@@ -119,7 +120,7 @@ def _basis(table: Tensor) -> Tensor:
         wide = part.double()
         gram = gram + wide.T @ wide
     if not torch.isfinite(gram).all():
-        raise no_numbers("a head")
+        raise non_finite_error("a head")
     values, vectors = torch.linalg.eigh(gram)
     # a singular value is none below E·ε of the largest, or where the Gram matrix itself is rounding
     of_table = (len(values) * torch.finfo(table.dtype).eps) ** 2

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from tiewise.checkpoint.family_record import NONE
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import CheckpointError, doing, progress
+from tiewise.core.errors import CheckpointError
 from tiewise.core.measurement import Listing, Measurement, Quantity, count, plain, visible
+from tiewise.core.progress import progress_of, report_progress
 from tiewise.inspection.tables import path_matrix
 from tiewise.inspection.tables.open_path import open_path
 from tiewise.inspection.tables.token_texts import read_as
@@ -42,18 +43,18 @@ def direct_path_of(
     ids = path_matrix.find_pairs(folder, words, path.rows)
     if path.rows < 2:
         raise CheckpointError(f"{folder.path}: a vocabulary of {path.rows}", "give two tokens or more")
-    with doing("direct path", path.rows):
+    with progress_of("direct path", path.rows):
         applied = linear = path_matrix.grams(path)
     if path.norm.kind != NONE:
-        with doing("direct path without its norm", path.rows):
+        with progress_of("direct path without its norm", path.rows):
             linear = path_matrix.grams(path.linear)
-    with doing("own tokens", path.output.rows):
+    with progress_of("own tokens", path.output.rows):
         own = path_matrix.own_token(path, applied, OWN_TOKENS, seed)
     kinds = {APPLIED: applied, "by gain and scales alone": linear, CENTRED: applied.centred}
     orders = path_matrix.word_orders(path, words, ids)
     chosen = path_matrix.sampled(path.rows, samples, seed)
     pairs = path_matrix.asymmetric_pairs(path, chosen, top=MOST_ASYMMETRIC)
-    progress("asymmetric pairs", len(chosen), len(chosen))
+    report_progress("asymmetric pairs", len(chosen), len(chosen))
     title = f"Most asymmetric pairs among {count(len(chosen))} tokens"
     listing = Listing(title, ("pair", "there", "back"), tuple(_listed_pairs(folder, pairs)))
     return Measurement(

@@ -24,9 +24,10 @@ from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import BlockNames
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import DataError, InstallError, doing
+from tiewise.core.errors import DataError, InstallError
 from tiewise.core.estimates import Estimate
 from tiewise.core.measurement import NATS, NONE, Grid, Listing, Measurement, Quantity, count, plain
+from tiewise.core.progress import progress_of
 from tiewise.inspection.running.loaded import Opened
 from tiewise.inspection.tables.bigram_counts import Chain, pair_counts
 from tiewise.inspection.tables.bigram_paths import SHOWN, heat_maps, path_loss
@@ -116,7 +117,7 @@ def _asymmetries(
     for path in paths.values():
         rows = path.input.take(chosen)
         lefts.append(path.left(rows))
-    with doing("asymmetry", len(paths) * len(chosen)):
+    with progress_of("asymmetry", len(paths) * len(chosen)):
         return sampled_asymmetry(lefts, direct.output.take(chosen), seed)
 
 
@@ -125,7 +126,7 @@ def _text_quantities(
 ) -> Iterator[Quantity]:
     """Yield each path's loss on a text's pairs, then how far it `follows` the text."""
     for (name, path), of_path in zip(paths.items(), follows, strict=True):
-        with doing("loss on the text", path.output.rows):
+        with progress_of("loss on the text", path.output.rows):
             loss = path_loss(path, chain, seed=seed)
         yield Quantity.of_estimate(f"loss on the text's pairs, {name}", loss, unit=NATS, main=False)
         yield from of_path

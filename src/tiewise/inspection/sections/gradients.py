@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiewise.core.errors import DataError, no_numbers, progress
+from tiewise.core.errors import DataError, non_finite_error
 from tiewise.core.estimates import ratio
 from tiewise.core.measurement import NATS, ONE, Curve, Listing, Measurement, Quantity, count, plain, visible
+from tiewise.core.progress import report_progress
 from tiewise.core.text import BINS, bin_of, token_counts
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import (
@@ -119,9 +120,9 @@ def gradients_of(
             sums.add(leaves.gradient(loss, which), len(which) / len(windows), is_whole=done <= full)
             if done == full:
                 mean = sums.norms_of_mean(len(windows) / (full * batch))
-            progress("gradients", min(done * batch, len(windows)), len(windows))
+            report_progress("gradients", min(done * batch, len(windows)), len(windows))
         if not sums.is_finite():
-            raise no_numbers(f"{opened.folder.path}: the gradient")
+            raise non_finite_error(f"{opened.folder.path}: the gradient")
         update = row_sums(*sums.moments.step(), sums.one_table)
     gradient = sums.gradient()
     seen = token_counts(windows.reshape(-1), gradient.rows)

@@ -24,9 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiewise.core.errors import DataError, UnsupportedError, progress
+from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.measurement import NATS, NONE, Curve, Listing, Measurement, Quantity, plain
+from tiewise.core.progress import report_progress
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.stack import AppliedStack, find_stack
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
@@ -167,7 +168,7 @@ def _train(
     read_at: list[list[float]] = []
     last_losses: list[list[float]] = []
     for done in range(steps + 1):
-        progress("training a lens at every layer", done, steps)
+        report_progress("training a lens at every layer", done, steps)
         if done in marks:
             reads, _ = _read(stack, apart, [*enumerate(translators)])
             read_at.append([read.kl.value for read in reads])

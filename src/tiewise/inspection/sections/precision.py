@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.core.errors import progress
 from tiewise.core.estimates import mean_interval
 from tiewise.core.measurement import NATS, Listing, Measurement, Quantity
+from tiewise.core.progress import report_progress
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import TextLoss, TwoLeaves, parted
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
@@ -85,7 +85,7 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Measurement:
                 changed, _ = loss.predicted(which)
                 both = _kl_and_loss(logits, p, changed, targets)
                 means.append(both.view(2, len(which), -1).mean(2))
-            progress("rounding the ends", int(which[-1]) + 1, len(windows))
+            report_progress("rounding the ends", int(which[-1]) + 1, len(windows))
     return measurement_of({choice: torch.cat(parts, 1) for choice, parts in measured.items()}, tied)
 
 

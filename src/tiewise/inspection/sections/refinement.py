@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from tiewise.boundary.locate import locate
 from tiewise.boundary.undisturbed import preserve_generators
-from tiewise.core.errors import advance, doing
 from tiewise.core.estimates import mean_interval
 from tiewise.core.measurement import Curve, Grid, Listing, Measurement, Quantity
+from tiewise.core.progress import advance_progress, progress_of
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.stack import (
     AppliedStack,
@@ -98,11 +98,11 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
     """
     texts, fresh = opened.checked(windows), _fresh(opened, seed)
     count = len(texts)
-    with doing("refinement", count if fresh is None else 2 * count):
+    with progress_of("refinement", count if fresh is None else 2 * count):
         trained = _trajectory(find_stack(opened), texts, seed, further)
     if fresh is None:
         return measurement_of(trained, None, further)
-    with doing("refinement", 2 * count, begun=count):
+    with progress_of("refinement", 2 * count, start=count):
         untrained = _trajectory(find_stack(fresh), texts, seed, further)
     return measurement_of(trained, untrained, further)
 
@@ -123,7 +123,7 @@ def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> 
             measured = _repeated(calls, block, further, seed + number)
             by_block.setdefault(block, []).append(_as_arrays(measured))
         windows_done += len(batch)
-        advance(windows_done)
+        advance_progress(windows_done)
     # every batch calls the same modules, so the calls of the last one name the layers of all
     return Trajectory(
         layers=tuple(call.name for call in calls),

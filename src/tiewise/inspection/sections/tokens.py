@@ -10,7 +10,7 @@ import numpy as np
 
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.tokenizer_ids import read_tokenizer
-from tiewise.core.errors import TiewiseError, doing
+from tiewise.core.errors import TiewiseError
 from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.measurement import (
     NATS,
@@ -25,6 +25,7 @@ from tiewise.core.measurement import (
     plain,
     visible,
 )
+from tiewise.core.progress import progress_of
 from tiewise.core.text import BINS, bin_of
 from tiewise.inspection.tables.align_tables import Score
 from tiewise.inspection.tables.bigram_counts import Contexts, contexts
@@ -212,7 +213,7 @@ class _TablesReport:
 
     def add(self, name: str, table: TokenTable) -> None:
         """Measure a table, and report its norms, directions, rows that say little and a view."""
-        with doing(f"products of {name}", table.rows):
+        with progress_of(f"products of {name}", table.rows):
             sums = moments(table)
         # groups and counts know the rows that all tables have
         norms = sums.norms[: self.vocabulary.rows] if self.groups else sums.norms

@@ -20,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tiewise.core.errors import DataError, progress
+from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.core.measurement import NEITHER, ONE, TWO, Quantity, plain
+from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import AnyTable, Ids, Pairs, Rows, TokenTable, as_table
 from tiewise.inspection.tables.table_maps import (
     CENTRED,
@@ -366,7 +367,7 @@ def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> 
                 best.merge(j, tile.T, i)
             best.merge(i, tile, j)
             done += 1
-            progress("neighbours", done, total)
+            report_progress("neighbours", done, total)
     return best.ids
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
-from tiewise.core.errors import DataError, no_numbers
+from tiewise.core.errors import DataError, non_finite_error
 from tiewise.core.estimates import Estimate, Z, interaction
 from tiewise.core.measurement import Grid, Quantity
 from tiewise.inspection.tables.bigram_counts import Chain, frequent
@@ -192,7 +192,7 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
     _, logs, _ = transitions(path, pairs)
     losses = -logs
     if not np.isfinite(losses).all():
-        raise no_numbers("a table or a norm")
+        raise non_finite_error("a table or a norm")
     if is_exact:
         nll = float((losses * chain.counts).sum() / chain.pairs)
         return Estimate(nll, math.nan, math.nan, len(pairs))

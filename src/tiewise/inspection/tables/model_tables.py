@@ -29,7 +29,8 @@ from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.tokenizer_ids import PIECES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, DataError, doing
+from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.progress import progress_of
 from tiewise.core.spec_options import INSPECT
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
@@ -193,7 +194,7 @@ class Ends:
         """
         mask = np.zeros(max(self.input.rows, self.output.rows), bool)
         for tensor in self.stored:
-            with doing(f"rows of {short(tensor.name)}", tensor.nbytes):
+            with progress_of(f"rows of {short(tensor.name)}", tensor.nbytes):
                 scan = scan_rows(tensor)
             for rows in (scan.not_finite, scan.zero, *scan.repeated):
                 mask[list(rows)] = True

@@ -27,9 +27,10 @@ from numpy.typing import ArrayLike
 
 from tiewise.checkpoint.family_record import NONE
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.core.errors import DataError, advance, no_numbers
+from tiewise.core.errors import DataError, non_finite_error
 from tiewise.core.estimates import Estimate, wilson
 from tiewise.core.measurement import Quantity, visible
+from tiewise.core.progress import advance_progress
 from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 from tiewise.inspection.tables.open_path import DirectPath
 from tiewise.inspection.tables.token_texts import find_tokens
@@ -91,11 +92,11 @@ def grams(path: DirectPath) -> Grams:
         left_sum += base.sum(0)
         right_sum += out.sum(0)
         diagonal += float(np.einsum("ne,ne,e->", base, out, weights))
-        advance(stop)
+        advance_progress(stop)
     if not path.rows:
         raise DataError("a table without rows", "give a model that has some")
     if not np.isfinite([left, right, cross]).all():
-        raise no_numbers("a table or a norm")
+        raise non_finite_error("a table or a norm")
     left = (left + left.T) / 2
     if shared:
         right = cross = left
@@ -157,7 +158,7 @@ def sampled_asymmetry(
         raise DataError(f"{n} tokens", "sample 8 tokens or more")
     for rows in (*lefts, right):
         if not np.isfinite(rows).all():
-            raise no_numbers("a table or a norm")
+            raise non_finite_error("a table or a norm")
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     weights = np.concatenate([np.ones((n, 1)), draws.T], axis=1)  # the sample itself comes first
     ratios = [_Ratios(left, right, weights).measure(place * n, block) for place, left in enumerate(lefts)]
@@ -201,7 +202,7 @@ class _Ratios:
                 centred_back = back - self.columns[first, None] - self.rows[None, second] + self.mean
                 self._add(0, there, back, first, second)
                 self._add(1, centred_there, centred_back, first, second)
-            advance(before + first.stop)
+            advance_progress(before + first.stop)
         difference = 2 * self.energy - 2 * self.turned
         return np.divide(difference, self.energy, out=np.zeros_like(difference), where=self.energy > 0)
 
@@ -230,7 +231,7 @@ def logit_blocks(path: DirectPath, left: Array, beside: int = 0) -> Iterator[tup
     for start, stop in path.output.spans(beside=max(len(left), beside)):
         output = path.output.read(start, stop)
         yield start, stop, path.logits(left @ output.T, output, slice(start, stop))
-        advance(stop)
+        advance_progress(stop)
 
 
 def logits_of(path: DirectPath, left: Array, ids: Ids) -> Array:

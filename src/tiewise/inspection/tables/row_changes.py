@@ -25,8 +25,9 @@ from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, progress, refuse_live_model
+from tiewise.core.errors import CheckpointError, refuse_live_model
 from tiewise.core.measurement import Listing, Measurement, Quantity, count, plain, visible
+from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable
 from tiewise.inspection.tables.token_texts import read_as
 
@@ -192,7 +193,7 @@ def _compared(one: StoredTable, other: StoredTable, name: str) -> _Change:
     sums = _ChangeSums(one.width, bits=min(BITS.get(table.tensor.dtype, 2) for table in (one, other)))
     for start, stop in one.spans(common, beside=one.width):
         sums.add(start, one.read(start, stop), other.read(start, stop))
-        progress(f"comparing the {name}", stop, common)
+        report_progress(f"comparing the {name}", stop, common)
     return sums.change(common)
 
 

@@ -36,7 +36,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.core.errors import CheckpointError, DataError, progress
+from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import Ids, Pairs, Rows, TokenTable
 
 Matrix = NDArray[np.float64]
@@ -331,7 +332,7 @@ class Fitter:
             piece = slice(start, min(start + step, len(first)))
             a, b = self.pairs.a[first[piece]], self.pairs.b[second[piece]]
             yield piece, self.a.take(a, self.dtype), self.b.take(b, self.dtype)
-            progress(doing, piece.stop, len(first))
+            report_progress(doing, piece.stop, len(first))
 
     def sums(self, which: Ids, onto: Products | None = None) -> Sums:
         """Sum products and take norms over the given pairs.
@@ -364,7 +365,7 @@ class Fitter:
             if name != IDENTITY:
                 matrix = best_map(name, crosses[view], self._inverse.get(view))
             maps[name, view] = FittedMap(matrix, *self.shifts[view])
-            progress("fitting maps", len(maps), len(keys))
+            report_progress("fitting maps", len(maps), len(keys))
         return maps
 
     def _is_fitted(self, name: str, view: str) -> bool:

@@ -20,9 +20,10 @@ from functools import cached_property
 import numpy as np
 
 from tiewise.checkpoint.table_scans import scan_rows
-from tiewise.core.errors import DataError, advance, doing, no_numbers
+from tiewise.core.errors import DataError, non_finite_error
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.measurement import Quantity, count, plain
+from tiewise.core.progress import advance_progress, progress_of
 from tiewise.inspection.tables.align_tables import Score, norm_correlations
 from tiewise.inspection.tables.model_tables import Array, Ids, Rows, StoredTable, TokenTable
 from tiewise.inspection.tables.path_matrix import sampled
@@ -87,9 +88,9 @@ def moments(table: TokenTable) -> Moments:
         units += _unit(rows, norms[start:stop]).sum(0)
         narrow: Rows = rows.astype(dtype, copy=False)
         gram += narrow.T @ narrow
-        advance(stop)
+        advance_progress(stop)
     if not np.isfinite(gram).all():
-        raise no_numbers("a table")
+        raise non_finite_error("a table")
     filled = np.count_nonzero(norms)
     if filled < 3:
         raise DataError(f"a table of {filled} rows that are not zero", "give one with three or more")
@@ -294,7 +295,7 @@ def saying_little(
 
     `unused` are the rows that no text can produce, ascending; `counts` are a text's [V]. None where they are not known.
     """
-    with doing(f"rows of {table.name}", table.tensor.nbytes):
+    with progress_of(f"rows of {table.name}", table.tensor.nbytes):
         scan = scan_rows(table.tensor)
     groups = sorted(scan.repeated, key=len, reverse=True)
     repeated = sum(len(group) for group in groups)

@@ -27,8 +27,9 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, RunError, TiewiseError, advance, choices, doing, progress
+from tiewise.core.errors import DataError, RunError, TiewiseError, suggest_choices
 from tiewise.core.files import sync, write_whole, written_whole
+from tiewise.core.progress import advance_progress, progress_of, report_progress
 from tiewise.core.text import pieces, token_counts
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.training.data.sources import Source, read_sources, resolve
@@ -62,7 +63,7 @@ class PreparedText:
     def split(self, name: str) -> np.ndarray:
         """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N]."""
         if name not in SPLITS:
-            raise DataError(f"no split {name!r}", choices(name, SPLITS))
+            raise DataError(f"no split {name!r}", suggest_choices(name, SPLITS))
         return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
 
     @cached_property
@@ -269,13 +270,13 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
             tokenizer = make_tokenizer(kind)
         deduplicate = Deduplicator()
         documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
-        with doing("reading", sum(source.size for source in sources)):
+        with progress_of("reading", sum(source.size for source in sources)):
             spool = _Spool(work / "text", deduplicate(documents))
         split_of = assign(spool.characters, SHARES, 0, request["split"])
-        progress("tokenizer", 0, 1)
+        report_progress("tokenizer", 0, 1)
         if tokenizer is None:
             tokenizer = _train_tokenizer(kind, spool, np.flatnonzero(split_of == 0))
-        progress("tokenizer", 1, 1)
+        report_progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
         vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
         dtype = token_type(vocab)
@@ -307,7 +308,7 @@ def _write_splits(work: Path, spool: _Spool, split_of: np.ndarray, encoder: Stre
     for index, name in enumerate(SPLITS):
         parts = np.flatnonzero(split_of == index)
         facts = spool.facts(parts)
-        with doing("tokens", total, done):
+        with progress_of("tokens", total, done):
             facts["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
         done += facts["characters"]
         splits[name] = facts
@@ -351,7 +352,7 @@ class _Spool:
                 ends.append(ends[-1] + file.write(text.encode("utf-8", "replace")))
                 characters.append(len(text))
                 numbers.append((numbers[-1] if numbers else 0) + begins)
-                advance(ends[-1])
+                advance_progress(ends[-1])
         self.characters = np.array(characters, np.int64)
         self._ends = np.array(ends, np.int64)
         self._numbers = np.array(numbers, np.int64)  # each part's document

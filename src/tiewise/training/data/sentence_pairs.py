@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.token_bytes import BYTE
-from tiewise.core.errors import DataError, choices
+from tiewise.core.errors import DataError, suggest_choices
 from tiewise.core.files import require
 from tiewise.core.text import byte_letters
 
@@ -215,7 +215,7 @@ class Packing:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise DataError(f"unknown objective {self.objective[:40]!r}", choices(self.objective, OBJECTIVES))
+            raise DataError(f"unknown objective {self.objective[:40]!r}", suggest_choices(self.objective, OBJECTIVES))
         if self.length < AROUND + 2:
             raise DataError(f"rows of {self.length} tokens", f"a pair and its marks need {AROUND + 2} or more")
         require(self, "in_order short", lambda share: 0 <= share <= 1, "use a share from 0 to 1", DataError)

@@ -39,7 +39,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
-from tiewise.core.errors import DataError, one_line
+from tiewise.core.errors import DataError, one_line_message
 from tiewise.training.data.documents import Document, cut, decode, opened, paragraphs, unreadable
 from tiewise.training.data.synthetic import NAME, Language
 
@@ -266,7 +266,7 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=[column]):
             yield from (value for value in batch.column(0).to_pylist() if value is not None)
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}", "write it again") from None
+        raise DataError(f"{path} cannot be read as Parquet: {one_line_message(error)}", "write it again") from None
 
 
 def _require_text_column(schema: Any, path: Path, column: str) -> None:
@@ -319,7 +319,7 @@ def _hub_rows(name: str) -> Iterator[str]:
         fix = "check the split and the files in the folder"
         if source.folder is None:
             fix = f"check the name and the network; offline, run `hf download --repo-type dataset {source.path}` first"
-        raise DataError(f"hf:{name} cannot be read: {one_line(error)}", fix) from None
+        raise DataError(f"hf:{name} cannot be read: {one_line_message(error)}", fix) from None
 
 
 def _open_dataset(source: HubName) -> Iterable[dict[str, Any]]:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, advance, one_line
+from tiewise.core.errors import DataError, one_line_message
 from tiewise.core.files import sync
+from tiewise.core.progress import advance_progress
 from tiewise.core.text import batches, begins_spaced, byte_letters, pieces
 from tiewise.training.data.documents import ended
 from tiewise.training.data.sources import Text, open_sources
@@ -96,7 +97,7 @@ def _read_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
     try:
         return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
     except Exception as error:  # the Rust side raises Exception itself
-        raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
+        raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line_message(error)})", _CHOICES) from None
 
 
 def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
@@ -111,7 +112,7 @@ def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
         else:
             what = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
             fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
-        raise DataError(f"{what} ({one_line(error)})", fix) from None
+        raise DataError(f"{what} ({one_line_message(error)})", fix) from None
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
     return tokenizer
@@ -189,7 +190,7 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
             file.write(tokens.tobytes())
             count += len(tokens)
             characters += sum(len(piece) for piece, _ in batch)
-            advance(characters)
+            advance_progress(characters)
     sync(path)
     return count
 

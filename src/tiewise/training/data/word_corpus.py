@@ -22,7 +22,8 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, RunError, progress
+from tiewise.core.errors import DataError, RunError
+from tiewise.core.progress import report_progress
 from tiewise.training.data.corpus import TOKENIZER, PreparedText, building, load_prepared, put_in_place, token_type
 from tiewise.training.data.documents import SPLITS, decode, opened
 from tiewise.training.data.tokenizer import EOS
@@ -44,7 +45,7 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
     folder = Path(folder)
     try:
         with building(folder) as work:
-            progress(KIND, 0, 1)
+            report_progress(KIND, 0, 1)
             words = _count_words(parts[0])
             dtype = token_type(len(words))
             splits: dict[str, dict[str, int]] = {}
@@ -52,7 +53,7 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
                 splits[name] = _write_split(work / f"{name}.bin", part, words, dtype)
                 if splits[name]["tokens"] < 2:
                     raise DataError(f"{part.text} has no words", "give a file with text in it")
-                progress(KIND, index + 1, len(SPLITS))
+                report_progress(KIND, index + 1, len(SPLITS))
             _word_tokenizer(words).save_pretrained(work / TOKENIZER)
             counted = ("tokens", "characters", "bytes", "documents")
             facts: dict[str, Any] = {name: sum(split[name] for split in splits.values()) for name in counted}

@@ -21,7 +21,7 @@ from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.install import Installed
 from tiewise.boundary.parallel_plan import body_plan
 from tiewise.core import ranks
-from tiewise.core.errors import PlanError, RunError, one_line
+from tiewise.core.errors import PlanError, RunError, one_line_message
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
@@ -224,7 +224,7 @@ def _read_config(path: Path) -> Any:
         record = json.loads(path.read_text(encoding="utf-8"))
         return AutoConfig.for_model(record.pop("model_type"), **record)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        reason = "no model_type" if isinstance(error, KeyError) else one_line(error)
+        reason = "no model_type" if isinstance(error, KeyError) else one_line_message(error)
         raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tiewise.core.errors import RunError, TiewiseError, choices
+from tiewise.core.errors import RunError, TiewiseError, suggest_choices
 from tiewise.core.files import write_whole
 from tiewise.training.folder import folder_name
 from tiewise.training.settings import Settings, read_yaml, recipe
@@ -50,7 +50,7 @@ class StudyGrid:
         names = sorted(path.stem for path in _HERE.glob("*.yaml"))
         path = _HERE / f"{name}.yaml" if name in names else Path(name)
         if not path.is_file():
-            raise RunError(f"no grid {name!r}", choices(name, names, "name a YAML file, or one of"))
+            raise RunError(f"no grid {name!r}", suggest_choices(name, names, "name a YAML file, or one of"))
         return cls.of(read_yaml(path), name)
 
     @classmethod

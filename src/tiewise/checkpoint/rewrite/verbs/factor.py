@@ -33,8 +33,9 @@ from tiewise.checkpoint.rewrite.tokenizer_text import count_tokens
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import items_of, require_memory, short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
+from tiewise.core.progress import progress_of
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, bin_of
 
@@ -207,9 +208,9 @@ def _factored(table: Stored, rank: int) -> FactoredTable:
     Raise if a row of the narrow table overflows the table's type.
     """
     name, memory = short(table.name), size(memory_needed(table.shape[1], rank))
-    with doing(f"decomposing {name} (needs {memory} of memory)", table.nbytes):
+    with progress_of(f"decomposing {name} (needs {memory} of memory)", table.nbytes):
         factored = low_rank(table, rank)
-    with doing(f"measuring {name}", table.nbytes):
+    with progress_of(f"measuring {name}", table.nbytes):
         errors = factored.errors()
     if not np.isfinite(errors.rows).all():
         problem = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"

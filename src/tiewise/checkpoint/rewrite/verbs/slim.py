@@ -38,7 +38,8 @@ from tiewise.checkpoint.rules.rule import describe
 from tiewise.checkpoint.stored import FLOATING, Stored, read_header
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, doing
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress_of
 
 SAME = Movement(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
 
@@ -203,7 +204,7 @@ class _SlimAdapter:
         config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         written = config.get("trainable_token_indices") or {}
         for copy in self.slimmed:
-            with doing(f"comparing every row of {short(copy.module)}", copy.stored.nbytes):
+            with progress_of(f"comparing every row of {short(copy.module)}", copy.stored.nbytes):
                 if not copy.equals_base_with(stored.get(copy.name), tuple(written.get(copy.module, ()))):
                     yield f"its rows of {short(copy.module)} are not those of the copy"
 
@@ -217,7 +218,7 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
     if stored.shape != table.shape or not {stored.dtype, table.dtype} <= set(FLOATING):
         problem = f"{adapter.path}: {describe(stored)} is no copy of {describe(table)}"
         raise CheckpointError(problem, "tiewise check ADAPTER --base BASE says more")
-    with doing(f"comparing {short(stored.name)} with the base", stored.nbytes):
+    with progress_of(f"comparing {short(stored.name)} with the base", stored.nbytes):
         ids: list[int] = changed_rows(stored, table).tolist()
     if ids and copy.end.kind == LORA:
         problem = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"

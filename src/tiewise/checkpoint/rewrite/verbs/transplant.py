@@ -49,7 +49,8 @@ from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded, wide
 from tiewise.checkpoint.token_bytes import ROLES, TokenBytes, read_token_bytes
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import items_of, require_memory, short
-from tiewise.core.errors import CheckpointError, progress
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import report_progress
 
 GENERATION = "generation_config.json"
 ROWS_AT_ONCE = 256  # rows that are made at a time
@@ -429,7 +430,7 @@ def pursue(
         block = slice(start, start + step)
         x = targets[block].astype(np.float64)
         chosen[block], coefficients[block] = _pursue_block(anchors, lengths, unit, x, most)
-        progress(problem, min(start + step, len(targets)), len(targets))
+        report_progress(problem, min(start + step, len(targets)), len(targets))
     return chosen, coefficients
 
 
