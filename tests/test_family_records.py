@@ -16,7 +16,7 @@ import tiewise
 from tiewise.checkpoint.audit_view import audit_view
 from tiewise.checkpoint.claims import class_ends
 from tiewise.checkpoint.families import FAMILIES, family
-from tiewise.checkpoint.family_record import ConfigKeys, Family, FamilyEnds, class_defaults, counted, family_data
+from tiewise.checkpoint.family_record import ConfigKeys, Family, FamilyEnds, class_defaults, family_data, read_with
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loader_columns import LLAMA_CPP_NAMED
 from tiewise.core.errors import CheckpointError, InstallError, PlanError
@@ -117,13 +117,13 @@ def test_check_knows_the_classes_or_the_family_has_none(kind):
 def test_every_family_of_transformers_is_known():
     generated = [*family_data()["families"], *family_data()["tokenless"]]
     assert len(generated) > 700
-    assert all(family(kind).is_known for kind in generated)
+    assert all(family(kind).has_facts for kind in generated)
     assert family("llama").ends.classes["LlamaForCausalLM"].output == "lm_head"
 
 
 @pytest.mark.parametrize("kind", ["acme", "", None, 5, ["llama"], {}])
 def test_what_is_no_family_has_an_empty_record(kind):
-    assert not family(kind).is_known
+    assert not family(kind).has_facts
     assert not family(kind).is_headless
     assert family(kind).ends == FamilyEnds()
     assert family(kind).keys == ConfigKeys()
@@ -262,7 +262,7 @@ def test_one_row_makes_a_family_known_to_every_command(tmp_path, monkeypatch):
     llama = FAMILIES["llama"]
     row = Family(
         "acme",
-        counted("llama"),
+        read_with("llama"),
         final_norm=llama.final_norm,
         first_mlp=llama.first_mlp,
         written_ends=llama.ends,
@@ -273,5 +273,5 @@ def test_one_row_makes_a_family_known_to_every_command(tmp_path, monkeypatch):
     of_llama = read({"model_type": "llama", "vocab_size": V, **SIZES})
     assert (of_acme.total, of_acme.estimated) == (of_llama.total, False)
     folder = acme(tmp_path / "m", architectures=["LlamaForCausalLM"])
-    assert tiewise.check(folder).claims.known
+    assert tiewise.check(folder).claims.has_family_data
     assert tiewise.untie(folder, tmp_path / "new").notes == ()

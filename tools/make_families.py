@@ -36,7 +36,7 @@ from shrink import shrink  # noqa: E402
 
 from tiewise.boundary.tied_keys import allowed_keys  # noqa: E402
 from tiewise.checkpoint.boundary_scalars import SCALARS, WIDTHS  # noqa: E402
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, POSITION, in_layer, is_foreign, model_levels  # noqa: E402
+from tiewise.checkpoint.claims import FLAG, POSITION, TIEWISE_TYPE, in_layer, is_foreign, model_levels  # noqa: E402
 from tiewise.checkpoint.family_record import ClassEnds  # noqa: E402
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "families.json"
@@ -126,7 +126,9 @@ def all_families() -> dict[str, Any]:
 def all_configs() -> tuple[dict[str, Any], list[str]]:
     """({family: entry}, families without tokens). A config that cannot be built by default is in neither."""
     families, tokenless = {}, []
-    for kind in sorted(kind for kind in CONFIG_MAPPING if kind.split("-")[0] != OWN_TYPE):  # registered by our imports
+    for kind in sorted(
+        kind for kind in CONFIG_MAPPING if kind.split("-")[0] != TIEWISE_TYPE
+    ):  # registered by our imports
         try:
             entry = config_entry(CONFIG_MAPPING[kind])
         except Exception:  # it wants arguments

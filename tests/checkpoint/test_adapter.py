@@ -64,7 +64,10 @@ def test_reads_config_and_both_ends(tmp_path):
     chosen = {"modules_to_save": ["embed_tokens", 3], "ensure_weight_tying": True}
     chosen["trainable_token_indices"] = {"embed_tokens": [1, "x", 2], "y": 4}
     found = facts_of(adapter(tmp_path / "a", on_head(), **chosen))
-    assert [found.listed(key) for key in ("target_modules", "modules_to_save")] == [("down_proj",), ("embed_tokens",)]
+    assert [found.names_under(key) for key in ("target_modules", "modules_to_save")] == [
+        ("down_proj",),
+        ("embed_tokens",),
+    ]
     assert (found.token_rows, found.ties) == ({"embed_tokens": (1, 2)}, True)
     head = found.update(["lm_head"])
     assert (head.module, head.kind, head.shape) == ("lm_head", LORA, (V, D))

@@ -34,7 +34,7 @@ def test_as_the_class_reads_it(name, root, text):
         if value is not None:
             level[FLAG] = value
     claims = read_claims(record)
-    assert claims.known
+    assert claims.has_family_data
     assert claims.tied == tied(name, record)
 
 
@@ -132,9 +132,14 @@ CLAIMED = [
     ({"model_type": "bart"}, "", True, {"t5_like": False}),
     ({"model_type": "gpt2", "n_embd": 12, "vocab_size": 30}, "", True, {"hidden_size": 12, "vocab_size": 30}),
     ({"model_type": "whisper", "d_model": 8}, "", True, {"hidden_size": 8}),
-    (OWN, "", True, {"known": True, "model_type": "gpt2"}),  # counts as its base
+    (OWN, "", True, {"has_family_data": True, "model_type": "gpt2"}),  # counts as its base
     # an unknown family is asked where it speaks
-    ({"model_type": "nobody", "llm_config": {"vocab_size": 3, FLAG: True}}, "llm_config", True, {"known": False}),
+    (
+        {"model_type": "nobody", "llm_config": {"vocab_size": 3, FLAG: True}},
+        "llm_config",
+        True,
+        {"has_family_data": False},
+    ),
     ({"model_type": "nobody"}, "", None, {}),
     (None, "", None, {}),
 ]

@@ -112,7 +112,7 @@ def observe(name, folder):
     elif any(head is table for table in tables):
         outcome = columns.TIED
     else:
-        outcome = columns.UNTIED if quiet else columns.KEPT
+        outcome = columns.UNTIED if quiet else columns.UNTIED_WITH_WARNING
     return outcome, tables, head, info["missing_keys"]
 
 
@@ -132,7 +132,7 @@ def test_this_transformers_does_what_is_said_of_it(name, flags, state, tmp_path)
     said = predicted(tmp_path)
     seen, tables, loaded, _ = observe(name, tmp_path)
     assert (said.outcome, said.predicted) == (seen, False)
-    assert said.right == (seen in (columns.TIED, columns.UNTIED, columns.KEPT))
+    assert said.right == (seen in (columns.TIED, columns.UNTIED, columns.UNTIED_WITH_WARNING))
     if seen == columns.TIED:
         assert torch.equal(loaded, table) or torch.equal(loaded, head)
     elif said.right:
@@ -176,14 +176,14 @@ def body(tensors, config):
 # model, what is changed, what is said, words of its sentence, what happens or why loading stops, whose keys are missing
 EDITED = [
     *((LLAMA, flagged(flag), columns.ERROR, "", FLAG, []) for flag in ("true", None, 1)),
-    *((T5, flagged(flag), columns.KEPT, "", columns.KEPT, []) for flag in ("true", None)),
+    *((T5, flagged(flag), columns.UNTIED_WITH_WARNING, "", columns.UNTIED_WITH_WARNING, []) for flag in ("true", None)),
     *((LLAMA, halved(*names), columns.ERROR, "50 rows", "mismatch", [])
       for names in ([HEAD], [TABLE], [TABLE, HEAD])),
     *((name, shared_alone, columns.RANDOM_TABLE, "coder.embed_tokens.weight", columns.RANDOM_TABLE, [])
       for name in (BART, "SwitchTransformersForConditionalGeneration")),
     (LLAMA, wrapped, columns.RANDOM_TABLE, "", columns.RANDOM_TABLE, [TABLE, HEAD]),
     (LLAMA, partial(rounded, dtype="bfloat16"), columns.TIED, "", columns.TIED, []),
-    (LLAMA, rounded, columns.DEPENDS, "", columns.KEPT, []),
+    (LLAMA, rounded, columns.DEPENDS, "", columns.UNTIED_WITH_WARNING, []),
     ("GPT2LMHeadModel", body, columns.TIED, "", columns.TIED, []),
 ]  # fmt: skip
 
@@ -343,7 +343,7 @@ def test_what_transformers_loses_is_an_error(tmp_path, name, number):
     elif said == columns.DEPENDS:
         assert audit.at_least("error"), done  # of several input tables some are not read
     else:
-        alike = (columns.TIED, DROPPED) if seen == columns.TIED else (columns.UNTIED, columns.KEPT)
+        alike = (columns.TIED, DROPPED) if seen == columns.TIED else (columns.UNTIED, columns.UNTIED_WITH_WARNING)
         assert said in alike, done
 
 

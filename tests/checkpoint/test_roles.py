@@ -56,7 +56,9 @@ def assert_as_saved(model, folder):
     tables, head = saved.ends(model)
     tables = [table for table in tables if table.weight.dim() == 2]
     tied = head is not None and any(head.weight is table.weight for table in tables)
-    assert {tensor.name for tensor in roles.inputs} == {n for t in tables for n in saved.stored_as(folder, t.weight)}
+    assert {tensor.name for tensor in roles.input_tables} == {
+        n for t in tables for n in saved.stored_as(folder, t.weight)
+    }
     stored = [] if tied or head is None else saved.stored_as(folder, head.weight)
     assert ([] if roles.output is None else [roles.output.name]) == stored
     assert roles.headless == (head is None)
@@ -149,8 +151,8 @@ ENDS = [
 @pytest.mark.parametrize(("modules", "config", "more", "inputs", "output", "also"), ENDS)
 def test_where_the_ends_are(modules, config, more, inputs, output, also):
     roles = found(modules, config, **more)
-    assert (names(*roles.inputs), names(roles.output)) == (inputs, output)
-    assert roles.input is (roles.inputs[0] if inputs else None)
+    assert (names(*roles.input_tables), names(roles.output)) == (inputs, output)
+    assert roles.input is (roles.input_tables[0] if inputs else None)
     for role, wanted in also.items():
         value = getattr(roles, role)
         assert (names(*value) if isinstance(value, tuple) else value) == wanted
@@ -227,4 +229,4 @@ def test_hostile_configs(config):
 @pytest.mark.parametrize("shape", [(), (9,), (9, 4), (9, 4, 1)])
 def test_hostile_names(name, shape):
     roles = found("", {"vocab_size": 9, "model_type": "llama"}, **{name: shape})
-    assert all(len(tensor.shape) == 2 for tensor in (*roles.inputs, *filter(None, [roles.output])))
+    assert all(len(tensor.shape) == 2 for tensor in (*roles.input_tables, *filter(None, [roles.output])))

@@ -49,7 +49,7 @@ def facts_of(config, modules):
     ],
 )  # fmt: skip
 def test_found_by_config_name_and_shape(config, modules, found):
-    others = facts_of(config, ENDS | modules).roles.others
+    others = facts_of(config, ENDS | modules).roles.indexed_tensors
     assert {other.module or other.tensor.name: other.role for other in others} == found
 
 
@@ -58,14 +58,16 @@ def test_an_end_is_never_one_of_the_others():
     word = "model.ngram_embeddings.word_embeddings"
     roles = facts_of({}, {word: (V, D), H: (V, D), "model.ngram_embeddings.embedders.0": (161, 2)}).roles
     assert (roles.input.name, roles.output.name) == (f"{word}.weight", f"{H}.weight")
-    assert [other.role for other in roles.others] == ["n-gram table"]
+    assert [other.role for other in roles.indexed_tensors] == ["n-gram table"]
 
 
 def test_behind_wrappers_and_which_of_them_count_tokens():
     found = facts_of({}, {f"_orig_mod.{name}": shape for name, shape in (ENDS | FURTHER | {"t2d": (V,)}).items()})
-    assert {other.module: other.by_id for other in found.roles.others} == dict.fromkeys(FURTHER, True) | {"": False}
-    assert all(other.tensor.name.startswith("_orig_mod.") for other in found.roles.others)
+    assert {other.module: other.has_row_per_token for other in found.roles.indexed_tensors} == dict.fromkeys(
+        FURTHER, True
+    ) | {"": False}
+    assert all(other.tensor.name.startswith("_orig_mod.") for other in found.roles.indexed_tensors)
 
 
 def test_a_table_with_a_part_is_no_end_under_a_new_name():
-    assert not facts_of({"vocab_size": V}, {E: (V, D), "model.embed_tokens_per_layer": (V, 12)}).unplaced
+    assert not facts_of({"vocab_size": V}, {E: (V, D), "model.embed_tokens_per_layer": (V, 12)}).matrices_without_role

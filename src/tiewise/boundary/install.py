@@ -74,9 +74,11 @@ class Installed:
         """Return what tiewise does not know of this model; empty for a known family."""
         config = self.model.config
         record = family(getattr(config, BASE, None) or getattr(config, "model_type", None))
-        if record.is_known:
+        if record.has_facts:
             return ()
-        return (f"{record.unknown}: its ends come from the model's own methods, and install verified the result",)
+        return (
+            f"{record.unknown_message}: its ends come from the model's own methods, and install verified the result",
+        )
 
     @property
     def spec(self) -> BoundarySpec:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tiewise.boundary.locate import call_if_present, require_module
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.numeric_ends import readable, require_head
+from tiewise.checkpoint.numeric_ends import require_head, require_readable_tables
 from tiewise.checkpoint.stored import Reader, Stored, widened
 from tiewise.core.errors import InstallError, UnsupportedError
 
@@ -62,8 +62,8 @@ def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
     """
     require_module(model, UnsupportedError, "give the torch module that was loaded")
     facts = Facts(open_folder(folder))
-    readable(facts, "probe")  # or there is no table
-    tables, head = facts.roles.inputs, facts.roles.output
+    require_readable_tables(facts, "probe")  # or there is no table
+    tables, head = facts.roles.input_tables, facts.roles.output
     lookups = [_weight(model, "get_input_embeddings", table.name) for table in tables]
     output = _weight(model, "get_output_embeddings", require_head(facts, "probe"))
     lookup_state = _state_of_lookups(lookups, tables)

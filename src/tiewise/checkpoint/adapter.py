@@ -14,14 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import ends_with, ends_with_any, unwrapped, usual
+from tiewise.checkpoint.claims import ends_with, ends_with_any, strip_wrappers, usual_names
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, noting
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, recording_faults
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.stored_modules import may_be_end
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import inside, items_of
+from tiewise.checkpoint.untrusted import items_of, path_inside
 from tiewise.core.progress import progress_of
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -58,7 +58,7 @@ class AdapterFacts:
     base: Facts | None = None  # None where none was given
     scan: bool = True  # tables may be read (False: headers only)
 
-    def listed(self, key: str) -> tuple[str, ...]:
+    def names_under(self, key: str) -> tuple[str, ...]:
         """Return the names under a key; none if it has a pattern or "all-linear"."""
         return items_of(str, self.config.get(key))
 
@@ -99,24 +99,24 @@ class AdapterFacts:
     @cached_property
     def input(self) -> EndUpdate | None:
         """Return what the adapter does to the input table."""
-        usual_names = [path.rpartition(".")[2] for path, _ in usual().pairs]
+        names = [path.rpartition(".")[2] for path, _ in usual_names().pairs]
         if self.base is None:
-            return self.update(usual_names)
-        return self.update(usual_names, self.base.roles.input_name)
+            return self.update(names)
+        return self.update(names, self.base.roles.input_name)
 
     @cached_property
     def output(self) -> EndUpdate | None:
         """Return what the adapter does to the output head."""
         if self.base is None:
-            return self.update(usual().outputs)
-        return self.update(usual().outputs, self.base.roles.output_name)
+            return self.update(usual_names().outputs)
+        return self.update(usual_names().outputs, self.base.roles.output_name)
 
-    def update(self, usually: Sequence[str], stored: str | None = None) -> EndUpdate | None:
+    def update(self, usual: Sequence[str], stored: str | None = None) -> EndUpdate | None:
         """Return the update of one end's module, or None if the adapter leaves it alone.
 
         The module is that of the base's table `stored`, else one of a usual name.
         """
-        names = usually
+        names = usual
         if stored is not None:
             # PEFT names modules as they are once loaded: the last part at least is as it is stored
             module = module_of(stored)[0]
@@ -132,7 +132,11 @@ class AdapterFacts:
 
     def _configured_update(self, names: Sequence[str]) -> EndUpdate | None:
         """Return what the config alone says is done to one of the modules; None for nothing."""
-        by_kind = {COPY: self.listed("modules_to_save"), LORA: self.listed("target_modules"), TOKENS: self.token_rows}
+        by_kind = {
+            COPY: self.names_under("modules_to_save"),
+            LORA: self.listed("target_modules"),
+            TOKENS: self.token_rows,
+        }
         for kind, modules in by_kind.items():
             for module in filter(None, modules):
                 if any(ends_with(name, module) for name in names):
@@ -156,7 +160,7 @@ class AdapterFacts:
             return None
         if self.base.roles.output is None or self.base.claims.tied is False:
             return self.base.claims.tied
-        return self.base.truth
+        return self.base.tables_are_tied
 
     @cached_property
     def equal(self) -> bool | None:
@@ -233,12 +237,12 @@ def end_modules(base: Facts) -> tuple[str | None, str | None]:
 
 def _modules_by_class_name(base: Facts) -> dict[str, str]:
     """Return {module as the base's class names it: as the base's files do}."""
-    class_ends, table = base.roles.known, base.roles.input
+    class_ends, table = base.roles.class_ends, base.roles.input
     input_module, head_module = end_modules(base)
     stored_prefix, class_prefix = _body_prefixes(table, input_module)
     modules = dict[str, str]()
     for module in dict.fromkeys(module_of(name)[0] for name in base.folder.tensors):
-        plain = unwrapped(module)
+        plain = strip_wrappers(module)
         end = _loaded_as(base, plain)
         if end is not None:
             modules[end] = module
@@ -262,22 +266,22 @@ def _body_prefixes(table: Stored | None, input_module: str | None) -> tuple[str,
     """
     if table is None or input_module is None:
         return "", ""
-    stored_module = unwrapped(module_of(table.name)[0])
+    stored_module = strip_wrappers(module_of(table.name)[0])
     last_part = input_module.rpartition(".")[2]
     return stored_module.removesuffix(last_part), input_module.removesuffix(last_part)
 
 
 def _class_module(base: Facts, tensor: str) -> str:
     """Return a stored tensor's module as the base's class names it, else as the file does."""
-    module = unwrapped(module_of(tensor)[0])
+    module = strip_wrappers(module_of(tensor)[0])
     return _loaded_as(base, module) or module
 
 
 def _loaded_as(base: Facts, module: str) -> str | None:
     """Return the name of a stored end's module once it is loaded. It is None if the base's class does not know it."""
-    if base.roles.known is None:
+    if base.roles.class_ends is None:
         return None
-    return base.roles.known.loaded_as(module)
+    return base.roles.class_ends.loaded_as(module)
 
 
 def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -> AdapterFacts:
@@ -288,8 +292,8 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
     config = json_object(folder.path, ADAPTER_CONFIG)
     tensors, faults = dict[str, Stored](), list[Fault]()
     if folder.has(WEIGHTS):
-        with noting(faults, WEIGHTS):
-            tensors = read_header(inside(folder.path, WEIGHTS)).tensors
+        with recording_faults(faults, WEIGHTS):
+            tensors = read_header(path_inside(folder.path, WEIGHTS)).tensors
     elif folder.has(PICKLE):
         fix = "save the adapter again with safe_serialization=True"
         faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", fix))

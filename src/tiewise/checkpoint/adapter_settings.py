@@ -68,9 +68,9 @@ def _stored_ends(path: str | os.PathLike[str]) -> _BaseEnds:
     """Return the ends of a checkpoint folder, whose tables are compared."""
     facts = Facts(open_folder(os.fspath(path)))
     modules = [name for name in end_modules(facts) if name is not None]
-    counted = facts.roles.counted
+    counted = facts.roles.plain_input_table
     rows = 0 if counted is None else counted.rows
-    is_tied = facts.truth if facts.claims.tied else False
+    is_tied = facts.tables_are_tied if facts.claims.tied else False
     return _BaseEnds(str(facts.path), modules, rows, is_tied)
 
 

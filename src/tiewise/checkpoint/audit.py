@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from tiewise.checkpoint.adapter import open_adapter
-from tiewise.checkpoint.claims import Claims, of_tiewise
+from tiewise.checkpoint.claims import Claims, needs_tiewise
 from tiewise.checkpoint.config_parts import config_for, read_quantisation
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
@@ -23,7 +23,7 @@ from tiewise.checkpoint.rules.onnx_file import OnnxFacts, read_onnx
 from tiewise.checkpoint.rules.rule import SEVERITIES, AnyFacts, Finding, Rule, matching, names, rules
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
-from tiewise.checkpoint.untrusted import following_links, inside
+from tiewise.checkpoint.untrusted import following_links, path_inside
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, refuse_live_model
 from tiewise.core.files import strict
@@ -145,7 +145,12 @@ class Audit:
 
 def _claims_record(claims: Claims) -> dict[str, Any]:
     """Return the claims of a config as JSON can hold them."""
-    record: dict[str, Any] = {key: getattr(claims, key) for key in ("tied", "known", "t5_like", "fixed")}
+    record: dict[str, Any] = {
+        "tied": claims.tied,
+        "known": claims.has_family_data,
+        "t5_like": claims.t5_like,
+        "fixed": claims.fixed,
+    }
     record["levels"] = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
     return record
 
@@ -291,10 +296,10 @@ def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
     if folder.tensors or not files:
         return path, folder
     if len(files) == 1:
-        return inside(path, files[0]), None
+        return path_inside(path, files[0]), None
     if "model.onnx" not in files:
         raise CheckpointError(f"{path}: {len(files)} ONNX files", f"give one of them: {names(files)}")
-    return inside(path, "model.onnx"), None
+    return path_inside(path, "model.onnx"), None
 
 
 def _of_file(path: Path, source: Facts | None, scan: bool) -> _CheckSubject:
@@ -352,7 +357,7 @@ def _audit_of_model(path: Path, facts: Facts) -> Audit:
     if facts.draft is not None:
         kind = "draft"
     parts = tuple(_parts(facts.roles))
-    audit = Audit(path, kind, facts.claims, facts.roles, parts, facts.ends, _spare(facts))
+    audit = Audit(path, kind, facts.claims, facts.roles, parts, facts.ends_likeness, _spare(facts))
     if kind == "draft":  # half a model, which no loader takes alone
         return audit
     return replace(audit, outcomes=predict(facts))
@@ -360,9 +365,9 @@ def _audit_of_model(path: Path, facts: Facts) -> Audit:
 
 def _parts(roles: Roles) -> Iterator[Part]:
     """Yield the stored tensors of the boundary, the two ends first."""
-    outputs = roles.tables[len(roles.inputs) :]
+    outputs = roles.tables[len(roles.input_tables) :]
     for role, tensors in (
-        ("input", roles.inputs),
+        ("input", roles.input_tables),
         ("output", outputs),
         ("bias", roles.biases),
         ("position", roles.positions),
@@ -370,14 +375,14 @@ def _parts(roles: Roles) -> Iterator[Part]:
     ):
         for tensor in tensors:
             yield Part(role, tensor)
-    for other in roles.others:
+    for other in roles.indexed_tensors:
         yield Part(other.role, other.tensor)
 
 
 def _spare(facts: Facts) -> int:
     """Return the bytes of a head that repeats the input table byte by byte, else 0."""
-    pair = facts.pair
-    if pair is None or pair.alike.kind != IDENTICAL:
+    pair = facts.compared_ends
+    if pair is None or pair.likeness.kind != IDENTICAL:
         return 0
     return pair.head.nbytes
 
@@ -463,7 +468,7 @@ def errors_of_result(result: Audit, config: Mapping[str, Any] | None) -> Iterato
 
     No stock loader opens a model of tiewise's types, which B080 reports of a folder that somebody received.
     """
-    is_of_tiewise = config is not None and of_tiewise(config)
+    is_of_tiewise = config is not None and needs_tiewise(config)
     for finding in result.at_least("error"):
         if finding.rule == "B080" and is_of_tiewise:
             continue

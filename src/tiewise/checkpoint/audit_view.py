@@ -167,8 +167,8 @@ def _claims(audit: Audit) -> Iterator[Row]:
         yield "config", "none: tying is known from the tensors alone"
         return
     root = family(levels[0].model_type)
-    if not root.is_known:
-        yield "family", f"{root.unknown}: its ends were identified by {audit.roles.source}"
+    if not root.has_facts:
+        yield "family", f"{root.unknown_message}: its ends were identified by {audit.roles.source}"
 
 
 def _claim(claim: Claim) -> str:
@@ -244,5 +244,5 @@ def _likeness(audit: Audit) -> Iterator[Row]:
         return
     if roles is None or audit.kind == "draft":
         return
-    if len(roles.pair) == 2:
+    if len(roles.one_table_per_end) == 2:
         yield "the two are", "not compared" if audit.scan else "not compared (headers only)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tiewise.checkpoint.claims import dotted_path, family_type, number
+from tiewise.checkpoint.claims import dotted_path, family_type, finite_number
 from tiewise.checkpoint.families import family
 
 SCALARS = {  # key: the value at which it changes nothing
@@ -35,7 +35,7 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
     for path, level in levels:
         defaults = family(family_type(level)).ends.scalars
         for key, neutral in _neutral_values(level).items():
-            value = number(level.get(key, defaults.get(key)))
+            value = finite_number(level.get(key, defaults.get(key)))
             if value is not None and value != neutral:
                 scalars[dotted_path(path, key)] = value
     return scalars
@@ -43,7 +43,7 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
 
 def _neutral_values(level: Mapping[str, Any]) -> dict[str, float]:
     """Return {key: the value at which it changes nothing} for the numbers of a level."""
-    width = number(level.get("hidden_size", level.get("d_model")))
+    width = finite_number(level.get("hidden_size", level.get("d_model")))
     if width is None:
         return SCALARS
     return SCALARS | dict.fromkeys(WIDTHS, width)

@@ -22,7 +22,7 @@ from tiewise.core.files import packaged_json
 
 POSITION = re.compile(r"(^|\.)(wpe|(positions?|positional|pos)_embed\w*|embed_positions?|pos_emb)(\.|$)")
 PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # the bytes of a quantised table
-BESIDE = re.compile(
+QUANTISATION_PARTS = re.compile(
     r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
     r"|input_scale|absmax|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
 )
@@ -44,7 +44,7 @@ class UsualNames(NamedTuple):
 
     pairs: tuple[tuple[str, str], ...]  # (input table, head) behind the same prefix, longest paths first
     outputs: tuple[str, ...]
-    whole_outputs: tuple[str, ...]
+    exact_outputs: tuple[str, ...]
     biases: tuple[str, ...]
     maps: tuple[str, ...]
     wrappers: tuple[str, ...]
@@ -52,7 +52,7 @@ class UsualNames(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def usual() -> UsualNames:
+def usual_names() -> UsualNames:
     """Return the hand-written names."""
     data = packaged_json("checkpoint/data/usual_names.json")
     pairs = [(pair["input"], pair["output"]) for pair in data["pairs"]]
@@ -66,14 +66,16 @@ def _depth_of_input(pair: tuple[str, str]) -> int:
     return pair[0].count(".")
 
 
-def unwrapped(name: str) -> str:
+def strip_wrappers(name: str) -> str:
     """Return a tensor's name without the wrappers of torch.compile, DDP, FSDP and PEFT.
 
-    >>> unwrapped("base_model.model.model.embed_tokens.base_layer.weight")
+    >>> strip_wrappers("base_model.model.model.embed_tokens.base_layer.weight")
     'model.embed_tokens.weight'
     """
     parts = name.removeprefix("base_model.model.").split(".")
-    return ".".join(part for part in parts if part not in usual().wrappers).replace(".modules_to_save.default.", ".")
+    return ".".join(part for part in parts if part not in usual_names().wrappers).replace(
+        ".modules_to_save.default.", "."
+    )
 
 
 def ends_with(module: str, path: str) -> bool:
@@ -94,7 +96,7 @@ def in_layer(name: str) -> bool:
 def is_foreign(name: str) -> bool:
     """Return whether a module belongs to another modality, a codec, or a draft head."""
     parts = name.split(".")
-    if not set(parts).isdisjoint(usual().foreign):
+    if not set(parts).isdisjoint(usual_names().foreign):
         return True
     return any(part.startswith(_FOREIGN_STARTS) for part in parts)
 
@@ -196,8 +198,8 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
 
 
 FLAG = "tie_word_embeddings"
-OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # of checkpoints of this package with factored tables
-OWN_PREFIX = "Tiewise"  # of their class names
+TIEWISE_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # of checkpoints of this package with factored tables
+TIEWISE_PREFIX = "Tiewise"  # of their class names
 SPEC = "tiewise_boundary"  # the boundary that this package installed
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 MOST_DEPTH, MOST_LEVELS = 4, 64
@@ -249,10 +251,10 @@ class Claims:
     levels: tuple[Claim, ...] = ()  # every level that is a model's config
     # the family ties its input tables whatever the flag says, and reads the flag for something else too
     t5_like: bool = False
-    known: bool = False  # the family is in the architecture data
+    has_family_data: bool = False  # the family is in the architecture data
     # the class ties (True) or never ties (False) whatever the flag says; None where the flag rules
     fixed: bool | None = None
-    joined: bool = False  # the class ties its other tensors whatever the flag says
+    always_ties_others: bool = False  # the class ties its other tensors whatever the flag says
 
     @property
     def deciding(self) -> Claim:
@@ -278,17 +280,17 @@ class Claims:
     @property
     def ties_others(self) -> bool | None:
         """Return whether the class ties its other tensors, input tables and biases. None if not known."""
-        if self.joined or self.fixed:
+        if self.always_ties_others or self.fixed:
             return True
         return self.deciding.effective
 
 
-def of_tiewise(config: Mapping[str, Any]) -> bool:
+def needs_tiewise(config: Mapping[str, Any]) -> bool:
     """Return whether transformers needs this package to open a model: factored tables, RNNs, ALBERTs."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return False
-    return kind == OWN_TYPE or kind.startswith(f"{OWN_TYPE}-")
+    return kind == TIEWISE_TYPE or kind.startswith(f"{TIEWISE_TYPE}-")
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
@@ -312,9 +314,9 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     return Claims(
         tuple(claims),
         t5_like=record.is_t5_like or _always_shares_inputs(ends),
-        known=record.has_ends and not has_unknown_part,
+        has_family_data=record.has_ends and not has_unknown_part,
         fixed=ends.fixed,
-        joined=ends.joined,
+        always_ties_others=ends.joined,
     )
 
 
@@ -364,8 +366,8 @@ def architecture(config: Mapping[str, Any]) -> str | None:
     name = names[0]
     if not isinstance(name, str):
         return None
-    if config.get("model_type") == OWN_TYPE:
-        return name.removeprefix(OWN_PREFIX)
+    if config.get("model_type") == TIEWISE_TYPE:
+        return name.removeprefix(TIEWISE_PREFIX)
     return name
 
 
@@ -413,14 +415,14 @@ def is_foreign_level(key: str) -> bool:
 def family_type(level: Mapping[str, Any]) -> str | None:
     """Return the `model_type` of a level, the base family's if this package wrote it. None if absent."""
     kind = level.get("model_type")
-    if kind == OWN_TYPE:
+    if kind == TIEWISE_TYPE:
         kind = level.get(BASE_TYPE)
     if not isinstance(kind, str):
         return None
     return kind
 
 
-def count(value: Any) -> int | None:
+def positive_int(value: Any) -> int | None:
     """Return a positive whole number, else None."""
     if type(value) is int and 0 < value < 2**63:
         return value
@@ -431,13 +433,13 @@ def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
     """Return the first positive whole number of the levels under one of the keys. None for none."""
     for level in levels:
         for key in keys:
-            size = count(level.get(key))
+            size = positive_int(level.get(key))
             if size is not None:
                 return size
     return None
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """Return a finite number, true as 1 and false as 0; None for anything else."""
     if not isinstance(value, bool | int | float):
         return None

@@ -45,22 +45,22 @@ class ClassFacts(FolderFacts):
     @property
     def _class_rows(self) -> int | None:
         """Return the rows of the head, else of the input table, else by the config."""
-        for table in reversed(self.roles.pair):
-            if not self.roles.packed(table):
+        for table in reversed(self.roles.one_table_per_end):
+            if not self.roles.is_packed(table):
                 return table.rows
         return self.text.vocab_size
 
     @cached_property
-    def half_read(self) -> list[Stored]:
+    def unloaded_input_tables(self) -> list[Stored]:
         """Return input tables that transformers does not load under their names, though it loads another one."""
-        if self.roles.read_input is None:
+        if self.roles.loaded_input is None:
             return []
-        return [table for table in self.roles.inputs if table.name in self.roles.unread]
+        return [table for table in self.roles.input_tables if table.name in self.roles.unloaded_names]
 
     @cached_property
     def foreign_layers(self) -> str | None:
         """Return the prefix of the layers' numbers, if transformers loads none of the layers."""
-        if not self.class_ends.layers or not self.complete:
+        if not self.class_ends.layers or not self.is_complete:
             return None
         stored = self._layer_prefixes()
         loaded = _loaded_layer_prefixes(self.class_ends)
@@ -80,20 +80,20 @@ class ClassFacts(FolderFacts):
     @property
     def _absence_is_certain(self) -> bool:
         """Return whether a tensor that is not stored is missing: all files of a class with a head were read."""
-        if self.is_own or self.roles.headless:
+        if self.is_tiewise_type or self.roles.headless:
             return False
-        return self.complete
+        return self.is_complete
 
     @cached_property
-    def fresh(self) -> tuple[tuple[str, str], ...]:
+    def unfilled_ties(self) -> tuple[tuple[str, str], ...]:
         """Return (random tensor, stored one that it would be tied to) of an untied model's body and biases."""
         roles = self.roles
         if self.claims.ties_others is not False or not self._absence_is_certain:
             return ()
-        stored = {tensor.name for tensor in (*roles.inputs, *roles.biases)}
-        loaded = stored - roles.unread.keys()
+        stored = {tensor.name for tensor in (*roles.input_tables, *roles.biases)}
+        loaded = stored - roles.unloaded_names.keys()
         head = roles.output_name or ""
-        filled = {*loaded, head, roles.unread.get(head)}
+        filled = {*loaded, head, roles.unloaded_names.get(head)}
         fresh = []
         for target, source in roles.ties.items():
             if source in loaded and target not in filled:
@@ -107,7 +107,7 @@ class ClassFacts(FolderFacts):
         Those of the head's bias and of the layers before it are among them. They start with random values. Empty if
         the class is unknown, or if something was not read.
         """
-        ends = self.roles.known
+        ends = self.roles.class_ends
         if ends is None or self.roles.opaque:
             return ()
         if not self._absence_is_certain:
@@ -155,7 +155,7 @@ class ClassFacts(FolderFacts):
     @property
     def missing_tables(self) -> list[str]:
         """Return those of `missing` that are input tables, if another one is stored."""
-        if self.roles.read_input is None or self.half_read:
+        if self.roles.loaded_input is None or self.unloaded_input_tables:
             return []
         tables = [f"{module}.weight" for module in self.class_ends.inputs]
         return self._missing_among(tables)
@@ -173,23 +173,23 @@ class ClassFacts(FolderFacts):
     @property
     def _reads_a_table(self) -> bool:
         """Return whether transformers loads a stored table of either end."""
-        return self.roles.read_input is not None or self.roles.read_output is not None
+        return self.roles.loaded_input is not None or self.roles.loaded_output is not None
 
     def _missing_among(self, names: Container[str]) -> list[str]:
-        """Return those of `missing` that are among `names`, without those that `fresh` lists.
+        """Return those of `missing` that are among `names`, without those that `unfilled_ties` lists.
 
         Empty if transformers loads no table at all.
         """
         if not self._reads_a_table:
             return []
-        fresh = {target for target, _ in self.fresh}
+        fresh = {target for target, _ in self.unfilled_ties}
         missing = []
         for name in self.missing:
-            if name in names and self.named(name) not in fresh:
+            if name in names and self.saved_name(name) not in fresh:
                 missing.append(name)
         return missing
 
-    def named(self, tensor: str) -> str:
+    def saved_name(self, tensor: str) -> str:
         """Return the name that a saved file gives to a tensor of the class."""
         disk = self.class_ends.disk
         if tensor in disk:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tiewise.checkpoint.claims import count
+from tiewise.checkpoint.claims import positive_int
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import family_data
 from tiewise.checkpoint.untrusted import read_json, short
@@ -25,7 +25,7 @@ def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
         for key, value in level.items():
             if "vocab" not in key or _NO_VOCABULARY.search(key):
                 continue
-            size = count(value)
+            size = positive_int(value)
             if size is not None:
                 sizes |= {size + extra for extra in extra_rows}
     return frozenset(sizes)
@@ -33,7 +33,7 @@ def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
 
 def _extra_rows(level: Mapping[str, Any]) -> set[int]:
     """Return numbers of rows that a table may have beyond a level's vocabulary. 0 is one of them."""
-    numbers = {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
+    numbers = {key: positive_int(level.get(key)) or 0 for key in _EXTRA_KEYS}
     record = family(level.get("model_type"))
     extra = {0, record.extra_rows, numbers["additional_vocab_size"]}
     prompt_rows = numbers["prompt_types"] * numbers["prompt_length"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint import claims
-from tiewise.checkpoint.claims import count, is_foreign, model_levels, usual
+from tiewise.checkpoint.claims import is_foreign, model_levels, positive_int, usual_names
 from tiewise.checkpoint.family_record import ClassEnds, module_of
 from tiewise.checkpoint.stored_modules import StoredModules
 
@@ -33,10 +33,10 @@ def find_end_names(
         tokenless: the class has no table of tokens, so that no shape suggests one.
     """
     ends = _by_data(modules, class_ends or claims.family_ends(config))
-    if modules.hits(ends):
+    if modules.count_stored(ends):
         return BY_DATA, ends
     ends = _by_names(modules)
-    if modules.hits(ends) or tokenless:
+    if modules.count_stored(ends) or tokenless:
         return BY_NAMES, ends
     return BY_SHAPES, _by_shapes(modules, config)
 
@@ -46,15 +46,15 @@ def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
     if ends is None:
         return ClassEnds()
     styles = _spellings(modules, ends)
-    if not any(modules.hits(style) for style in styles):
+    if not any(modules.count_stored(style) for style in styles):
         styles = _inside_another_model(modules, styles)
-    return max(styles, key=modules.hits, default=ends)
+    return max(styles, key=modules.count_stored, default=ends)
 
 
 def _spellings(modules: StoredModules, ends: ClassEnds) -> list[ClassEnds]:
     """Return a class's ends under each set of names that its files may use."""
     loaded: dict[str | None, str] = {}  # {end: the module that transformers loads it from}, the first of several
-    for module in sorted(modules.called(ends.spellings)):
+    for module in sorted(modules.named_like(ends.spellings)):
         stored_name = module_of(modules.tables[module].name)[0]
         loaded.setdefault(ends.loaded_as(stored_name), module)
 
@@ -84,7 +84,7 @@ def _inside_another_model(modules: StoredModules, styles: list[ClassEnds]) -> li
 def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
     """Return the prefixes of stored modules with the names of these ends, the shortest first."""
     prefixes = set[str]()
-    for module in modules.called(ends.modules):
+    for module in modules.named_like(ends.modules):
         for name in ends.modules:
             if not module.endswith(f".{name}"):
                 continue
@@ -110,7 +110,7 @@ class _InputMatch(NamedTuple):
 def _by_names(modules: StoredModules) -> ClassEnds:
     """Return the first usual pair behind any prefix, and the other tables of its stacks."""
     matches = _usual_inputs(modules)
-    stored_output = modules.usual_output()
+    stored_output = modules.find_usual_output()
     if not matches:
         return ClassEnds(output=stored_output)
     best = min(matches)
@@ -119,7 +119,7 @@ def _by_names(modules: StoredModules) -> ClassEnds:
     if output not in modules.tables and is_other_output:
         output = stored_output  # the head of this input under another usual name
     inputs = [best.module]
-    stacks = [name for name in modules.outer if _STACK.search(name)]
+    stacks = [name for name in modules.end_candidates if _STACK.search(name)]
     if best.module in stacks:
         stacks.remove(best.module)
         inputs += stacks
@@ -128,9 +128,9 @@ def _by_names(modules: StoredModules) -> ClassEnds:
 
 def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
     """Return every stored module that has the name of a usual input table."""
-    pairs = usual().pairs
+    pairs = usual_names().pairs
     matches = []
-    for module in modules.called([path for path, _ in pairs]):
+    for module in modules.named_like([path for path, _ in pairs]):
         for rank, (path, output) in enumerate(pairs):
             if claims.ends_with(module, path):
                 prefix = module.removesuffix(path)
@@ -140,9 +140,9 @@ def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
 
 def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
     """Return the first two matrices with a vocabulary's rows. One sounds like a head, the other does not."""
-    sizes = {count(level.get("vocab_size")) for _, level in model_levels(config)}
+    sizes = {positive_int(level.get("vocab_size")) for _, level in model_levels(config)}
     heads, tables = list[str](), list[str]()
-    for module, table in modules.outer.items():
+    for module, table in modules.end_candidates.items():
         if len(table.shape) != 2 or table.rows not in sizes:
             continue
         if claims.POSITION.search(module):

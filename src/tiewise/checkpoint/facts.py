@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.claims import architecture, first_count, in_layer
 from tiewise.checkpoint.class_facts import ClassFacts
 from tiewise.checkpoint.draft import DRAFT_SIZE_KEYS, Draft, is_called_draft, read_draft
-from tiewise.checkpoint.hf_folder import Fault, json_object, noting
+from tiewise.checkpoint.hf_folder import Fault, json_object, recording_faults
 from tiewise.checkpoint.indexed_tensors import DRAFT_HEAD
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import (
@@ -31,12 +31,12 @@ UNTRAINED = 10
 SCALED = 10  # an input table is scaled up if its values are so many times as large as those of the layers
 
 
-class Pair(NamedTuple):
+class ComparedEnds(NamedTuple):
     """The two stored tables, compared."""
 
     table: Stored
     head: Stored
-    alike: TableLikeness
+    likeness: TableLikeness
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,22 @@ class Facts(ClassFacts):
     target: Facts | None = None  # the model that a draft proposes tokens to; None where none was given
 
     @property
-    def ends(self) -> TableLikeness | None:
+    def ends_likeness(self) -> TableLikeness | None:
         """Return how alike the two tables are. None unless both are stored, comparable, and may be read."""
-        if self.pair is None:
+        if self.compared_ends is None:
             return None
-        return self.pair.alike
+        return self.compared_ends.likeness
 
     @cached_property
-    def pair(self) -> Pair | None:
-        """Return the two tables and how alike they are; None as `ends`."""
+    def compared_ends(self) -> ComparedEnds | None:
+        """Return the two tables and how alike they are; None as `ends_likeness`."""
         table, head = self.roles.input, self.roles.output
         if table is None or head is None:
             return None
         alike = self.compare(table, head)
         if alike is None:
             return None
-        return Pair(table, head, alike)
+        return ComparedEnds(table, head, alike)
 
     @cached_property
     def packed_twice(self) -> bool:
@@ -75,7 +75,7 @@ class Facts(ClassFacts):
             return False
         if not self.scan or table.parts.keys() != head.parts.keys():
             return False
-        return all(self.same(part, head.parts[name]) for name, part in table.parts.items())
+        return all(self.are_equal(part, head.parts[name]) for name, part in table.parts.items())
 
     @cached_property
     def scaled_up(self) -> float | None:
@@ -85,7 +85,7 @@ class Facts(ClassFacts):
         """
         if not self.scan:
             return None
-        table, matrix = self.roles.counted, self._layer_matrix
+        table, matrix = self.roles.plain_input_table, self._layer_matrix
         if table is None or matrix is None:
             return None
         of_layer = root_mean_square(matrix)
@@ -107,22 +107,22 @@ class Facts(ClassFacts):
         return None
 
     @cached_property
-    def truth(self) -> bool | None:
+    def tables_are_tied(self) -> bool | None:
         """Return whether the tensors are tied. False if a head of other values is stored; None if not known."""
-        if self.roles.headless or not self.complete:
+        if self.roles.headless or not self.is_complete:
             return None
         if self.roles.input is None:
             return None
         if self.roles.output is None:
             return True
-        if self.ends is None or self.ends.kind == SAME_VALUES:
+        if self.ends_likeness is None or self.ends_likeness.kind == SAME_VALUES:
             return None
-        return self.ends.equal
+        return self.ends_likeness.equal
 
     @property
-    def untrained_head(self) -> bool:
+    def has_untrained_head(self) -> bool:
         """Return whether the stored head is unrelated to the table and much shorter. It was never trained."""
-        likeness = self.ends
+        likeness = self.ends_likeness
         if likeness is None or likeness.kind != UNRELATED:
             return False
         return likeness.length_ratio * UNTRAINED < 1
@@ -131,7 +131,7 @@ class Facts(ClassFacts):
     def draft_heads(self) -> tuple[Stored, ...]:
         """Return Medusa's heads that are stored as plain matrices."""
         heads = []
-        for other in self.roles.others:
+        for other in self.roles.indexed_tensors:
             if other.role == DRAFT_HEAD and _is_plain_matrix(other.tensor):
                 heads.append(other.tensor)
         return tuple(heads)
@@ -142,7 +142,7 @@ class Facts(ClassFacts):
         for claim in (self.text, *self.claims.levels):  # of a speculator one level down
             if claim.vocab_size is not None:
                 return claim.vocab_size
-        for table in (self.roles.counted, *self.draft_heads):
+        for table in (self.roles.plain_input_table, *self.draft_heads):
             if table is not None:
                 return table.rows
         return None
@@ -174,7 +174,7 @@ class Facts(ClassFacts):
         faults = list[Fault]()
         if self.folder.single or not self.folder.has(name):
             return {}
-        with noting(faults, name):
+        with recording_faults(faults, name):
             return json_object(self.folder.path, name)
         return faults[0]
 
@@ -192,7 +192,7 @@ class Facts(ClassFacts):
                 return None
             return likeness(a, b)
 
-    def same(self, a: Stored, b: Stored) -> bool:
+    def are_equal(self, a: Stored, b: Stored) -> bool:
         """Return whether one tensor can replace the other: same bytes, or same numbers. Reads them."""
         with progress_of(f"comparing {short(a.name)}", a.nbytes):
             return same_numbers(a, b)

@@ -1,7 +1,7 @@
 """Families of models: one record each, and the one lookup that every command uses.
 
     family("llama")             its record
-    family("acme")              a record without facts: `is_known` is False, and `unknown` is the sentence to print
+    family("acme")              a record without facts: `has_facts` is False, `unknown_message` is what to print
 
 A family that transformers has and that is not in this table still has a record: its config and classes are in the
 generated data. A row adds what the data cannot say: an exact reader, the final norm, the first MLP, exceptions of
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.family_record import LAYER, BlockNames, Family, FinalNorm, counted
+from tiewise.checkpoint.family_record import LAYER, BlockNames, Family, FinalNorm, read_with
 
 # final norms
 _NORM, _NORM_5 = FinalNorm(), FinalNorm(eps=1e-5)
@@ -30,129 +30,136 @@ _FOUR_NORMS = BlockNames(before=("pre_feedforward_layernorm",), after="post_feed
 _PARALLEL = BlockNames(before=("input_layernorm",))
 
 _DECODERS = (
-    Family("llama", counted("llama"), final_norm=_NORM, first_mlp=_MLP),
-    Family("mistral", counted("llama"), final_norm=_NORM, first_mlp=_MLP),
-    Family("smollm3", counted("llama"), final_norm=_NORM, first_mlp=_MLP),
-    Family("phi3", counted("llama"), final_norm=_NORM_5, first_mlp=_MLP),
-    Family("qwen2", counted("decoder", bias=True, out_bias=False), final_norm=_NORM, first_mlp=_MLP),
-    Family("qwen3", counted("qwen3"), final_norm=_NORM, first_mlp=_MLP),
-    Family("glm", counted("biased", out_bias=False), final_norm=FinalNorm(eps=1.5625e-7), first_mlp=_MLP),
+    Family("llama", read_with("llama"), final_norm=_NORM, first_mlp=_MLP),
+    Family("mistral", read_with("llama"), final_norm=_NORM, first_mlp=_MLP),
+    Family("smollm3", read_with("llama"), final_norm=_NORM, first_mlp=_MLP),
+    Family("phi3", read_with("llama"), final_norm=_NORM_5, first_mlp=_MLP),
+    Family("qwen2", read_with("decoder", bias=True, out_bias=False), final_norm=_NORM, first_mlp=_MLP),
+    Family("qwen3", read_with("qwen3"), final_norm=_NORM, first_mlp=_MLP),
+    Family("glm", read_with("biased", out_bias=False), final_norm=FinalNorm(eps=1.5625e-7), first_mlp=_MLP),
     Family(
         "olmo",
-        counted("biased", kind="none"),
+        read_with("biased", kind="none"),
         final_norm=FinalNorm(kind=LAYER, eps_key="", eps=1e-5, stored=False),
         first_mlp=_MLP,
     ),
     Family(
         "olmo2",
-        counted("biased", query_norms="all heads", fresh=None),
+        read_with("biased", query_norms="all heads", fresh=None),
         final_norm=_NORM_5,
         first_mlp=replace(_FOUR_NORMS, before=()),
     ),
-    Family("olmo3", counted("biased", query_norms="all heads", fresh=None)),
-    Family("gemma", counted("gemma"), final_norm=_GEMMA_NORM, first_mlp=_MLP, llama_cpp="no head"),
+    Family("olmo3", read_with("biased", query_norms="all heads", fresh=None)),
+    Family("gemma", read_with("gemma"), final_norm=_GEMMA_NORM, first_mlp=_MLP, llama_cpp="no head"),
     Family(
-        "gemma2", counted("gemma2"), final_norm=_CAPPED_NORM, first_mlp=_FOUR_NORMS, llama_cpp="no head", vllm="no head"
+        "gemma2",
+        read_with("gemma2"),
+        final_norm=_CAPPED_NORM,
+        first_mlp=_FOUR_NORMS,
+        llama_cpp="no head",
+        vllm="no head",
     ),
-    Family("gemma3_text", counted("gemma2", query_norms="one head"), final_norm=_CAPPED_NORM, first_mlp=_FOUR_NORMS),
+    Family("gemma3_text", read_with("gemma2", query_norms="one head"), final_norm=_CAPPED_NORM, first_mlp=_FOUR_NORMS),
     Family(
         "granite",
-        counted("granite"),
+        read_with("granite"),
         final_norm=FinalNorm(scalars=("embedding_multiplier", "logits_scaling")),
         first_mlp=replace(_MLP, scale="residual_multiplier"),
     ),
-    Family("ernie4_5", counted("decoder", bias="use_bias", ffn_bias="use_bias")),
+    Family("ernie4_5", read_with("decoder", bias="use_bias", ffn_bias="use_bias")),
     Family(
         "starcoder2",
-        counted("decoder", bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
+        read_with("decoder", bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
         final_norm=FinalNorm("norm", LAYER, "norm_epsilon", 1e-5),
         first_mlp=_MLP,
     ),
     Family(
         "stablelm",
-        counted("stablelm"),
+        read_with("stablelm"),
         final_norm=FinalNorm("norm", LAYER, "layer_norm_eps", 1e-5),
         first_mlp=BlockNames(before=("post_attention_layernorm", "input_layernorm")),
         llama_cpp="head required",
     ),
     Family(
         "cohere",
-        counted("cohere"),
+        read_with("cohere"),
         final_norm=FinalNorm(kind=LAYER, eps_key="layer_norm_eps", eps=1e-5, scalars=("logit_scale",)),
         first_mlp=_PARALLEL,
         llama_cpp="head unnamed",
         vllm="no head",
     ),
-    Family("cohere2", counted("cohere"), llama_cpp="head unnamed", vllm="no head"),
-    Family("gpt2", counted("gpt2"), final_norm=_LN_F, first_mlp=_GPT2_MLP, stores_transposed=True),
-    Family("gpt_bigcode", counted("gpt_bigcode")),
+    Family("cohere2", read_with("cohere"), llama_cpp="head unnamed", vllm="no head"),
+    Family("gpt2", read_with("gpt2"), final_norm=_LN_F, first_mlp=_GPT2_MLP, stores_transposed=True),
+    Family("gpt_bigcode", read_with("gpt_bigcode")),
     Family(
         "gpt_neo",
-        counted("gpt", bias=False, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
+        read_with(
+            "gpt", bias=False, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}
+        ),
         final_norm=_LN_F,
         first_mlp=_GPT2_MLP,
     ),
     Family(
         "gptj",
-        counted("gpt", bias=False, norms="one", parallel=True, head_bias=True),
+        read_with("gpt", bias=False, norms="one", parallel=True, head_bias=True),
         final_norm=_LN_F,
         first_mlp=BlockNames("h", ("ln_1",)),
     ),
     Family(
         "gpt_neox",
-        counted("gpt", bias="attention_bias", parallel="use_parallel_residual"),
+        read_with("gpt", bias="attention_bias", parallel="use_parallel_residual"),
         final_norm=FinalNorm("final_layer_norm", LAYER, "layer_norm_eps", 1e-5),
         first_mlp=_MLP,
     ),
     Family(
         "phi",
-        counted("phi", query_norms="one head", normed_queries="qk_layernorm"),
+        read_with("phi", query_norms="one head", normed_queries="qk_layernorm"),
         final_norm=FinalNorm("final_layernorm", LAYER, "layer_norm_eps", 1e-5),
         first_mlp=_PARALLEL,
         llama_cpp="head required",
     ),
     Family(
         "falcon",
-        counted("falcon"),
+        read_with("falcon"),
         final_norm=_LN_F,
         first_mlp=BlockNames("h", ("ln_mlp", "post_attention_layernorm", "input_layernorm")),
     ),
     Family(
         "opt",
-        counted("opt"),
+        read_with("opt"),
         final_norm=FinalNorm("final_layer_norm", LAYER, "", 1e-5),
         first_mlp=BlockNames("decoder.layers", ("final_layer_norm",), ("fc1", "activation_fn", "fc2")),
     ),
-    Family("bloom", counted("gpt", embedding_norm=True, fresh=None)),
-    Family("mpt", counted("gpt", bias=False, ffn_bias=False, kind="layer without bias", fresh=None), vllm="no head"),
-    Family("mixtral", counted("mixtral"), final_norm=_NORM_5),
+    Family("bloom", read_with("gpt", embedding_norm=True, fresh=None)),
+    Family("mpt", read_with("gpt", bias=False, ffn_bias=False, kind="layer without bias", fresh=None), vllm="no head"),
+    Family("mixtral", read_with("mixtral"), final_norm=_NORM_5),
     Family("olmoe", final_norm=_NORM_5),
-    Family("gpt_oss", counted("gpt_oss")),
-    Family("qwen2_moe", counted("qwen2_moe"), llama_cpp="head required"),
-    Family("qwen3_moe", counted("qwen3_moe")),
-    Family("llama4_text", counted("llama4")),
-    Family("deepseek_v2", counted("deepseek", ffn_bias="mlp_bias")),
-    Family("deepseek_v3", counted("deepseek")),
-    Family("mamba", counted("mamba")),
+    Family("gpt_oss", read_with("gpt_oss")),
+    Family("qwen2_moe", read_with("qwen2_moe"), llama_cpp="head required"),
+    Family("qwen3_moe", read_with("qwen3_moe")),
+    Family("llama4_text", read_with("llama4")),
+    Family("deepseek_v2", read_with("deepseek", ffn_bias="mlp_bias")),
+    Family("deepseek_v3", read_with("deepseek")),
+    Family("mamba", read_with("mamba")),
     Family("lfm2_moe", llama_cpp="head unnamed"),
 )
 _ENCODERS = (
-    Family("bert", counted("bert", pools=True, judges_pairs=True, head_biases=2)),
-    Family("roberta", counted("bert", pools=True, head_biases=2)),
-    Family("distilbert", counted("bert", ffn_width="hidden_dim", token_types=False)),
-    Family("electra", counted("bert", table_width="embedding_size", discriminates=True)),
-    Family("albert", counted("albert", table_width="embedding_size", pools=True, judges_pairs=True)),
-    Family("modernbert", counted("modernbert")),
+    Family("bert", read_with("bert", pools=True, judges_pairs=True, head_biases=2)),
+    Family("roberta", read_with("bert", pools=True, head_biases=2)),
+    Family("distilbert", read_with("bert", ffn_width="hidden_dim", token_types=False)),
+    Family("electra", read_with("bert", table_width="embedding_size", discriminates=True)),
+    Family("albert", read_with("albert", table_width="embedding_size", pools=True, judges_pairs=True)),
+    Family("modernbert", read_with("modernbert")),
 )
 _ENCODER_DECODERS = (
-    Family("t5", counted("t5"), unit_table="scaled if tied", llama_cpp="T5"),
-    Family("mt5", counted("t5"), unit_table="not scaled", is_t5_like=True, llama_cpp="T5"),
-    Family("umt5", counted("t5", positions_in_layers=True), unit_table="scaled", llama_cpp="T5"),
+    Family("t5", read_with("t5"), unit_table="scaled if tied", llama_cpp="T5"),
+    Family("mt5", read_with("t5"), unit_table="not scaled", is_t5_like=True, llama_cpp="T5"),
+    Family("umt5", read_with("t5", positions_in_layers=True), unit_table="scaled", llama_cpp="T5"),
     Family("switch_transformers", is_t5_like=True),
-    Family("bart", counted("bart", learned_positions=True)),
-    Family("mbart", counted("bart", learned_positions=True, final_norm=True)),
-    Family("marian", counted("marian")),
-    Family("pegasus", counted("bart", final_norm=True)),
+    Family("bart", read_with("bart", learned_positions=True)),
+    Family("mbart", read_with("bart", learned_positions=True, final_norm=True)),
+    Family("marian", read_with("marian")),
+    Family("pegasus", read_with("bart", final_norm=True)),
 )
 _WITH_PICTURES_OR_SOUND = (
     Family("mllama", extra_rows=8, head_lacks_extra_rows=True),

@@ -197,7 +197,7 @@ class ConfigReader:
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of that function
 
 
-def counted(name: str, **options: Any) -> ConfigReader:
+def read_with(name: str, **options: Any) -> ConfigReader:
     """Return the reader of this name with these options."""
     return ConfigReader(name, options)
 
@@ -275,7 +275,7 @@ class Family:
         return self.model_type in family_data()["tokenless"]
 
     @property
-    def is_known(self) -> bool:
+    def has_facts(self) -> bool:
         """Return whether tiewise knows anything of the family."""
         return self.is_written or self.has_ends or self.is_tokenless
 
@@ -309,7 +309,7 @@ class Family:
         return self.model_type in mlx_data()["served"]
 
     @property
-    def unknown(self) -> str:
+    def unknown_message(self) -> str:
         """Return the sentence that every command prints of an unknown family, without its end."""
         if not self.model_type:
             return "the config has no model_type"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import (
-    OWN_TYPE,
     SPEC,
     TEXT_PARTS,
+    TIEWISE_TYPE,
     Claim,
     Claims,
     family_type,
@@ -53,12 +53,12 @@ class FolderFacts:
         return self.folder.config or {}
 
     @property
-    def is_own(self) -> bool:
+    def is_tiewise_type(self) -> bool:
         """Return whether the checkpoint has a boundary that only this package loads."""
-        return self.config.get("model_type") == OWN_TYPE
+        return self.config.get("model_type") == TIEWISE_TYPE
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether every file of tensors could be read. Else the absence of a tensor means nothing."""
         for fault in self.folder.faults:
             if fault.file.endswith(".safetensors"):
@@ -79,7 +79,7 @@ class FolderFacts:
     def boundary(self) -> BoundarySpec | None:
         """Return the stored boundary that only this package loads; None without one that can be parsed."""
         spec = self.config.get(SPEC)
-        if not self.is_own or not isinstance(spec, str):
+        if not self.is_tiewise_type or not isinstance(spec, str):
             return None
         try:
             return BoundarySpec.parse(spec)
@@ -115,7 +115,7 @@ class FolderFacts:
     @property
     def class_ends(self) -> ClassEnds:
         """Return the ends of the class by the architecture data. Of an unknown class, ends without names."""
-        return self.roles.known or ClassEnds()
+        return self.roles.class_ends or ClassEnds()
 
     @cached_property
     def vocabularies(self) -> frozenset[int]:
@@ -128,7 +128,7 @@ class FolderFacts:
 
         A known class reads the level `text` alone. Of an unknown class any level may count.
         """
-        if not self.claims.known:
+        if not self.claims.has_family_data:
             return self.vocabularies
         levels = {path: dict(level) for path, level in self.levels.items()}
         for path, level in levels.items():
@@ -155,7 +155,7 @@ class FolderFacts:
         listed = ", ".join(descriptions)
         if self.extra_rows:
             return f"its class gives the input table {self.extra_rows} rows that the head lacks ({listed})"
-        input_numbers = {table.rows for table in self.roles.inputs}
+        input_numbers = {table.rows for table in self.roles.input_tables}
         if len(input_numbers) > 1 and numbers <= self.text_vocabularies:
             return f"it has two vocabularies ({listed} rows)"
         return None
@@ -168,12 +168,12 @@ class FolderFacts:
         return self.roles.input_end.quantised or self.roles.output_end.quantised
 
     @cached_property
-    def unplaced(self) -> list[Stored]:
+    def matrices_without_role(self) -> list[Stored]:
         """Return stored matrices with a vocabulary's rows and no known part. One may be an unnamed end."""
         roles = self.roles
-        others = [other.tensor for other in roles.others]
+        others = [other.tensor for other in roles.indexed_tensors]
         placed = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases, *others)}
-        rows = {table.rows for table in roles.pair} | self.vocabularies
+        rows = {table.rows for table in roles.one_table_per_end} | self.vocabularies
         unplaced = []
         for name, tensor in self.folder.tensors.items():
             if len(tensor.shape) != 2 or rows.isdisjoint(tensor.shape):
@@ -183,7 +183,7 @@ class FolderFacts:
                 unplaced.append(tensor)
         return unplaced
 
-    def explains(self, table: Stored) -> bool:
+    def explains_width_of(self, table: Stored) -> bool:
         """Return whether the model, a number of the config or a stored map has this width."""
         width, hidden_size = table.shape[1], self.text.hidden_size
         if hidden_size is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.stored import Header, Stored, read_header
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, is_text_map, object_of, read_json, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, is_text_map, object_of, path_inside, read_bytes, read_json, short
 from tiewise.core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,7 +37,7 @@ class Fault:
 
 
 @contextmanager
-def noting(faults: list[Fault], file: str) -> Iterator[None]:
+def recording_faults(faults: list[Fault], file: str) -> Iterator[None]:
     """Record an error in the block as a fault of a file, and continue after the block."""
     try:
         yield
@@ -95,12 +95,12 @@ class Folder:
     def read(self, *names: str) -> dict[str, bytes]:
         """Return {name: content} of those of the files that the folder has."""
         existing = filter(self.has, dict.fromkeys(names))
-        return {name: read_whole(inside(self.path, name), MOST_BYTES) for name in existing}
+        return {name: read_bytes(path_inside(self.path, name), MOST_BYTES) for name in existing}
 
 
 def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
     """Return the object that a JSON file of a folder holds, of at most `most` bytes."""
-    record = read_json(os.fspath(inside(folder, name)), most=most)
+    record = read_json(os.fspath(path_inside(folder, name)), most=most)
     if not isinstance(record, dict):
         raise CheckpointError(f"{folder / name}: no JSON object", "take it from its source again")
     return record
@@ -149,7 +149,7 @@ def _open_directory(path: Path) -> Folder:
     if CONFIG in files:
         config = _config(path, faults)
     if INDEX in files:
-        with noting(faults, INDEX):
+        with recording_faults(faults, INDEX):
             weight_map, total_size = _index(path)
     candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
     opened = _shards_to_open(candidates, weight_map)
@@ -159,10 +159,10 @@ def _open_directory(path: Path) -> Folder:
     existing = frozenset(files)
     for file in opened:
         header = None
-        with noting(faults, file):
+        with recording_faults(faults, file):
             if file not in existing:
                 raise CheckpointError(f"{path / file}: no such file", "check the path")
-            header = read_header(inside(path, file))
+            header = read_header(path_inside(path, file))
         if header is not None:
             shards.add(file, header)
     return Folder(
@@ -190,7 +190,7 @@ def _shards_to_open(candidates: list[str], weight_map: dict[str, str] | None) ->
 
 def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
     """Return config.json; None if it cannot be read, which becomes one of the `faults`."""
-    with noting(faults, CONFIG):
+    with recording_faults(faults, CONFIG):
         return json_object(folder, CONFIG, MOST_CONFIG)
     return None
 
@@ -241,7 +241,7 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
 
     An index may lack the bytes: then they are None.
     """
-    record = object_of(read_json(os.fspath(inside(path, INDEX)), unique=True))
+    record = object_of(read_json(os.fspath(path_inside(path, INDEX)), unique=True))
     weight_map = record.get("weight_map")
     what = _wrong_map(weight_map)
     if what is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiewise.checkpoint import claims
-from tiewise.checkpoint.claims import count, model_levels
+from tiewise.checkpoint.claims import model_levels, positive_int
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import object_of
@@ -52,7 +52,7 @@ class IndexedTensor:
     module: str  # its module's name without wrappers; of a draft map, the name before `d2t`
 
     @property
-    def by_id(self) -> bool:
+    def has_row_per_token(self) -> bool:
         """Return whether it has a row for each token, as many as the vocabulary has."""
         return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD)
 
@@ -93,7 +93,7 @@ def _first_further_layer(config: Mapping[str, Any]) -> int:
         return 0
     layers = list[int]()
     for _, level in model_levels(config):
-        counts = [count(level.get(key)) for key in _LAYER_COUNTS]
+        counts = [positive_int(level.get(key)) for key in _LAYER_COUNTS]
         layers += filter(None, counts)
     return min(layers, default=0)
 
@@ -153,13 +153,13 @@ def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[
     return object_of(config.get(f"{modality}_config"))
 
 
-def rows_said(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
+def rows_in_config(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
     """Return the rows that a config gives a table, or None if it gives none.
 
     They are a size in the config, or the size of its class's hash.
     """
     if other.role == MODALITY:
-        return count(modality_config(other, config).get("vocab_size"))
+        return positive_int(modality_config(other, config).get("vocab_size"))
     levels = [level for _, level in model_levels(config)]
     if other.role == PER_LAYER and other.module.endswith("embed_tokens_per_layer"):
         return claims.first_count(levels, "vocab_size_per_layer_input")
@@ -187,7 +187,7 @@ def _hashed_rows(index: int, level: Mapping[str, Any]) -> int | None:
 
     Each table has another odd size, so the hashes differ.
     """
-    ratio, vocab_size = claims.number(level.get("ngram_vocab_size_ratio")), count(level.get("vocab_size"))
+    ratio, vocab_size = claims.finite_number(level.get("ngram_vocab_size_ratio")), positive_int(level.get("vocab_size"))
     if ratio is None or vocab_size is None:
         return None
     base = ratio * vocab_size
@@ -202,8 +202,8 @@ def _byte_group_rows(level: Mapping[str, Any]) -> int | None:
     It has one for each size of a group, function and value of a hash.
     """
     sizes = level.get("encoder_hash_byte_group_size")
-    values = count(level.get("encoder_hash_byte_group_vocab"))
-    functions = count(level.get("encoder_hash_byte_group_nb_functions"))
+    values = positive_int(level.get("encoder_hash_byte_group_vocab"))
+    functions = positive_int(level.get("encoder_hash_byte_group_nb_functions"))
     if not isinstance(sizes, list) or values is None or functions is None:
         return None
     return len(sizes) * values * functions

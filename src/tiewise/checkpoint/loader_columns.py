@@ -16,16 +16,16 @@ ROUNDED, UNKNOWN = "equal once rounded", "not known"
 STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
 
 # outcomes
-TIED, UNTIED, KEPT = "tied", "untied", "kept with a warning"
+TIED, UNTIED, UNTIED_WITH_WARNING = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS = "head dropped", "random head", "random table", "new bias"
 NO_SCALE, RANDOM_LAYERS = "scale dropped", "random layers"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
-LOST = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)  # no model, or one that nobody trained
-RIGHT = (TIED, UNTIED, KEPT, NO_HEAD)
-PLAIN = {
+BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)  # no model, or one that nobody trained
+CORRECT = (TIED, UNTIED, UNTIED_WITH_WARNING, NO_HEAD)
+SENTENCES = {
     TIED: "The head is the table.",
     UNTIED: "Both are loaded as stored.",
-    KEPT: "Both are loaded as stored; a warning says that they differ.",
+    UNTIED_WITH_WARNING: "Both are loaded as stored; a warning says that they differ.",
     DROPPED: "The stored head is thrown away and the table takes its place.",
     RANDOM_HEAD: "The head is drawn at random: no tensor is its own, and nothing ties it.",
     RANDOM_TABLE: "The input table is drawn at random.",
@@ -68,23 +68,23 @@ _RAISES = (ERROR, ERROR)
 _DRAWS_TABLE = (RANDOM_TABLE, RANDOM_TABLE)
 # columns, in the order of `STATES`
 _OVERWRITES_HEAD = (TIED, TIED, DROPPED, *_RAISES)
-_KEEPS_OTHER_HEAD = (TIED, TIED, KEPT, *_RAISES)
+_KEEPS_OTHER_HEAD = (TIED, TIED, UNTIED_WITH_WARNING, *_RAISES)
 _SKIPS_HEAD = (TIED, DROPPED, DROPPED, *_RAISES)
 _LOADS_AS_STORED = (TIED, UNTIED, UNTIED, *_RAISES)
 _DRAWS_HEAD = (RANDOM_HEAD, UNTIED, UNTIED, *_RAISES)
-_DRAWS_WHAT_LACKS = (RANDOM_HEAD, UNTIED, UNTIED, *_DRAWS_TABLE)
+_DRAWS_MISSING = (RANDOM_HEAD, UNTIED, UNTIED, *_DRAWS_TABLE)
 _REFUSES_HEAD = (TIED, ERROR, ERROR, *_RAISES)
 _REQUIRES_HEAD = (ERROR, UNTIED, UNTIED, *_RAISES)
 
 TRANSFORMERS_4 = Loader(
-    "transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, *_DRAWS_TABLE), untied=_DRAWS_WHAT_LACKS
+    "transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, *_DRAWS_TABLE), untied=_DRAWS_MISSING
 )
 TRANSFORMERS_5 = Loader(
     "transformers",
     family_data()["transformers"],
     "modeling_utils.py and core_model_loading.py of this version",
-    (TIED, TIED, KEPT, TIED, RANDOM_TABLE),
-    untied=_DRAWS_WHAT_LACKS,
+    (TIED, TIED, UNTIED_WITH_WARNING, TIED, RANDOM_TABLE),
+    untied=_DRAWS_MISSING,
     compares=True,
 )
 VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _OVERWRITES_HEAD, _DRAWS_HEAD)
@@ -92,7 +92,7 @@ VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", _KEEPS_OTHER_HEAD
 # models whose class has no head of its own to load one into: cohere2_moe is one more
 VLLM_HEADLESS = Loader("vLLM", "since August 2026", "vllm#51665, vllm#53170", _REFUSES_HEAD, _REFUSES_HEAD, True)
 # the one class that fills its head only from a stored one, though its flag says tied
-VLLM_OWN_HEAD = Loader("vLLM", "before #53020", "vllm#53019, vllm#53020", _DRAWS_WHAT_LACKS, _DRAWS_WHAT_LACKS)
+VLLM_SEPARATE_HEAD = Loader("vLLM", "before #53020", "vllm#53019, vllm#53020", _DRAWS_MISSING, _DRAWS_MISSING)
 VLLM_NAMED = {"": VLLM_AFTER, "no head": VLLM_HEADLESS}  # by `vllm` of a family's record
 SGLANG = replace(TRANSFORMERS_4, name="SGLang", versions="at bf7a0e2", source="models/llama.py, load_weights")
 
@@ -144,5 +144,5 @@ def outcome_of(loader: Loader, word: str, sentence: str = "") -> LoaderOutcome:
     """Return one outcome of a loader, with the usual sentence unless one is given."""
     is_right = None
     if word not in (DEPENDS, NOT_SERVED):
-        is_right = word in RIGHT
-    return LoaderOutcome(loader.name, loader.versions, word, sentence or PLAIN[word], is_right, loader.source)
+        is_right = word in CORRECT
+    return LoaderOutcome(loader.name, loader.versions, word, sentence or SENTENCES[word], is_right, loader.source)

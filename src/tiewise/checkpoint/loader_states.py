@@ -7,12 +7,12 @@ from dataclasses import replace
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.loader_columns import (
     ALONE,
+    CORRECT,
     DEPENDS,
     DIFFERENT,
     DROPPED,
     NEITHER,
     NONE,
-    RIGHT,
     ROUNDED,
     SAME,
     STATES,
@@ -31,8 +31,8 @@ CANONICAL = "The class saves its shared table under the head's name: its own cod
 
 def stored_state(facts: Facts, compares: bool = False) -> str:
     """Return one of `STATES`, `ROUNDED` or `UNKNOWN`, by the tables that a loader reads. `compares` as in `Loader`."""
-    table, head = facts.roles.read_input, facts.roles.read_output
-    if not facts.complete:
+    table, head = facts.roles.loaded_input, facts.roles.loaded_output
+    if not facts.is_complete:
         return UNKNOWN
     if facts.quantised and facts.roles.opaque:
         return UNKNOWN
@@ -47,12 +47,12 @@ def stored_state(facts: Facts, compares: bool = False) -> str:
 
 def is_saved_as_head(facts: Facts) -> bool:
     """Return whether the only stored table has the head's name, under which the class saves a shared table."""
-    return facts.roles.named_like_head and stored_state(facts) == ALONE
+    return facts.roles.saves_shared_table_as_head and stored_state(facts) == ALONE
 
 
 def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -> str:
     """Return the state of two stored tables: the same numbers, others, or not known."""
-    likeness = facts.ends
+    likeness = facts.ends_likeness
     if likeness is None:
         return _state_without_scan(facts, table, head)
     if compares and likeness.nan:
@@ -75,7 +75,7 @@ def _state_without_scan(facts: Facts, table: Stored, head: Stored) -> str:
     if table.shape == head.shape:
         return UNKNOWN
     # the shape of a packed table does not count its rows
-    if facts.roles.packed(table) or facts.roles.packed(head):
+    if facts.roles.is_packed(table) or facts.roles.is_packed(head):
         return UNKNOWN
     return DIFFERENT
 
@@ -91,19 +91,19 @@ def _working_type(facts: Facts) -> str | None:
 def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     """Return the entry of a loader's column for a flag and the stored ends. A flag of None is not known."""
     state = stored_state(facts, loader.compares)
-    was_read = facts.complete and not facts.roles.opaque
+    was_read = facts.is_complete and not facts.roles.opaque
     if state == UNKNOWN and not was_read:
         return outcome_of(loader, DEPENDS, "Some tensors could not be read.")
     words = _possible_words(loader, flag, state)
-    if words == {TIED} and facts.roles.unread:
+    if words == {TIED} and facts.roles.unloaded_names:
         return _one_table_unread(facts, loader)
     if len(words) == 1:
         return outcome_of(loader, words.pop())
     possible = " or ".join(sorted(words))
     outcome = outcome_of(loader, DEPENDS, f"It depends on {_cause(flag, state)}: {possible}.")
-    if words.issubset(RIGHT):
+    if words.issubset(CORRECT):
         return replace(outcome, right=True)
-    if words.isdisjoint(RIGHT):
+    if words.isdisjoint(CORRECT):
         return replace(outcome, right=False)
     return outcome
 
@@ -134,11 +134,11 @@ def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
 
 def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
     """Return the outcome if one table serves both ends and another's name is not read."""
-    name, expected = next(iter(facts.roles.unread.items()))
+    name, expected = next(iter(facts.roles.unloaded_names.items()))
     why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."
-    if facts.ends is None:
+    if facts.ends_likeness is None:
         return outcome_of(loader, DEPENDS, why)
-    if facts.ends.equal:
+    if facts.ends_likeness.equal:
         return outcome_of(loader, TIED, why)
     return outcome_of(loader, DROPPED, why)
 
@@ -149,8 +149,8 @@ def shape_misfit(facts: Facts) -> str | None:
     Such are rows that are not the vocabulary, a width that nothing explains, a table that is none, and a bias.
     """
     roles = facts.roles
-    for table in (roles.read_input, roles.read_output):
-        if table is None or roles.packed(table):
+    for table in (roles.loaded_input, roles.loaded_output):
+        if table is None or roles.is_packed(table):
             continue
         misfit = _table_misfit(facts, table)
         if misfit is not None:
@@ -169,6 +169,6 @@ def _table_misfit(facts: Facts, table: Stored) -> str | None:
     vocab_size = facts.text.vocab_size
     if vocab_size is not None and table.rows not in {vocab_size, *facts.text_vocabularies}:
         return f"{short(table.name)} has {table.rows} rows, and the config says {vocab_size}."
-    if not facts.explains(table):
+    if not facts.explains_width_of(table):
         return f"{short(table.name)} is {table.shape[1]} wide, which nothing in the config explains."
     return None

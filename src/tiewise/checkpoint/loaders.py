@@ -21,14 +21,14 @@ from tiewise.checkpoint.loader_columns import (
     UNTIED,
     VLLM_BEFORE,
     VLLM_NAMED,
-    VLLM_OWN_HEAD,
+    VLLM_SEPARATE_HEAD,
     LoaderOutcome,
     outcome_of,
 )
 from tiewise.checkpoint.loader_states import from_column
 from tiewise.checkpoint.mlx_loading import MlxLoading
 from tiewise.checkpoint.server_loading import server_outcome
-from tiewise.checkpoint.transformers_loading import WITH_OWN, TransformersLoading
+from tiewise.checkpoint.transformers_loading import WITH_TIEWISE, TransformersLoading
 
 
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
@@ -55,8 +55,8 @@ def _transformers(facts: Facts) -> Iterator[LoaderOutcome]:
     flag_of_4 = claims.fixed is not False and _level_of_transformers_4(claims).effective is not False
     yield TransformersLoading(facts, TRANSFORMERS_4, flag_of_4).outcome()
     yield TransformersLoading(facts, TRANSFORMERS_5, claims.tied).outcome()
-    if facts.is_own:  # stock transformers raises, and this package's classes load it
-        with_own = replace(TRANSFORMERS_5, name=WITH_OWN)
+    if facts.is_tiewise_type:  # stock transformers raises, and this package's classes load it
+        with_own = replace(TRANSFORMERS_5, name=WITH_TIEWISE)
         yield TransformersLoading(facts, with_own, claims.tied).outcome()
 
 
@@ -72,7 +72,7 @@ def _vllm(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
     """Yield the outcomes of vLLM before and after its change. One class of it never changed."""
     exception = family(kind).vllm
     if exception == "own head":
-        yield from_column(facts, VLLM_OWN_HEAD, True)
+        yield from_column(facts, VLLM_SEPARATE_HEAD, True)
         return
     claims = facts.claims
     flag = claims.tied

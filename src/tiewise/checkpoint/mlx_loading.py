@@ -14,7 +14,7 @@ from tiewise.checkpoint.loader_columns import (
     MLX_LETTERS,
     NO_HEAD,
     NOT_SERVED,
-    PLAIN,
+    SENTENCES,
     LoaderOutcome,
     outcome_of,
 )
@@ -69,7 +69,7 @@ class MlxLoading:
                 outcome = outcome_of(replace(run, source="load_model of its utils.py: strict"), ERROR, misfit)
         if self.facts.quantised or outcome.outcome not in words:
             return outcome
-        is_as_run = outcome.sentence == PLAIN[outcome.outcome]
+        is_as_run = outcome.sentence == SENTENCES[outcome.outcome]
         return replace(outcome, predicted=not is_as_run)
 
     def _misfit(self) -> str | None:

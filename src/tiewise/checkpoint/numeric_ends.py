@@ -25,7 +25,7 @@ class TiedNames:
     stored: tuple[Stored, ...]  # those of all the names that are stored, the source first
 
     @property
-    def kept(self) -> Stored | None:
+    def representative(self) -> Stored | None:
         """Return the stored tensor that represents all, the source if it is stored. It is None if none is."""
         return next(iter(self.stored), None)
 
@@ -36,7 +36,7 @@ class TiedNames:
         return tuple(name for name in (self.source, *self.targets) if name not in stored)
 
 
-def tied_names(facts: Facts) -> list[TiedNames]:
+def find_tied_names(facts: Facts) -> list[TiedNames]:
     """Return every tie of the class. An unknown class has that of the table and the head.
 
     BERT ties its head's bias by the same flag, BART its stacks' input tables.
@@ -102,7 +102,7 @@ class PlainEnds:
         return (self.input, self.output)
 
 
-def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
+def require_readable_tables(facts: Facts, verb: str) -> tuple[Stored, ...]:
     """Return every stored table of both ends, after checking that their rows are numbers. `verb` is for errors."""
     for fault in facts.folder.faults:
         if fault.file.endswith((".safetensors", ".json")):
@@ -111,7 +111,7 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
     if roles.input is None:
         raise _without_input(facts, verb)
     for table in roles.tables:
-        if roles.packed(table):
+        if roles.is_packed(table):
             fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
             raise CheckpointError(f"{facts.path}: {short(table.name)} is quantised ({table.dtype})", fix)
     return roles.tables
@@ -123,8 +123,8 @@ def _without_input(facts: Facts, verb: str) -> CheckpointError:
     if facts.roles.output is not None and facts.claims.tied is True:
         fix = "tiewise repair stores the one table under the input's name"
     what = f"no input table was found, so there is nothing to {verb}"
-    if not facts.family.is_known:
-        what = f"{facts.family.unknown}, and {what}"
+    if not facts.family.has_facts:
+        what = f"{facts.family.unknown_message}, and {what}"
     return CheckpointError(f"{facts.path}: {what}", fix)
 
 
@@ -134,7 +134,7 @@ def require_head(facts: Facts, verb: str) -> str:
     if not facts.roles.headless:
         if name is not None:
             return name
-        if facts.claims.tied or not facts.family.is_known:  # it has a head, or may have one
+        if facts.claims.tied or not facts.family.has_facts:  # it has a head, or may have one
             raise CheckpointError(f"{facts.path}: {_unnamed_head(facts, verb)}", _use_live_model(verb))
     fix = "a model without a token head has one end only; give one with a head"
     raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", fix)
@@ -142,7 +142,7 @@ def require_head(facts: Facts, verb: str) -> str:
 
 def _unnamed_head(facts: Facts, verb: str) -> str:
     """Return the sentence on a head whose name is unknown, or that may be missing."""
-    why = "its class is not known" if facts.family.is_known else facts.family.unknown
+    why = "its class is not known" if facts.family.has_facts else facts.family.unknown_message
     ties = "no tensor has the usual name of a head"
     if facts.claims.tied:
         ties = "its config says that the head is the input table"
@@ -155,12 +155,12 @@ def _use_live_model(verb: str) -> str:
     return f"load it with its own code, call tiewise.install(model{spec}), and save it"
 
 
-def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
+def require_plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     """Return the tables of both ends. With `force` two different ones are two, whatever the config claims."""
-    readable(facts, verb)
+    require_readable_tables(facts, verb)
     require_loadable_options(facts)
     roles = facts.roles
-    if facts.is_own:
+    if facts.is_tiewise_type:
         what = f"{facts.path}: its boundary is {short(facts.config.get(SPEC))} already"
         raise CheckpointError(what, "tiewise densify it first")
     head_name = require_head(facts, verb)
@@ -177,18 +177,18 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
 
 def _input_of_several(facts: Facts) -> Stored:
     """Return the input table: of several copies, the one under the name that represents all."""
-    sources = {names.source for names in tied_names(facts)}
-    for table in facts.roles.inputs:
+    sources = {names.source for names in find_tied_names(facts)}
+    for table in facts.roles.input_tables:
         if table.name in sources:
             return table
-    return facts.roles.inputs[0]
+    return facts.roles.input_tables[0]
 
 
 def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
     """Return the other stored input tables, after checking that they repeat the one that represents all."""
-    copies = [other for other in facts.roles.inputs if other is not table]
+    copies = [other for other in facts.roles.input_tables if other is not table]
     for other in copies:
-        if not facts.same(table, other):
+        if not facts.are_equal(table, other):
             what = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
             raise CheckpointError(what, "tiewise check says more; the two must be made one first")
     return copies
@@ -201,7 +201,7 @@ def _is_spare_head(facts: Facts, table: Stored, output: Stored) -> bool:
     """
     if facts.claims.tied is False:
         return False
-    return facts.same(table, output)
+    return facts.are_equal(table, output)
 
 
 def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tiewise.checkpoint import claims
 from tiewise.checkpoint.boundary_scalars import read_scalars
-from tiewise.checkpoint.claims import in_layer, model_levels, usual
+from tiewise.checkpoint.claims import in_layer, model_levels, usual_names
 from tiewise.checkpoint.end_names import BY_DATA, find_end_names, input_of_head
 from tiewise.checkpoint.family_record import ClassEnds, family_data, module_of
 from tiewise.checkpoint.indexed_tensors import IndexedTensor, token_tables
@@ -33,7 +33,7 @@ class Roles:
     input: Stored | None = None  # the input table [V, E]; None where none is stored
     input_name: str | None = None  # the name under which the class looks for it, stored or not; None where unknown
     # every stored input table, `input` first (T5 and BART may store `shared` and one for each stack)
-    inputs: tuple[Stored, ...] = ()
+    input_tables: tuple[Stored, ...] = ()
     output: Stored | None = None  # the output table [V, E]; None where none is stored
     output_name: str | None = None  # as `input_name`
     biases: tuple[Stored, ...] = ()  # stored biases of the head, [V] or [1, V]
@@ -49,21 +49,23 @@ class Roles:
     # tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where the class
     # is not in the architecture data
     ties: Mapping[str, str] = field(default_factory=dict)
-    known: ClassEnds | None = None  # the class as the architecture data has it; None where it is not there
+    class_ends: ClassEnds | None = None  # the class as the architecture data has it; None where it is not there
     # {name of an end as stored: name that the class looks for}, where transformers does not load the one
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unloaded_names: Mapping[str, str] = field(default_factory=dict)
     # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
     opaque: tuple[Stored, ...] = ()
-    others: tuple[IndexedTensor, ...] = ()  # all else that token ids index: per layer, by n-grams, for further tokens
+    indexed_tensors: tuple[
+        IndexedTensor, ...
+    ] = ()  # all else that token ids index: per layer, by n-grams, for further tokens
 
     @property
     def tables(self) -> tuple[Stored, ...]:
         """Return every stored table of both ends, the head's last."""
         if self.output is None:
-            return self.inputs
-        return (*self.inputs, self.output)
+            return self.input_tables
+        return (*self.input_tables, self.output)
 
-    def packed(self, table: Stored) -> bool:
+    def is_packed(self, table: Stored) -> bool:
         """Return whether one of the two tables is quantised. Its shape then does not count its rows."""
         if table.dtype not in FLOATING:
             return True
@@ -72,14 +74,14 @@ class Roles:
         return self.output_end.quantised and table in self.output_end.parts.values()
 
     @property
-    def counted(self) -> Stored | None:
+    def plain_input_table(self) -> Stored | None:
         """Return the stored input table if it has a row for every token, else None."""
-        if self.input is None or self.packed(self.input):
+        if self.input is None or self.is_packed(self.input):
             return None
         return self.input
 
     @property
-    def pair(self) -> tuple[Stored, ...]:
+    def one_table_per_end(self) -> tuple[Stored, ...]:
         """Return the input table and the head, of which one may not be stored."""
         pair = []
         if self.input is not None:
@@ -89,24 +91,24 @@ class Roles:
         return tuple(pair)
 
     @property
-    def named_like_head(self) -> bool:
+    def saves_shared_table_as_head(self) -> bool:
         """Return whether the class saves the shared table under the head's name."""
         if self.output is None or self.input_name is None:
             return False
         return self.ties.get(self.input_name) == self.output.name
 
     @property
-    def read_input(self) -> Stored | None:
+    def loaded_input(self) -> Stored | None:
         """Return the stored input table that transformers loads; None if it loads none."""
-        for table in self.inputs:
-            if table.name not in self.unread:
+        for table in self.input_tables:
+            if table.name not in self.unloaded_names:
                 return table
         return None
 
     @property
-    def read_output(self) -> Stored | None:
+    def loaded_output(self) -> Stored | None:
         """Return the stored output table that transformers loads; None if it loads none."""
-        if self.output is None or self.output.name in self.unread:
+        if self.output is None or self.output.name in self.unloaded_names:
             return None
         return self.output
 
@@ -121,7 +123,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
 class _RoleSearch:
     """The two ends of one checkpoint, from which the part of every other tensor follows."""
 
-    known: ClassEnds | None  # the class that the config names; None where the architecture data lacks it
+    class_ends: ClassEnds | None  # the class that the config names; None where the architecture data lacks it
     source: str  # how the ends were found
     names: ClassEnds  # their names in this file
     inputs: list[str]  # modules of the stored input tables, that of the head's partner first
@@ -134,9 +136,9 @@ class _RoleSearch:
 
     def __init__(self, modules: StoredModules, config: Mapping[str, Any]) -> None:
         self.modules, self.config = modules, config
-        self.known = claims.config_ends(config)
+        self.class_ends = claims.config_ends(config)
         tokenless = claims.without_tokens(claims.family_type(config), claims.architecture(config))
-        self.source, self.names = find_end_names(modules, config, self.known, tokenless)
+        self.source, self.names = find_end_names(modules, config, self.class_ends, tokenless)
         self.input = input_of_head(modules, self.names)
         stored_inputs = [module for module in self.names.inputs if module in modules.tables]
         self.inputs = sorted(stored_inputs, key=lambda module: module != self.input)
@@ -159,7 +161,7 @@ class _RoleSearch:
             self.source,
             input=next(iter(self.tables), None),
             input_name=_weight_of(self.input),
-            inputs=self.tables,
+            input_tables=self.tables,
             output=self.head,
             output_name=_weight_of(output),
             biases=tuple(self._biases({table.rows for table in end_tables})),
@@ -170,10 +172,10 @@ class _RoleSearch:
             input_end=self.modules.end(self.input),
             output_end=self.modules.end(output),
             ties=self.names.tied,
-            known=self.known,
-            unread=self._unread(),
+            class_ends=self.class_ends,
+            unloaded_names=self._unloaded_names(),
             opaque=tuple(self._opaque()),
-            others=tuple(token_tables(self.modules.tensors, self.config, end_tables)),
+            indexed_tensors=tuple(token_tables(self.modules.tensors, self.config, end_tables)),
         )
 
     def _output(self) -> str | None:
@@ -183,7 +185,7 @@ class _RoleSearch:
             return output
         if output in self.modules.tables:
             return output
-        usual_output = self.modules.usual_output()
+        usual_output = self.modules.find_usual_output()
         if usual_output is None or usual_output in self.names.inputs:
             return output
         rows = {table.rows for table in self.tables}
@@ -193,8 +195,8 @@ class _RoleSearch:
 
     def _class_lacks_head(self) -> bool:
         """Return whether the class has no token head. The architecture data decides, else the class's name."""
-        if self.known is not None:
-            return self.known.output is None
+        if self.class_ends is not None:
+            return self.class_ends.output is None
         name = claims.architecture(self.config)
         if name is None or not _HEADLESS.search(name):
             return False
@@ -230,7 +232,7 @@ class _RoleSearch:
 
     def _positions(self) -> Iterator[Stored]:
         """Yield the stored position tables."""
-        for module, table in self.modules.outer.items():
+        for module, table in self.modules.end_candidates.items():
             if module in self.stored_ends:
                 continue
             if module in self.names.positions or claims.POSITION.search(module):
@@ -242,33 +244,33 @@ class _RoleSearch:
             module, parameter = module_of(name)
             if parameter not in _MAP_PARAMETERS or len(tensor.shape) != 2:
                 continue
-            is_map = module in self.names.maps or module.rpartition(".")[2] in usual().maps
+            is_map = module in self.names.maps or module.rpartition(".")[2] in usual_names().maps
             if is_map and not in_layer(module):
                 yield tensor
 
     def _opaque(self) -> Iterator[Stored]:
         """Yield tensors other than biases of modules where the class looks for a table without finding one."""
-        if self.known is None:
+        if self.class_ends is None:
             return
-        for module in dict.fromkeys(self.known.spellings):
+        for module in dict.fromkeys(self.class_ends.spellings):
             if module in self.modules.tables:
                 continue
             for parameter, tensor in self.modules.parts.get(module, {}).items():
                 if parameter != "bias":
                     yield tensor
 
-    def _unread(self) -> dict[str, str]:
+    def _unloaded_names(self) -> dict[str, str]:
         """Return {name of a stored end: name that the class looks for} of unread ends."""
         unread = dict[str, str]()
         for module in self.stored_ends:
             name = self.modules.tables[module].name
             stored_module = module_of(name)[0]
-            if self.known is None:
+            if self.class_ends is None:
                 if stored_module != module:  # of an unknown class, wrappers alone are known
                     unread[name] = f"{module}.weight"
-            elif self.known.loaded_as(stored_module) is None:
-                end = self._end_in_class(module, self.known)
-                saved_as = self.known.disk.get(end, end)
+            elif self.class_ends.loaded_as(stored_module) is None:
+                end = self._end_in_class(module, self.class_ends)
+                saved_as = self.class_ends.disk.get(end, end)
                 unread[name] = f"{saved_as}.weight"
         return unread
 
@@ -292,4 +294,4 @@ def _weight_of(module: str | None) -> str | None:
 
 def _has_usual_bias_name(name: str) -> bool:
     """Return whether a tensor is called as biases of heads usually are."""
-    return any(claims.ends_with(name, bias) for bias in usual().biases)
+    return any(claims.ends_with(name, bias) for bias in usual_names().biases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiewise.checkpoint.claims import architecture, unwrapped
+from tiewise.checkpoint.claims import architecture, strip_wrappers
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.loader_columns import (
     DEPENDS,
@@ -31,7 +31,7 @@ def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOut
 
 def _check_class(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     """Check that a loader has a class for the model."""
-    if facts.is_own:
+    if facts.is_tiewise_type:
         return outcome_of(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
     if facts.roles.headless:
         return outcome_of(loader, NO_HEAD)
@@ -61,16 +61,16 @@ def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
 def _check_names(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     """Check that the ends are stored under names that a loader reads."""
     roles = facts.roles
-    for name in roles.unread:
-        if unwrapped(name) != name:
+    for name in roles.unloaded_names:
+        if strip_wrappers(name) != name:
             why = "The names in the file are those of a wrapped model: nothing in it is found."
             return outcome_of(loader, ERROR, why)
-    if roles.unread:
+    if roles.unloaded_names:
         return outcome_of(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
     if is_saved_as_head(facts):
         return outcome_of(loader, DEPENDS, CANONICAL)
-    if facts.claims.known or len(roles.pair) == 2:
+    if facts.claims.has_family_data or len(roles.one_table_per_end) == 2:
         return None
-    if facts.unplaced:
+    if facts.matrices_without_role:
         return outcome_of(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")
     return None

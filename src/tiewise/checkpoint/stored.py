@@ -228,7 +228,7 @@ class Reader:
         """
         return self.tensor.nbytes // max(1, self.tensor.rows)
 
-    def into(self, buffer: memoryview, offset: int = 0) -> None:
+    def read_into(self, buffer: memoryview, offset: int = 0) -> None:
         """Fill `buffer` with the tensor's bytes from `offset` on."""
         at = self.tensor.start + offset
         while buffer:
@@ -252,7 +252,7 @@ class Reader:
             end = min(stop, end)
         count = max(0, end - start)
         raw = bytearray(count * self.row_bytes)
-        self.into(memoryview(raw), start * self.row_bytes)
+        self.read_into(memoryview(raw), start * self.row_bytes)
         return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))
 
     def take(self, ids: NDArray[np.int64]) -> NDArray[Any]:
@@ -267,7 +267,7 @@ class Reader:
         raw = memoryview(bytearray(len(ids) * row_bytes))
         for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
             start = int(place) * row_bytes
-            self.into(raw[start : start + row_bytes], int(ids[place]) * row_bytes)
+            self.read_into(raw[start : start + row_bytes], int(ids[place]) * row_bytes)
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
     def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:

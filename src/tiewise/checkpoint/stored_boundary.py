@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import SPEC
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
-from tiewise.checkpoint.numeric_ends import readable, require_options
+from tiewise.checkpoint.numeric_ends import require_options, require_readable_tables
 from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Stored, read_float64, rounded
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
@@ -134,9 +134,9 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
     """Read the boundary of a checkpoint for a backend, one of `STORED` of the spec's options."""
     spec, needed = _read_spec(facts)
     require_options(facts, spec, backend)
-    readable(facts, "densify")
+    require_readable_tables(facts, "densify")
     table = facts.roles.input
-    assert table is not None, "readable raises without an input table"
+    assert table is not None, "require_readable_tables raises without an input table"
 
     maps = _BoundaryMaps(facts.folder.tensors, table)
     module = _head_module(facts, maps)
@@ -166,7 +166,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
 def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
     """Return the spec in the config, and the maps that it needs by `_BoundaryMaps.names`."""
     written = facts.config.get(SPEC)
-    if not facts.is_own or not isinstance(written, str):
+    if not facts.is_tiewise_type or not isinstance(written, str):
         fix = "this is for checkpoints whose model_type is tiewise"
         raise CheckpointError(f"{facts.path}: its tables are plain already", fix)
     width = facts.text.hidden_size or facts.claims.deciding.hidden_size or 2**62

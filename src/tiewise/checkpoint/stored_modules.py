@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tiewise.checkpoint import claims
-from tiewise.checkpoint.claims import in_layer, is_foreign, usual
+from tiewise.checkpoint.claims import in_layer, is_foreign, usual_names
 from tiewise.checkpoint.family_record import ClassEnds, module_of
 from tiewise.checkpoint.stored import FLOATING, Stored
 
@@ -36,21 +36,21 @@ class StoredModules:
     tensors: dict[str, Stored]  # by name without wrappers
     parts: dict[str, dict[str, Stored]]  # {module: {parameter: tensor}}
     tables: dict[str, Stored]  # {module: its matrix}
-    outer: dict[str, Stored]  # those of `tables` that may belong to an end
+    end_candidates: dict[str, Stored]  # those of `tables` that may belong to an end
 
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
         self.tensors, self.parts = _without_wrappers(tensors), {}
         for name, tensor in self.tensors.items():
             module, parameter = module_of(name)
             self.parts.setdefault(module, {})[parameter] = tensor
-        self.tables, self.outer = {}, {}
+        self.tables, self.end_candidates = {}, {}
         for module, parts in self.parts.items():
             table = _table_among(parts)
             if table is None or module == "":
                 continue
             self.tables[module] = table
             if may_be_end(module):
-                self.outer[module] = table
+                self.end_candidates[module] = table
 
     def end(self, module: str | None) -> End:
         """Return everything that is stored for the module of an end."""
@@ -59,15 +59,15 @@ class StoredModules:
             path = f"{module}.{below}".removesuffix(".")
             for name, tensor in self.parts.get(path, {}).items():
                 part = f"{below}{name}"
-                if part in _TABLE_PARAMETERS or claims.BESIDE.fullmatch(part):
+                if part in _TABLE_PARAMETERS or claims.QUANTISATION_PARTS.fullmatch(part):
                     parts[part] = tensor
         return End(module, dict(sorted(parts.items())))
 
-    def hits(self, ends: ClassEnds) -> int:
+    def count_stored(self, ends: ClassEnds) -> int:
         """Return the number of a class's ends that are stored under these names."""
         return sum(name in self.tables for name in (*ends.inputs, ends.output))
 
-    def called(self, paths: Iterable[str]) -> list[str]:
+    def named_like(self, paths: Iterable[str]) -> list[str]:
         """Return the few modules outside layers whose last part is that of a path."""
         last_parts = {_last_part(path) for path in paths}
         modules = []
@@ -76,9 +76,9 @@ class StoredModules:
                 modules.append(module)
         return modules
 
-    def usual_output(self) -> str | None:
+    def find_usual_output(self) -> str | None:
         """Return the head that is stored under a usual name, the outermost of several."""
-        heads = filter(_has_usual_output_name, self.outer)
+        heads = filter(_has_usual_output_name, self.end_candidates)
         return min(heads, key=_by_depth, default=None)
 
 
@@ -101,11 +101,11 @@ def _without_wrappers(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     """Return tensors by their names without wrappers. The one stored under a name counts before others of that name."""
     plain, wrapped = dict[str, Stored](), dict[str, Stored]()
     for name, tensor in tensors.items():
-        unwrapped = claims.unwrapped(name)
-        if unwrapped == name:
+        plain_name = claims.strip_wrappers(name)
+        if plain_name == name:
             plain[name] = tensor
         else:
-            wrapped.setdefault(unwrapped, tensor)
+            wrapped.setdefault(plain_name, tensor)
     for name, tensor in wrapped.items():
         plain.setdefault(name, tensor)
     return plain
@@ -124,4 +124,4 @@ def _table_among(parts: Mapping[str, Stored]) -> Stored | None:
 
 def _has_usual_output_name(module: str) -> bool:
     """Return whether a module has a name that output heads usually have."""
-    return module in usual().whole_outputs or claims.ends_with_any(module, usual().outputs)
+    return module in usual_names().exact_outputs or claims.ends_with_any(module, usual_names().outputs)

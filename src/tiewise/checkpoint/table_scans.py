@@ -85,8 +85,8 @@ def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = _ign
     with Reader(a) as one, Reader(b) as other:
         for start in range(0, a.nbytes, SCAN_BYTES):
             count = min(SCAN_BYTES, a.nbytes - start)
-            one.into(left.data[:count], start)
-            other.into(right.data[:count], start)
+            one.read_into(left.data[:count], start)
+            other.read_into(right.data[:count], start)
             words = np.uint64 if count % 8 == 0 else np.uint8  # eight times fewer elements, where that goes up
             if not np.array_equal(left[:count].view(words), right[:count].view(words)):
                 return False
@@ -114,9 +114,9 @@ def _same_transposed(table: Stored, other: Stored) -> bool:
         for start in range(0, rows, step):
             count = min(step, rows - start)
             left, columns = np.empty(count * one.row_bytes, np.uint8), np.empty((width, count * item), np.uint8)
-            one.into(left.data, start * one.row_bytes)
+            one.read_into(left.data, start * one.row_bytes)
             for number, column in enumerate(columns):
-                turned.into(column.data, number * turned.row_bytes + start * item)
+                turned.read_into(column.data, number * turned.row_bytes + start * item)
             right = columns.reshape(width, count, item).transpose(1, 0, 2)
             if not np.array_equal(left.reshape(count, width, item), right):
                 return False
@@ -404,6 +404,6 @@ def _sample(tensor: Stored) -> bytes:
     digest, buffer = hashlib.blake2b(digest_size=16), bytearray(_SAMPLE)
     with Reader(tensor) as reader:
         for start in (0, (tensor.nbytes - _SAMPLE) // 2, tensor.nbytes - _SAMPLE):
-            reader.into(memoryview(buffer), start)
+            reader.read_into(memoryview(buffer), start)
             digest.update(buffer)
     return digest.digest()

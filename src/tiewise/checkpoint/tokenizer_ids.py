@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from tiewise.checkpoint.hf_folder import Fault, Folder, json_object, noting
+from tiewise.checkpoint.hf_folder import Fault, Folder, json_object, recording_faults
 from tiewise.checkpoint.untrusted import (
     MOST_BYTES,
     first_fields,
-    inside,
     items_of,
     object_of,
-    read_whole,
+    path_inside,
+    read_bytes,
     require_bounded,
 )
 from tiewise.core.errors import CheckpointError
@@ -87,7 +87,7 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
     files, faults = list[str](), list[Fault]()
     base, added = dict[str, int](), dict[int, str]()
     for name in _files_with_ids(folder):
-        with noting(faults, name):
+        with recording_faults(faults, name):
             base_of_file, added_of_file = _read(folder, name)
             files.append(name)
             base = {**base, **base_of_file} if base else base_of_file  # one is large: it is not copied
@@ -162,7 +162,7 @@ def _texts_of_pieces(data: bytes, pieces: list[tuple[int, int]], where: str) -> 
 
 def _bytes(folder: Folder, name: str) -> bytes:
     """Return the content of a file of the folder."""
-    return read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+    return read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
 
 
 def _added_tokens(record: Mapping[str, Any]) -> dict[int, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tiewise.checkpoint.claims import OWN_TYPE, architecture, of_tiewise
+from tiewise.checkpoint.claims import TIEWISE_TYPE, architecture, needs_tiewise
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.loader_columns import (
+    BROKEN,
     DEPENDS,
     ERROR,
-    LOST,
     NEW_BIAS,
     NO_HEAD,
     RANDOM_HEAD,
@@ -27,9 +27,9 @@ from tiewise.checkpoint.loader_states import CANONICAL, from_column, is_saved_as
 from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
-WITH_OWN = "transformers with tiewise.hf"
+WITH_TIEWISE = "transformers with tiewise.hf"
 _ELSEWHERE = "Layers under {} are not read, as the class looks for them under {}: all of them are drawn at random."
-_ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
+_STARTS_RANDOM = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
 
 
 class TransformersLoading:
@@ -55,7 +55,7 @@ class TransformersLoading:
             if stopped is not None:
                 return stopped
         by_column = from_column(self.facts, self.loader, self.flag)
-        if by_column.outcome not in LOST:
+        if by_column.outcome not in BROKEN:
             lost = self._check_other_tensors()
             if lost is not None:
                 return lost
@@ -67,11 +67,11 @@ class TransformersLoading:
 
     def _check_type(self) -> LoaderOutcome | None:
         """Check that transformers knows the model type, which may be one of this package's."""
-        if self.loader.name == WITH_OWN or not of_tiewise(self.facts.config):
+        if self.loader.name == WITH_TIEWISE or not needs_tiewise(self.facts.config):
             return None
         kind = str(self.facts.config["model_type"])
         missing_import = "import tiewise.models"
-        if kind == OWN_TYPE:
+        if kind == TIEWISE_TYPE:
             missing_import = "import tiewise.hf"
         return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{missing_import}`.")
 
@@ -89,12 +89,12 @@ class TransformersLoading:
 
     def _check_class(self) -> LoaderOutcome | None:
         """Check that the architecture data has the class."""
-        if self.facts.claims.known:
+        if self.facts.claims.has_family_data:
             return None
-        if self.facts.family.is_known:
+        if self.facts.family.has_facts:
             why = "Its class is not in the architecture data"
         else:
-            why = _sentence(self.facts.family.unknown)
+            why = _sentence(self.facts.family.unknown_message)
         return self._outcome(DEPENDS, f"{why}: its own code decides.")
 
     def _check_head(self) -> LoaderOutcome | None:
@@ -110,13 +110,13 @@ class TransformersLoading:
     def _draws_table(self) -> bool:
         """Return whether the input table of a class without a head certainly starts with random values."""
         roles = self.facts.roles
-        if roles.read_input is not None:
+        if roles.loaded_input is not None:
             return False
-        if roles.unread:
+        if roles.unloaded_names:
             return True
-        if roles.known is None or roles.opaque:
+        if roles.class_ends is None or roles.opaque:
             return False
-        return self.facts.complete
+        return self.facts.is_complete
 
     def _check_flag(self) -> LoaderOutcome | None:
         """Check that the config class takes the flag, which may be neither true nor false."""
@@ -138,25 +138,25 @@ class TransformersLoading:
         return self._outcome(ERROR, misfit)
 
     @property
-    def _fresh(self) -> tuple[tuple[str, str], ...]:
+    def _unfilled_ties(self) -> tuple[tuple[str, str], ...]:
         """Return (random tensor, stored one that it would be tied to). transformers 4 ties them all."""
         if not self.is_recent:
             return ()
-        return self.facts.fresh
+        return self.facts.unfilled_ties
 
     def _check_input_tables(self) -> LoaderOutcome | None:
         """Check that every input table is stored, or tied to one that is."""
         facts = self.facts
-        for target, source in self._fresh:
+        for target, source in self._unfilled_ties:
             if not target.endswith("bias"):
-                return self._outcome(RANDOM_TABLE, _ANEW.format(target, source))
+                return self._outcome(RANDOM_TABLE, _STARTS_RANDOM.format(target, source))
         if not self.is_recent and is_saved_as_head(facts):
             return self._outcome(DEPENDS, CANONICAL)
-        if facts.half_read and self.flag is not False:
-            why = f"{short(facts.half_read[0].name)} is not read; another end takes its place."
+        if facts.unloaded_input_tables and self.flag is not False:
+            why = f"{short(facts.unloaded_input_tables[0].name)} is not read; another end takes its place."
             return self._outcome(DEPENDS, why)
         if facts.missing_tables:
-            absent = short(facts.named(facts.missing_tables[0]))
+            absent = short(facts.saved_name(facts.missing_tables[0]))
             return self._outcome(RANDOM_TABLE, f"{absent} is not stored, and nothing ties it: it is drawn at random.")
         return None
 
@@ -167,13 +167,13 @@ class TransformersLoading:
             why = _ELSEWHERE.format(facts.foreign_layers, facts.class_ends.layers[0])
             return self._outcome(RANDOM_LAYERS, why)
         if facts.missing_head:
-            absent = short(facts.named(facts.missing_head[0]))
+            absent = short(facts.saved_name(facts.missing_head[0]))
             why = f"The layers before the head are drawn at random: {absent} is not stored."
             return self._outcome(RANDOM_HEAD, why)
-        if self._fresh:
-            return self._outcome(NEW_BIAS, _ANEW.format(*self._fresh[0]))
+        if self._unfilled_ties:
+            return self._outcome(NEW_BIAS, _STARTS_RANDOM.format(*self._unfilled_ties[0]))
         if facts.missing_biases:
-            absent = short(facts.named(facts.missing_biases[0]))
+            absent = short(facts.saved_name(facts.missing_biases[0]))
             return self._outcome(NEW_BIAS, f"The head's bias starts anew: {absent} is not stored.")
         return None
 
@@ -193,11 +193,11 @@ class TransformersLoading:
 
 def _is_like_tests(facts: Facts) -> bool:
     """Return whether a folder is like those of the tests: usual names, plain tables of one type."""
-    if facts.is_own or facts.folder.single:
+    if facts.is_tiewise_type or facts.folder.single:
         return False
-    if facts.quantised or facts.roles.unread:
+    if facts.quantised or facts.roles.unloaded_names:
         return False
-    return facts.ends is None or facts.ends.kind != SAME_VALUES
+    return facts.ends_likeness is None or facts.ends_likeness.kind != SAME_VALUES
 
 
 def _sentence(text: str) -> str:

@@ -37,7 +37,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     """Return all bytes of a file of at most `most` bytes."""
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
@@ -69,7 +69,7 @@ _FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", d
 
 @contextmanager
 def following_links(follow: bool) -> Iterator[None]:
-    """Let `inside` follow links out of a folder for the length of the block, if `follow`."""
+    """Let `path_inside` follow links out of a folder for the length of the block, if `follow`."""
     before = _FOLLOWED.set(follow or _FOLLOWED.get())
     try:
         yield
@@ -77,7 +77,7 @@ def following_links(follow: bool) -> Iterator[None]:
         _FOLLOWED.reset(before)
 
 
-def inside(folder: Path, name: str) -> Path:
+def path_inside(folder: Path, name: str) -> Path:
     """Return the file `name` of a checkpoint folder, after checking that it is inside.
 
     Links are followed within the folder, and into the `blobs` next to the `snapshots` of a Hugging Face cache; those
@@ -136,7 +136,7 @@ VALUE_BYTES = 75  # of memory for each comma, colon and bracket: a token with it
 
 def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any:
     """Return what a JSON file of at most `most` bytes holds; `unique` as in `parse_json`."""
-    return parse_json(read_whole(path, most), path, unique=unique)
+    return parse_json(read_bytes(path, most), path, unique=unique)
 
 
 _BYTE_ORDER_MARKS = {  # UTF-32's first: it begins as UTF-16's does

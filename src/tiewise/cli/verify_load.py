@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from tiewise.checkpoint.claims import architecture, of_tiewise
+from tiewise.checkpoint.claims import architecture, needs_tiewise
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.checkpoint.rewrite.engine import Receipt
@@ -86,7 +86,7 @@ def _reason_against_folder(folder: Folder) -> str | None:
     config = folder.config
     if folder.single or config is None:
         return "there is no config.json"
-    if of_tiewise(config):
+    if needs_tiewise(config):
         return "a model of tiewise's own type is not a class of transformers"
     if "auto_map" in config:
         return "its classes come as custom code, which is not run"

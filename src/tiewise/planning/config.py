@@ -101,10 +101,12 @@ class Config:
     def _missing(self, key: str) -> PlanError:
         """Return the error for a size that neither the config nor the family's class has."""
         fix = f"add {key} to the config, or plan from sizes"
-        if self.record.is_known or self.family == GENERIC:
+        if self.record.has_facts or self.family == GENERIC:
             return PlanError(f"the config of {self.family} has no {key}", fix)
         usual = "hidden_size or d_model" if key == "d_model" else key
-        return PlanError(f"{self.record.unknown}: the config has no {usual}", f"{fix}: --vocab, --width and --layers")
+        return PlanError(
+            f"{self.record.unknown_message}: the config has no {usual}", f"{fix}: --vocab, --width and --layers"
+        )
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
         """Return the error for a value that is not what the key `must` be."""

@@ -85,11 +85,11 @@ def unknown_family(kind: str) -> str:
     if kind == GENERIC:
         return ""
     if kind == UNNAMED:
-        return family(None).unknown
+        return family(None).unknown_message
     outer = family(kind.removesuffix(TEXT_PART))  # a nested config without model_type is called by its outer model
-    if family(kind).is_known or outer.is_known:
+    if family(kind).has_facts or outer.has_facts:
         return ""
-    return family(kind).unknown
+    return family(kind).unknown_message
 
 
 def other_tables(c: Config) -> Count:

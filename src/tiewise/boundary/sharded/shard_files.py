@@ -52,7 +52,7 @@ from torch import Tensor
 from tiewise.boundary.sharded.cuts import Overlap, held, local, make_up, overlaps, shape_of
 from tiewise.checkpoint.rewrite.new_folder import cannot_write
 from tiewise.checkpoint.stored import CHUNK_BYTES, Header, Reader, Stored, read_header
-from tiewise.checkpoint.untrusted import inside, open_regular, read_json, short
+from tiewise.checkpoint.untrusted import open_regular, path_inside, read_json, short
 from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError
 from tiewise.core.files import from_record
@@ -120,7 +120,7 @@ class Saved:
         """Read and check the index; RunError if a field is not what it should be."""
         self.place = place
         self._headers: dict[int, Header] = {}
-        path = inside(place, INDEX)
+        path = path_inside(place, INDEX)
         if not path.exists():
             raise CheckpointError(f"{place}: {_absence(place)}", "give the folder of one that is whole")
         record = read_json(os.fspath(path))
@@ -155,7 +155,7 @@ class Saved:
     def verify(self) -> None:
         """Compare the files with size and digest in the index; of several processes each takes some."""
         for file in self.index.files[ranks.rank() :: ranks.size()]:
-            path = inside(self.place, file.name)
+            path = path_inside(self.place, file.name)
             if not path.exists():
                 raise CheckpointError(f"{path}: it is gone", AGAIN)
             if path.stat().st_size != file.size or sha256(path) != file.sha256:
@@ -183,7 +183,7 @@ class Saved:
     def _stored(self, name: str, entry: WholeTensor, part: ShardPart) -> Stored:
         """Return where a part of a tensor is stored; refuse another tensor there."""
         if part.process not in self._headers:
-            self._headers[part.process] = read_header(inside(self.place, self.index.files[part.process].name))
+            self._headers[part.process] = read_header(path_inside(self.place, self.index.files[part.process].name))
         header, shape = self._headers[part.process], shape_of(part.held)
         stored = header.tensors.get(name)
         if stored is None or (stored.dtype, stored.shape) != (entry.dtype, shape):
@@ -212,7 +212,7 @@ def _copy(stored: Stored, shape: tuple[int, ...], axes: list[list[Overlap]], tar
             for done in range(0, overlap.length, step):
                 rows = min(step, overlap.length - done)
                 raw = bytearray(rows * reader.row_bytes)
-                reader.into(memoryview(raw), (overlap.source + done) * reader.row_bytes)
+                reader.read_into(memoryview(raw), (overlap.source + done) * reader.row_bytes)
                 block = torch.frombuffer(raw, dtype=target.dtype).view(rows, *shape[1:])
                 start = overlap.target + done
                 _copy_columns(block, target[start : start + rows], other_axes)

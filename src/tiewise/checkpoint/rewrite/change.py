@@ -132,7 +132,7 @@ def stored_bytes(tensor: Stored) -> Pieces:
     with Reader(tensor) as reader:
         for start in range(0, tensor.nbytes, CHUNK_BYTES):
             piece = bytearray(min(CHUNK_BYTES, tensor.nbytes - start))
-            reader.into(memoryview(piece), start)
+            reader.read_into(memoryview(piece), start)
             yield piece
 
 

@@ -28,7 +28,7 @@ from tiewise.checkpoint.rewrite.provenance import provenance
 from tiewise.checkpoint.rewrite.verification import open_with_tensors, verify
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import read_header
-from tiewise.checkpoint.untrusted import inside, short
+from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size, to_record
 
@@ -166,12 +166,12 @@ def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
 def _note_on_family(facts: Facts) -> tuple[str, ...]:
     """Say that the family is unknown, and how its ends were identified."""
     roles = facts.roles
-    if facts.family.is_known or roles.input_name is None:
+    if facts.family.has_facts or roles.input_name is None:
         return ()
     if facts.folder.has(ADAPTER_CONFIG):  # which has no family
         return ()
     ends = f"{short(roles.input_name)} and {short(roles.output_name or 'none')}"
-    return (f"{facts.family.unknown}: the two ends were identified by {roles.source}, {ends}",)
+    return (f"{facts.family.unknown_message}: the two ends were identified by {roles.source}, {ends}",)
 
 
 def _require_opened_headers(folder: Folder) -> None:
@@ -197,7 +197,7 @@ def _file_states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
     read_files = dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *texts])  # each once
     for name in read_files:
         try:
-            state = os.stat(inside(folder.path, name))
+            state = os.stat(path_inside(folder.path, name))
         except FileNotFoundError:
             raise CheckpointError(f"{folder.path / name}: it is gone", "run again when nothing writes there") from None
         states[name] = FileState(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)

@@ -18,7 +18,7 @@ from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.rewrite.change import Change, NewTensor
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.stored import BITS, Header, Stored
-from tiewise.checkpoint.untrusted import inside, parse_json, short
+from tiewise.checkpoint.untrusted import parse_json, path_inside, short
 from tiewise.core.errors import CheckpointError
 
 PROVENANCE = "tiewise.json"
@@ -151,7 +151,7 @@ class _UnchangedFiles:
         if (self.folder.path / file).is_dir():
             self._add_folder(file)
             return
-        inside(self.folder.path, file)  # raises for a link that leads outside
+        path_inside(self.folder.path, file)  # raises for a link that leads outside
         if file.endswith(WEIGHTS):
             self.shared.append(file)
         else:

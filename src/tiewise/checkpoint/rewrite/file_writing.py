@@ -12,7 +12,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.rewrite.change import NewTensor
 from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
 from tiewise.checkpoint.rewrite.new_folder import copy_file, link_or_copy
-from tiewise.checkpoint.untrusted import inside
+from tiewise.checkpoint.untrusted import path_inside
 from tiewise.core.files import sync
 from tiewise.core.progress import advance_progress, progress_of
 
@@ -30,8 +30,8 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
     for file in (*plan.shared, *plan.copied):
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         if file in plan.copied:
-            copy_file(inside(folder.path, file), target / file)
-        elif link_or_copy(inside(folder.path, file), target / file):
+            copy_file(path_inside(folder.path, file), target / file)
+        elif link_or_copy(path_inside(folder.path, file), target / file):
             linked.append(file)
     for file, data in {PROVENANCE: provenance, **plan.texts}.items():
         (target / file).write_bytes(data)

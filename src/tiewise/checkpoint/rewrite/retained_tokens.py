@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tiewise.checkpoint.rewrite.tokenizer_file import WORDPIECE, TokenizerFile
 from tiewise.checkpoint.rewrite.tokenizer_text import encode_text, load_tokenizer
-from tiewise.checkpoint.untrusted import MOST_BYTES, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
 MEASURED_SHARE = 0.1  # of the text, at its end, is what the measured choice does not see
@@ -73,7 +73,7 @@ def listed_tokens(path: Path, tokenizer_file: TokenizerFile) -> set[int]:
 def _read_lines(path: Path) -> list[str]:
     """Read the lines of a text file that are not empty."""
     try:
-        text = read_whole(path, MOST_BYTES).decode()
+        text = read_bytes(path, MOST_BYTES).decode()
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: not UTF-8 text", LIST_FIX) from None
     lines = [line.rstrip("\r") for line in text.split("\n")]

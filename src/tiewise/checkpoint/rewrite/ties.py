@@ -13,7 +13,12 @@ from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.end_names import BY_DATA
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
-from tiewise.checkpoint.numeric_ends import readable, require_head, require_loadable_options, tied_names
+from tiewise.checkpoint.numeric_ends import (
+    find_tied_names,
+    require_head,
+    require_loadable_options,
+    require_readable_tables,
+)
 from tiewise.checkpoint.rewrite.change import (
     Change,
     Movement,
@@ -99,19 +104,19 @@ def copies_to_untie(facts: Facts) -> Iterator[tuple[str, Stored]]:
 
     BART's stacks share the input table, BERT has a second bias.
     """
-    for tied in tied_names(facts):
-        if tied.kept is not None:
+    for tied in find_tied_names(facts):
+        if tied.representative is not None:
             for name in tied.missing:
-                yield name, tied.kept
+                yield name, tied.representative
 
 
 def _notes_on_parted_head(facts: Facts) -> tuple[str, ...]:
     """Say where the head of the result comes from if config and tensors contradict each other."""
     if facts.claims.tied is False and facts.roles.output is None:
         return ("the config said untied and no head was stored: the input table is the only source for one",)
-    if not facts.claims.tied or facts.ends is None:
+    if not facts.claims.tied or facts.ends_likeness is None:
         return ()
-    if facts.ends.equal:
+    if facts.ends_likeness.equal:
         return ()
     return ("the two stored tables differ, and both are kept: loaders that dropped the head now take it",)
 
@@ -129,7 +134,7 @@ def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> C
     if facts.packed_twice:
         return Change(drop=_packed_head(facts), config=config, notes=notes)
     input_table, output_table = facts.roles.input, facts.roles.output
-    if input_table is None or output_table is None or facts.same(input_table, output_table):
+    if input_table is None or output_table is None or facts.are_equal(input_table, output_table):
         drop, put = drop_tied_copies(facts)
         return Change(drop=drop, put=put, config=config, notes=notes)
     _require_one_shape(facts, input_table, output_table)
@@ -216,9 +221,9 @@ def _followers(facts: Facts, input_table: Stored, output_table: Stored, one: _On
     if one.inputs is not None:
         moving_ends[MTP_INPUT] = input_table
     followers = []
-    for other in facts.roles.others:
+    for other in facts.roles.indexed_tensors:
         end = moving_ends.get(other.role)
-        if end is not None and facts.same(end, other.tensor):
+        if end is not None and facts.are_equal(end, other.tensor):
             new = one.new or NewTensor.copy(input_table)
             followers.append(replace(new, name=other.tensor.name, file=other.tensor.path.name))
     return followers
@@ -252,20 +257,20 @@ def drop_tied_copies(
     if chosen is not None:
         put[chosen.name] = chosen
     names_here = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
-    for tied in tied_names(facts):
-        if tied.kept is None:
+    for tied in find_tied_names(facts):
+        if tied.representative is None:
             continue
-        _require_equal(facts, tied.kept, [other for other in tied.stored[1:] if other is not output_table])
+        _require_equal(facts, tied.representative, [other for other in tied.stored[1:] if other is not output_table])
         drop |= names_here & set(tied.targets)
-        if tied.kept.name != tied.source:
-            put.setdefault(tied.source, NewTensor.copy(tied.kept, name=tied.source))
+        if tied.representative.name != tied.source:
+            put.setdefault(tied.source, NewTensor.copy(tied.representative, name=tied.source))
     return frozenset(drop), tuple(put.values())
 
 
 def _require_equal(facts: Facts, source: Stored, others: Iterable[Stored]) -> None:
     """Raise if a tensor differs from the one that the class ties it to."""
     for other in others:
-        if not facts.same(source, other):
+        if not facts.are_equal(source, other):
             both = f"{short(source.name)} and {short(other.name)}"
             problem = f"{facts.path}: {both} are tied in this class and differ"
             remedy = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
@@ -300,9 +305,9 @@ def require_ends(facts: Facts, name: str) -> None:
     roles = facts.roles
     stores_head_alone = roles.input is None and roles.output is not None
     if not stores_head_alone or roles.output_end.quantised:
-        readable(facts, name)
+        require_readable_tables(facts, name)
     require_loadable_options(facts)
-    if facts.is_own:
+    if facts.is_tiewise_type:
         written = short(facts.config.get(SPEC))
         raise CheckpointError(f"{facts.path}: its boundary is {written}", "tiewise densify makes plain tables of it")
     require_head(facts, name)
@@ -311,7 +316,7 @@ def require_ends(facts: Facts, name: str) -> None:
 def _table_name(facts: Facts) -> str:
     """Return the name that the one table has where it is tied to the head."""
     output = facts.roles.output_name or ""
-    for tied in tied_names(facts):
+    for tied in find_tied_names(facts):
         for name in (tied.source, *tied.targets):
             if name.endswith(output):  # the class may have the head below a wrapper
                 return tied.source
@@ -326,7 +331,7 @@ def _table_name(facts: Facts) -> str:
 def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
     """Return notes on names that the class lacks, and on a missing config."""
     notes, roles = [], facts.roles
-    if roles.source != BY_DATA and facts.family.is_known:
+    if roles.source != BY_DATA and facts.family.has_facts:
         ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
         notes.append(f"the names of its class are not in the file: the two ends were found by {roles.source}, {ends}")
     if facts.folder.config is None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.stored import read_header
-from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
+from tiewise.checkpoint.untrusted import open_regular, read_bytes, read_json, short
 from tiewise.core.errors import CheckpointError
 
 MOST_BYTES = 64 * 2**20  # of a file of counts, and the largest token id in it
@@ -65,7 +65,7 @@ def _contents(name: str) -> Any:
         return vector.read()
     if name.endswith(".json"):
         return read_json(name, most=MOST_BYTES, unique=True)
-    return [float(line) for line in read_whole(name, MOST_BYTES).split()]
+    return [float(line) for line in read_bytes(name, MOST_BYTES).split()]
 
 
 def _by_token(counts: Mapping[Any, Any]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from tiewise.checkpoint.claims import in_layer
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.indexed_tensors import PER_LAYER
-from tiewise.checkpoint.numeric_ends import readable, require_loadable_options
+from tiewise.checkpoint.numeric_ends import require_loadable_options, require_readable_tables
 from tiewise.checkpoint.rewrite.change import Movement, NewTensor, Pieces, refuse
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
@@ -69,9 +69,9 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
     """
     require_loadable_options(facts)
     parts = TokenParts(
-        tables=tuple(readable(facts, verb)),
+        tables=tuple(require_readable_tables(facts, verb)),
         biases=tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases),  # [V] or [1, V]
-        others=tuple(other.tensor for other in facts.roles.others if other.by_id),
+        others=tuple(other.tensor for other in facts.roles.indexed_tensors if other.has_row_per_token),
     )
     if facts.unequal_on_purpose is not None:
         problem = f"{facts.path}: {facts.unequal_on_purpose}, and {verb} keeps one number of rows at both ends"
@@ -133,7 +133,7 @@ def vocab_size_changes(facts: Facts, before: int, count: int) -> dict[str, int]:
     if facts.folder.config is None:
         return {}
     keys = [SIZE]
-    roles = {other.role for other in facts.roles.others}
+    roles = {other.role for other in facts.roles.indexed_tensors}
     if PER_LAYER in roles:
         keys.append(PER_LAYER_SIZE)
     level = ""

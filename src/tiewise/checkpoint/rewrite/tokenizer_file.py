@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.rewrite.tokenizer_text import load_tokenizer
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, parse_json, path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
 MOST_STEPS = 300_000_000  # of the search for ancestors: squared letters of all tokens; the largest take 10 million
@@ -49,11 +49,11 @@ class TokenizerFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = inside(folder, "tokenizer.json")
+        path = path_inside(folder, "tokenizer.json")
         if not path.is_file():
             remedy = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
             raise CheckpointError(f"{folder}: no tokenizer.json in it", remedy)
-        text, self.where = read_whole(path, MOST_BYTES), str(path)
+        text, self.where = read_bytes(path, MOST_BYTES), str(path)
         self.engine = load_tokenizer(text, self.where)
         self.record: dict[str, Any] = parse_json(text, self.where)
         self.model: dict[str, Any] = self.record["model"]

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, path_inside, read_bytes, short
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import advance_progress, progress_of
@@ -94,10 +94,10 @@ def _blocks(text: Path) -> Iterator[tuple[str, bool]]:
 
 def count_tokens(folder: Path, text: Path) -> list[int]:
     """Count how often each token of the tokenizer in `folder` occurs in a text."""
-    file = inside(folder, "tokenizer.json")
+    file = path_inside(folder, "tokenizer.json")
     if not file.is_file():
         raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
-    tokenizer = load_tokenizer(read_whole(file, MOST_BYTES), str(file))
+    tokenizer = load_tokenizer(read_bytes(file, MOST_BYTES), str(file))
     counts: Counter[int] = Counter()
     for _, _, ids in encode_text(tokenizer, text, f"counting {text.name}"):
         counts.update(ids)

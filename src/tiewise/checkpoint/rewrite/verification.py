@@ -16,7 +16,7 @@ from tiewise.checkpoint.rewrite.change import DELETE, Change
 from tiewise.checkpoint.rewrite.file_plan import FilePlan
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import inside, short
+from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress_of
 
@@ -26,7 +26,7 @@ def open_with_tensors(path: str | os.PathLike[str]) -> Folder:
     folder = open_folder(path)
     if not folder.is_adapter or not folder.has(WEIGHTS):
         return folder
-    header = read_header(inside(folder.path, WEIGHTS))
+    header = read_header(path_inside(folder.path, WEIGHTS))
     return replace(folder, headers={WEIGHTS: header}, tensors=header.tensors)
 
 

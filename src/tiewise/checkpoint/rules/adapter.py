@@ -243,16 +243,16 @@ def adapter_modules(facts: AdapterFacts) -> Observations:
     Sources: vllm#41754; vllm#38844
     """
     base = facts.base
-    if base is None or not base.complete:
+    if base is None or not base.is_complete:
         return
-    if facts.listed("target_parameters"):
+    if facts.names_under("target_parameters"):
         return  # its tensors are named after parameters
     modules = _modules_of_base(facts)
     lost = [module for module in modules if module not in facts.base_modules]
     if not lost:
         return
     severity: Severity = "warning"
-    if base.roles.known is not None:
+    if base.roles.class_ends is not None:
         severity = "error"
     what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
     yield Observation(short(facts.path.name), what, _way_to_names(facts, lost), severity=severity)
@@ -366,7 +366,7 @@ _CLASSIFIERS = ("classifier", "score")  # heads that are no tables of tokens
 
 def _vllm(facts: AdapterFacts) -> str:
     """Return the sentence on the parts that vLLM refuses; empty if it serves all."""
-    saved = [module for module in facts.listed("modules_to_save") if module not in _CLASSIFIERS]
+    saved = [module for module in facts.names_under("modules_to_save") if module not in _CLASSIFIERS]
     if saved:
         return f"vLLM stops at modules_to_save ({names(saved)})"
     for flag in ("use_dora", "lora_bias"):
@@ -395,7 +395,7 @@ def _sglang(facts: AdapterFacts) -> str:
 
 def _tables_without_target(facts: AdapterFacts) -> list[str]:
     """Return tables and trained rows of ends that target_modules does not name."""
-    targets = {name.rpartition(".")[2] for name in facts.listed("target_modules")}
+    targets = {name.rpartition(".")[2] for name in facts.names_under("target_modules")}
     unnamed = {"embed_tokens", "lm_head"} - targets
     tables = list[str]()
     for name in _tensors(facts, "weight", DELTA):

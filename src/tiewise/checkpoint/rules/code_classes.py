@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiewise.checkpoint.claims import FLAG
-from tiewise.checkpoint.hf_folder import Fault, Folder, noting
-from tiewise.checkpoint.untrusted import inside, read_whole, short
+from tiewise.checkpoint.hf_folder import Fault, Folder, recording_faults
+from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
 MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file takes up to 600 times its bytes
@@ -72,8 +72,8 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
         if bytes_left < 0 or not name.endswith(".py"):
             continue
         path = folder.path / name
-        with noting(faults, name):
-            text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+        with recording_faults(faults, name):
+            text = read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
             bytes_left -= len(text)
             if bytes_left < 0 or len(classes) > MOST_CLASSES:
                 what = f"{path}: not read: with those before it, more code than any model has"

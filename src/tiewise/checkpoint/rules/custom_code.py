@@ -136,7 +136,7 @@ def _missing_default(facts: Facts, config: CodeClass) -> Observations:
     if config.names_flag or not is_base_alone:
         return
     what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
-    value = f"{FLAG}={bool(facts.truth)}"
+    value = f"{FLAG}={bool(facts.tables_are_tied)}"
     fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
     yield _finding("warning", config, config.line, what, fix)
 

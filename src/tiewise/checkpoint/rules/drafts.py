@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import count
+from tiewise.checkpoint.claims import positive_int
 from tiewise.checkpoint.draft import Draft
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.indexed_tensors import MTP_INPUT, MTP_OUTPUT
@@ -202,7 +202,7 @@ def draft_sizes(facts: Facts) -> Observations:
     (01dbb08), Medusa medusa_model.py (e2a5d20) (read)
     """
     draft, target = facts.draft, facts.target
-    if draft is not None and facts.complete:
+    if draft is not None and facts.is_complete:
         size = _draft_size(facts, draft)
         yield from _wrong_rows(facts, draft, size)
         yield from _promised_head(facts, draft, size)
@@ -248,7 +248,7 @@ def _other_rows(facts: Facts, tensor: Stored, expected: _Size) -> Observations:
     if expected.rows in (None, tensor.rows):
         return
     roles = facts.roles
-    if tensor in roles.pair and roles.packed(tensor):
+    if tensor in roles.one_table_per_end and roles.is_packed(tensor):
         return
     what = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
     yield short(tensor.name), what, AGAIN
@@ -294,7 +294,7 @@ def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Observations:
 
 def _other_width(facts: Facts, draft: Draft, target: Facts) -> Observations:
     """Report a draft without an input table that is not as wide as the target's."""
-    table = target.roles.counted
+    table = target.roles.plain_input_table
     if facts.roles.input is not None or table is None:
         return
     where, reads, width = "embed_tokens", "input table", facts.text.hidden_size
@@ -308,7 +308,7 @@ def _other_width(facts: Facts, draft: Draft, target: Facts) -> Observations:
 def _wrong_head_count(facts: Facts, draft: Draft) -> Observations:
     """Report that a config of Medusa gives another number of heads than are stored."""
     stored = len(draft.heads)
-    planned = count(facts.config.get("medusa_num_heads", facts.config.get("num_heads")))
+    planned = positive_int(facts.config.get("medusa_num_heads", facts.config.get("num_heads")))
     if planned is None or stored in (0, planned):
         return
     severity: Severity = "info"
@@ -433,10 +433,10 @@ def _other_input_table(facts: Facts, target: Facts) -> Observations:
     """Report that the input table is not the target's, or that no two can be compared."""
     # layers that predict further tokens bring a copy of the target's table, on which `copies` has reported
     copies_of_table = further_tables(facts, MTP_INPUT)
-    table = facts.roles.counted
+    table = facts.roles.plain_input_table
     if table is None and copies_of_table:
         table = copies_of_table[0]
-    alike = _compare_rows(facts, table, target.roles.counted)
+    alike = _compare_rows(facts, table, target.roles.plain_input_table)
     if table is None or alike is None:
         what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
         yield Observation("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")

@@ -204,7 +204,7 @@ def _is_of_model(file: str) -> bool:
 def _wrong_total(facts: Facts) -> Observations:
     """Report that the index states another number of bytes than the tensors have."""
     claimed = facts.folder.total_size
-    if claimed is None or not facts.complete:
+    if claimed is None or not facts.is_complete:
         return
     total = sum(tensor.nbytes for tensor in facts.folder.tensors.values())
     if isinstance(claimed, bool) or claimed != total:  # True equals 1
@@ -255,7 +255,7 @@ def _copy_in_shard(facts: Facts, copy: Stored) -> Observation:
     how, is_safe = "not compared", False
     fix = "find out which one is meant, and write the shards again"
     if facts.scan:
-        is_safe = facts.same(copy, first)
+        is_safe = facts.are_equal(copy, first)
         how = "different"
     if is_safe:
         how = "equal"

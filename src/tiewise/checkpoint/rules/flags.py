@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.loader_columns import ERROR, LOST, LoaderOutcome
+from tiewise.checkpoint.loader_columns import BROKEN, ERROR, LoaderOutcome
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
@@ -37,9 +37,9 @@ def _levels_with_reader(facts: Facts) -> list[Claim]:
 
 def _flag_repair(facts: Facts) -> Repair:
     """Return the repair of a flag. It is safe only where the tensors decide and the flag means nothing else."""
-    if facts.untrained_head:
+    if facts.has_untrained_head:
         return Repair(f"settle the two tables first: {facts.command('tie', '--keep input')}")
-    if facts.truth is None or _means_more(facts):
+    if facts.tables_are_tied is None or _means_more(facts):
         return Repair(f"{CONFIG_FIX}: write the flag that training used at every level")
     return Repair(facts.command("repair"), is_safe=True)
 
@@ -49,7 +49,7 @@ def _means_more(facts: Facts) -> bool:
     claims = facts.claims
     if claims.t5_like:
         return True
-    if facts.layer_ties and facts.truth is not facts.tied:
+    if facts.layer_ties and facts.tables_are_tied is not facts.tied:
         return True
     if facts.roles.output is not None or claims.tied is not False:
         return False
@@ -67,7 +67,7 @@ def flag_absent(facts: Facts) -> Observations:
     Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
     """
     yield from _malformed_flags(facts)
-    if facts.roles.headless or not facts.roles.pair:
+    if facts.roles.headless or not facts.roles.one_table_per_end:
         return
     levels = _levels_with_reader(facts)
     stated = [claim for claim in levels if (claim.written, claim.malformed) != (None, None)]
@@ -133,8 +133,8 @@ def levels_disagree(facts: Facts) -> Observations:
     if facts.roles.headless or len(set(flags.values())) < 2:
         return
     listed = ", ".join(f"{dotted(level)} = {said(flag)}" for level, flag in flags.items())
-    wrong = [level for level, flag in flags.items() if flag is not facts.truth]
-    what = f"{listed}; the tensors {_TRUTH[facts.truth]}"
+    wrong = [level for level, flag in flags.items() if flag is not facts.tables_are_tied]
+    what = f"{listed}; the tensors {_TRUTH[facts.tables_are_tied]}"
     repair = _flag_repair(facts)
     severity = _severity_of_levels(facts)
     yield Observation(dotted(wrong[0]), what, repair.fix, repair.is_safe, severity)
@@ -159,7 +159,7 @@ def _severity_of_levels(facts: Facts) -> Severity:
         if severity_for_loaders in (None, "info"):
             return "info"
         return "warning"
-    if facts.truth is None:  # the tensors were not compared, so nobody knows that the class is wrong
+    if facts.tables_are_tied is None:  # the tensors were not compared, so nobody knows that the class is wrong
         return "warning"
     return "error"
 
@@ -170,8 +170,8 @@ def _is_class_right(facts: Facts) -> bool:
     if reads is None:
         return False
     # where the class reads false, two stored tables are loaded as they are, whether or not they are equal
-    loads_both = facts.complete and facts.roles.output is not None
-    return reads is facts.truth or (loads_both and not reads)
+    loads_both = facts.is_complete and facts.roles.output is not None
+    return reads is facts.tables_are_tied or (loads_both and not reads)
 
 
 @rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
@@ -185,7 +185,7 @@ def t5_ends(facts: Facts) -> Observations:
     the table that was.
     Sources: transformers#47620; transformers#43880; transformers#42815; transformers#48154
     """
-    if not facts.claims.t5_like or not facts.complete:
+    if not facts.claims.t5_like or not facts.is_complete:
         return
     if facts.claims.deciding.written is False:
         yield from _t5_without_head(facts)
@@ -208,8 +208,8 @@ def _t5_without_head(facts: Facts) -> Observations:
 
 def _t5_input_tables(facts: Facts) -> Observations:
     """Report stored input tables of a T5-like model that differ from the first one."""
-    for other in facts.roles.inputs[1:]:
-        first = facts.roles.inputs[0]
+    for other in facts.roles.input_tables[1:]:
+        first = facts.roles.input_tables[0]
         alike = differing(facts, first, other)
         if alike is not None:
             where = short(other.name)
@@ -240,7 +240,7 @@ def loaders_disagree(facts: Facts) -> Observations:
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     fix = "repair the other findings, or load it with the rest"
-    if facts.is_own:
+    if facts.is_tiewise_type:
         fix = f"export it dense: {facts.command('densify')}"
     elif len(wrong) == len(outcomes):
         first = wrong[0]
@@ -272,5 +272,5 @@ def _severity_of_wrong(outcome: LoaderOutcome, loaders_right: set[str]) -> Sever
     # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
     if outcome.outcome == ERROR and outcome.loader != "transformers":
         return "info"
-    is_right_elsewhere, is_lost = outcome.loader in loaders_right, outcome.outcome in LOST
+    is_right_elsewhere, is_lost = outcome.loader in loaders_right, outcome.outcome in BROKEN
     return _SEVERITY_OF_WRONG[is_right_elsewhere, is_lost]

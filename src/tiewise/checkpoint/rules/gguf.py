@@ -78,7 +78,7 @@ def _dropped_head(source: Facts, stored: Stored) -> Observations:
     head = source.roles.output
     if head is None or source.claims.t5_like:
         return
-    alike = source.ends
+    alike = source.ends_likeness
     if alike is not None and alike.equal:
         return
     if alike is not None:

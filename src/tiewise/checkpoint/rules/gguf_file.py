@@ -24,7 +24,7 @@ from typing import NamedTuple
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
+from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import packaged_json
 from tiewise.core.progress import progress_of
@@ -125,7 +125,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFacts:
     parts = []
     for number in range(1, first.parts + 1):
         name = f"{match[1]}-{number:05d}-of-{match[2]}.gguf"
-        parts.append(read_gguf(inside(first.path.parent, name)))
+        parts.append(read_gguf(path_inside(first.path.parent, name)))
     nbytes = sum(part.size for part in parts)
     return replace(parts[0], path=first.path, tensors=_tensors_of_all(parts), size=nbytes)
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Folder, noting
+from tiewise.checkpoint.hf_folder import Folder, recording_faults
 from tiewise.checkpoint.rules.code_classes import MOST_BYTES, MOST_IN_ALL, last_name, parsed_classes
 from tiewise.checkpoint.rules.rule import dotted
-from tiewise.checkpoint.untrusted import inside, read_whole, short
+from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
 
 _NORMALISED_HEAD = re.compile(r"\w*Norm(alized|alised)?(LM|Output)?Head")
 _HEAD_IN_TEXT = re.compile(b"Head|lm_head")  # a file with neither normalises no head
@@ -33,8 +33,8 @@ def _in_code(folder: Folder) -> Iterator[tuple[str, str]]:
     for name in folder.files:
         if not name.endswith(".py"):
             continue
-        with noting([], name):  # B023 reports a file that cannot be read
-            text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+        with recording_faults([], name):  # B023 reports a file that cannot be read
+            text = read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
             bytes_left -= len(text)
             if bytes_left < 0:
                 return

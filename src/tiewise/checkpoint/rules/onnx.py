@@ -40,7 +40,7 @@ def onnx_shared(facts: OnnxFacts) -> Observations:
 
 def _shared_by_mistake(table: Stored, source: Facts) -> Observations:
     """Report a table that serves both ends, and whose source has two."""
-    if source.truth is False:
+    if source.tables_are_tied is False:
         what = f"{describe(table)} serves both ends, and its source has two tables"
         yield Observation(short(table.name), what, "export it again without sharing", severity="error")
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.stored import BITS, MOST_AXES, Stored
 from tiewise.checkpoint.table_scans import same_shared
-from tiewise.checkpoint.untrusted import LFS_POINTER, inside, open_regular, refuse_pointer, short
+from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress_of
 
@@ -298,7 +298,7 @@ class _Graph:
         for number in (offset, length):
             if not _NUMBER.fullmatch(number):
                 raise self.wrong(f"{what} lies at {short((offset, length))}, which are no numbers of bytes")
-        path = inside(self.path.parent, entries.get("location", ""))
+        path = path_inside(self.path.parent, entries.get("location", ""))
         start = int(offset)
         end = start + int(length)
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:

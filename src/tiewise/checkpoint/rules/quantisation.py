@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tiewise.checkpoint.claims import PACKED, count, ends_with
+from tiewise.checkpoint.claims import PACKED, ends_with, positive_int
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rules.quantisation_config import leaves, lists_of, method_of, packs
@@ -51,12 +51,12 @@ def half_quantised(facts: Facts) -> Observations:
     Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
     """
     table, head = facts.roles.input_end, facts.roles.output_end
-    if facts.complete:
+    if facts.is_complete:
         yield from _incomplete(table)
         yield from _incomplete(head)
     if facts.claims.tied:
         yield from _packed_beside_plain(table, head)
-    if facts.complete and table.parts:
+    if facts.is_complete and table.parts:
         yield from _wrong_lm_head(quantisation(facts.config).get("lm_head"), head)
 
 
@@ -197,7 +197,7 @@ def scale_lost(facts: Facts) -> Observations:
     What to do: take a missing scale from the source; keep the head in 16 bits where an engine has no method for it.
     Sources: sglang#34895; sglang#35358; vllm#40999; TensorRT-LLM#17728
     """
-    if not facts.complete:
+    if not facts.is_complete:
         return
     for end in (facts.roles.input_end, facts.roles.output_end):
         weight = _weight(end)
@@ -244,7 +244,7 @@ def packed_otherwise(facts: Facts) -> Observations:
     What to do: describe the end as it is stored, or quantise again.
     Sources: vllm#45132; vllm#44081; mlxcel#291; mlx-vlm#1773; mlx-lm#1451; mlx-lm utils.py (read)
     """
-    if facts.roles.headless or not facts.complete:
+    if facts.roles.headless or not facts.is_complete:
         return
     table, head = facts.roles.input_end, facts.roles.output_end
     for end, other in ((table, head), (head, table)):
@@ -323,7 +323,7 @@ def _wrong_width(facts: Facts, end: End) -> Observations:
     rows, width = weight.shape
     for numbers_per_byte in (1, 2):
         unpacked = replace(weight, shape=(rows, numbers_per_byte * width))
-        if facts.explains(unpacked):
+        if facts.explains_width_of(unpacked):
             return
     what = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
     what += f", or {hidden / 2:,g} of four bits"
@@ -354,7 +354,7 @@ def _other_packing(
     facts: Facts, module: str, settings: Mapping[str, Any], weight: Stored, scales: Stored
 ) -> Observations:
     """Report a table whose shapes show other bits or groups than the settings of its module."""
-    bits, group = count(settings.get("bits")), count(settings.get("group_size"))
+    bits, group = positive_int(settings.get("bits")), positive_int(settings.get("group_size"))
     if bits is None or group is None:
         return
     columns, groups = _columns(weight), _columns(scales)

@@ -196,7 +196,7 @@ def tensor_names(tensors: Iterable[Stored]) -> str:
 def further_tables(facts: Facts, *parts: str) -> list[Stored]:
     """Return further tables that token ids index, of one of some parts."""
     tables = list[Stored]()
-    for other in facts.roles.others:
+    for other in facts.roles.indexed_tensors:
         if other.role in parts:
             tables.append(other.tensor)
     return tables
@@ -255,7 +255,7 @@ def copies(facts: Facts, of: Roles) -> Observations:
     The model is the checkpoint itself, or the target of a draft.
     """
     ends = {MTP_INPUT: of.input, MTP_OUTPUT: of.output or of.input}
-    for other in facts.roles.others:
+    for other in facts.roles.indexed_tensors:
         end, copy = ends.get(other.role), other.tensor
         if end is None or end.shape != copy.shape:
             continue

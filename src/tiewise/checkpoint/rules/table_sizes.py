@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from tiewise.checkpoint.claims import SPEC, Claim, count, first_count, usual
+from tiewise.checkpoint.claims import SPEC, Claim, first_count, positive_int, usual_names
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import module_of
-from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_said
+from tiewise.checkpoint.indexed_tensors import NGRAM, PER_LAYER, IndexedTensor, modality_config, rows_in_config
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
     Observation,
@@ -40,8 +40,8 @@ def other_tables(facts: Facts) -> Observations:
     Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
-    others = [other for other in facts.roles.others if other.tensor.dtype in FLOATING]
-    main = facts.roles.counted
+    others = [other for other in facts.roles.indexed_tensors if other.tensor.dtype in FLOATING]
+    main = facts.roles.plain_input_table
     if main is None:
         for other in others:
             yield from _rows_of_config(facts, other, _SOURCE)
@@ -49,7 +49,7 @@ def other_tables(facts: Facts) -> Observations:
     grow = facts.command("resize", f"--vocab {main.rows}")
     for other in others:
         yield from _rows_of_config(facts, other, grow)
-        if other.by_id:
+        if other.has_row_per_token:
             yield from _rows_of_main(facts, other, main, grow)
     yield from _missing_per_layer_table(facts)
     yield from _beyond_modalities(facts, others, main)
@@ -57,14 +57,14 @@ def other_tables(facts: Facts) -> Observations:
 
 def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Observations:
     """Report a table with other rows than the config gives it. `grow` is the command that adds rows."""
-    table, rows = other.tensor, rows_said(other, facts.config)
+    table, rows = other.tensor, rows_in_config(other, facts.config)
     if rows in (None, table.rows):
         return
     what = f"the config makes it {rows:,} rows, and {describe(table)} has {table.rows:,}"
     if other.role == NGRAM:
         what += ": every n-gram reads another row, or one outside"
         fix = "bring vocab_size back to what the model was trained with"
-    elif other.by_id:
+    elif other.has_row_per_token:
         fix = grow
     else:
         fix = _SOURCE
@@ -96,10 +96,13 @@ def _missing_per_layer_table(facts: Facts) -> Observations:
     """Report that the config gives the layers a table of tokens, and none is stored."""
     level = facts.text.level
     config = facts.levels.get(level, {})
-    width, rows = count(config.get("hidden_size_per_layer_input")), count(config.get("vocab_size_per_layer_input"))
+    width, rows = (
+        positive_int(config.get("hidden_size_per_layer_input")),
+        positive_int(config.get("vocab_size_per_layer_input")),
+    )
     if width is None or rows is None:
         return
-    if facts.complete and not further_tables(facts, PER_LAYER):
+    if facts.is_complete and not further_tables(facts, PER_LAYER):
         what = f"it is {width:,}, and no per-layer table is stored: one is drawn at random"
         yield dotted(level, "hidden_size_per_layer_input"), what, _SOURCE
 
@@ -108,7 +111,7 @@ def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) 
     """Report ids of the input table `main` that the last modality's table should have and lacks."""
     tables: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
     for other in others:
-        offset = count(modality_config(other, facts.config).get("vocab_offset"))
+        offset = positive_int(modality_config(other, facts.config).get("vocab_offset"))
         if offset is not None:
             tables[offset] = other.tensor
     if not tables:
@@ -130,14 +133,14 @@ def table_shapes(facts: Facts) -> Observations:
     What to do: `tiewise resize --vocab` brings both ends and the bias to one size; a wrong width is a wrong table.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
-    tables = [table for table in facts.roles.pair if not facts.roles.packed(table)]
+    tables = [table for table in facts.roles.one_table_per_end if not facts.roles.is_packed(table)]
     if len(tables) == 2:
         yield from _unequal_rows(facts, *tables)
     yield from _lost_extra_rows(facts)
     if facts.text.hidden_size is None:
         return
     for table in tables:
-        if not facts.explains(table):
+        if not facts.explains_width_of(table):
             what = f"{describe(table)} is {table.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
             what += ", and neither a projection nor a width in the config explains it"
             yield short(table.name), what, f"{CONFIG_FIX}, or take the table from its source"
@@ -160,7 +163,7 @@ def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
 
 def _lost_extra_rows(facts: Facts) -> Observations:
     """Report that an input table lacks the rows that its class adds to the vocabulary."""
-    table, vocabulary, extra = facts.roles.counted, facts.text.vocab_size, facts.extra_rows
+    table, vocabulary, extra = facts.roles.plain_input_table, facts.text.vocab_size, facts.extra_rows
     if extra == 0:
         return
     if table is None or vocabulary is None:
@@ -184,7 +187,7 @@ def vocab_size(facts: Facts) -> Observations:
     What to do: set vocab_size to the number of rows at every level, or resize the tables.
     Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
-    table, rows = facts.roles.counted, facts.text.vocab_size
+    table, rows = facts.roles.plain_input_table, facts.text.vocab_size
     if table is None or rows is None:
         return
     key = dotted(facts.text.level, "vocab_size")
@@ -252,7 +255,7 @@ def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Observations:
 
 def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
     """Report that two stored biases differ, of which the class makes one."""
-    if facts.same(bias, other):
+    if facts.are_equal(bias, other):
         return
     where = short(bias.name)
     what = f"{where} is not {short(other.name)}, and the two are one in this class: loaders differ in which"
@@ -262,7 +265,7 @@ def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
 
 def _fresh_biases(facts: Facts, biases: Collection[str]) -> Observations:
     """Report biases that an untied model starts anew. One of two is stored alone."""
-    for target, source in facts.fresh:
+    for target, source in facts.unfilled_ties:
         if target not in biases and target.endswith("bias"):
             where = short(target)
             what = f"{short(source)} is stored alone, and an untied model of this class starts {where} anew"
@@ -271,7 +274,7 @@ def _fresh_biases(facts: Facts, biases: Collection[str]) -> Observations:
 
 def _missing_biases(facts: Facts) -> Observations:
     """Report biases of the head that the file lacks, so that transformers initialises them."""
-    missing = [facts.named(name) for name in facts.missing_biases]
+    missing = [facts.saved_name(name) for name in facts.missing_biases]
     if missing:  # several are names of one
         what = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
         fix = "take the bias from the source, or store zeros if the model was trained without one"
@@ -282,7 +285,7 @@ def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Collection[Stored]:
     """Return the head's biases, and all tensors that are such a bias by name or class."""
     tensors, output = facts.folder.tensors, facts.roles.output_name
     every = biases | {name: tensors[name] for name in facts.misfits}
-    endings = [f".{name}" for name in usual().biases]
+    endings = [f".{name}" for name in usual_names().biases]
     if output is not None:
         endings.append(f".{module_of(output)[0]}.bias")
     for name, tensor in tensors.items():

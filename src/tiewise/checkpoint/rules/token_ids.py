@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import count
+from tiewise.checkpoint.claims import positive_int
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import CONFIG
@@ -39,10 +39,10 @@ def _room(facts: Facts) -> int | None:
 
     None where the rows of the input table are not counted.
     """
-    table = facts.roles.counted
+    table = facts.roles.plain_input_table
     if table is None:
         return None
-    extra = [count(level.get("additional_vocab_size")) or 0 for level in facts.levels.values()]
+    extra = [positive_int(level.get("additional_vocab_size")) or 0 for level in facts.levels.values()]
     return table.rows + max(extra, default=0)
 
 
@@ -99,7 +99,7 @@ def padding(facts: Facts) -> Observations:
     become tokens. Long rows: suppress their ids, or cut them off and pad with --rows zero.
     Sources: unsloth-zoo#923; LlamaFactory#10547; vllm#13175; NeMo-RL#237
     """
-    tokenizer, table = facts.tokenizer, facts.roles.counted
+    tokenizer, table = facts.tokenizer, facts.roles.plain_input_table
     if tokenizer is None or table is None:
         return
     last = tokenizer.max_id
@@ -176,7 +176,7 @@ def _head_with_rows(facts: Facts, last_row: int) -> Stored | None:
     head = roles.output
     if head is None and facts.tied:
         head = roles.input
-    if head is None or roles.packed(head):
+    if head is None or roles.is_packed(head):
         return None
     if head.rows <= last_row:
         return None
@@ -258,7 +258,7 @@ def _largest_vocabulary(facts: Facts) -> int | None:
     """Return the most ids that a table or the config has. None without a counted table."""
     sizes = set[int]()
     for table in facts.roles.tables:
-        if not facts.roles.packed(table):
+        if not facts.roles.is_packed(table):
             sizes.add(table.rows)
     if not sizes:
         return None

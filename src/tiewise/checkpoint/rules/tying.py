@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiewise.checkpoint.claims import Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
-from tiewise.checkpoint.facts import Facts, Pair
+from tiewise.checkpoint.facts import ComparedEnds, Facts
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.rules.rule import (
     Observation,
@@ -36,7 +36,7 @@ def no_input(facts: Facts) -> Observations:
     Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
     """
     roles = facts.roles
-    if roles.read_input is not None:
+    if roles.loaded_input is not None:
         yield from _misnamed_further_inputs(facts)
     elif roles.input is not None:
         yield _misnamed_input(facts, roles.input)
@@ -48,14 +48,14 @@ def no_input(facts: Facts) -> Observations:
 
 def _misnamed_further_inputs(facts: Facts) -> Observations:
     """Report input tables that the class does not load, though it loads another one."""
-    for table in facts.half_read:
-        name = facts.roles.unread[table.name]
+    for table in facts.unloaded_input_tables:
+        name = facts.roles.unloaded_names[table.name]
         yield Observation(name, _misnamed(table, name), f"store it as {name}", severity="error")
 
 
 def _fresh_tables(facts: Facts) -> Observations:
     """Report tables that an untied model draws at random, because one of two is stored alone."""
-    for target, source in facts.fresh:
+    for target, source in facts.unfilled_ties:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
@@ -65,8 +65,8 @@ def _fresh_tables(facts: Facts) -> Observations:
 def _missing_further_inputs(facts: Facts) -> Observations:
     """Report input tables that are neither stored nor tied, next to one that is."""
     for table_name in facts.missing_tables:
-        name = facts.named(table_name)
-        stored = facts.roles.inputs[0]
+        name = facts.saved_name(table_name)
+        stored = facts.roles.input_tables[0]
         what = f"{name} is not stored, and nothing ties it to {short(stored.name)}"
         what += ": this second input table is drawn at random"
         yield name, what, f"take {name} from the source of the checkpoint"
@@ -80,10 +80,10 @@ def _misnamed(table: Stored, name: str) -> str:
 def _misnamed_input(facts: Facts, table: Stored) -> Observation:
     """Return the finding about an only input table that its class does not load."""
     roles = facts.roles
-    name = roles.unread[table.name]
+    name = roles.unloaded_names[table.name]
     effect = "the head takes its place"
     severity: Severity = "error"
-    if facts.tied is not True or roles.read_output is None:
+    if facts.tied is not True or roles.loaded_output is None:
         effect = "the table is drawn at random"
         severity = "fatal"
     what = f"{_misnamed(table, name)}: {effect}"
@@ -108,12 +108,14 @@ def _missing_input(facts: Facts) -> Observations:
     text, roles = facts.text, facts.roles
     if text.vocab_size is None or _may_lack_input(facts):
         return
-    is_reported = roles.named_like_head or not facts.unplaced  # by B016, where there is anything to report
+    is_reported = (
+        roles.saves_shared_table_as_head or not facts.matrices_without_role
+    )  # by B016, where there is anything to report
     if roles.output is not None and is_reported:
         return
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
-    if facts.unplaced:
-        what += f"; one of these may be: {tensor_names(facts.unplaced)}"
+    if facts.matrices_without_role:
+        what += f"; one of these may be: {tensor_names(facts.matrices_without_role)}"
     where, fix = "input table", "store it under the name that its class gives it"
     if roles.input_name:
         where, fix = roles.input_name, f"store it as {roles.input_name}"
@@ -122,9 +124,9 @@ def _missing_input(facts: Facts) -> Observations:
 
 def _may_lack_input(facts: Facts) -> bool:
     """Return whether the absence of an input table means nothing."""
-    if not facts.complete or _is_packed_in_unknown_way(facts):
+    if not facts.is_complete or _is_packed_in_unknown_way(facts):
         return True
-    return facts.roles.headless and facts.roles.known is None
+    return facts.roles.headless and facts.roles.class_ends is None
 
 
 def _is_packed_in_unknown_way(facts: Facts) -> bool:
@@ -148,13 +150,13 @@ def no_output(facts: Facts) -> Observations:
     claims, roles = facts.claims, facts.roles
     why = _why_untied(facts)
     if roles.output is not None:
-        name = roles.unread[roles.output.name]
+        name = roles.unloaded_names[roles.output.name]
         what = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {name}"
         yield name, what, f"store it as {name}"
         return
     what = f"{why}, and no output head is stored: transformers draws it at random"
-    if facts.unplaced:
-        what += f"; one of these may be it: {tensor_names(facts.unplaced)}"
+    if facts.matrices_without_role:
+        what += f"; one of these may be it: {tensor_names(facts.matrices_without_role)}"
     fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
     if facts.scaled_up is not None:
         what += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
@@ -179,16 +181,16 @@ def _must_have_head(facts: Facts) -> bool:
     """Return whether the model is untied and transformers finds no head where there should be one."""
     claims, roles = facts.claims, facts.roles
     is_untied = facts.tied is False and not claims.t5_like
-    if not is_untied or not facts.complete:
+    if not is_untied or not facts.is_complete:
         return False
-    if roles.input is None or roles.read_output is not None:
+    if roles.input is None or roles.loaded_output is not None:
         return False
     if roles.headless:
         return False
-    if claims.known:
+    if claims.has_family_data:
         return not _is_packed_in_unknown_way(facts)
     # the code of an unknown class may know what is quantised or plays no known part
-    return not facts.unplaced and not facts.quantised
+    return not facts.matrices_without_role and not facts.quantised
 
 
 def _why_untied(facts: Facts) -> str:
@@ -214,18 +216,18 @@ def tied_but_different(facts: Facts) -> Observations:
     shorter was probably never trained (Megatron-LM#7577), and repair leaves it to you.
     Sources: vllm#51063; transformers#42507; peft#2777; transformers#45127; verl#6334; llama.cpp#9065; Megatron-LM#7577
     """
-    pair = facts.pair
+    pair = facts.compared_ends
     if facts.tied is not True or pair is None:
         return
-    if not pair.alike.differing or _is_t5_with_head(facts.claims):
+    if not pair.likeness.differing or _is_t5_with_head(facts.claims):
         return
     where = short(pair.head.name)
     if facts.roles.headless:
         yield _not_read(facts, where)
         return
-    what = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.alike)}"
-    if facts.untrained_head:
-        times = 1 / max(pair.alike.length_ratio, 1e-9)
+    what = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.likeness)}"
+    if facts.has_untrained_head:
+        times = 1 / max(pair.likeness.length_ratio, 1e-9)
         what += f"; the head's rows are {times:,.0f} times shorter, as those of a head that was never trained"
     yield where, what, *_choice_of_table(facts)
 
@@ -241,7 +243,7 @@ def _is_t5_with_head(claims: Claims) -> bool:
 def _choice_of_table(facts: Facts) -> Repair:
     """Return how to settle two different tables under a flag that ties them."""
     tie = facts.command("tie", "--keep input")
-    if facts.untrained_head:
+    if facts.has_untrained_head:
         return Repair(f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}")
     if facts.layer_ties:
         modules = ", ".join(facts.layer_ties)
@@ -273,20 +275,20 @@ def tied_and_stored_twice(facts: Facts) -> Observations:
         yield _packed_alike(facts)
 
 
-def _equal_pair(facts: Facts) -> Pair | None:
+def _equal_pair(facts: Facts) -> ComparedEnds | None:
     """Return the two tables if they were compared and are equal; else None."""
-    if facts.pair is None or not facts.pair.alike.equal:
+    if facts.compared_ends is None or not facts.compared_ends.likeness.equal:
         return None
-    return facts.pair
+    return facts.compared_ends
 
 
-def _stored_twice(facts: Facts, pair: Pair) -> Observation:
+def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     """Return the finding about a head that equals the table."""
     where = short(pair.head.name)
     if facts.roles.headless:
         return _not_read(facts, where)
     what = f"{_equal_tables(pair)}, {size(pair.head.nbytes)} stored twice"
-    if pair.alike.nan:
+    if pair.likeness.nan:
         what += "; some values are NaN, so that transformers 5 keeps both"
     return Observation(where, what, facts.command("dedupe"), safe=True)
 
@@ -314,10 +316,10 @@ def _not_read(facts: Facts, name: str) -> Observation:
     return Observation(name, what, "none needed: the tensor can be left out", severity="info")
 
 
-def _equal_tables(pair: Pair) -> str:
+def _equal_tables(pair: ComparedEnds) -> str:
     """Return how two equal tables are equal."""
     pair_text = f"{describe(pair.head)} is {short(pair.table.name)}"
-    if pair.alike.kind == IDENTICAL:
+    if pair.likeness.kind == IDENTICAL:
         return f"{pair_text} byte for byte"
     return f"{pair_text} but for the signs of zeros"
 
@@ -354,9 +356,9 @@ def drifted(facts: Facts) -> Observations:
     again, and says by how much any logit changes.
     Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
     """
-    if facts.pair is None or facts.roles.headless:
+    if facts.compared_ends is None or facts.roles.headless:
         return
-    table, head, alike = facts.pair
+    table, head, alike = facts.compared_ends
     if alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
         return
     if facts.tied is True and alike.differing:
@@ -403,13 +405,13 @@ def _can_be_renamed(facts: Facts) -> bool:
 def _lacks_input(facts: Facts) -> bool:
     """Return whether no tensor is or may be the input table, and the class has one."""
     roles = facts.roles
-    if roles.input is not None or not facts.complete:
+    if roles.input is not None or not facts.is_complete:
         return False
-    if facts.unplaced:
+    if facts.matrices_without_role:
         return False
     if roles.headless and roles.input_name is None:
         return False  # a class without a lookup: a CTC head has no input table
-    return not roles.named_like_head  # else the class saves the shared table under the head's name
+    return not roles.saves_shared_table_as_head  # else the class saves the shared table under the head's name
 
 
 @rule("B019", "error", "the layers between the body and the head are stored")
@@ -421,7 +423,7 @@ def head_layers(facts: Facts) -> Observations:
     What to do: store them under the names that the class gives them, or load the body with a class without a head.
     Sources: transformers#15216; transformers#15673
     """
-    lost = [facts.named(name) for name in facts.missing_head]
+    lost = [facts.saved_name(name) for name in facts.missing_head]
     if lost:
         what = f"tensors of the head's layers are not stored, and so drawn at random: {names(lost)}"
         fix = "store them under the names that the class gives them, or load the folder with a class without a head"

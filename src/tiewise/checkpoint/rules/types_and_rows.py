@@ -23,7 +23,7 @@ from tiewise.checkpoint.rules.rule import (
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlying, scan_rows
 from tiewise.checkpoint.tokenizer_ids import Tokenizer
-from tiewise.checkpoint.untrusted import inside, items_of, read_whole, short
+from tiewise.checkpoint.untrusted import items_of, path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
 from tiewise.core.progress import progress_of
@@ -51,7 +51,7 @@ def types_disagree(facts: Facts) -> Observations:
 
 def _plain_tables(facts: Facts) -> list[Stored]:
     """Return those of the two tables that are stored as floating numbers."""
-    return [table for table in facts.roles.pair if table.dtype in FLOATING]
+    return [table for table in facts.roles.one_table_per_end if table.dtype in FLOATING]
 
 
 def _unequal_types(table: Stored, head: Stored) -> Observations:
@@ -211,7 +211,7 @@ def _chat_templates(folder: Folder) -> Iterator[str]:
     """Yield every chat template of the folder. B001 reports files that cannot be read."""
     if folder.has("chat_template.jinja"):
         with suppress(CheckpointError):
-            yield read_whole(inside(folder.path, "chat_template.jinja"), MOST_TEMPLATE).decode("utf-8", "replace")
+            yield read_bytes(path_inside(folder.path, "chat_template.jinja"), MOST_TEMPLATE).decode("utf-8", "replace")
     for name in filter(folder.has, ("chat_template.json", "tokenizer_config.json")):
         with suppress(CheckpointError):
             template = json_object(folder.path, name).get("chat_template")
@@ -247,7 +247,7 @@ def zero_tables(facts: Facts) -> Observations:
     What to do: take the checkpoint from its source again, or save it once its weights are loaded.
     Sources: Automodel#3808
     """
-    tables = facts.roles.pair
+    tables = facts.roles.one_table_per_end
     zero = [table for table in _plain_tables(facts) if all_zero(table)]
     if not zero:
         return
@@ -318,8 +318,8 @@ def stored_twice(facts: Facts) -> Observations:
     What to do: nothing, or save through a library that knows of the sharing.
     Sources: optimum#2241; optimum#1333
     """
-    ends = {table.name for table in facts.roles.pair}
-    for group in duplicates(facts.folder.tensors.values(), facts.same):
+    ends = {table.name for table in facts.roles.one_table_per_end}
+    for group in duplicates(facts.folder.tensors.values(), facts.are_equal):
         alike = [tensor.name for tensor in group]
         if ends.issuperset(alike):
             continue  # B013 and B014 say it

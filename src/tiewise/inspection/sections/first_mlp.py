@@ -242,10 +242,10 @@ def first_block(model: Any) -> FirstBlock:
         raise InstallError(f"a {short(kind)} model begins with a mixture of experts", fix)
     record = family(kind)
     names = record.first_mlp
-    if names is None and record.is_known:
+    if names is None and record.has_facts:
         raise InstallError(f"the first MLP of {short(kind)} is not known", fix)
     if names is None:
-        raise InstallError(f"{record.unknown}: its record would name the first MLP", fix)
+        raise InstallError(f"{record.unknown_message}: its record would name the first MLP", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
         raise InstallError(f"this {kind} model normalises the stream behind its first MLP", fix)
     layers = model.base_model

@@ -208,7 +208,7 @@ def ends_of(folder: Folder) -> Ends:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
     facts = Facts(folder)
-    if facts.is_own:
+    if facts.is_tiewise_type:
         return _boundary_ends(facts)
     return _plain_ends(facts)
 
@@ -222,7 +222,7 @@ def _plain_ends(facts: Facts) -> Ends:
         notes.append(f"{stands}: tables are taken as stored")
     if head is not None and facts.tied:
         notes.append("the config says tied, and two different tables are stored: both are taken as stored")
-    others = facts.roles.others
+    others = facts.roles.indexed_tensors
     source = StoredTable(table)
     if head is None:
         return Ends(facts.folder, source, source, source, (table,), tuple(notes), others)
@@ -256,7 +256,7 @@ def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
     if roles.input_end.quantised or roles.output_end.quantised:
         raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
     if roles.output is not None:
-        stored_twice = facts.ends is not None and facts.ends.equal
+        stored_twice = facts.ends_likeness is not None and facts.ends_likeness.equal
         return roles.input, None if stored_twice else roles.output
     if roles.headless:
         raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
@@ -312,7 +312,7 @@ def _further_tables(ends: Ends) -> tuple[dict[str, TokenTable], list[IndexedTens
     rest = []
     for other in ends.beside:
         is_like_first = other.tensor.dtype in FLOATING and other.tensor.shape == ends.stored[0].shape
-        if other.by_id and is_like_first:
+        if other.has_row_per_token and is_like_first:
             tables[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
         else:
             rest.append(other)

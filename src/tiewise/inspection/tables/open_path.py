@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.checkpoint.claims import BASE_TYPE, number
+from tiewise.checkpoint.claims import BASE_TYPE, finite_number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import LAYER, NONE, FinalNorm, module_of
@@ -126,7 +126,7 @@ def open_path(folder: Folder) -> DirectPath:
 def path_of(facts: Facts) -> DirectPath:
     """Open the direct path of a checkpoint of which the facts are known. Raises as `open_path`."""
     boundary, boundary_softcap = None, None
-    if facts.is_own:
+    if facts.is_tiewise_type:
         boundary = read_boundary(facts, INSPECT)
         boundary_softcap = boundary.spec.softcap
         tables = _boundary_tables(boundary)
@@ -256,9 +256,9 @@ def _applied_norm(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -
 
 def _without_norm(facts: Facts, kind: Any) -> str:
     """Say why no final norm is applied: the family is unknown, or its record has none."""
-    if not facts.family.is_known and not family(kind).is_known:
+    if not facts.family.has_facts and not family(kind).has_facts:
         tables = f"its tables were identified by {facts.roles.source}"
-        return f"{facts.family.unknown}: no final norm is applied, and {tables}"
+        return f"{facts.family.unknown_message}: no final norm is applied, and {tables}"
     named = short(kind) if isinstance(kind, str) else "of no stated type"
     return f"the final norm of a model {named} is not known: none is applied"
 
@@ -266,7 +266,7 @@ def _without_norm(facts: Facts, kind: Any) -> str:
 def _family(facts: Facts) -> tuple[Mapping[str, Any], Any]:
     """Return the level of the config that describes the text model, and the family that it states."""
     level = facts.levels.get(facts.text.level, facts.config)
-    return level, level.get(BASE_TYPE if facts.is_own else "model_type")
+    return level, level.get(BASE_TYPE if facts.is_tiewise_type else "model_type")
 
 
 def _root(width: int, table: Stored) -> float:
@@ -308,7 +308,7 @@ def _epsilon(ending: FinalNorm, level: Mapping[str, Any]) -> float:
     """
     if not ending.eps_key:
         return ending.eps
-    eps = number(level.get(ending.eps_key))
+    eps = finite_number(level.get(ending.eps_key))
     if eps is None or eps < 0:
         return ending.eps
     return eps

@@ -107,7 +107,7 @@ def _tables(facts: Facts) -> dict[str, Stored | None]:
 
 def _readable(facts: Facts, table: Stored | None) -> Stored | None:
     """Return a table unless its numbers are packed."""
-    if table is None or facts.roles.packed(table):
+    if table is None or facts.roles.is_packed(table):
         return None
     return table
 

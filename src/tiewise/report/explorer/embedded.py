@@ -170,7 +170,7 @@ def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
 
 def _tables(facts: Facts) -> list[Stored]:
     """Return the tables that can be read by rows: the input's first, a tied one once."""
-    if facts.is_own:  # its tables are behind maps and scales, so their products are not the model's
+    if facts.is_tiewise_type:  # its tables are behind maps and scales, so their products are not the model's
         return []
     ends = [facts.roles.input]
     if not _has_equal_ends(facts):
@@ -180,12 +180,12 @@ def _tables(facts: Facts) -> list[Stored]:
 
 def _has_equal_ends(facts: Facts) -> bool:
     """Return True if both ends have the same values."""
-    return facts.ends is not None and facts.ends.equal
+    return facts.ends_likeness is not None and facts.ends_likeness.equal
 
 
 def _is_readable(table: Stored | None, facts: Facts) -> TypeGuard[Stored]:
     """Return True for a table that is a plain matrix with rows."""
-    if table is None or facts.roles.packed(table):
+    if table is None or facts.roles.is_packed(table):
         return False
     return len(table.shape) == 2 and table.nbytes > 0
 
@@ -193,7 +193,7 @@ def _is_readable(table: Stored | None, facts: Facts) -> TypeGuard[Stored]:
 def _choice(facts: Facts) -> dict[str, str] | None:
     """Return the names of both tables, "" for no output head. None where `tiewise check` finds no input table."""
     roles = facts.roles
-    if roles.input is None or facts.is_own:
+    if roles.input is None or facts.is_tiewise_type:
         return None
     output = roles.input.name
     if roles.output is None:
@@ -207,7 +207,7 @@ def _choice(facts: Facts) -> dict[str, str] | None:
 
 def _applied(facts: Facts) -> dict[str, Any] | None:
     """Return what the class does between its tables, vectors as fp64 in base64. None where that is not known."""
-    if facts.is_own or final_norm_of(facts) is None:
+    if facts.is_tiewise_type or final_norm_of(facts) is None:
         return None
     try:
         path = path_of(facts)
@@ -301,7 +301,7 @@ def _text(tensor: Stored, ids: Sequence[int]) -> str:
         size = reader.row_bytes
         for row in ids:
             rows += bytes(size)
-            reader.into(memoryview(rows)[-size:], row * size)
+            reader.read_into(memoryview(rows)[-size:], row * size)
     return b64encode(rows).decode("ascii")
 
 

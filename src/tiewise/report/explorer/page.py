@@ -22,7 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import usual
+from tiewise.checkpoint.claims import usual_names
 from tiewise.core.errors import RunError
 from tiewise.core.files import size, write_result
 from tiewise.core.measurement import COLOURS, DIVERGING, PATHS, PLACES, count, plain
@@ -257,9 +257,9 @@ def _sharing_scores() -> list[list[Any]]:
 
 def table_names() -> dict[str, Sequence[str]]:
     """Return usual paths of both tables' modules, likeliest first, and names of other towers."""
-    names = usual()
+    names = usual_names()
     inputs = dict.fromkeys(path for path, _ in names.pairs)
-    outputs = dict.fromkeys([*names.outputs, *(path for _, path in names.pairs), *names.whole_outputs])
+    outputs = dict.fromkeys([*names.outputs, *(path for _, path in names.pairs), *names.exact_outputs])
     return {"inputs": list(inputs), "outputs": list(outputs), "foreign": names.foreign}
 
 

@@ -24,10 +24,10 @@ import tiewise.boundary.hf
 from tiewise.boundary.install import Installed, installed
 from tiewise.boundary.ops.soft_targets import linear_divergence
 from tiewise.boundary.recorded_logits import head_of
-from tiewise.checkpoint.claims import SPEC, count
+from tiewise.checkpoint.claims import SPEC, positive_int
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.core.errors import DataError, RunError
 from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.kinds.decoder import Decoders
@@ -68,7 +68,7 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
         raise RunError("no teacher", f"give --teacher DIR (teacher= in Python), the model that {model} was made of")
     path = os.path.abspath(model)  # whole, for a resume may be elsewhere
     facts = Facts(open_folder(path))
-    rows = readable(facts, HEAL)[0].read(0, SEEN).astype(np.float64)
+    rows = require_readable_tables(facts, HEAL)[0].read(0, SEEN).astype(np.float64)
     root_mean_square = math.sqrt(np.square(rows).mean())
     return {
         "kind": HEAL,
@@ -83,7 +83,7 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
 
 def _boundary_of(facts: Facts) -> str:
     """Return the boundary of a checkpoint, in its written form."""
-    if facts.is_own:
+    if facts.is_tiewise_type:
         return str(facts.config[SPEC])
     return "tied" if facts.tied else "untied"
 
@@ -93,7 +93,7 @@ def _block_length(facts: Facts) -> int:
     lengths = [LENGTH]
     for level in facts.levels.values():
         for key in _POSITIONS:
-            limit = count(level.get(key))
+            limit = positive_int(level.get(key))
             if limit:
                 lengths.append(limit)
     return min(lengths)
@@ -121,7 +121,7 @@ def shared_vocabulary(settings: Settings) -> SharedVocabulary | None:
         return None
     if (tokenizer.base, tokenizer.added) != (teachers.base, teachers.added):
         return None
-    rows = {name: readable(one, HEAL)[0].rows for name, one in facts.items()}
+    rows = {name: require_readable_tables(one, HEAL)[0].rows for name, one in facts.items()}
     shared = min(rows.values())
     has_padding = max(rows.values()) > shared
     if has_padding and tokenizer.max_id >= shared:

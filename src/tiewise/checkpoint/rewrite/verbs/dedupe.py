@@ -42,7 +42,7 @@ def _require_equal_ends(facts: Facts) -> None:
     input_table, output_table = facts.roles.input, facts.roles.output
     if input_table is None or output_table is None:
         return
-    if not facts.same(input_table, output_table):
+    if not facts.are_equal(input_table, output_table):
         both = f"{short(input_table.name)} and {short(output_table.name)}"
         problem = f"{facts.path}: {both} differ: {how_they_differ(input_table, output_table)}"
         raise CheckpointError(problem, "nothing is stored twice; tiewise tie --keep makes them one")

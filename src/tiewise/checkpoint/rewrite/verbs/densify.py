@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, SPEC
+from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.numeric_ends import TiedNames, tied_names
+from tiewise.checkpoint.numeric_ends import TiedNames, find_tied_names
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_movement, same_pieces
 from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import copies_to_untie, flag_changes, keep_layer_ties
@@ -93,7 +93,7 @@ def _dropped_equal_end(facts: Facts, boundary: StoredBoundary) -> frozenset[str]
     if not _come_out_equal(lookup, head):
         return frozenset()
     dropped: set[str] = set()
-    for tied in tied_names(facts):
+    for tied in find_tied_names(facts):
         if not _are_one_tensor(facts, tied, head.table):
             return frozenset()
         dropped |= {tensor.name for tensor in tied.stored}.intersection(tied.targets)
@@ -116,7 +116,7 @@ def _are_one_tensor(facts: Facts, tied: TiedNames, head: Stored) -> bool:
         head: the stored table of the output end, whose dense table counts instead.
     """
     others = [other for other in tied.stored[1:] if other.name != head.name]
-    return all(facts.same(tied.stored[0], other) for other in others)
+    return all(facts.are_equal(tied.stored[0], other) for other in others)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _plain_classes(config: Mapping[str, Any]) -> list[Any]:
     plain = []
     for name in classes:
         if isinstance(name, str):
-            plain.append(name.removeprefix(OWN_PREFIX))
+            plain.append(name.removeprefix(TIEWISE_PREFIX))
         else:
             plain.append(name)
     return plain

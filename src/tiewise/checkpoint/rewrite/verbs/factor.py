@@ -20,10 +20,10 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, SPEC
+from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX, TIEWISE_TYPE
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
-from tiewise.checkpoint.numeric_ends import PlainEnds, plain_ends, tied_names
+from tiewise.checkpoint.numeric_ends import PlainEnds, find_tied_names, require_plain_ends
 from tiewise.checkpoint.rewrite.change import PROBES, Change, Movement, NewTensor, Rows, require_plain_head
 from tiewise.checkpoint.rewrite.low_rank import Errors, LowRankFactors, low_rank, memory_needed
 from tiewise.checkpoint.rewrite.registry import Option, verb
@@ -74,7 +74,7 @@ def factor(
     if counts is not None and text is not None:
         raise CheckpointError("counts and text both say how often each token occurs", "give one of them")
     notes = list(require_plain_head(facts, "factor", force))
-    ends = plain_ends(facts, "factor", force=force)
+    ends = require_plain_ends(facts, "factor", force=force)
     _require_rank(facts, ends, rank)
     named = _named_class(facts)
     if text is not None:
@@ -105,8 +105,8 @@ def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
     if ends.spare:
         copies = ", ".join(short(table.name) for table in ends.spare)
         notes.append(f"{copies}: a copy, dropped")
-    if facts.roles.others:
-        left = names([other.tensor.name for other in facts.roles.others])
+    if facts.roles.indexed_tensors:
+        left = names([other.tensor.name for other in facts.roles.indexed_tensors])
         notes.append(f"{left}: left as they are, since only the two ends are factored")
     return notes
 
@@ -236,11 +236,11 @@ def _config(facts: Facts, ends: PlainEnds, named: NamedClass, rank: int) -> dict
     if ends.output is None:
         kind = "factored"
     # stacks that share one input table do so by the flag, whatever the head has
-    shared_tables = {tied.source for tied in tied_names(facts) if len(tied.targets) > 1}
+    shared_tables = {tied.source for tied in find_tied_names(facts) if len(tied.targets) > 1}
     config: dict[str, Any] = {}
     if ends.input.name in shared_tables and not facts.claims.t5_like:
         config |= flag_changes(facts, True)
     spec = BoundarySpec(kind, width=rank)
-    config |= {"model_type": OWN_TYPE, BASE_TYPE: named.family, SPEC: str(spec)}
-    config["architectures"] = [OWN_PREFIX + name for name in named.architectures]
+    config |= {"model_type": TIEWISE_TYPE, BASE_TYPE: named.family, SPEC: str(spec)}
+    config["architectures"] = [TIEWISE_PREFIX + name for name in named.architectures]
     return config

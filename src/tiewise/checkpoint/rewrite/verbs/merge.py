@@ -23,10 +23,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from tiewise.checkpoint.adapter import BASE, DELTA, AdapterFacts, open_adapter
-from tiewise.checkpoint.claims import ends_with, number
+from tiewise.checkpoint.claims import ends_with, finite_number
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.checkpoint.rewrite.change import (
     Change,
     Movement,
@@ -66,7 +66,7 @@ DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
 def _merge_change(facts: Facts, *, adapter: AnyPath, force: bool = False) -> Change:
     """Return what becomes of a base when an adapter is merged into it."""
-    folder, input_table = open_folder(adapter), readable(facts, "merge into")[0]
+    folder, input_table = open_folder(adapter), require_readable_tables(facts, "merge into")[0]
     opened = open_adapter(folder, facts)
     require_numbers(opened)
     modules = {module: module for module in opened.base_modules.values()} | opened.base_modules
@@ -219,7 +219,7 @@ def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
 
 def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterator[Obstacle]:
     """Yield the largest token id of the adapter if the base has no row for it."""
-    rows = readable(facts, "merge into")[0].rows
+    rows = require_readable_tables(facts, "merge into")[0].rows
     tokenizer = read_tokenizer(folder)
     largest = -1
     if tokenizer is not None:
@@ -237,7 +237,7 @@ def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
     if adapter.tied is None and not facts.roles.headless:
         remedy = f"tiewise check {facts.path} says more"
         yield Obstacle("whether the base ties its two ends is not known", remedy)
-    if len(facts.roles.inputs) > 1:
+    if len(facts.roles.input_tables) > 1:
         yield Obstacle("the base stores several input tables", "tiewise dedupe makes them one")
 
 
@@ -391,7 +391,7 @@ class BiasTerm:
 
 def _scale(adapter: AdapterFacts, module: str, rank: int) -> float:
     """Return the factor s of a module's low-rank update."""
-    alpha = number(_written_alpha(adapter, module))
+    alpha = finite_number(_written_alpha(adapter, module))
     if alpha is None or rank < 1:
         problem = f"{adapter.path}: {short(module)} has rank {rank} and no lora_alpha"
         raise CheckpointError(problem, "it must be a number")

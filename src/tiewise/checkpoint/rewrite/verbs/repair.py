@@ -73,7 +73,7 @@ def _as_stored(facts: Facts) -> Change:
 
     It sets the flag to match.
     """
-    if facts.truth is False:
+    if facts.tables_are_tied is False:
         return untied_change(facts)
     return tied_change(facts)
 
@@ -90,7 +90,7 @@ def _head_without_file(facts: Facts) -> set[str]:
 def _equal_copies(facts: Facts) -> frozenset[tuple[str, str]]:
     """Return (file, name) of every copy of a tensor whose copies are all equal to it."""
     copies = facts.folder.copies
-    unlike = {copy.name for copy in copies if not facts.same(copy, facts.folder.tensors[copy.name])}
+    unlike = {copy.name for copy in copies if not facts.are_equal(copy, facts.folder.tensors[copy.name])}
     return frozenset((copy.path.name, copy.name) for copy in copies if copy.name not in unlike)
 
 

@@ -150,7 +150,7 @@ def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
 
 def _require_resizable(facts: Facts) -> None:
     """Raise if a table would be read otherwise under another number of tokens."""
-    for other in facts.roles.others:
+    for other in facts.roles.indexed_tensors:
         if other.role in NOT_RESIZABLE and not other.module.endswith(BYTE_HASH):
             why, remedy = NOT_RESIZABLE[other.role]
             raise CheckpointError(f"{facts.path}: {short(other.tensor.name)}: {why}", remedy)

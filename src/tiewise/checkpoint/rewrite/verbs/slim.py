@@ -29,7 +29,7 @@ from tiewise.checkpoint.adapter import (
 from tiewise.checkpoint.claims import ends_with
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
-from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.checkpoint.rewrite.change import Change, Movement, NewTensor, NothingToDo, Pieces, gather_rows, same_pieces
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
 from tiewise.checkpoint.rewrite.merged import MergedTensor, Obstacle, require_numbers
@@ -64,7 +64,7 @@ def slim(
     model = Facts(open_folder(base))
     adapter = open_adapter(facts.folder, model)
     require_numbers(adapter)
-    readable(model, "slim an adapter of")
+    require_readable_tables(model, "slim an adapter of")
     copies = _copies(adapter, model)
     if not copies:
         raise NothingToDo(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
@@ -175,7 +175,7 @@ class _SlimAdapter:
         """Return the entries of adapter_config.json that name trained rows instead of full copies."""
         if not self.copied_modules:
             return {}
-        names = self.adapter.listed("modules_to_save")
+        names = self.adapter.names_under("modules_to_save")
         saved = [name for name in names if not _names_any(name, self.copied_modules)]
         # PEFT writes null where there is none
         return {"modules_to_save": saved or None, "trainable_token_indices": self._trained_rows() or None}
@@ -286,7 +286,7 @@ def _shared_name(adapter: AdapterFacts, modules: set[str]) -> Obstacle | None:
     """Return the last name in `modules_to_save` that names both a copied table and another module."""
     fully_copied = {module for module, parts in adapter.parts.items() if "weight" in parts}
     others = fully_copied - modules
-    for name in reversed(adapter.listed("modules_to_save")):
+    for name in reversed(adapter.names_under("modules_to_save")):
         if _names_any(name, modules) and _names_any(name, others):
             problem = f"modules_to_save names {short(name)}, which is more than a table"
             return Obstacle(problem, "write full names there")

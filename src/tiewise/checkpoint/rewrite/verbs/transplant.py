@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.numeric_ends import readable
+from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.checkpoint.rewrite.change import Change, Pieces, require_plain_head
 from tiewise.checkpoint.rewrite.config_ids import id_values, replace_ids
 from tiewise.checkpoint.rewrite.json_edits import edit_json_file
@@ -184,7 +184,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
 
     Refuse a model with further tables of tokens.
     """
-    for other in facts.roles.others:
+    for other in facts.roles.indexed_tensors:
         problem = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
         raise CheckpointError(problem, "only models whose two ends alone are indexed by tokens are transplanted")
     return parts_of_tokens(facts, "transplant").all
@@ -317,7 +317,7 @@ def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], 
     """
     if read_token_bytes(folder).pieces != new.pieces:
         raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
-    table = readable(Facts(folder), "take rows from")[0]
+    table = require_readable_tables(Facts(folder), "take rows from")[0]
     # shared rows, the same with length 1, and the others
     require_memory(8 * table.shape[1] * table.rows, f"{folder.path}: the rows of its table")
     ids = np.array([number for number in new.writes if number < table.rows], np.int64)

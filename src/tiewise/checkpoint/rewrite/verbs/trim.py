@@ -166,7 +166,7 @@ class _TrimmedCheckpoint:
         with Reader(result) as reader:
             for piece in self.pieces(part):
                 written = bytearray(len(piece))
-                reader.into(memoryview(written), offset)
+                reader.read_into(memoryview(written), offset)
                 offset += len(piece)
                 if written != piece:
                     yield f"a row of {short(part.name)} differs"
@@ -178,8 +178,8 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     Refuse a checkpoint with one that nothing can trim.
     """
     parts = parts_of_tokens(facts, "trim")
-    for other in facts.roles.others:
-        if not other.by_id:
+    for other in facts.roles.indexed_tensors:
+        if not other.has_row_per_token:
             problem = f"{facts.path}: {short(other.tensor.name)} is a {other.role}, which other ids would read wrongly"
             raise CheckpointError(
                 problem, "nothing here trims it: train the model with the vocabulary that it shall have"
