@@ -134,7 +134,7 @@ class AdapterFacts:
         """Return what the config alone says is done to one of the modules; None for nothing."""
         by_kind = {
             COPY: self.names_under("modules_to_save"),
-            LORA: self.listed("target_modules"),
+            LORA: self.names_under("target_modules"),
             TOKENS: self.token_rows,
         }
         for kind, modules in by_kind.items():
