@@ -295,9 +295,9 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
         with recording_faults(faults, WEIGHTS):
             tensors = read_header(path_inside(folder.path, WEIGHTS)).tensors
     elif folder.has(PICKLE):
-        fix = "save the adapter again with safe_serialization=True"
-        faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", fix))
+        remedy = "save the adapter again with safe_serialization=True"
+        faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", remedy))
     else:
-        fix = "take the adapter from its source again"
-        faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
+        remedy = "take the adapter from its source again"
+        faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", remedy))
     return AdapterFacts(folder.path, config, tensors, tuple(faults), base, scan)

@@ -37,11 +37,11 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
     """
     ids = [int(token) for token in new_tokens]
     base = _live_ends(model) if hasattr(model, "get_input_embeddings") else _stored_ends(model)
-    fix = "tiewise check says what is there"
+    remedy = "tiewise check says what is there"
     if not base.modules:
-        raise CheckpointError(f"{base.where}: no input table was found", fix)
+        raise CheckpointError(f"{base.where}: no input table was found", remedy)
     if base.tied is None:
-        raise CheckpointError(f"{base.where}: whether its two ends are one table is not known", fix)
+        raise CheckpointError(f"{base.where}: whether its two ends are one table is not known", remedy)
     _require_rows(base, ids)
     config: dict[str, Any] = {"target_modules": "all-linear"}  # which leaves the head out
     if tables:
@@ -81,7 +81,7 @@ def _require_rows(base: _BaseEnds, ids: Sequence[int]) -> None:
     for token in (min(ids), max(ids)):
         if 0 <= token < base.rows:
             continue
-        fix = f"tiewise resize --vocab {token + 1} gives it one"
+        remedy = f"tiewise resize --vocab {token + 1} gives it one"
         if token < 0:
-            fix = "ids begin at 0"
-        raise CheckpointError(f"{base.where}: of {base.rows:,} rows none is token {token}'s", fix)
+            remedy = "ids begin at 0"
+        raise CheckpointError(f"{base.where}: of {base.rows:,} rows none is token {token}'s", remedy)

@@ -329,8 +329,8 @@ def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _CheckSubje
     """Gather the facts and the audit of a model's folder or its single file."""
     has_weights = folder.tensors or folder.faults or folder.pickles
     if not has_weights:
-        fix = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
-        raise CheckpointError(f"{path}: no file of tensors in it", fix)
+        remedy = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
+        raise CheckpointError(f"{path}: no file of tensors in it", remedy)
     if options.as_class is not None:
         folder = _judged_as(folder, path, options.as_class)
     planned = None if options.quantise is None else read_quantisation(options.quantise)
@@ -346,8 +346,8 @@ def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _CheckSubje
 def _judged_as(folder: Folder, path: Path, as_class: str) -> Folder:
     """Return a folder with the config of another class of transformers. `path` is for errors."""
     if folder.config is None:
-        fix = "give the folder that has it"
-        raise CheckpointError(f"{path}: it has no config.json to load {as_class} by", fix)
+        remedy = "give the folder that has it"
+        raise CheckpointError(f"{path}: it has no config.json to load {as_class} by", remedy)
     return replace(folder, config=config_for(folder.config, as_class))
 
 

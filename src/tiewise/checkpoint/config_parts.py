@@ -56,10 +56,10 @@ def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             return {**part, "architectures": [name]}
         if isinstance(model_type, str):
             types.add(short(model_type))
-    fix = "write model_type into config.json"
+    remedy = "write model_type into config.json"
     if types:
-        fix = f"choose a class of {' or '.join(sorted(types))}"
-    raise CheckpointError(f"{name} is of the family {families[0]}, and no part of the config is", fix)
+        remedy = f"choose a class of {' or '.join(sorted(types))}"
+    raise CheckpointError(f"{name} is of the family {families[0]}, and no part of the config is", remedy)
 
 
 def _families_of_class(name: str) -> list[str]:
@@ -72,12 +72,12 @@ def _families_of_class(name: str) -> list[str]:
             families.append(kind)
     if families:
         return families
-    fix = "write it as transformers does: LlamaForCausalLM"
+    remedy = "write it as transformers does: LlamaForCausalLM"
     near = similar_names(name, all_classes)
     if near:
-        fix = f"did you mean {' or '.join(near)}?"
-    what = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
-    raise CheckpointError(what, fix)
+        remedy = f"did you mean {' or '.join(near)}?"
+    problem = f"transformers {family_data()['transformers']} has no class {short(name)} with a table of tokens"
+    raise CheckpointError(problem, remedy)
 
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,5 +101,5 @@ def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
             return section
         if record and "model_type" not in record:  # a separate file of the tool
             return record
-    fix = "give a JSON file with quant_method, or a config.json that has quantization_config"
-    raise CheckpointError(f"{path}: no config of a quantisation", fix)
+    remedy = "give a JSON file with quant_method, or a config.json that has quantization_config"
+    raise CheckpointError(f"{path}: no config of a quantisation", remedy)

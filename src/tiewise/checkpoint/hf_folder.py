@@ -32,8 +32,8 @@ class Fault:
     """A file that cannot be read, or that cannot be true: the reason, and the way out."""
 
     file: str
-    what: str
-    fix: str
+    problem: str  # what is wrong, with the path
+    remedy: str  # what the user can do
 
 
 @contextmanager
@@ -125,8 +125,8 @@ def _open_file(path: Path) -> Folder:
     A config next to several such files is not read.
     """
     if path.suffix != ".safetensors" and not os.path.isfile(path):
-        what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
-        raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
+        kind = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+        raise CheckpointError(f"{path}: {kind}", "give a checkpoint folder, or one .safetensors file")
     header = read_header(path)
     faults = list[Fault]()
     files: tuple[str, ...] = (path.name,)
@@ -243,10 +243,10 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
     """
     record = object_of(read_json(os.fspath(path_inside(path, INDEX)), unique=True))
     weight_map = record.get("weight_map")
-    what = _wrong_map(weight_map)
-    if what is not None:
-        fix = "take it from its source again, or delete it where all tensors are in one file"
-        raise CheckpointError(f"{path / INDEX}: {what}", fix)
+    problem = _wrong_map(weight_map)
+    if problem is not None:
+        remedy = "take it from its source again, or delete it where all tensors are in one file"
+        raise CheckpointError(f"{path / INDEX}: {problem}", remedy)
     assert isinstance(weight_map, dict), "_wrong_map accepts dictionaries alone"
     return weight_map, object_of(record.get("metadata")).get("total_size")
 

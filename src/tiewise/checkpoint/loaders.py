@@ -114,5 +114,5 @@ def _sglang_with_packed_head(facts: Facts) -> Iterator[LoaderOutcome]:
     targets = str(facts.config["quantization_config"].get("config_groups"))
     if "lm_head" in targets:
         word = UNTIED
-    what = "It loads a packed head that a target of the quantisation names, and drops the scales of any other."
-    yield outcome_of(replace(before, versions="since 19 August 2026"), word, what)
+    sentence = "It loads a packed head that a target of the quantisation names, and drops the scales of any other."
+    yield outcome_of(replace(before, versions="since 19 August 2026"), word, sentence)

@@ -106,26 +106,26 @@ def require_readable_tables(facts: Facts, verb: str) -> tuple[Stored, ...]:
     """Return every stored table of both ends, after checking that their rows are numbers. `verb` is for errors."""
     for fault in facts.folder.faults:
         if fault.file.endswith((".safetensors", ".json")):
-            raise CheckpointError(fault.what, fault.fix)
+            raise CheckpointError(fault.problem, fault.remedy)
     roles = facts.roles
     if roles.input is None:
         raise _without_input(facts, verb)
     for table in roles.tables:
         if roles.is_packed(table):
-            fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
-            raise CheckpointError(f"{facts.path}: {short(table.name)} is quantised ({table.dtype})", fix)
+            remedy = f"{verb} the checkpoint from which it was quantised, then quantise again"
+            raise CheckpointError(f"{facts.path}: {short(table.name)} is quantised ({table.dtype})", remedy)
     return roles.tables
 
 
 def _without_input(facts: Facts, verb: str) -> CheckpointError:
     """Return the error on a checkpoint without an input table."""
-    fix = "tiewise check says what is there, and what the names should be"
+    remedy = "tiewise check says what is there, and what the names should be"
     if facts.roles.output is not None and facts.claims.tied is True:
-        fix = "tiewise repair stores the one table under the input's name"
-    what = f"no input table was found, so there is nothing to {verb}"
+        remedy = "tiewise repair stores the one table under the input's name"
+    problem = f"no input table was found, so there is nothing to {verb}"
     if not facts.family.has_facts:
-        what = f"{facts.family.unknown_message}, and {what}"
-    return CheckpointError(f"{facts.path}: {what}", fix)
+        problem = f"{facts.family.unknown_message}, and {problem}"
+    return CheckpointError(f"{facts.path}: {problem}", remedy)
 
 
 def require_head(facts: Facts, verb: str) -> str:
@@ -136,8 +136,8 @@ def require_head(facts: Facts, verb: str) -> str:
             return name
         if facts.claims.tied or not facts.family.has_facts:  # it has a head, or may have one
             raise CheckpointError(f"{facts.path}: {_unnamed_head(facts, verb)}", _use_live_model(verb))
-    fix = "a model without a token head has one end only; give one with a head"
-    raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", fix)
+    remedy = "a model without a token head has one end only; give one with a head"
+    raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", remedy)
 
 
 def _unnamed_head(facts: Facts, verb: str) -> str:
@@ -161,8 +161,8 @@ def require_plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     require_loadable_options(facts)
     roles = facts.roles
     if facts.is_tiewise_type:
-        what = f"{facts.path}: its boundary is {short(facts.config.get(SPEC))} already"
-        raise CheckpointError(what, "tiewise densify it first")
+        problem = f"{facts.path}: its boundary is {short(facts.config.get(SPEC))} already"
+        raise CheckpointError(problem, "tiewise densify it first")
     head_name = require_head(facts, verb)
     table = _input_of_several(facts)
     spare = _copies_of_input(facts, table)
@@ -189,8 +189,8 @@ def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
     copies = [other for other in facts.roles.input_tables if other is not table]
     for other in copies:
         if not facts.are_equal(table, other):
-            what = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
-            raise CheckpointError(what, "tiewise check says more; the two must be made one first")
+            problem = f"{facts.path}: {short(table.name)} and {short(other.name)} are two different input tables"
+            raise CheckpointError(problem, "tiewise check says more; the two must be made one first")
     return copies
 
 
@@ -213,11 +213,11 @@ def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:
         return
     if output is None:
         if facts.claims.tied is False:
-            fix = "tiewise repair it first"
-            raise CheckpointError(f"{facts.path}: the config claims a head of its own, and none is stored", fix)
+            remedy = "tiewise repair it first"
+            raise CheckpointError(f"{facts.path}: the config claims a head of its own, and none is stored", remedy)
     elif facts.claims.tied and not force:
-        fix = "decide first: tiewise untie keeps both, tiewise tie --keep one of them; --force takes them as two"
-        raise CheckpointError(f"{facts.path}: the config claims one table, and two different ones are stored", fix)
+        remedy = "decide first: tiewise untie keeps both, tiewise tie --keep one of them; --force takes them as two"
+        raise CheckpointError(f"{facts.path}: the config claims one table, and two different ones are stored", remedy)
 
 
 def require_loadable_options(facts: Facts) -> None:

@@ -134,8 +134,8 @@ def _header_text(path: Path) -> tuple[bytes, int]:
         refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
         length = int.from_bytes(file.read(8), "little")
         if length > MOST_HEADER or length > size - 8:
-            what = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
-            raise CheckpointError(what, f"if it is a safetensors file, it {_AGAIN.removeprefix('the file ')}")
+            problem = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
+            raise CheckpointError(problem, f"if it is a safetensors file, it {_AGAIN.removeprefix('the file ')}")
         text = file.read(length)
     if len(text) < length:
         raise CheckpointError(f"{path}: the file ends inside its header", _AGAIN)
@@ -177,9 +177,9 @@ def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
     if not isinstance(entry, dict):
         raise CheckpointError(f"{path}: tensor {short(name)}: its entry is no JSON object", _AGAIN)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    fix = _AGAIN
+    remedy = _AGAIN
     if not isinstance(dtype, str) or dtype not in BITS:
-        wrong, fix = f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
+        wrong, remedy = f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
     elif not _sizes(shape) or len(shape) > MOST_AXES:
         wrong = f"its shape {short(shape)} is none"
     elif not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -188,7 +188,7 @@ def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
         wrong = f"{offsets[1] - offsets[0]:,} bytes do not hold {short(f'{dtype} {shape}')}"
     else:
         return Stored(name, path, dtype, tuple(shape), data + offsets[0], data + offsets[1])
-    raise CheckpointError(f"{path}: tensor {short(name)}: {wrong}", fix)
+    raise CheckpointError(f"{path}: tensor {short(name)}: {wrong}", remedy)
 
 
 def _sizes(values: Any) -> TypeGuard[list[int]]:
@@ -235,11 +235,11 @@ class Reader:
             try:
                 count = os.preadv(self._descriptor, [buffer], at)
             except OSError as error:
-                what = f"{self.tensor.path}: cannot be read at byte {at:,} ({error.strerror})"
-                raise CheckpointError(what, "check the disk") from None
+                problem = f"{self.tensor.path}: cannot be read at byte {at:,} ({error.strerror})"
+                raise CheckpointError(problem, "check the disk") from None
             if count == 0:
-                what = f"{self.tensor.path}: it became shorter while it was read"
-                raise CheckpointError(what, "nothing else may write it")
+                problem = f"{self.tensor.path}: it became shorter while it was read"
+                raise CheckpointError(problem, "nothing else may write it")
             buffer, at = buffer[count:], at + count
 
     def rows(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:

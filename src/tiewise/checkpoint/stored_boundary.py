@@ -167,8 +167,8 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
     """Return the spec in the config, and the maps that it needs by `_BoundaryMaps.names`."""
     written = facts.config.get(SPEC)
     if not facts.is_tiewise_type or not isinstance(written, str):
-        fix = "this is for checkpoints whose model_type is tiewise"
-        raise CheckpointError(f"{facts.path}: its tables are plain already", fix)
+        remedy = "this is for checkpoints whose model_type is tiewise"
+        raise CheckpointError(f"{facts.path}: its tables are plain already", remedy)
     width = facts.text.hidden_size or facts.claims.deciding.hidden_size or 2**62
     try:
         spec = BoundarySpec.parse(written)
@@ -269,7 +269,7 @@ def _linear(end: Dense, matrix: Float64) -> Dense:
     return replace(end, width=matrix.shape[1], map=multiplied, mapped=f"{matrix.shape} {digest}")
 
 
-def _wrong(facts: Facts, what: str) -> CheckpointError:
+def _wrong(facts: Facts, problem: str) -> CheckpointError:
     """Return the error on a boundary that its spec, tables and maps contradict."""
-    fix = "it was not saved by tiewise, or is damaged: take it from its source again"
-    return CheckpointError(f"{facts.path}: its boundary {short(facts.config.get(SPEC))}: {what}", fix)
+    remedy = "it was not saved by tiewise, or is damaged: take it from its source again"
+    return CheckpointError(f"{facts.path}: its boundary {short(facts.config.get(SPEC))}: {problem}", remedy)

@@ -46,8 +46,8 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
 
     pieces = dict(sorted(tokenizer.texts.items()))
     if max(pieces, default=0) >= MOST_TOKENS:
-        what = f"{folder.path}: its tokenizer names token {max(pieces):,}"
-        raise CheckpointError(what, "no vocabulary is that large: take it from its source again")
+        problem = f"{folder.path}: its tokenizer names token {max(pieces):,}"
+        raise CheckpointError(problem, "no vocabulary is that large: take it from its source again")
     roles = _roles(folder, {text: number for number, text in pieces.items()})
     special = {*roles.values(), *_special_ids(record)}
     writes = dict[int, bytes]()
@@ -67,11 +67,11 @@ def _require_tokenizer(folder: Folder) -> Tokenizer:
     if folder.has("tokenizer.json") and not folder.single:
         tokenizer = read_tokenizer(folder)
     if tokenizer is None:
-        fix = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
-        raise CheckpointError(f"{folder.path}: no tokenizer.json in it", fix)
+        remedy = "save it with AutoTokenizer.from_pretrained(…).save_pretrained(…), which writes one"
+        raise CheckpointError(f"{folder.path}: no tokenizer.json in it", remedy)
     if tokenizer.faults:
         fault = tokenizer.faults[0]
-        raise CheckpointError(fault.what, fault.fix)
+        raise CheckpointError(fault.problem, fault.remedy)
     return tokenizer
 
 
@@ -84,8 +84,9 @@ def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
     kind = model.get("type", "BPE" if "merges" in model else None)
     marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
     if kind not in ("BPE", "Unigram") or marks_words:
-        what = f"{folder.path / 'tokenizer.json'}: a {short(kind)} vocabulary marks words, and not what a piece writes"
-        raise CheckpointError(what, "byte-level BPE, SentencePiece BPE and Unigram are read")
+        file = folder.path / "tokenizer.json"
+        problem = f"{file}: a {short(kind)} vocabulary marks words, and not what a piece writes"
+        raise CheckpointError(problem, "byte-level BPE, SentencePiece BPE and Unigram are read")
 
 
 def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

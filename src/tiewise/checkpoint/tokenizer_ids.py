@@ -125,12 +125,12 @@ def _lines(folder: Folder, name: str) -> dict[str, int]:
     data = _bytes(folder, name)
     count = data.count(b"\n")
     if count > MOST_TOKENS:
-        fix = "no vocabulary is that large: take it from its source again"
-        raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
+        remedy = "no vocabulary is that large: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", remedy)
     require_bounded(data, 2 * count, where)
     if data.startswith(codecs.BOM_UTF8):
-        what = f"{where}: it begins with the byte order mark of UTF-8, which becomes part of the first token"
-        raise CheckpointError(what, "save it as UTF-8 without a byte order mark")
+        problem = f"{where}: it begins with the byte order mark of UTF-8, which becomes part of the first token"
+        raise CheckpointError(problem, "save it as UTF-8 without a byte order mark")
     lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
     return {text.rstrip("\r"): number for number, text in enumerate(lines)}
 

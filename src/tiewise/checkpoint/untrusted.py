@@ -43,8 +43,8 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         length = os.fstat(descriptor).st_size
         if length > most:
-            fix = "no file of this kind is that large: take it from its source again"
-            raise CheckpointError(f"{os.fspath(path)}: {length:,} bytes", fix)
+            remedy = "no file of this kind is that large: take it from its source again"
+            raise CheckpointError(f"{os.fspath(path)}: {length:,} bytes", remedy)
         try:
             data = file.read(most)
         except OSError as error:
@@ -59,8 +59,8 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Gi
 def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
     """Raise CheckpointError if a file that begins with these bytes is a Git LFS pointer."""
     if beginning.startswith(LFS_POINTER):
-        what = f"{os.fspath(path)}: a Git LFS pointer, not the file that it names"
-        raise CheckpointError(what, "run `git lfs pull` in the repository, or download the file itself")
+        problem = f"{os.fspath(path)}: a Git LFS pointer, not the file that it names"
+        raise CheckpointError(problem, "run `git lfs pull` in the repository, or download the file itself")
 
 
 _PUT_THERE = "nothing outside a checkpoint is read: put the file itself there"
@@ -92,13 +92,13 @@ def path_inside(folder: Path, name: str) -> Path:
     try:
         home, target = folder.resolve(), path.resolve()
     except UnicodeEncodeError:
-        what = f"{folder}: it names the file {name[:80]!r}, a name that no file has"
-        raise CheckpointError(what, _PUT_THERE) from None
+        problem = f"{folder}: it names the file {name[:80]!r}, a name that no file has"
+        raise CheckpointError(problem, _PUT_THERE) from None
     except (OSError, RuntimeError):  # a loop of links
         raise CheckpointError(f"{path}: a link that leads nowhere", _PUT_THERE) from None
     if not _FOLLOWED.get() and not _may_lead_to(home, target):
-        fix = "if you trust it: --follow-links (from Python: follow_links=True); else put the file itself there"
-        raise CheckpointError(f"{path}: a link that leads outside the folder", fix)
+        remedy = "if you trust it: --follow-links (from Python: follow_links=True); else put the file itself there"
+        raise CheckpointError(f"{path}: a link that leads outside the folder", remedy)
     return path
 
 
@@ -165,12 +165,12 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     if len(data) > 2**20:
         values = sum(map(data.count, (b",", b":", b"[", b"{")))
     if values > MOST_VALUES:
-        fix = "no file of this kind is that long: take it from its source again"
-        raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", fix)
+        remedy = "no file of this kind is that long: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", remedy)
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if data.startswith(mark):
-            what = f"{where}: not readable as JSON: it begins with the byte order mark of {encoding}"
-            raise CheckpointError(what, "save it as UTF-8 without a byte order mark")
+            problem = f"{where}: not readable as JSON: it begins with the byte order mark of {encoding}"
+            raise CheckpointError(problem, "save it as UTF-8 without a byte order mark")
     require_bounded(data, values, where)
     try:
         text = data.decode()
@@ -179,8 +179,8 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     except CheckpointError:
         raise  # it is a ValueError too
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        fix = "the file is damaged or is no JSON: take it from its source again"
-        raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", fix) from None
+        remedy = "the file is damaged or is no JSON: take it from its source again"
+        raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", remedy) from None
 
 
 def _repeated_key(pairs: list[tuple[str, Any]]) -> str:
@@ -221,8 +221,8 @@ def require_bounded(data: bytes, values: int, where: str) -> None:
         # of a character's several bytes all but the first lie in this range
         characters = len(data.translate(None, bytes(range(0x80, 0xC0))))
     if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
-        fix = "no file of this kind is that large: take it from its source again"
-        raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", fix)
+        remedy = "no file of this kind is that large: take it from its source again"
+        raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", remedy)
 
 
 def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Iterator[tuple[int, int]]:
@@ -278,8 +278,8 @@ def require_memory(needed: int, purpose: str) -> None:
     except (OSError, ValueError, KeyError, IndexError):
         return
     if needed > free:
-        fix = "close other programs, or run it on a larger machine"
-        raise CheckpointError(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free", fix)
+        remedy = "close other programs, or run it on a larger machine"
+        raise CheckpointError(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free", remedy)
 
 
 def short(text: Any, most: int = 60) -> str:

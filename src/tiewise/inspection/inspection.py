@@ -193,7 +193,7 @@ def _require_tensors(place: Path, folder: Folder) -> None:
     if (place / ADAPTER_CONFIG).is_file():
         fix = "`tiewise merge` it into its base first"
         raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
-    reason = f" ({folder.faults[0].what})" if folder.faults else ""
+    reason = f" ({folder.faults[0].problem})" if folder.faults else ""
     what = f"{place}: no safetensors that can be read{reason}"
     raise CheckpointError(what, "`tiewise check` says what is there")
 

@@ -57,7 +57,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         CheckpointError: the source is damaged, or contains a link that leads outside.
     """
     if folder.faults:
-        raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
+        raise CheckpointError(folder.faults[0].problem, folder.faults[0].remedy)
     _require_one_copy(folder, change)
     shards: dict[str, tuple[NewTensor, ...]] = {}
     unchanged: list[str] = []

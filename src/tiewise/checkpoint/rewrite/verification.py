@@ -54,7 +54,7 @@ def _not_as_planned(flaw: str) -> CheckpointError:
 def _flaws(source: Facts, change: Change, plan: FilePlan, result: Folder) -> Iterator[str]:
     """Yield how the result differs from the plan."""
     for fault in result.faults:
-        yield fault.what
+        yield fault.problem
     for copy in result.copies:
         yield f"{short(copy.name)} is stored twice"
     yield from _headers_unlike_plan(plan, result)

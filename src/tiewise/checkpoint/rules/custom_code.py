@@ -57,8 +57,8 @@ def _unread_code(folder: Folder, faults: list[Fault]) -> Observations:
     """Report Python files that cannot be read."""
     for fault in faults:
         where = short(fault.file)
-        what = fault.what.removeprefix(f"{folder.path}/")
-        yield Observation(where, what, fault.fix, severity="warning")
+        what = fault.problem.removeprefix(f"{folder.path}/")
+        yield Observation(where, what, fault.remedy, severity="warning")
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:

@@ -26,7 +26,7 @@ def unreadable(facts: AnyFacts) -> Observations:
     """
     if isinstance(facts, AdapterFacts):
         for fault in facts.faults:
-            yield fault.file, fault.what, fault.fix
+            yield fault.file, fault.problem, fault.remedy
     if isinstance(facts, Facts):
         yield from _unreadable_files(facts)
 
@@ -36,9 +36,9 @@ def _unreadable_files(facts: Facts) -> Observations:
     folder = facts.folder
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shards
-            yield short(fault.file), _without_path(fault, folder), fault.fix
+            yield short(fault.file), _without_path(fault, folder), fault.remedy
     for fault in _further_faults(facts):
-        yield Observation(fault.file, _without_path(fault, folder), fault.fix, severity="warning")
+        yield Observation(fault.file, _without_path(fault, folder), fault.remedy, severity="warning")
     yield from _only_pickles(folder)
 
 
@@ -65,7 +65,7 @@ def _further_faults(facts: Facts) -> list[Fault]:
 
 def _without_path(fault: Fault, folder: Folder) -> str:
     """Return the sentence of a fault without the folder's path at its beginning."""
-    return fault.what.removeprefix(f"{folder.path}/")
+    return fault.problem.removeprefix(f"{folder.path}/")
 
 
 @rule("B002", "fatal", "the index and the shards name the same tensors")
@@ -93,7 +93,7 @@ def _missing_shards(folder: Folder) -> Observations:
     by_file = _tensors_by_file(folder.weight_map or {})
     for fault in folder.faults:
         if fault.file == INDEX:
-            yield INDEX, _without_path(fault, folder), fault.fix
+            yield INDEX, _without_path(fault, folder), fault.remedy
         elif fault.file in by_file and not folder.has(fault.file):
             lacking = by_file[fault.file]
             tensors = f"{len(lacking):,} tensors"

@@ -384,7 +384,7 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
     if tokenizer.faults:
         fault = tokenizer.faults[0]
-        raise CheckpointError(f"{where}: {fault.what}", fault.fix)
+        raise CheckpointError(f"{where}: {fault.problem}", fault.remedy)
     if not set(tokenizer.files).isdisjoint(PIECES[1:]):
         what = f"{where}: a SentencePiece model whose positions need not be ids"
         raise CheckpointError(what, "add its tokenizer.json")

@@ -71,7 +71,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
         "name": name,
         "note": note,
         "count": len(folder.tensors),
-        "faults": [f"{fault.what}; {fault.fix}" for fault in folder.faults],
+        "faults": [f"{fault.problem}; {fault.remedy}" for fault in folder.faults],
         "tensors": _tensor_records(folder, {table.name: _text(table, ids) for table in tables}),
         "choice": choice,
         "path": applied,

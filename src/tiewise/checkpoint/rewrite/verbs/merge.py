@@ -178,7 +178,7 @@ def merge(
 def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]) -> Iterator[Obstacle]:
     """Yield every reason against a merge, the gravest first."""
     for fault in (*adapter.faults, *facts.folder.faults):
-        yield Obstacle(fault.what, fault.fix)
+        yield Obstacle(fault.problem, fault.remedy)
     yield from _unknown_training(adapter)
     yield from _unknown_modules(adapter, modules)
     yield from _unknown_parts(adapter)

@@ -141,7 +141,7 @@ def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
     new_tokenizer = read_tokenizer(open_folder(folder))
     if new_tokenizer is not None:
         if new_tokenizer.faults:
-            raise CheckpointError(new_tokenizer.faults[0].what, new_tokenizer.faults[0].fix)
+            raise CheckpointError(new_tokenizer.faults[0].problem, new_tokenizer.faults[0].remedy)
         if new_tokenizer.max_id >= 0:
             return new_tokenizer
     remedy = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
