@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 
 from tiewise.boundary.ops.log_prob import VocabularyStatistics
 from tiewise.boundary.ops.problem import compute_dtype
-from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, brought, exchanged, gathered
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, exchange_rows, gather_inputs, gather_ranks
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
@@ -283,9 +283,9 @@ class RecordedLogits:
         if self.shard is None:
             return F.linear(self.hidden.to(dtype), table, bias)
         tokens = self.hidden.reshape(-1, self.hidden.shape[-1])
-        room = self.shard.room(tokens)
-        everyones = brought(tokens, self.shard, room).to(dtype)
-        logits = gather_vocabulary(F.linear(everyones, table, bias), self.shard, room)
+        room = self.shard.max_tokens(tokens)
+        all_tokens = gather_inputs(tokens, self.shard, room).to(dtype)
+        logits = gather_vocabulary(F.linear(all_tokens, table, bias), self.shard, room)
         return logits[: len(tokens)].view(self.shape)
 
 
@@ -303,9 +303,9 @@ def gather_vocabulary(logits: Tensor, shard: VocabularyShard, room: int | None =
     """
     padded = F.pad(logits, (0, shard.rows - logits.shape[-1]))  # only behind the vocabulary's last word
     if room is None:
-        parts = gathered(padded, shard)
+        parts = gather_ranks(padded, shard)
     else:
-        parts = exchanged(torch.unflatten(padded, 0, (shard.size, room)), shard)
+        parts = exchange_rows(torch.unflatten(padded, 0, (shard.size, room)), shard)
     return parts.movedim(0, -2).flatten(-2)[..., : shard.total]
 
 

@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
-from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, mapped
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, apply_map
 from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
@@ -199,7 +199,7 @@ def local_part(module: Any, name: str = "weight", dtype: torch.dtype | None = No
             dist.all_reduce(upstream, group=mesh.get_group(dimension))
         return upstream
 
-    return mapped(rows, _view, average).to(dtype or parameter.dtype)
+    return apply_map(rows, _view, average).to(dtype or parameter.dtype)
 
 
 def _view(x: Tensor) -> Tensor:

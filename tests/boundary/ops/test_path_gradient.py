@@ -237,7 +237,7 @@ def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypat
     leaf, record = table.clone().requires_grad_(), PathRecord()
     loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
     with gpu_branch(), monkeypatch.context() as patch:
-        patch.setattr(path_gradient, "_distinct", Mock(side_effect=AssertionError("this synchronises")))
+        patch.setattr(path_gradient, "_sum_by_token", Mock(side_effect=AssertionError("this synchronises")))
         loss.backward()
 
 
@@ -247,7 +247,7 @@ def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypat
 )
 def test_the_device_over_which_rows_are_gathered(home, backend, carrier, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert path_gradient._carrier(torch.device(home), backend) == torch.device(carrier)
+    assert path_gradient._collective_device(torch.device(home), backend) == torch.device(carrier)
     assert path_gradient._device_of_rank("cuda") == torch.device("cuda:3")  # not the CPU, if nothing was recorded
     assert path_gradient._device_of_rank("cpu") == torch.device("cpu")
 

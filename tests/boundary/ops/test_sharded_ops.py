@@ -23,7 +23,7 @@ from tests.boundary.ops.test_log_prob import PARTS, ours, plain, run
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.log_prob import linear_log_prob, vocabulary_statistics
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, gather, path_norms, tied_lookup
-from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, returned
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, sum_outputs
 from tiewise.core.errors import UnsupportedError
 
 N, E, CHUNK = 26, 8, 7
@@ -351,9 +351,9 @@ def smoothing_over_all_rows():
     wanted = F.cross_entropy(hidden @ table.T, t, label_smoothing=0.1)
     near("ours", linear_cross_entropy(hidden, mine, t, shard=shard, label_smoothing=0.1), wanted, 1e-12)
     z = hidden @ mine.T
-    lse = returned(z.exp().sum(1), shard).log()
-    at, row = shard.own(t)
-    nll = lse - returned(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
+    lse = sum_outputs(z.exp().sum(1), shard).log()
+    at, row = shard.local_rows(t)
+    nll = lse - sum_outputs(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
     near("naive without smoothing", nll.mean(), F.cross_entropy(hidden @ table.T, t), 1e-12)
     naive = (0.9 * nll - 0.1 * (z - lse[:, None]).mean(1)).mean()
     off = shard.gather((naive - wanted).abs())  # of each rank
@@ -367,7 +367,7 @@ def gathered_logits_count_once():
     hidden = table[ids] * 0.3
     z = hidden @ table.T
     wanted = F.cross_entropy(z, t)
-    naive = (returned(z.exp().sum(1), shard).log() - z.gather(1, t[:, None])[:, 0]).mean()
+    naive = (sum_outputs(z.exp().sum(1), shard).log() - z.gather(1, t[:, None])[:, 0]).mean()
     assert math.isclose(naive - wanted, math.log(shard.size), rel_tol=1e-9)
     ours = linear_cross_entropy(hidden, table[shard.start : shard.stop], t, shard=shard)
     near("ours", ours, wanted, 1e-12)
@@ -391,9 +391,9 @@ def padding_is_a_row_of_all():
         return whole(mine.grad)
 
     def naive(mine):
-        at, here = shard.own(ids)
+        at, here = shard.local_rows(ids)
         rows, handed = tied_lookup(mine, here, LookupOptions(stop_lookup=pad))
-        return returned(rows.new_zeros(len(ids), E).index_copy(0, at, rows), shard), handed
+        return sum_outputs(rows.new_zeros(len(ids), E).index_copy(0, at, rows), shard), handed
 
     options = LookupOptions(stop_lookup=pad)
     near("ours", gradient(lambda mine: tied_lookup(mine, ids, options, shard=shard)), one.grad, 1e-12)
@@ -427,7 +427,7 @@ def uneven_rows_all_move():
         total, here = z.exp().sum(1), (ids >= first) & (ids < first + equal)
         target = z.gather(1, (ids - first).where(here, 0)[:, None])[:, 0].where(here, 0)
         shard = VocabularyShard(v)
-        return (returned(total, shard).log() - returned(target, shard)).mean()
+        return (sum_outputs(total, shard).log() - sum_outputs(target, shard)).mean()
 
     shard = VocabularyShard(v)
     ours = moved(shard.start, shard.stop, lambda mine: linear_cross_entropy(hidden, mine, ids, shard=shard))

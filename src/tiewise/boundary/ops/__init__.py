@@ -1,7 +1,7 @@
-"""What a head and a lookup compute, as functions of tensors: fused, exact, and with one gradient buffer.
+"""Fused, exact functions of tensors for a lookup and an output head, with one gradient buffer.
 
-- `cross_entropy`: `linear_cross_entropy`, a head's loss without its logits, over `chunked`, its arithmetic.
-- `path_gradient`: `tied_lookup`, by which both ends of a table write into one gradient, and the norms of its two paths.
-- `log_prob`: log-probabilities, log-sum-exps and entropies, with gradients for any of them.
-- `soft_targets`: losses against whole distributions, a teacher's or one from the table itself.
+- `cross_entropy`: `linear_cross_entropy`, a head's loss without its logits; `chunked` has its arithmetic.
+- `path_gradient`: `tied_lookup`, which gives both uses of a table one gradient buffer, and the norms of the two paths.
+- `log_prob`: log-probabilities, log-sum-exps and entropies, with gradients for each.
+- `soft_targets`: losses against full distributions, from a teacher or from the table itself.
 """

@@ -1,4 +1,4 @@
-"""Matrix products of one chunk of tokens: its logits, and gradients from their slopes."""
+"""Matrix products of one chunk of tokens: its logits, and the gradients from their slopes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from tiewise.boundary.ops import devices
 from tiewise.core.backends import LossOptions
 
-CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
-BLOCKS = 8  # of a GPU's chunk, worked on one after the other
-UNDIVIDED = 2_000_000  # logits that a GPU takes at once in any case: 8 MB
-WIDENED = 4_000_000  # numbers of a narrow table that are fp32 at a time: 16 MB
+CACHED = 131_072  # logits that one thread processes at a time: half a megabyte
+BLOCKS = 8  # parts of a GPU's chunk, processed one after the other
+UNDIVIDED = 2_000_000  # logits that a GPU always processes at once: 8 MB
+WIDENED = 4_000_000  # numbers of a narrow table that are converted to fp32 at a time: 16 MB
 
-Gradients = list[Tensor | None]  # of features, weight and bias; None for those that are not needed
+Gradients = list[Tensor | None]  # gradients of features, weight and bias; None if not needed
 
 
 def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, z: Tensor) -> Tensor:
-    """Write the logits [n, V] of features `h` [n, E] into `z`, and return it."""
-    # logits="fp32" multiplies by the scale afterwards, which would round the features of a narrow type
+    """Write the logits [n, V] of features `h` [n, E] into `z`, and return `z`."""
+    # logits="fp32" multiplies the logits by the scale: multiplying narrow features would round them
     if o.scale != 1.0 and not o.logits:
         h = h * o.scale
     _multiply(h, weight, z, keeps_fp32=bool(o.logits))
@@ -34,7 +34,7 @@ def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions,
 
 
 def _multiply(h: Tensor, weight: Tensor, z: Tensor, *, keeps_fp32: bool) -> None:
-    """Write h Wᵀ into `z`, in the type of the sums; `keeps_fp32` forbids rounding it before."""
+    """Write h Wᵀ into `z`, in the type of the sums; `keeps_fp32` forbids earlier rounding."""
     if h.dtype == z.dtype:
         torch.mm(h, weight.T, out=z)
     elif devices.has_wide_products(h):
@@ -46,7 +46,7 @@ def _multiply(h: Tensor, weight: Tensor, z: Tensor, *, keeps_fp32: bool) -> None
 
 
 def _multiply_widened(h: Tensor, weight: Tensor, z: Tensor) -> None:
-    """Write h Wᵀ into `z`, for which blocks of a narrow table are widened."""
+    """Write h Wᵀ into `z`, converting a narrow table to fp32 block by block."""
     width = weight.shape[1]
     words = max(1, WIDENED // max(1, width))
     wide = h.new_empty(min(words, len(weight)), width)
@@ -63,13 +63,13 @@ def softcap_slope(z: Tensor, softcap: float, out: Tensor) -> Tensor:
 
 
 def gradient_buffers(inputs: Sequence[Tensor | None], needs: Sequence[bool], dtype: torch.dtype) -> Gradients:
-    """Return memory like each of `inputs` that needs a gradient.
+    """Return uninitialised memory for the gradient of each of `inputs` that needs one.
 
-    The first chunk of `into_gradients` overwrites it.
+    The first chunk of `accumulate_gradients` overwrites it.
     """
     features = inputs[0]
     assert features is not None, "a sweep has features"
-    allocate = Tensor.new_empty if len(features) else Tensor.new_zeros  # without a token there is no chunk
+    allocate = Tensor.new_empty if len(features) else Tensor.new_zeros  # without tokens no chunk overwrites them
     buffers: Gradients = []
     for x, is_needed in zip(inputs, needs, strict=True):
         if x is None or not is_needed:
@@ -79,7 +79,7 @@ def gradient_buffers(inputs: Sequence[Tensor | None], needs: Sequence[bool], dty
     return buffers
 
 
-def into_gradients(
+def accumulate_gradients(
     gradients: Sequence[Tensor | None],
     part: slice,
     p: Tensor,
@@ -92,9 +92,9 @@ def into_gradients(
 ) -> None:
     """Add to `gradients` those from the slopes c ∘ p [n, V] by the logits.
 
-    `part` says which tokens these are. Gradients are of features, weight and bias, None where not needed. The first
-    chunk overwrites them, except the weight's if `onto`. `p` and `c` [n] are in the accumulator's type, `h` [n, E] and
-    `weight` in that of the products.
+    `part` selects the tokens. `gradients` are of features, weight and bias, None if not needed. The first chunk
+    overwrites them, except the weight's if `onto`. `p` and `c` [n] have the accumulator's type, `h` [n, E] and `weight`
+    that of the products.
     """
     by_features, by_weight, by_bias = gradients
     narrow, is_first = p.to(h.dtype), part.start == 0
@@ -114,11 +114,11 @@ def into_gradients(
         by_weight.add_(narrow.T @ weighted)
 
 
-def cached_rows(z: Tensor) -> Iterator[slice]:
-    """Yield the rows of the logits `z` [n, V] to work on at a time.
+def row_blocks(z: Tensor) -> Iterator[slice]:
+    """Yield slices of the logits `z` [n, V] to process one at a time.
 
-    There is memory for a few copies of them. On a CPU they stay in the cores' caches. A GPU takes one part in BLOCKS of
-    a chunk, or few words at once.
+    The caller has memory for a few copies of a slice. On a CPU a slice fits in the cores' caches. On a GPU it is one of
+    BLOCKS parts of a chunk, or UNDIVIDED logits if that is more.
     """
     n, v = z.shape
     if devices.is_cpu(z):

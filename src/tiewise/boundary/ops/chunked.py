@@ -7,13 +7,13 @@ For a chunk of n tokens with features h [n, E], P = softmax(z) [n, V]:
     R = P − (q / c at column t)
     dfeatures = c ∘ (R W) − v ⊗ uW                           dweight = Rᵀ(c ∘ h) − u ⊗ Σ v h
 
-so the row coefficients act on [n, E] factors, and [n, V] is passed over twice: by the product and by its softmax.
-With a soft-cap the elementwise derivative 1 − tanh² comes between, and P is multiplied out.
+So the row coefficients multiply [n, E] factors, and two steps read [n, V]: the product and its softmax. With a
+soft-cap, P is multiplied by the elementwise derivative 1 − tanh² and by the coefficients.
 
 Sums are fp32 (fp64 for products in fp64). `native_loss` computes the same with a compiled kernel where that is faster.
 
-Of a table over several ranks each does so with the columns that it has (`vocabulary_shard`): V and w are the whole
-vocabulary's, only the rank that has t subtracts q, and the ranks' dfeatures are still to be summed.
+If a table is split over ranks, each rank does this with its columns (`vocabulary_shard`). V and w are then those of the
+full vocabulary, only the rank that has t subtracts q, and the ranks' dfeatures must still be summed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from torch import Tensor
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import (
     Gradients,
+    accumulate_gradients,
     chunk_logits,
     gradient_buffers,
-    into_gradients,
     softcap_slope,
 )
-from tiewise.boundary.ops.fast_products import own_products
+from tiewise.boundary.ops.fast_products import sweep_products
 from tiewise.boundary.ops.problem import LossTensors, accumulator
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.core.backends import LossOptions, chunk_rows
 
-SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
+SMALLEST = 1e-30  # least probability whose fp32 logarithm is accurate; fp32 ends near 1e-38
 
 
 def sweep(
@@ -51,12 +51,12 @@ def sweep(
 ) -> tuple[Tensor, Gradients]:
     """Compute losses and gradients in one pass over all chunks of `tensors`.
 
-    The gradient of weight, where it is needed, is added to `into` if that is given. With a `shard` weight, bias and
-    their gradients are its rows.
+    If the gradient of weight is needed and `into` is given, the gradient is added to `into`. With a `shard`, weight,
+    bias and their gradients are its rows.
 
     Returns:
-        the loss of each token [N], and the gradients `needs` (of features, weight, bias; None elsewhere) of
-        Σ row_weight_i · loss_i (row_weight [] or [N]; None: all 1), multiplied in `kind` and accumulated in
+        the loss of each token [N], and the gradients of Σ row_weight_i · loss_i that `needs` requests (of features,
+        weight, bias; otherwise None). `row_weight` is [] or [N]; None: all 1. Products are in type `kind` and sums in
         `accumulator(kind)`.
     """
     features, weight, bias, targets = tensors
@@ -67,7 +67,7 @@ def sweep(
     gradients = gradient_buffers((features, weight, bias), buffered, wide)
     if adds_to_into:
         gradients[1] = into
-    with own_products(features, weight, kind):
+    with sweep_products(features, weight, kind):
         loss = _ChunkedLoss(options, LossTensors(*tensors), kind, any(needs), shard)
         for chunk in loss.chunks():
             softmax = loss.softmax(chunk)
@@ -78,25 +78,25 @@ def sweep(
 
 
 class _Chunk(NamedTuple):
-    """Some of the tokens, with all that is computed of them before their logits."""
+    """Some of the tokens, with everything that is computed before their logits."""
 
-    part: slice  # which of all tokens
+    part: slice  # positions among all tokens
     h: Tensor  # [n, E] in the type of the products
     targets: Tensor  # [n]
     valid: Tensor  # [n] bool: not ignored
     hit: Tensor | float  # (1 − ε) w_t [n], or one number for all
-    column: Tensor  # [n, 1] the targets' columns of the logits; [n, 0] on a rank without rows
-    is_here: Tensor | None  # [n] bool: this rank has the target's column; None: it has all
+    column: Tensor  # [n, 1] columns of the targets in the logits; [n, 0] on a rank without rows
+    is_here: Tensor | None  # [n] bool: this rank has the target's column; None: it has all columns
 
 
 class _ChunkSoftmax(NamedTuple):
-    """Softmax of a chunk's logits, and the sums over the vocabulary of which its losses consist."""
+    """Softmax of a chunk's logits, and the sums over the vocabulary that make up its losses."""
 
     p: Tensor  # [n, V]
     nll: Tensor  # [n] of the targets; inf where a logit is −inf
     lse: Tensor  # [n]
     spread: Tensor | None  # (1/V) Σ_j w_j z_j [n], for label smoothing
-    slope: Tensor | None  # [n, V] the soft-cap's derivative, where gradients need it
+    slope: Tensor | None  # [n, V] derivative of the soft-cap, if gradients need it
 
 
 class _ChunkedLoss:
@@ -121,7 +121,7 @@ class _ChunkedLoss:
         self._set_buffers()
 
     def _set_class_weights(self) -> None:
-        """Set the class weights of all words, of the columns here, and of label smoothing."""
+        """Set the class weights of all words, of the local columns, and of label smoothing."""
         o, v = self.options, len(self.weight)
         self.vocab = v if self.shard is None else self.shard.total
         self.mean_weight: Tensor | float = 1.0
@@ -129,8 +129,8 @@ class _ChunkedLoss:
         if o.class_weight is not None:
             self.class_weight = o.class_weight.to(self.wide)
             self.mean_weight = self.class_weight.mean()
-            here = slice(None) if self.shard is None else slice(self.shard.start, self.shard.stop)
-            self.column_weight = self.class_weight[here]
+            columns = slice(None) if self.shard is None else slice(self.shard.start, self.shard.stop)
+            self.column_weight = self.class_weight[columns]
         self.spread_weight = o.label_smoothing * self.mean_weight  # ε mean(w)
         self.smoothed: Tensor | None = None  # u
         if o.label_smoothing:
@@ -140,15 +140,15 @@ class _ChunkedLoss:
             self.smoothed = w * (o.label_smoothing / self.vocab)
 
     def _set_buffers(self) -> None:
-        """Allocate the logits of one chunk, twice where two matrices are alive at once."""
+        """Allocate the logits of one chunk, and a second buffer if two matrices coexist."""
         o, shard, v, n = self.options, self.shard, len(self.weight), len(self.targets)
         if shard is None:
             buffers = 2 if self.needs_slope or not self.softmax_is_in_place else 1
-            numbers = devices.numbers_held(v, buffers, self.kind)
-            self.rows = devices.rows_at_once(n, numbers, self.features, o.chunk)
-        else:  # as many chunks on every rank, whatever is needed there and however large its GPU is
+            numbers = devices.numbers_per_token(v, buffers, self.kind)
+            self.rows = devices.chunk_size(n, numbers, self.features, o.chunk)
+        else:  # every rank needs the same number of chunks, whichever gradients it needs and however large its GPU is
             buffers = 1 if o.softcap is None else 2
-            numbers = devices.numbers_held(shard.rows, buffers, self.kind)
+            numbers = devices.numbers_per_token(shard.rows, buffers, self.kind)
             self.rows = chunk_rows(n, numbers, self.features.device.type, o.chunk)
         self.buffer = self.features.new_empty(min(self.rows, n), v, dtype=self.wide)
         self.spare = torch.empty_like(self.buffer) if buffers == 2 else self.buffer[:0]
@@ -171,11 +171,14 @@ class _ChunkedLoss:
             yield _Chunk(part, self.features[part].to(self.kind), targets, valid, hit, column, is_here)
 
     def softmax(self, chunk: _Chunk) -> _ChunkSoftmax:
-        """Return the softmax of a chunk's logits, in this object's memory: valid until the next chunk."""
+        """Return the softmax of a chunk's logits, in this object's memory.
+
+        It is valid until the next chunk.
+        """
         z = self._logits(chunk.h, self.buffer[: len(chunk.h)])
         spread = self._spread(z)  # before z becomes its softmax
         if not self.softmax_is_in_place:
-            return self._softmax_beyond(chunk, z, spread)
+            return self._softmax_in_spare(chunk, z, spread)
         slope = None
         if self.needs_slope:
             slope = self._softcap_slope(z, self.spare[: len(z)])
@@ -195,7 +198,7 @@ class _ChunkedLoss:
         return softcap_slope(z, self.options.softcap, out)
 
     def _spread(self, z: Tensor) -> Tensor | None:
-        """Return (1/V) Σ_j w_j z_j [n] over the columns here; None without label smoothing."""
+        """Return (1/V) Σ_j w_j z_j [n] over the local columns; None without label smoothing."""
         if not self.options.label_smoothing:
             return None
         total = z.sum(1) if self.column_weight is None else z @ self.column_weight
@@ -204,26 +207,27 @@ class _ChunkedLoss:
     def _softmax_in_place(self, chunk: _Chunk, z: Tensor) -> tuple[Tensor, Tensor]:
         """Overwrite the logits `z` with their softmax, and return nll and lse [n].
 
-        On a CPU the softmax is one pass over memory, and the logarithm of all of it would be a second one. So nll is
-        the logarithm of the target's probability, except where that is too small to have one.
+        On a CPU the softmax is one pass over memory, and a logarithm of the full matrix would be a second one. So nll
+        is the logarithm of the target's probability alone. Targets whose probability is below SMALLEST are computed
+        again from their logits.
         """
         target_logit = z.gather(1, chunk.column)[:, 0]
         p = torch.softmax(z, 1, out=z)
         at_target = p.gather(1, chunk.column)[:, 0]
         nll = at_target.log().neg_()
         lse = target_logit + nll
-        lost = (at_target < SMALLEST).nonzero()[:, 0]
-        if len(lost):
-            logits = self._logits(chunk.h[lost], p.new_empty(len(lost), p.shape[1]))
-            lse[lost] = logits.logsumexp(1)
-            nll[lost] = lse[lost] - target_logit[lost]
+        underflowed = (at_target < SMALLEST).nonzero()[:, 0]
+        if len(underflowed):
+            logits = self._logits(chunk.h[underflowed], p.new_empty(len(underflowed), p.shape[1]))
+            lse[underflowed] = logits.logsumexp(1)
+            nll[underflowed] = lse[underflowed] - target_logit[underflowed]
         return nll, lse
 
-    def _softmax_beyond(self, chunk: _Chunk, z: Tensor, spread: Tensor | None) -> _ChunkSoftmax:
+    def _softmax_in_spare(self, chunk: _Chunk, z: Tensor, spread: Tensor | None) -> _ChunkSoftmax:
         """Return the softmax in the spare memory, as a GPU computes it.
 
         A soft-cap's slope overwrites the logits. The largest probability is 1 / Σ_j exp(z_j − top), whose logarithm
-        loses nothing.
+        loses no accuracy.
         """
         p = torch.softmax(z, 1, out=self.spare[: len(z)])
         top = z.amax(1)
@@ -234,7 +238,7 @@ class _ChunkedLoss:
         return _ChunkSoftmax(p, nll, lse, spread, slope)
 
     def token_losses(self, chunk: _Chunk, softmax: _ChunkSoftmax) -> Tensor:
-        """Return the loss of each token [n], 0 where it is ignored."""
+        """Return the loss of each token [n], 0 for ignored tokens."""
         o = self.options
         loss = chunk.hit * softmax.nll
         if o.z_loss:
@@ -246,49 +250,52 @@ class _ChunkedLoss:
     def add_gradients(
         self, gradients: Gradients, chunk: _Chunk, softmax: _ChunkSoftmax, row_weight: Tensor | None, *, onto: bool
     ) -> None:
-        """Add the gradients of a chunk; its softmax is overwritten by the slopes. `onto` as in `into_gradients`."""
-        on = _token_weights(chunk, row_weight, self.wide)
-        p, c = self._logit_slopes(chunk, softmax, on)
-        into_gradients(gradients, chunk.part, p, c, chunk.h, self.weight, self.options.scale, onto=onto)
-        if self.smoothed is not None and softmax.slope is None:
-            self._subtract_smoothing(gradients, chunk, on, self.smoothed)
+        """Add the gradients of a chunk, overwriting its softmax with the slopes.
 
-    def _logit_slopes(self, chunk: _Chunk, softmax: _ChunkSoftmax, on: Tensor) -> tuple[Tensor, Tensor]:
+        `onto` is as in `accumulate_gradients`.
+        """
+        token_weight = _token_weights(chunk, row_weight, self.wide)
+        p, c = self._logit_slopes(chunk, softmax, token_weight)
+        accumulate_gradients(gradients, chunk.part, p, c, chunk.h, self.weight, self.options.scale, onto=onto)
+        if self.smoothed is not None and softmax.slope is None:
+            self._subtract_smoothing(gradients, chunk, token_weight, self.smoothed)
+
+    def _logit_slopes(self, chunk: _Chunk, softmax: _ChunkSoftmax, token_weight: Tensor) -> tuple[Tensor, Tensor]:
         """Overwrite P [n, V] so that c ∘ P are the logits' slopes; return both.
 
-        Without a soft-cap the part of label smoothing, −v ⊗ u, is still missing: it needs no [n, V].
+        Without a soft-cap, the term −v ⊗ u of label smoothing is added later: it needs no [n, V].
         """
         p, slope, z_loss = softmax.p, softmax.slope, self.options.z_loss
         lse_slope = 2 * z_loss * softmax.lse if z_loss else 0.0
-        c, q = on * (chunk.hit + self.spread_weight + lse_slope), on * chunk.hit
+        c, q = token_weight * (chunk.hit + self.spread_weight + lse_slope), token_weight * chunk.hit
         if chunk.is_here is not None:
             q = q * chunk.is_here
         if slope is None and not z_loss:
             p.scatter_add_(1, chunk.column, -(q / c.where(c != 0, 1))[:, None])
             return p, c
-        # c may vanish, or the soft-cap's slope comes between P and the product: multiply out
+        # c may be 0, or P must be multiplied by the soft-cap's slope: multiply by c here
         p.mul_(c[:, None]).scatter_add_(1, chunk.column, -q[:, None])
         if slope is not None:
             if self.smoothed is not None:
-                p.addr_(on, self.smoothed, alpha=-1)
+                p.addr_(token_weight, self.smoothed, alpha=-1)
             p.mul_(slope)
         return p, torch.ones_like(c)
 
-    def _subtract_smoothing(self, gradients: Gradients, chunk: _Chunk, on: Tensor, u: Tensor) -> None:
-        """Subtract the gradients of v ⊗ u: slopes u [V] of every token that counts."""
+    def _subtract_smoothing(self, gradients: Gradients, chunk: _Chunk, token_weight: Tensor, u: Tensor) -> None:
+        """Subtract the gradients of v ⊗ u: slopes u [V] of every counted token."""
         by_features, by_weight, by_bias = gradients
         scale = self.options.scale
         if by_bias is not None:
-            by_bias.sub_(on.sum() * u)
+            by_bias.sub_(token_weight.sum() * u)
         if by_features is not None:
             row = (u.to(self.kind) @ self.weight).to(self.wide)
-            by_features[chunk.part].addr_(on, row, alpha=-scale)
+            by_features[chunk.part].addr_(token_weight, row, alpha=-scale)
         if by_weight is not None:
-            by_weight.addr_(u, on @ (chunk.h.to(self.wide) * scale), alpha=-1)
+            by_weight.addr_(u, token_weight @ (chunk.h.to(self.wide) * scale), alpha=-1)
 
 
 def _token_weights(chunk: _Chunk, row_weight: Tensor | None, wide: torch.dtype) -> Tensor:
-    """Return the factor [n] on each loss of a chunk, 0 where the token is ignored."""
+    """Return the factor [n] on each loss of a chunk, 0 for ignored tokens."""
     if row_weight is None:
         return chunk.valid.to(wide)
     if row_weight.dim():

@@ -1,19 +1,19 @@
-"""`linear_cross_entropy`: the loss of an output head without its logits; and its oracle.
+"""`linear_cross_entropy`: the loss of an output head without its logits, and an fp64 reference.
 
     z      = softcap(scale · features @ weightᵀ + bias)            softcap(z) = c · tanh(z / c)
     lse    = log Σ_j exp z_j
     loss_i = (1 − ε) w_t (lse − z_t) + (ε / V) Σ_j w_j (lse − z_j) + ζ lse²        t = target of token i
 
-with ε label smoothing, w class weights (1 where none), ζ the z-loss coefficient. Tokens whose target is `ignore_index`
-count for nothing. `mean` divides the sum by Σ_i w_t, as `torch.nn.functional.cross_entropy` does, and gives 0 with zero
-gradients, not nan, where every token is ignored.
+ε is the label smoothing, w are the class weights (1 without any), and ζ is the z-loss coefficient. A token whose target
+is `ignore_index` adds nothing to the loss. `mean` divides the sum by Σ_i w_t, as `torch.nn.functional.cross_entropy`
+does. If every token is ignored, it returns 0 with zero gradients instead of nan.
 
 Sources: label smoothing, Szegedy et al. 2016 §7; z-loss, PaLM (Chowdhery et al. 2022) §5; soft-cap, Gemma 2 §2.
 
-A scalar has its gradients computed next to it, three matrix products in all; of per-token losses, whose upstream
-gradient is not known yet, each chunk is computed again in the backward pass (four). Under `torch.compile` the same
-is an opaque operator: Dynamo cannot trace the eager function (it asks the running backward whether its graph survives),
-and must not unroll the chunk loop.
+The forward pass of a scalar loss also computes the gradients: three matrix products in all. The upstream gradient of
+per-token losses is unknown until the backward pass. That pass computes each chunk again, which makes four products.
+Under `torch.compile` the loss is an opaque operator, for two reasons: Dynamo cannot trace the eager function, which
+asks the running backward pass whether its graph survives, and Dynamo must not unroll the chunk loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tiewise.boundary.ops import chunked
 from tiewise.boundary.ops.chunk_products import Gradients
-from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduced
+from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
 from tiewise.boundary.ops.gpu_kernels import VARIABLE, maintained
 from tiewise.boundary.ops.native_loss import fastest_sweep
 from tiewise.boundary.ops.problem import (
@@ -59,11 +59,16 @@ def linear_cross_entropy(
     shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> Tensor:
-    """Return the cross-entropy of `features @ weightᵀ` against `targets`; the [N, V] logits never exist.
+    """Return the cross-entropy of `features @ weightᵀ` against `targets` without the [N, V] logits.
 
-    It is computed in chunks of tokens. bf16 and fp16 inputs multiply in their own type and accumulate in fp32. It works
-    under autocast, `torch.compile`, gradient checkpointing, and with frozen features or a frozen weight, whose gradient
-    is then not computed.
+    The loss is computed in chunks of tokens. bf16 and fp16 inputs multiply in their type and accumulate in fp32. The
+    function works under autocast, `torch.compile` and gradient checkpointing. If the features or the weight are frozen,
+    their gradient is not computed. The module's header has the formula and its sources.
+
+    >>> import torch
+    >>> features, weight = torch.zeros(2, 4), torch.zeros(8, 4)
+    >>> linear_cross_entropy(features, weight, torch.tensor([1, 5]))  # ln 8
+    tensor(2.0794)
 
     Args:
         features: [..., E], any floating type.
@@ -71,33 +76,35 @@ def linear_cross_entropy(
         targets: [...] class indices, or `ignore_index`.
         bias: [V] or None.
         options: see `LossOptions`.
-        into: [V, E], fp32 (fp64 for fp64 inputs), contiguous: the gradient of `weight` is added to it in this call, if
-            gradients are on, and autograd has none to give. So no second table is made, and a narrow `weight` has its
-            gradient summed over batches in fp32. `weight.grad` itself may be given. Hooks of `weight`, and DDP, see
-            nothing of it, and it is for scalar losses whose backward pass follows, once.
-        upstream: by what that pass multiplies, which `into` must know beforehand: 1 / 4 for `(loss / 4).backward()`.
-        shard: where `weight` and `bias` are this rank's rows [V_r, E] and [V_r] of a table over several ranks. All of
-            them call this, with the same features, targets and options; each gets the loss and the features' gradient
-            over the whole vocabulary, and the gradient of its own rows. A class weight is that of the whole [V]. Where
-            ranks have `own_tokens`, each has the loss of its own, and the gradient of its rows is that of all losses,
-            each multiplied by its rank's upstream: of a mean over all tokens, divide the table's by the ranks.
+        into: [V, E], fp32 (fp64 for fp64 inputs), contiguous; `weight.grad` is allowed. If gradients are on, this call
+            adds the gradient of `weight` to it, and autograd returns none for `weight`. This avoids a second table and
+            sums the gradient of a narrow `weight` over batches in fp32. Hooks of `weight` and DDP do not see this
+            gradient. It is for scalar losses that are followed by exactly one backward pass.
+        upstream: factor by which that backward pass multiplies, which `into` needs in advance: 1 / 4 for `(loss /
+            4).backward()`.
+        shard: if given, `weight` and `bias` are this rank's rows [V_r, E] and [V_r] of a table over several ranks. All
+            ranks make this call with the same features, targets and options. Each rank gets the loss and the features'
+            gradient over the full vocabulary, and the gradient of its local rows. A class weight has the full shape
+            [V]. If the shard has `own_tokens`, each rank gets the loss of its local tokens. The gradient of its rows
+            then sums all ranks' losses, each multiplied by its rank's upstream gradient: for a mean over all tokens,
+            divide the table's gradient by the number of ranks.
         **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
 
     Returns:
         fp32 scalar (fp64 for fp64 inputs), or a tensor shaped like `targets` for `reduction="none"`. A target whose
-        logit is −inf costs inf, and its gradient is finite.
+        logit is −inf has the loss inf and a finite gradient.
 
     Raises:
-        TypeError: features, weight or targets that are no tensors: a module in place of its weight, say; an option
-            that is no number.
-        ValueError: shapes that do not meet, a table without rows, tensors on several devices, an option out of range,
-            `into` unlike what it must be, rows that are not those of the shard.
-        IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
-        UnsupportedError: features or a weight of whole or complex numbers, targets that are probabilities or bools, a
-            tensor as an option, `torch.func` transforms, second derivatives, a backend that is missing, lacks a
-            requested option, or is not in a tested version; with `into` also checkpointing, `torch.compile`, fp16, and
-            a backward pass by another factor than `upstream`; with a shard also `torch.compile` and every backend but
-            our own.
+        TypeError: features, weight or targets are not tensors (a module instead of its weight, for example); an option
+            is not a number.
+        ValueError: the shapes do not fit together, the table has no rows, the tensors are on several devices, an option
+            is out of range, `into` has the wrong shape or type, or the rows are not those of the shard.
+        IndexError: a target is outside [0, V). This is checked on a CPU only; on a GPU it would cost a synchronisation.
+        UnsupportedError: features or a weight are integers or complex, targets are probabilities or bools, an option is
+            a tensor, the call is inside a `torch.func` transform, a second derivative is taken, or the backend is
+            missing, lacks a requested option or has an untested version. With `into` also: checkpointing,
+            `torch.compile`, fp16, and a backward pass by another factor than `upstream`. With a shard also:
+            `torch.compile`, and every backend but tiewise's.
         RunError: the environment variable TIEWISE_LOSS names no backend.
     """
     options = replace(options, **overrides) if overrides else options
@@ -121,11 +128,11 @@ def linear_cross_entropy(
 
 
 def _check_values(tensors: LossTensors, kind: torch.dtype, options: LossOptions, shard: VocabularyShard | None) -> None:
-    """Refuse targets outside the vocabulary, and a type that a rank's own tokens cannot have."""
+    """Refuse targets outside the vocabulary, and fp16 if ranks have separate tokens."""
     if shard is None:
         check_range(tensors.targets, tensors.weight.shape[0], options.ignore_index)
-    # a shard's sweep checks the targets of everyone, so that all ranks refuse
-    elif shard.own_tokens and kind == torch.float16:  # whose gradients are divided after they are summed
+    # a shard's sweep checks the targets of all ranks, so that all of them raise
+    elif shard.own_tokens and kind == torch.float16:  # fp16 gradients are divided after they are summed
         raise UnsupportedError("tokens of a rank's own in fp16", "compute in bfloat16")
 
 
@@ -137,9 +144,13 @@ def oracle(
     options: LossOptions = _DEFAULT,
     **overrides: Any,
 ) -> Tensor:
-    """Compute the same loss by its formula, in fp64, with all logits.
+    """Return the same loss by its formula, in fp64, with all logits.
 
-    It is the truth that the tests measure against.
+    It is the reference with which the tests compare. Arguments are those of `linear_cross_entropy`.
+
+    >>> import torch
+    >>> oracle(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([1, 5]))  # ln 8
+    tensor(2.0794, dtype=torch.float64)
     """
     o = replace(options, **overrides) if overrides else options
     z = _oracle_logits(features, weight, bias, o)
@@ -152,7 +163,7 @@ def oracle(
     lse = z.logsumexp(1)
     hit = w[at] * (lse - z.gather(1, at[:, None])[:, 0])
     losses = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
-    if o.label_smoothing:  # 0 · inf is no 0, where a logit is −inf
+    if o.label_smoothing:  # a logit may be −inf, and 0 · inf is nan
         losses = losses + o.label_smoothing * (w * (lse[:, None] - z)).mean(1)
     losses = losses.where(valid, 0)
     if o.reduction == "none":
@@ -174,7 +185,7 @@ def _oracle_logits(features: Tensor, weight: Tensor, bias: Tensor | None, o: Los
 
 
 def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) -> None:
-    """Refuse an `into` that is no buffer for weight's gradient, and calls that add it wrongly."""
+    """Refuse an `into` of the wrong form, and calls that would add to it wrongly."""
     if not _is_buffer_for(into, weight, accumulator(kind)):
         what = f"a contiguous {accumulator(kind)} tensor of shape {tuple(weight.shape)} without gradient"
         raise ValueError(f"into must be {what}")
@@ -193,7 +204,7 @@ def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) ->
 
 
 def _is_buffer_for(into: Any, weight: Tensor, wide: torch.dtype) -> bool:
-    """Return whether the gradient of weight in type `wide` can be added to `into`."""
+    """Return whether the gradient of `weight` in type `wide` can be added to `into`."""
     if not isinstance(into, Tensor):
         return False
     is_alike = (into.shape, into.dtype, into.device) == (weight.shape, wide, weight.device)
@@ -205,7 +216,7 @@ def _is_buffer_for(into: Any, weight: Tensor, wide: torch.dtype) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Sweep:
-    """Losses and gradients of one call, as `chunked.sweep` computes them."""
+    """Function that computes the losses and gradients of one call, as `chunked.sweep` does."""
 
     options: LossOptions
     into: Tensor | None = None
@@ -214,21 +225,21 @@ class _Sweep:
     def __call__(
         self, tensors: Sequence[Any], kind: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
-        """Compute them here, or together with the other ranks of a shard."""
+        """Compute losses and gradients on this rank, or together with the other ranks of a shard."""
         if self.shard is None:
-            return self._here(LossTensors(*tensors), kind, needs, row_weight)
+            return self._on_this_rank(LossTensors(*tensors), kind, needs, row_weight)
         return self._over_ranks(self.shard, LossTensors(*tensors), kind, needs, row_weight)
 
-    def _here(
+    def _on_this_rank(
         self, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
-        """Compute them by the backend that the options or the environment choose."""
+        """Compute losses and gradients by the backend that the options or the environment choose."""
         o = self.options
         backend = o.backend or os.environ.get(VARIABLE) or "tiewise"
         if self.into is None and backend != "tiewise":
-            other = maintained(backend, o, tensors, kind, chunked.sweep)
-            if other is not None:
-                return other(o, tensors, kind, needs, row_weight)
+            sweep = maintained(backend, o, tensors, kind, chunked.sweep)
+            if sweep is not None:
+                return sweep(o, tensors, kind, needs, row_weight)
         return fastest_sweep(o, tensors, kind, needs, row_weight, self.into)
 
     def _over_ranks(
@@ -239,36 +250,39 @@ class _Sweep:
         needs: Needs,
         row_weight: Tensor | None,
     ) -> tuple[Tensor, Gradients]:
-        """Compute those of everyone's tokens with the rows here; return those of this rank's tokens."""
+        """Compute the losses of all ranks' tokens with the local rows; return this rank's part."""
         o, n = self.options, len(tensors.targets)
-        room = shard.room(tensors.targets)
-        targets = shard.everyone(tensors.targets, room, o.ignore_index)
+        max_tokens = shard.max_tokens(tensors.targets)
+        targets = shard.gather_tokens(tensors.targets, max_tokens, o.ignore_index)
         check_range(targets, shard.total, o.ignore_index)
-        if room is not None and row_weight is not None:
-            row_weight = _everyones_weight(row_weight, shard, room)
-        everyones = tensors._replace(features=shard.everyone(tensors.features, room), targets=targets)
-        losses, gradients = chunked.sweep(o, everyones, kind, needs, row_weight, self.into, shard)
+        if max_tokens is not None and row_weight is not None:
+            row_weight = _gather_row_weight(row_weight, shard, max_tokens)
+        all_tensors = tensors._replace(features=shard.gather_tokens(tensors.features, max_tokens), targets=targets)
+        losses, gradients = chunked.sweep(o, all_tensors, kind, needs, row_weight, self.into, shard)
         if gradients[0] is not None:
-            gradients[0] = shard.summed_part(gradients[0], room, n)
-        return shard.own_part(losses, room, n), gradients
+            gradients[0] = shard.sum_tokens(gradients[0], max_tokens, n)
+        return shard.local_part(losses, max_tokens, n), gradients
 
 
-def _everyones_weight(row_weight: Tensor, shard: VocabularyShard, room: int) -> Tensor:
-    """Return the factors [W · room] on everyone's losses, from one a rank or a token."""
+def _gather_row_weight(row_weight: Tensor, shard: VocabularyShard, max_tokens: int) -> Tensor:
+    """Return the factors [W · max_tokens] on all ranks' losses.
+
+    `row_weight` has one factor for each rank, or one for each token of this rank.
+    """
     if row_weight.dim():
-        return shard.everyone(row_weight, room)
-    return shard.gather(row_weight).repeat_interleave(room)
+        return shard.gather_tokens(row_weight, max_tokens)
+    return shard.gather(row_weight).repeat_interleave(max_tokens)
 
 
-# The same under torch.compile: one operator, of tensors and numbers alone.
+# The same loss under torch.compile: one operator, whose arguments are tensors and numbers only.
 
 _TENSORS = "Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream"
-_HOW = (
+_OPTION_SCHEMA = (
     "str reduction, int? chunk, float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss,"
     " str? logits, str? backend"
 )
-_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")]  # of `LossOptions`
-_SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)"
+_FIELDS = [argument.split()[1] for argument in _OPTION_SCHEMA.split(", ")]  # fields of `LossOptions`
+_SCHEMA = f"({_TENSORS}, ScalarType kind, bool[] wanted, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)"
 
 
 class _Arguments(NamedTuple):
@@ -279,7 +293,7 @@ class _Arguments(NamedTuple):
     bias: Tensor | None
     targets: Tensor
     class_weight: Tensor | None
-    upstream: Tensor | None  # of per-token losses; None: only the losses are computed
+    upstream: Tensor | None  # gradient of per-token losses; None: compute only the losses
     kind: torch.dtype
     needs: Sequence[bool]
     reduction: str
@@ -298,25 +312,28 @@ class _Arguments(NamedTuple):
 
 
 def _compiled_loss(tensors: LossTensors, kind: torch.dtype, options: LossOptions) -> Tensor:
-    """Return the loss by the operator, whose arguments are decided while Dynamo traces.
+    """Return the loss by the operator, with arguments that are fixed while Dynamo traces.
 
-    At run time the operator no longer sees in which autocast region it was called.
+    At run time the operator cannot see the autocast region of its caller.
     """
     inputs = (tensors.features, tensors.weight, tensors.bias)
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
-    how = [getattr(options, name) for name in _FIELDS]
+    option_values = [getattr(options, name) for name in _FIELDS]
     loss: Tensor
-    loss, *_ = _operator(*inputs, tensors.targets, options.class_weight, None, kind, needs, *how)
+    loss, *_ = _operator(*inputs, tensors.targets, options.class_weight, None, kind, needs, *option_values)
     return loss
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    """Compute loss and gradients; an operator returns nothing but tensors, so an unwanted gradient is empty."""
+    """Compute the loss and its gradients; a gradient that is not needed is an empty tensor.
+
+    An operator can return nothing but tensors.
+    """
     a = _Arguments(*arguments)
     options = a.options()
     tensors = LossTensors(a.features, a.weight, a.bias, a.targets)
-    loss, gradients = reduced(_Sweep(options), options, tensors, a.kind, tuple(a.needs), a.upstream)
+    loss, gradients = reduce_losses(_Sweep(options), options, tensors, a.kind, tuple(a.needs), a.upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in gradients))
 
 
@@ -335,10 +352,11 @@ def _(*arguments: Any) -> Any:
     return tuple(a.targets.new_empty(shape, dtype=accumulator(a.kind)) for shape in shapes)
 
 
-def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    """Save the gradients of a reduced loss, and the inputs of a per-token one."""
+def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save the gradients of a reduced loss, or the inputs of a per-token one."""
     a = _Arguments(*inputs)
-    ctx.how, ctx.is_per_token = inputs[6:], a.reduction == "none"  # `how` is all that follows `upstream`
+    ctx.option_values = inputs[6:]  # the arguments after `upstream`: `kind`, `needs` and the options
+    ctx.is_per_token = a.reduction == "none"
     ctx.needs = a.needs
     ctx.dtypes = [None if x is None else x.dtype for x in (a.features, a.weight, a.bias)]
     counts = a.targets != a.ignore_index
@@ -348,19 +366,19 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*output[1:], counts.any())
 
 
-def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
-    """Return the gradients of all arguments, None for those that are no inputs of the loss."""
+def _backward(ctx: Any, upstream: Tensor, *_: Any) -> Any:
+    """Return the gradients of all arguments; None for arguments that are not inputs of the loss."""
     *saved, counts = ctx.saved_tensors
-    upstream = upstream.where(counts, 0)  # as in `fused_loss`
+    upstream = upstream.where(counts, 0)  # ignored tokens have no gradient, as in `fused_loss`
     if ctx.is_per_token:
-        gradients = _operator(*saved, upstream, *ctx.how)[1:]
-    else:  # an operator's own results may not be given away
+        gradients = _operator(*saved, upstream, *ctx.option_values)[1:]
+    else:  # an operator may not return its saved results
         gradients = [x * upstream for x in saved]
     results = []
     for x, dtype, is_needed in zip(gradients, ctx.dtypes, ctx.needs, strict=True):
         results.append(x.to(dtype) if is_needed else None)
-    others = 3 + len(ctx.how)  # targets, class_weight and upstream, and what is no tensor
+    others = 3 + len(ctx.option_values)  # targets, class_weight, upstream, and `option_values`
     return (*results, *[None] * others)
 
 
-_operator.register_autograd(_derivative, setup_context=_remember)
+_operator.register_autograd(_backward, setup_context=_save_for_backward)

@@ -1,7 +1,8 @@
-"""Abilities of a tensor's device: the branch that a sweep takes, its products, autocast, and memory for a chunk.
+"""Properties of a tensor's device: its branch of a sweep, products, autocast and memory.
 
-The sweeps have two branches: a CPU's, and that of every other device (a GPU; `meta`, where only shapes exist). Every
-choice between them asks this module by its name, so that a test can run a GPU's branch on CPU tensors.
+The sweeps have two branches: one for a CPU, and one for every other device (a GPU; `meta`, which has shapes only).
+Every choice between the branches goes through this module by its name, so that a test can run a GPU's branch on CPU
+tensors.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from tiewise.core.backends import chunk_rows
 
-CARD = 64  # a chunk takes at most one part in so many of a GPU's memory
-WITHOUT_AUTOCAST = ("meta",)  # of the devices whose tensors can be compiled
+CHUNKS_IN_MEMORY = 64  # a chunk takes at most 1/64 of a GPU's memory
+WITHOUT_AUTOCAST = ("meta",)  # devices that can be compiled for and lack autocast
 
 
 def is_cpu(x: Tensor) -> bool:
@@ -28,7 +29,7 @@ def is_cpu(x: Tensor) -> bool:
 def autocast_type(x: Tensor) -> torch.dtype | None:
     """Return the type in which autocast would multiply `x`.
 
-    It is None where autocast is off, or the device has none.
+    It is None if autocast is off, or if the device has none.
     """
     device = x.device.type
     if _has_autocast(device) and torch.is_autocast_enabled(device):
@@ -54,31 +55,32 @@ def _has_autocast(device: str) -> bool:
 
 @cache
 def _mm_takes_out_dtype() -> bool:
-    """Return whether `torch.mm` can keep the fp32 sums of narrow products: on CUDA, from torch 2.8 on.
+    """Return whether `torch.mm` can return fp32 sums of narrow products.
 
-    On ROCm its results were wrong in several releases (PyTorch's issue 162600 and later ones).
+    CUDA can from torch 2.8 on. On ROCm the results were wrong in several releases (PyTorch's issue 162600 and later
+    ones).
     """
     overloads: Callable[[], list[str]] = torch.ops.aten.mm.overloads
     return torch.version.hip is None and "dtype_out" in overloads()
 
 
 def has_wide_products(x: Tensor) -> bool:
-    """Return whether products of narrow tensors like `x` can be written as the fp32 sums that they are."""
+    """Return whether products of narrow tensors like `x` can be written as fp32 sums."""
     return x.device.type == "cuda" and _mm_takes_out_dtype()
 
 
 def wide_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Write the fp32 sums of the product of narrow `a` and `b` into `out`.
 
-    It works only where `has_wide_products`.
+    It requires `has_wide_products`.
     """
     torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
-def numbers_held(v: int, buffers: float, kind: torch.dtype) -> int:
-    """Return the memory of a token in fp32 numbers.
+def numbers_per_token(v: int, buffers: float, kind: torch.dtype) -> int:
+    """Return the memory that one token takes in a chunk, in fp32 numbers.
 
-    It holds `buffers` rows of V sums, and a copy in a narrower `kind`.
+    It counts `buffers` rows of V sums, and a row in a narrower product type.
     """
     wide = torch.promote_types(kind, torch.float32)
     bytes_per_word = buffers * wide.itemsize
@@ -87,19 +89,24 @@ def numbers_held(v: int, buffers: float, kind: torch.dtype) -> int:
     return math.ceil(v * bytes_per_word / torch.float32.itemsize)
 
 
-def rows_at_once(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
-    """Return the rows of a chunk of `n` tokens with `numbers` each.
+def chunk_size(n: int, numbers: int, like: Tensor, chunk: int | None) -> int:
+    """Return how many of `n` tokens a chunk takes.
 
-    They are for the device of `like`; `chunk` overrides.
+    Each token takes `numbers` fp32 numbers.
+
+    The memory is that of the device of `like`; `chunk` overrides the result.
     """
     budget = "cpu" if is_cpu(like) else "cuda"
     most = None
     if like.device.type == "cuda":
-        most = _memory(like.device) // (4 * CARD)
+        most = _total_memory(like.device) // (4 * CHUNKS_IN_MEMORY)
     return chunk_rows(n, numbers, budget, chunk, most)
 
 
 @cache
-def _memory(device: torch.device) -> int:
-    """Return the bytes of a GPU. With what is free at the moment, chunks and so rounding would differ between runs."""
+def _total_memory(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory.
+
+    Free memory would make chunks, and so rounding, differ between runs.
+    """
     return int(torch.cuda.get_device_properties(device).total_memory)

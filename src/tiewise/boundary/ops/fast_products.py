@@ -106,7 +106,7 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
 
 
 @contextmanager
-def own_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterator[None]:
+def sweep_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterator[None]:
     """Within this context a sweep multiplies in `kind`, without autocast and gradients, as is fastest for its size."""
     fast = ExitStack()
     with devices.without_autocast(features), torch.no_grad(), fast:

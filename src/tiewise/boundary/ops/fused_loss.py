@@ -1,7 +1,7 @@
-"""Reduction of losses that are computed together with their gradients, and their derivative for autograd.
+"""Reduction of losses that are computed together with their gradients, and their backward pass.
 
-A scalar has its gradients computed next to it, in the forward pass. Of per-token losses the upstream gradient is not
-known yet, so the backward pass computes each chunk again.
+The forward pass of a scalar loss also computes the gradients. The upstream gradient of per-token losses is unknown
+until the backward pass, which computes each chunk again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tiewise.core.errors import UnsupportedError
 
 Needs = tuple[bool, ...]
 # (tensors, type of the products, needed gradients, weight of each token's loss) → losses [N], gradients.
-# `tensors` is a tuple of each loss's choice, whose last are the targets.
+# `tensors` is a tuple that each loss defines; its last element are the targets.
 Sweep = Callable[[Any, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
 
 
-def reduced(
+def reduce_losses(
     sweep: Sweep,
     options: LossOptions,
     tensors: Sequence[Tensor | None],
@@ -36,7 +36,7 @@ def reduced(
 ) -> tuple[Tensor, Gradients]:
     """Reduce a sweep's losses as `options` say, and return them with their gradients.
 
-    These are of the reduced loss, or of Σ upstream_i · loss_i if `upstream` is given.
+    The gradients are those of the reduced loss, or of Σ upstream_i · loss_i if `upstream` is given.
     """
     if options.reduction == "none":
         if upstream is None:
@@ -48,7 +48,7 @@ def reduced(
     targets = tensors[-1]
     assert targets is not None, "the last of a loss's tensors are its targets"
     factor = _mean_factor(options, targets, accumulator(kind))
-    if kind == torch.float16:  # the factor would underflow in the row coefficients, and comes last
+    if kind == torch.float16:  # the factor would underflow in the row coefficients, so it multiplies the gradients
         losses, gradients = sweep(tensors, kind, needs, None)
         for gradient in gradients:
             if gradient is not None:
@@ -60,9 +60,9 @@ def reduced(
 
 
 def _mean_factor(options: LossOptions, targets: Tensor, wide: torch.dtype) -> Tensor:
-    """Return 1 / Σ w_t over the tokens that count, or 1.
+    """Return 1 / Σ w_t over the counted tokens; 1 without any.
 
-    It is 1 if there are none, so that their mean is 0.
+    So the mean of no tokens is 0.
     """
     valid = targets != options.ignore_index
     if options.class_weight is None:
@@ -80,11 +80,11 @@ def fused_loss(
     upstream: float | None = None,
     shard: VocabularyShard | None = None,
 ) -> Tensor:
-    """Return the reduced loss, differentiable once; `name` is for the message that refuses a second derivative.
+    """Return the reduced loss, differentiable once.
 
-    With `upstream` the sweep keeps the second tensor's gradient for itself, multiplied by that already. With a `shard`
-    whose ranks have separate tokens, it has that of all ranks' losses, and sweeps again where these are not
-    multiplied by the same.
+    `name` is for the message that refuses a second derivative. With `upstream`, the sweep writes the second tensor's
+    gradient to its buffer, already multiplied by `upstream`. With a `shard` whose ranks have separate tokens, that
+    gradient sums all ranks' losses. If the ranks' upstream gradients differ, the backward pass sweeps again.
     """
     call = _Call(name, sweep, options, upstream, shard)
     apply: Callable[..., Tensor] = _Fused.apply
@@ -93,7 +93,7 @@ def fused_loss(
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Arguments of `fused_loss` besides its tensors."""
+    """Arguments of `fused_loss` other than its tensors."""
 
     name: str
     sweep: Sweep
@@ -107,25 +107,28 @@ class _Call:
         return self.options.reduction == "none"
 
     def differing_ranks(self) -> VocabularyShard | None:
-        """Return the shard if its ranks may multiply their losses by different numbers."""
+        """Return the shard if its ranks may multiply their losses by different factors."""
         if self.shard is None or not self.shard.own_tokens:
             return None
         if self.upstream is not None or self.is_per_token:
             return None
         return self.shard
 
-    def counting(self, targets: Tensor) -> Tensor | None:
-        """Return which tokens count, or whether any does if reduced; None: not checked."""
+    def find_counted(self, targets: Tensor) -> Tensor | None:
+        """Return which tokens are not ignored, or for a reduced loss whether any is.
+
+        It is None if the backward pass does not check it.
+        """
         if self.shard is not None or self.upstream is not None:
             return None
         counts = targets != self.options.ignore_index
         return counts if self.is_per_token else counts.any()
 
     def check_upstream(self, upstream: Tensor) -> None:
-        """Refuse another factor than the one by which `into` has its gradient multiplied already."""
+        """Refuse a factor other than the one by which the gradient in `into` is already multiplied."""
         if self.upstream is None or upstream.is_meta:
             return
-        # a GPU synchronises here, once per backward pass: nothing else could refuse a wrong gradient
+        # a GPU synchronises here, once per backward pass: no cheaper check could refuse a wrong gradient
         factor = upstream.item()
         if math.isclose(factor, self.upstream, rel_tol=1e-6):
             return
@@ -134,71 +137,76 @@ class _Call:
 
 
 class _Fused(torch.autograd.Function):
+    """Autograd function of a loss that a sweep computes with its gradients."""
+
     @staticmethod
     def forward(ctx: Any, call: _Call, grad_mode: bool, *tensors: Any) -> Tensor:
-        """Compute the loss; a reduced one's gradients too. Save the inputs if backward sweeps again."""
+        """Compute the loss, and the gradients of a reduced one.
+
+        The inputs are saved if the backward pass sweeps again.
+        """
         ctx.call, ctx.kind = call, compute_dtype(*tensors[:2])
         ctx.needs = tuple(grad_mode and need for need in ctx.needs_input_grad[2:])
         ctx.dtypes = [None if x is None else x.dtype for x in tensors]
         ctx.differing_ranks = call.differing_ranks()
         if call.is_per_token or ctx.differing_ranks is not None:
             ctx.save_for_backward(*tensors)
-        ctx.counts = call.counting(tensors[-1])
+        ctx.counts = call.find_counted(tensors[-1])
         upstream = None
-        if call.upstream is not None:  # `into` has the table's gradient, also where the table itself needs none
+        if call.upstream is not None:  # `into` gets the table's gradient, even if autograd needs none
             ctx.needs = (ctx.needs[0], grad_mode, *ctx.needs[2:])
             upstream = tensors[0].new_full((), call.upstream, dtype=accumulator(ctx.kind))
-        loss, ctx.gradients = reduced(call.sweep, call.options, tensors, ctx.kind, ctx.needs, upstream)
+        loss, ctx.gradients = reduce_losses(call.sweep, call.options, tensors, ctx.kind, ctx.needs, upstream)
         return loss
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the tensors, in their types."""
+        """Return the gradients of the tensors, in the tensors' types."""
         call: _Call = ctx.call
         if torch.is_grad_enabled():
             fix = "compute the logits and use torch.nn.functional.cross_entropy where create_graph=True is needed"
             raise UnsupportedError(f"{call.name} has no second derivative", fix)
-        if ctx.counts is not None:  # an ignored token has no gradient, also where its loss is divided by 0 afterwards
+        if ctx.counts is not None:  # an ignored token has no gradient, even if its loss is divided by 0 later
             upstream = upstream.where(ctx.counts, 0)
         gradients = _gradients(ctx, upstream)
         targets = None
-        return (None, None, *_in_types(gradients, ctx.dtypes[:-1]), targets)
+        return (None, None, *_convert_gradients(gradients, ctx.dtypes[:-1]), targets)
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> Gradients:
-    """Return the gradients, of another sweep or of the one in the forward pass."""
+    """Return the gradients from the forward pass, or from another sweep."""
     call: _Call = ctx.call
     if call.is_per_token or _ranks_differ(ctx, upstream):
-        _, gradients = reduced(call.sweep, call.options, ctx.saved_tensors, ctx.kind, ctx.needs, upstream)
+        _, gradients = reduce_losses(call.sweep, call.options, ctx.saved_tensors, ctx.kind, ctx.needs, upstream)
         return gradients
     if ctx.gradients is None:
         fix = "pass retain_graph=True to the first backward" if call.upstream is None else "compute it again"
         raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
     if call.upstream is None:
-        return _release(ctx, upstream)
+        return _scale_gradients(ctx, upstream)
     call.check_upstream(upstream)
-    by_features, _, *others = ctx.gradients  # `into` has the second
+    by_features, _, *others = ctx.gradients  # `into` holds the second
     ctx.gradients = None
     return [by_features, None, *others]
 
 
 def _ranks_differ(ctx: Any, upstream: Tensor) -> bool:
-    """Return whether ranks multiply their losses by different numbers, so that the gradients here are wrong."""
+    """Return whether the ranks' upstream gradients differ, so that the saved gradients are wrong."""
     if ctx.differing_ranks is None or ctx.gradients is None:
         return False
     return bool((ctx.differing_ranks.gather(upstream) != upstream).any())
 
 
-def _release(ctx: Any, upstream: Tensor) -> Gradients:
+def _scale_gradients(ctx: Any, upstream: Tensor) -> Gradients:
     """Return the gradients of a reduced loss multiplied by `upstream`.
 
-    The buffers are given away if the graph dies with this backward pass, and copied if another one may follow.
+    If the graph is freed after this backward pass, the buffers themselves are returned, otherwise copies.
     """
     keep = torch._C._autograd._get_current_graph_task_keep_graph()
     gradients: Gradients = ctx.gradients
     if not keep:
         ctx.gradients = None
-    is_one = upstream.device.type == "cpu" and upstream.item() == 1.0  # a GPU would have to synchronise to say so
+    is_one = upstream.device.type == "cpu" and upstream.item() == 1.0  # on a GPU this check would synchronise
     if is_one and not keep:
         return gradients
     results: Gradients = []
@@ -214,7 +222,7 @@ def _release(ctx: Any, upstream: Tensor) -> Gradients:
     return results
 
 
-def _in_types(gradients: Gradients, dtypes: Sequence[torch.dtype | None]) -> Gradients:
+def _convert_gradients(gradients: Gradients, dtypes: Sequence[torch.dtype | None]) -> Gradients:
     """Return each gradient in the type of its tensor."""
     results: Gradients = []
     for gradient, dtype in zip(gradients, dtypes, strict=True):

@@ -7,13 +7,14 @@ With z [N, V] the logits as `cross_entropy` has them, after bias and soft-cap, d
 
     ∂lse/∂z_j = p_j        ∂(z_t − lse)/∂z_j = [j = t] − p_j        ∂H/∂z_j = −p_j (log p_j + H)
 
-One sweep over chunks of tokens finds them; a second one the gradients of those used, whose upstream a, b, c (of
-log-probability, lse and entropy) nobody knew before: four matrix products, as per-token losses take.
+One sweep over chunks of tokens computes the statistics. A second sweep computes their gradients from the upstream
+gradients a, b, c of log-probability, lse and entropy, which are unknown before. Both take four matrix products, as
+per-token losses do.
 
     slope by z_j = r (a [j = t] + p_j (b − a − c (log p_j + H)))          a, b, c divided by r = |a| + |b| + |c|
 
-so that slopes stay near 1 in fp16, and r acts on [n, E]. What lies between the products is done for a
-few rows at a time, which stay in a core's cache: a softmax, its entropy and its slope then cost about what one does.
+So slopes stay near 1 in fp16, and r multiplies [n, E]. The steps between the products process a few rows at a time,
+which stay in a core's cache: softmax, entropy and slope together then cost about as much as one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from tiewise.boundary.ops.problem import check_problem, check_range, flat_rows
 from tiewise.boundary.ops.statistics_operators import token_statistics
-from tiewise.boundary.ops.vocabulary_shard import LOWEST, VocabularyShard, beyond, brought, gathered
+from tiewise.boundary.ops.vocabulary_shard import LOWEST, VocabularyShard, gather_inputs, gather_ranks, logsumexp_minus
 from tiewise.core.backends import LossOptions
 
 _DEFAULT = LossOptions()
@@ -36,9 +37,9 @@ _DEFAULT = LossOptions()
 class VocabularyStatistics(NamedTuple):
     """Statistics of the distribution at each token, which share one backward pass."""
 
-    log_prob: Tensor | None  # [...] log p of the target; None without targets. + lse is the target's logit
+    log_prob: Tensor | None  # [...] log p of the target; None without targets. Adding lse gives the target's logit
     lse: Tensor  # [...] log Σ exp z
-    entropy: Tensor | None  # [...] in nats; None where it was not asked for
+    entropy: Tensor | None  # [...] in nats; None unless requested
 
 
 def linear_log_prob(
@@ -53,31 +54,40 @@ def linear_log_prob(
     shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> Any:
-    """Log-probabilities of `targets` under softmax(features @ weightᵀ / temperature); the [N, V] logits never exist.
+    """Return log-probabilities of `targets` under softmax(features @ weightᵀ / temperature), without [N, V] logits.
 
-    What policy gradients and preference losses ask of a head (`log_softmax(logits).gather(...)`), with gradients, as
-    `linear_cross_entropy` computes its loss: same types, autocast, `torch.compile`, frozen sides.
+    Policy gradients and preference losses need these (`log_softmax(logits).gather(...)`). They are differentiable.
+    Types, autocast, `torch.compile` and frozen inputs work as in `linear_cross_entropy`. The module's header has the
+    formulas.
+
+    >>> import torch
+    >>> features, weight = torch.zeros(2, 4), torch.zeros(8, 4)
+    >>> linear_log_prob(features, weight, torch.tensor([1, 5]))  # −ln 8
+    tensor([-2.0794, -2.0794])
 
     Args:
         features: [..., E], any floating type.
         weight: [V, E].
         targets: [...] token ids, or `ignore_index`.
         bias: [V] or None.
-        options: see `LossOptions`; `scale`, `softcap`, `ignore_index`, `chunk` and `logits` mean something here.
-        temperature: divides the logits, after the soft-cap; the entropy is that of the distribution so flattened.
-        entropy: whether the entropy of each distribution is wanted too, for one more pass over each chunk.
+        options: see `LossOptions`; only `scale`, `softcap`, `ignore_index`, `chunk` and `logits` apply.
+        temperature: divides the logits, after the soft-cap; the entropy is that of the resulting distribution.
+        entropy: whether to return the entropy of each distribution too, for one more pass over each chunk.
         shard: as in `linear_cross_entropy`.
         **overrides: single options by name, e.g. `softcap=30.0`.
 
     Returns:
-        log-probabilities shaped like `targets`, fp32 (fp64 for fp64 inputs); with `entropy=True` the pair of these and
-        the entropies in nats. Both are 0 without gradient where the target is `ignore_index`. A token whose logit is
-        −inf has log-probability −inf and adds nothing to the entropy; a logit that is nan or +inf makes its token nan.
+        log-probabilities in nats, shaped like `targets`, fp32 (fp64 for fp64 inputs); with `entropy=True` the pair of
+        these and the entropies in nats. If the target is `ignore_index`, both are 0 without gradient. A token whose
+        logit is −inf has the log-probability −inf and adds nothing to the entropy. A logit that is nan or +inf makes
+        its token nan.
 
     Raises:
-        TypeError, ValueError, IndexError, UnsupportedError: as `linear_cross_entropy`; a temperature that is not
-            positive, and options of a loss (`label_smoothing`, `z_loss`, `class_weight`, `backend`,
-            `reduction="sum"`), are ValueErrors.
+        TypeError: as `linear_cross_entropy`.
+        ValueError: as `linear_cross_entropy`; the temperature is not positive, or an option applies to losses only
+            (`label_smoothing`, `z_loss`, `class_weight`, `backend`, `reduction="sum"`).
+        IndexError: as `linear_cross_entropy`.
+        UnsupportedError: as `linear_cross_entropy`.
     """
     chosen: dict[str, Any] = {"temperature": temperature, "entropy": entropy, "shard": shard, **overrides}
     statistics = vocabulary_statistics(features, weight, targets, bias, options, **chosen)
@@ -98,11 +108,11 @@ def vocabulary_statistics(
     shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> VocabularyStatistics:
-    """Return all that one sweep computes, by the arguments of `linear_log_prob`.
+    """Return all statistics that one sweep computes, by the arguments of `linear_log_prob`.
 
-    Without targets no token is ignored. Ask for all in one call: each tensor of the result can be differentiated by
-    itself or with the others, and what is differentiated together is swept together. Where a target is ignored all
-    three are 0 without gradient.
+    Without targets no token is ignored. Request all statistics in one call: each tensor of the result can be
+    differentiated alone or with the others, and tensors that are differentiated together share one sweep. If a target
+    is ignored, its three statistics are 0 without gradient.
     """
     o = replace(options, **overrides) if overrides else options
     if o.reduction == "sum":
@@ -130,20 +140,21 @@ def vocabulary_statistics(
 
 
 def _targets_to_check(features: Any, targets: Tensor | None) -> Tensor:
-    """Return the targets, or some that pass every check where there are none."""
+    """Return the targets, or placeholders that pass every check if there are none."""
     if targets is not None:
         return targets
-    if not isinstance(features, Tensor):  # which is refused before targets are looked at
+    if not isinstance(features, Tensor):  # features are refused before the targets are checked
         return torch.empty((), dtype=torch.long)
     return torch.empty(features.shape[:-1], dtype=torch.long, device=features.device)
 
 
 def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
-    """Return the options of logits divided by a temperature, whose bias is divided too.
+    """Return the options of logits divided by a temperature; the caller divides the bias.
 
-    Options of a loss alone are refused.
+        c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
 
-    c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
+    Raises:
+        ValueError: an option applies to losses only, or the temperature is not positive and finite.
     """
     has_loss_option = o.label_smoothing or o.z_loss or o.class_weight is not None or o.backend is not None
     if has_loss_option:
@@ -160,7 +171,10 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
 
 
 class _TokenInputs(NamedTuple):
-    """Features [N, E], rows [V_r, E] and bias [V_r] of this rank, and targets [N] of the whole vocabulary."""
+    """Inputs of the statistics on one rank.
+
+    Features [N, E], the local rows [V_r, E] and their bias [V_r], and targets [N] of the full vocabulary.
+    """
 
     features: Tensor
     weight: Tensor
@@ -171,16 +185,16 @@ class _TokenInputs(NamedTuple):
 def _over_ranks(
     shard: VocabularyShard, inputs: _TokenInputs, entropy: bool, o: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probability, lse and entropy, each [N], from those of every rank's rows."""
-    n, room = len(inputs.features), shard.room(inputs.features)
-    features, targets = brought(inputs.features, shard, room), inputs.targets
+    """Return log-probability, lse and entropy, each [N], from the statistics of every rank's rows."""
+    n, max_tokens = len(inputs.features), shard.max_tokens(inputs.features)
+    features, targets = gather_inputs(inputs.features, shard, max_tokens), inputs.targets
     if targets is None:
         words = torch.full_like(features[:, 0], shard.start, dtype=torch.long)
     else:
-        words = shard.everyone(targets, room)
+        words = shard.gather_tokens(targets, max_tokens)
         check_range(words, shard.total, o.ignore_index)
     parts = _statistics_of_rows(shard, inputs._replace(features=features), words, entropy, o)
-    results = [shard.own_part(x, room, n) for x in _joined(shard, parts, words)]
+    results = [shard.local_part(x, max_tokens, n) for x in _combine_ranks(shard, parts, words)]
     if targets is not None:
         results = [x.masked_fill(targets == o.ignore_index, 0) for x in results]
     log_prob, lse, entropies = results
@@ -190,15 +204,15 @@ def _over_ranks(
 def _statistics_of_rows(
     shard: VocabularyShard, inputs: _TokenInputs, words: Tensor, entropy: bool, o: LossOptions
 ) -> list[Tensor]:
-    """Return lse and log-probability over the rows here, and if needed the entropy.
+    """Return lse and log-probability over the local rows, and the entropy if requested.
 
-    The log-probability of a word that is elsewhere is 0.
+    The log-probability of a word on another rank is 0.
     """
     features, weight, bias, _ = inputs
     column, is_here = shard.columns(words)
-    o = replace(o, ignore_index=-1)  # no local row, whatever the whole vocabulary ignores
+    o = replace(o, ignore_index=-1)  # −1 is no local row, whichever token is ignored
     has_no_logit = not len(weight) or (bias is not None and bool(bias.isneginf().all()))
-    if has_no_logit:  # then one more row has the lowest logit, and no token is here
+    if has_no_logit:  # then add one row with the lowest logit, to which no token belongs
         weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
         bias = torch.full_like(weight[:, 0], LOWEST, dtype=torch.float32)
         column, o = torch.zeros_like(words), replace(o, softcap=None)
@@ -210,17 +224,17 @@ def _statistics_of_rows(
     return parts
 
 
-def _joined(shard: VocabularyShard, parts: list[Tensor], words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probability, lse and entropy over all ranks' rows from lse, log-probability and entropy over these.
+def _combine_ranks(shard: VocabularyShard, parts: list[Tensor], words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probability, lse and entropy over all ranks' rows, from those of the local rows.
 
     With P_r = exp(lse_r − lse):    log p = log p_owner + log P_owner        H = Σ_r P_r (H_r − log P_r)
 
-    Without an entropy lse is in its place.
+    If the entropy was not requested, the third tensor is lse.
     """
-    lses, log_probs, *entropies = gathered(torch.stack(parts), shard).unbind(1)
+    lses, log_probs, *entropies = gather_ranks(torch.stack(parts), shard).unbind(1)
     lse = lses.logsumexp(0)
     below = lses - lse
-    log_prob = log_probs.sum(0) - beyond(lses, shard.owners(lses, words))
+    log_prob = log_probs.sum(0) - logsumexp_minus(lses, shard.owner_lse(lses, words))
     entropy = lse
     if entropies:
         entropy = (below.exp() * (entropies[0] - below)).sum(0)

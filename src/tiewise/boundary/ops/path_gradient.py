@@ -1,17 +1,19 @@
-"""One table, two gradients, one buffer.
+"""Lookup in a tied table whose two gradients share one buffer.
 
-A tied table W has two gradients: the lookup path's (A, a few rows) and the head path's (B, every row).
-Plain autograd builds a dense [V, E] tensor for each and a third for their sum. Here the lookup hands the table on:
+A tied table W has two gradients: the lookup path's (A, a few rows) and the head path's (B, every row). Plain autograd
+builds a dense [V, E] tensor for each and a third for their sum. `tied_lookup` instead returns the table, and the head
+uses the returned one:
 
     rows, W' = tied_lookup(W, ids)      # forward: rows = W[ids], W' = W (a view)
     loss = head(body(rows), W')         # the head uses W', so the graph orders the backward: head first, lookup last
 
     backward of `tied_lookup`, called once with both gradients complete:
-        gradient of W = gradient of W'          (head path: the loss's own buffer)
+        gradient of W = gradient of W'          (head path: the loss's gradient buffer)
         gradient of W[ids] += gradient of rows  (lookup path: in place, distinct rows only)
 
-Nothing is shared on the side: if the rows are detached, or the head is not used, the other path still arrives.
-Several lookups of one table chain (`tied_lookup(W', more_ids)`). The method orders nodes by the autograd graph alone.
+There is no shared state outside the graph: if the rows are detached, or the head is not used, the other path's gradient
+still arrives. Several lookups of one table chain (`tied_lookup(W', more_ids)`). The autograd graph alone orders the
+nodes.
 """
 
 from __future__ import annotations
@@ -27,17 +29,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.ops import devices
-from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, has_ranks, returned
+from tiewise.boundary.ops.vocabulary_shard import VocabularyShard, has_ranks, sum_outputs
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
 
 
 @dataclass
 class PathRecord:
-    """The lookup path's rows since the last `clear`: kept apart until the optimizer step.
+    """Gradient rows of the lookup path since the last `clear`, stored until the optimizer step.
 
-    Each piece has the tokens of a backward pass and their rows: on a CPU one per distinct token; elsewhere, where
-    finding these takes a synchronisation, one per token until pieces are merged.
+    Each piece holds the tokens of one backward pass and their rows. On a CPU a piece has one row per distinct token. On
+    other devices, where finding distinct tokens costs a synchronisation, it has one row per token until pieces are
+    merged.
+
+    >>> import torch
+    >>> record = PathRecord()
+    >>> record.add(torch.tensor([3, 3]), torch.ones(2, 1))
+    >>> record.merged()
+    (tensor([3]), tensor([[2.]]))
+
+    Attributes:
+        pieces: pairs of tokens [n] and rows [n, E].
     """
 
     pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -45,7 +57,7 @@ class PathRecord:
     def add(self, ids: Tensor, rows: Tensor) -> None:
         """Add the gradient rows [n, E] of the tokens `ids` [n].
 
-        Pieces merge so that memory stays bounded.
+        More than eight pieces are merged into one, so that memory stays bounded.
         """
         self.pieces.append((ids, rows))
         if len(self.pieces) > 8:
@@ -54,51 +66,73 @@ class PathRecord:
     def merged(self) -> tuple[Tensor, Tensor]:
         """Return (distinct tokens [U], their summed rows of the lookup path [U, E])."""
         ids, rows = zip(*self.pieces, strict=True)
-        return _distinct(torch.cat(ids), torch.cat(rows))
+        return _sum_by_token(torch.cat(ids), torch.cat(rows))
 
     def clear(self) -> None:
-        """Forget everything, as `zero_grad` does for gradients."""
+        """Remove all rows, as `zero_grad` does for gradients."""
         self.pieces.clear()
 
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """Options of the gradient of a lookup."""
+    """Options of the gradient of a lookup.
 
-    stop_lookup: int | None = None  # row whose lookup path alone is stopped: `padding_idx` of torch
-    stop_both: int | None = None  # row that receives no gradient from either path
-    alpha: float = 1.0  # factor on the lookup path
-    record: PathRecord | None = None  # where the lookup path's rows are kept for `path_norms`
-    into: Tensor | None = None  # [V, E] that the rows are added to; the `into` of the loss, and without `stop_both`
+    >>> LookupOptions(alpha=0.5).alpha
+    0.5
+
+    Attributes:
+        stop_lookup: row that gets no gradient from the lookup path: `padding_idx` of torch.
+        stop_both: row that gets no gradient from either path.
+        alpha: factor on the lookup path.
+        record: where the lookup path's rows are stored for `path_norms`.
+        into: [V, E] to which the rows are added: the `into` of the loss; excludes `stop_both`.
+    """
+
+    stop_lookup: int | None = None
+    stop_both: int | None = None
+    alpha: float = 1.0
+    record: PathRecord | None = None
+    into: Tensor | None = None
 
 
-_NONE = LookupOptions()
+_DEFAULT = LookupOptions()
 
 
 def tied_lookup(
-    table: Tensor, ids: Tensor, options: LookupOptions = _NONE, *, shard: VocabularyShard | None = None
+    table: Tensor, ids: Tensor, options: LookupOptions = _DEFAULT, *, shard: VocabularyShard | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Look up `ids` [...] in `table` [V, E] and hand the table on.
+    """Return the rows of `ids` [...] in `table` [V, E], and the table to use next.
 
-    With a `shard` the table is this rank's rows [V_r, E]; ids, and the rows that `options` stop, are those of the whole
-    vocabulary, and every rank gets all rows [..., E]. A record then holds local rows, for `path_norms` with the shard;
-    where ranks have `own_tokens`, the sum of all of theirs.
+    >>> import torch
+    >>> table = torch.tensor([[1.0], [2.0]], requires_grad=True)
+    >>> rows, table_for_head = tied_lookup(table, torch.tensor([1]))
+    >>> (rows.sum() + table_for_head.sum()).backward()
+    >>> table.grad  # one buffer: 1 for the head path, and 1 more where token 1 was looked up
+    tensor([[1.],
+            [2.]])
+
+    Args:
+        table: [V, E]; with a `shard`, this rank's rows [V_r, E].
+        ids: [...] token ids of the full vocabulary.
+        options: see `LookupOptions`; its rows are numbered in the full vocabulary.
+        shard: if given, every rank gets all rows [..., E], and a record holds local rows, for `path_norms` with the
+            shard. If the shard has `own_tokens`, the record holds the sum over all ranks' tokens.
 
     Returns:
-        rows [..., E] and the table to use from here on. The second may feed only lookups through `tied_lookup`, matrix
-        products and `linear_cross_entropy`: their gradients are written once and owned by nobody else, which is
-        what makes adding the lookup path in place safe. A regulariser takes the original `table`.
+        rows [..., E] and the table to use next. That table may feed only lookups through `tied_lookup`, matrix products
+        and `linear_cross_entropy`: their gradients are written once and no other code owns them, so it is safe to add
+        the lookup path in place. A regulariser takes the original `table`.
 
     Raises:
-        UnsupportedError: no tensors, ids that are no whole numbers, a table that is no matrix or on another device,
-            inside `torch.func` transforms, and (in backward) when asked for a second derivative; with a shard also
-            under `torch.compile`.
-        ValueError: a table that is not the shard's.
-        IndexError: an id outside [0, V) (checked on CPU only), or a table without rows.
+        UnsupportedError: the arguments are not tensors, the ids are not integers, the table is not a matrix or is on
+            another device, the call is inside a `torch.func` transform, or (in backward) a second derivative is taken;
+            with a shard also under `torch.compile`.
+        ValueError: the table is not the shard's.
+        IndexError: an id is outside [0, V) (checked on a CPU only), or the table has no rows.
     """
     _check_types(table, ids, options)
     if shard is not None:
-        return _of_shard(table, ids, options, shard)
+        return _look_up_over_ranks(table, ids, options, shard)
     is_compiling = torch.compiler.is_compiling()
     if ids.device != table.device:
         where = f"token ids on {ids.device} and a table on {table.device}"
@@ -107,7 +141,7 @@ def tied_lookup(
         fix = "leave into out, here and of the loss"
         raise UnsupportedError("tied_lookup() with into beside stop_both or under torch.compile", fix)
     if is_compiling:
-        return _traceable(table, ids, options)
+        return _traceable_lookup(table, ids, options)
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError("tied_lookup() inside a torch.func transform", "use torch.nn.functional.embedding there")
     _check_ids(ids, len(table))
@@ -118,7 +152,7 @@ def tied_lookup(
 
 
 def _check_types(table: Any, ids: Any, options: LookupOptions) -> None:
-    """Refuse arguments that are no table and token ids, and an alpha that is not finite."""
+    """Refuse arguments that are not a table and token ids, or an infinite alpha."""
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
         what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
@@ -147,21 +181,21 @@ def _check_ids(ids: Tensor, rows: int) -> None:
             raise IndexError(f"token {int(high)} is outside the table of {rows} rows")
 
 
-def _of_shard(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
-    """Look up everyone's ids in the rows here, and sum over ranks."""
+def _look_up_over_ranks(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+    """Look up all ranks' ids in the local rows, and sum over ranks."""
     if torch.compiler.is_compiling():
         raise UnsupportedError("a vocabulary over several ranks under torch.compile", "look up eagerly")
     shard.check(table)
     flat, n = ids.reshape(-1), ids.numel()
-    room = shard.room(flat)
-    flat = shard.everyone(flat, room)
+    max_tokens = shard.max_tokens(flat)
+    flat = shard.gather_tokens(flat, max_tokens)
     if flat.device.type == "cpu" and len(flat):
         _check_vocabulary(flat, shard.total)
-    at, local_ids = shard.own(flat)
+    positions, local_ids = shard.local_rows(flat)
     local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
     rows, table = tied_lookup(table, local_ids, local)
-    all_rows = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, at, rows)
-    return returned(all_rows, shard, room, n).view(*ids.shape, all_rows.shape[1]), table
+    all_rows = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, positions, rows)
+    return sum_outputs(all_rows, shard, max_tokens, n).view(*ids.shape, all_rows.shape[1]), table
 
 
 def _check_vocabulary(ids: Tensor, vocab: int) -> None:
@@ -172,7 +206,7 @@ def _check_vocabulary(ids: Tensor, vocab: int) -> None:
 
 
 def without_row(table: Tensor, row: int | None) -> Tensor:
-    """Hand the table on as `tied_lookup` does, with no gradient for `row`."""
+    """Return the table to use next, as `tied_lookup` does, with no gradient for `row`."""
     needs_gradient = torch.is_grad_enabled() and table.requires_grad
     if row is None or not needs_gradient:
         return table
@@ -182,17 +216,31 @@ def without_row(table: Tensor, row: int | None) -> Tensor:
 
 
 def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: VocabularyShard | None = None) -> PathNorms:
-    """Return the norms of both paths and their cosine.
+    """Return the norms of both paths' gradients and their cosine.
 
     They follow from the summed gradient [V, E] and the recorded rows of the lookup path. B equals the gradient outside
-    the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after the last backward of a step
-    and before clipping; under a GradScaler all norms carry its scale. With several processes, `gather(record)` first;
-    with a `shard`, whose rows' both are, every rank gets the norms of the whole.
+    the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after the last backward pass of a
+    step and before clipping; under a GradScaler all norms carry its scale. With several processes, call
+    `gather(record)` first.
+
+    >>> import torch
+    >>> record = PathRecord([(torch.tensor([0]), torch.tensor([[3.0]]))])
+    >>> norms = path_norms(torch.tensor([[7.0], [0.0]]), record)
+    >>> norms.a, norms.b, norms.total, norms.cosine
+    (3.0, 4.0, 7.0, 1.0)
+
+    Args:
+        gradient: [V, E], the table's summed gradient.
+        record: the rows of the lookup path in the same step.
+        shard: if given, gradient and record are this rank's rows, and every rank gets the norms of the full table.
+
+    Returns:
+        norms of A (`a`), B (`b`) and A + B (`total`), and the cosine of A and B; the cosine is nan if a norm is 0.
 
     Raises:
-        UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
+        UnsupportedError: there is no gradient yet or no record, or the gradient is sharded or on the meta device.
     """
-    gradient, record = _checked(gradient, record)
+    gradient, record = _require_gradient_and_record(gradient, record)
     sums = _sums_of_squares(gradient, record)
     if shard is not None:
         sums = shard.sum(sums)
@@ -204,8 +252,8 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
     return PathNorms(a, b, math.sqrt(total_squared), cosine)
 
 
-def _checked(gradient: Any, record: Any) -> tuple[Tensor, PathRecord]:
-    """Return the arguments of `path_norms`; raises as it does."""
+def _require_gradient_and_record(gradient: Any, record: Any) -> tuple[Tensor, PathRecord]:
+    """Return the arguments of `path_norms`; raise as it does."""
     if not isinstance(gradient, Tensor):
         raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after backward()")
     if not isinstance(record, PathRecord):
@@ -243,14 +291,14 @@ def _norm_type(x: Tensor) -> torch.dtype:
 def _row_squares(x: Tensor) -> Tensor:
     """Return the squared norm of each row in fp64.
 
-    No whole table is converted to fp64, which would take longer.
+    Converting the full table to fp64 would take longer.
     """
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=_norm_type(x))
     return norms.double().square_()
 
 
 def several(group: Any = None) -> bool:
-    """Return whether several processes train together, as a group of torch or all of them."""
+    """Return whether several processes train together, in a group of torch or in all."""
     return has_ranks() and dist.get_world_size(group) > 1
 
 
@@ -267,19 +315,19 @@ def gather(record: PathRecord, shard: VocabularyShard | None = None, *, group: A
         summary = rows.summary()
     summaries: list[_RowSummary | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(summaries, summary, group=group)
-    pieces = _exchanged(rows, summaries, group)
+    pieces = _exchange_rows(rows, summaries, group)
     if shard is not None:
-        pieces = [_rows_of_shard(piece, shard) for piece in pieces]
+        pieces = [_select_shard_rows(piece, shard) for piece in pieces]
     return PathRecord([(piece.ids, piece.rows) for piece in pieces])
 
 
 class _RowSummary(NamedTuple):
-    """Sizes and types of one process's rows, by which another makes room for them."""
+    """Sizes and types of one process's rows, by which the others allocate memory for them."""
 
     rows: int
     width: int
     dtype: torch.dtype
-    device: str  # its kind
+    device: str  # type of the device: "cpu" or "cuda"
 
 
 class _PathRows(NamedTuple):
@@ -289,67 +337,69 @@ class _PathRows(NamedTuple):
     rows: Tensor
 
     def summary(self) -> _RowSummary:
-        """Return sizes and types."""
+        """Return the sizes and types."""
         count, width = self.rows.shape
         return _RowSummary(count, width, self.rows.dtype, self.rows.device.type)
 
 
-def _rows_of_shard(piece: _PathRows, shard: VocabularyShard) -> _PathRows:
-    """Return the rows of tokens that this rank has, by their local rows."""
-    at, local_ids = shard.own(piece.ids)
-    return _PathRows(local_ids, piece.rows[at])
+def _select_shard_rows(piece: _PathRows, shard: VocabularyShard) -> _PathRows:
+    """Return the rows of this rank's tokens, with local row numbers instead of tokens."""
+    positions, local_ids = shard.local_rows(piece.ids)
+    return _PathRows(local_ids, piece.rows[positions])
 
 
-def _exchanged(mine: _PathRows | None, summaries: list[_RowSummary | None], group: Any) -> list[_PathRows]:
+def _exchange_rows(local_rows: _PathRows | None, summaries: list[_RowSummary | None], group: Any) -> list[_PathRows]:
     """Return the rows of every process, divided by the number of processes.
 
     They are on the device of this process's rows. `summaries` has an entry for each process: None if it recorded no
-    step, and no rows if it recorded steps without a token.
+    step, and 0 rows if it recorded steps without a token.
     """
     filled = [summary for summary in summaries if summary is not None]
     if not filled:
         return []
-    home = _device_of_rank(filled[0].device) if mine is None else mine.rows.device
-    carrier = _carrier(home, str(dist.get_backend(group)))
-    # all processes send tensors of one size, which the largest record fills
+    row_device = _device_of_rank(filled[0].device) if local_rows is None else local_rows.rows.device
+    send_device = _collective_device(row_device, str(dist.get_backend(group)))
+    # all processes send tensors of one size: that of the largest record
     most = max(summary.rows for summary in filled)
-    ids = torch.zeros(most, dtype=torch.long, device=carrier)
-    rows = torch.zeros(most, filled[0].width, dtype=filled[0].dtype, device=carrier)
-    if mine is not None:
-        ids[: len(mine.ids)], rows[: len(mine.rows)] = mine
-    all_ids, all_rows = _gathered(ids, group), _gathered(rows, group)
+    ids = torch.zeros(most, dtype=torch.long, device=send_device)
+    rows = torch.zeros(most, filled[0].width, dtype=filled[0].dtype, device=send_device)
+    if local_rows is not None:
+        ids[: len(local_rows.ids)], rows[: len(local_rows.rows)] = local_rows
+    all_ids, all_rows = _gather_tensors(ids, group), _gather_tensors(rows, group)
     pieces = []
     for sent_ids, sent_rows, summary in zip(all_ids, all_rows, summaries, strict=True):
         if summary is not None and summary.rows:
-            mean = sent_rows[: summary.rows].to(home) / len(summaries)
-            pieces.append(_PathRows(sent_ids[: summary.rows].to(home), mean))
+            mean = sent_rows[: summary.rows].to(row_device) / len(summaries)
+            pieces.append(_PathRows(sent_ids[: summary.rows].to(row_device), mean))
     return pieces
 
 
-def _gathered(x: Tensor, group: Any) -> list[Tensor]:
-    """Return every process's tensor of this size."""
+def _gather_tensors(x: Tensor, group: Any) -> list[Tensor]:
+    """Return every process's tensor, each of the size of `x`."""
     tensors = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(tensors, x, group=group)
     return tensors
 
 
 def _device_of_rank(kind: str) -> torch.device:
-    """Return this process's device of a kind, for gradients of one that has recorded nothing."""
+    """Return this process's device of a type, for gradients of one that has recorded nothing."""
     if kind == "cuda":
         return torch.device(kind, torch.cuda.current_device())
     return torch.device(kind)
 
 
-def _carrier(home: torch.device, backend: str) -> torch.device:
+def _collective_device(row_device: torch.device, backend: str) -> torch.device:
     """Return the device whose tensors the collectives of this backend take."""
     if backend == "gloo":
         return torch.device("cpu")
     if backend == "nccl":
         return _device_of_rank("cuda")
-    return home
+    return row_device
 
 
 class _TiedLookup(torch.autograd.Function):
+    """Lookup that returns the table too, with one gradient buffer for both paths."""
+
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
         """Return the rows, and a view of the table."""
@@ -360,27 +410,27 @@ class _TiedLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, row_grad: Tensor | None, table_grad: Tensor | None) -> tuple[Tensor | None, None, None]:
-        """Return the table's gradient: that of the head path, with the lookup path added in place."""
+        """Return the table's gradient: the head path's, with the lookup path added in place."""
         if torch.is_grad_enabled():
             fix = "look up with torch.nn.functional.embedding where create_graph=True is needed"
             raise UnsupportedError("the one-buffer lookup has no second derivative", fix)
         options: LookupOptions = ctx.options
         if row_grad is not None:
             ids = ctx.saved_tensors[0].reshape(-1)
-            ids, rows = _lookup_rows(ids, row_grad.reshape(len(ids), ctx.shape[1]), options)
+            ids, rows = _apply_options(ids, row_grad.reshape(len(ids), ctx.shape[1]), options)
             into = options.into
             if into is None:
                 if table_grad is None:
                     table_grad = row_grad.new_zeros(ctx.shape)
-                into = table_grad = table_grad.contiguous()  # an expanded gradient has no separate memory to add to
+                into = table_grad = table_grad.contiguous()  # an expanded gradient has no memory for each element
             into.index_add_(0, ids, rows.to(into.dtype))
         if options.stop_both is not None and table_grad is not None:
             table_grad[options.stop_both] = 0
         return table_grad, None, None
 
 
-def _lookup_rows(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
-    """Return the tokens and gradient rows of the lookup path that `options` leave, and record them."""
+def _apply_options(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+    """Return the lookup path's tokens and gradient rows under `options`, and record them."""
     if options.alpha != 1.0:
         rows = rows * options.alpha
     for stopped in (options.stop_lookup, options.stop_both):
@@ -388,20 +438,20 @@ def _lookup_rows(ids: Tensor, rows: Tensor, options: LookupOptions) -> tuple[Ten
             rows = rows.masked_fill((ids == stopped)[:, None], 0)
     if options.record is not None:
         if devices.is_cpu(rows):
-            ids, rows = _distinct(ids, rows)
+            ids, rows = _sum_by_token(ids, rows)
         options.record.add(ids, rows)
     return ids, rows
 
 
-def _distinct(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_by_token(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct tokens, and their rows summed in fp32 or wider."""
-    distinct, place = torch.unique(ids, return_inverse=True)
+    distinct, inverse = torch.unique(ids, return_inverse=True)
     rows = rows.to(_norm_type(rows))
-    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows)
+    return distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, inverse, rows)
 
 
-def _traceable(table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
-    """Compute the same gradients in ops that Dynamo traces: two buffers, and nothing recorded."""
+def _traceable_lookup(table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+    """Compute the same gradients in operations that Dynamo traces: two buffers, no record."""
     if options.stop_both is not None:
         stopped = torch.arange(table.shape[0], device=table.device) == options.stop_both
         table = torch.where(stopped[:, None], table.detach(), table)

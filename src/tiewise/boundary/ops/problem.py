@@ -1,4 +1,4 @@
-"""Tensors and options of a loss: the checks that refuse them, and the types of its products and sums."""
+"""Checks of a loss's tensors and options, and the types of its products and sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.core.backends import LossOptions, check_loss, check_words
 from tiewise.core.errors import UnsupportedError
 
-# Options that are numbers, and their type. A None is one of OPTIONAL that is left out.
+# Options that are numbers, and their type. Options in OPTIONAL may be None.
 NUMBERS = {
     "scale": Real,
     "softcap": Real,
@@ -38,7 +38,10 @@ class LossTensors(NamedTuple):
 def check_problem(
     features: Any, weight: Any, targets: Any, bias: Tensor | None, o: LossOptions, shard: VocabularyShard | None = None
 ) -> None:
-    """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
+    """Refuse shapes that do not fit together and options out of range.
+
+    It raises as `linear_cross_entropy`.
+    """
     require_tensors(features=features, weight=weight, targets=targets)
     _check_indices(targets)
     _check_devices(features, weight=weight, targets=targets, bias=bias, class_weight=o.class_weight)
@@ -46,7 +49,7 @@ def check_problem(
     if not is_compiling:
         _check_numbers(o)
     if shard is not None:
-        o = shard.own_options(weight, o)
+        o = shard.local_options(weight, o)
     elif weight.dim() == 2:
         check_words(len(weight))
     check_loss(features, weight, targets, bias, o, torch.is_floating_point)
@@ -56,14 +59,14 @@ def check_problem(
 
 
 def require_tensors(**arguments: Any) -> None:
-    """Raise a TypeError for the first argument that is no tensor."""
+    """Raise a TypeError for the first argument that is not a tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor, not a {type(value).__name__}")
 
 
 def _check_indices(targets: Tensor) -> None:
-    """Refuse targets that are no class indices."""
+    """Refuse targets that are not class indices."""
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
@@ -80,7 +83,7 @@ def _check_devices(features: Tensor, **others: Any) -> None:
 
 
 def _check_numbers(o: LossOptions) -> None:
-    """Refuse options of another type than they are: a tensor as `scale`, say."""
+    """Refuse an option of the wrong type: a tensor as `scale`, for example."""
     for name, kind in NUMBERS.items():
         value = getattr(o, name)
         if isinstance(value, Tensor):
@@ -93,11 +96,11 @@ def _check_numbers(o: LossOptions) -> None:
 
 
 def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
-    """Refuse targets outside [0, vocab) with an IndexError; checked on a CPU only."""
+    """Raise an IndexError for a target outside [0, vocab); targets on a CPU are checked."""
     if targets.device.type != "cpu" or not targets.numel():
         return
     low, high = targets.aminmax()
-    if low >= 0 and high < vocab:  # the usual case, without the masks below
+    if low >= 0 and high < vocab:  # the common case needs no masks
         return
     is_outside = (targets < 0) | (targets >= vocab)
     outside = targets[is_outside & (targets != ignore_index)]
@@ -106,14 +109,14 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
 
 
 def flat_rows(features: Tensor) -> Tensor:
-    """Return features [..., E] as [N, E], also where E is 0."""
+    """Return features [..., E] as [N, E], also if E is 0."""
     return features.reshape(math.prod(features.shape[:-1]), features.shape[-1])
 
 
 def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
     """Return the type of the matrix products.
 
-    It is autocast's where that is on, which leaves fp64 alone, and else the wider input's.
+    Under autocast it is autocast's type, except for fp64 inputs. Otherwise it is the wider of the two inputs' types.
     """
     kind = torch.promote_types(features.dtype, weight.dtype)
     cast = devices.autocast_type(features)

@@ -1,16 +1,16 @@
-"""Losses against whole distributions, a teacher's or one from the table; no [N, V] matrix exists.
+"""Losses against distributions, from a teacher or from the table, without an [N, V] matrix.
 
-`linear_divergence`: how far the student's q = softmax(z) is, token by token, from the teacher's p = softmax(y) over one
-vocabulary, each from separate features, table and options (widths may differ), both at one temperature. With
-m = (1 − β) q + β p:
+`linear_divergence` measures, for each token, the distance of the student's q = softmax(z) from the teacher's p =
+softmax(y) over one vocabulary. Each side has its features, table and options (widths may differ); both use one
+temperature. With m = (1 − β) q + β p:
 
     β = 0        D = KL(p ‖ q)                                 ∂D/∂z_j = q_j − p_j
     β = 1        D = KL(q ‖ p)                                 ∂D/∂z_j = q_j (log q_j/p_j − KL(q ‖ p))
     0 < β < 1    D = β KL(p ‖ m) + (1 − β) KL(q ‖ m)           ∂D/∂z_j = (1 − β) q_j (log q_j/m_j − KL(q ‖ m))
 
-the generalised Jensen–Shannon divergence of GKD (Agarwal et al. 2024, arXiv:2306.13649, eq. 1), β as TRL's
-`generalized_jsd_loss` has it. The teacher is given, as targets are: it gets no gradient. Gradients are computed next
-to the loss, for one matrix product more than a cross-entropy takes.
+This is the generalised Jensen–Shannon divergence of GKD (Agarwal et al. 2024, arXiv:2306.13649, eq. 1), with β as in
+TRL's `generalized_jsd_loss`. The teacher is constant, as targets are: it gets no gradient. The gradients are computed
+next to the loss, for one matrix product more than a cross-entropy takes.
 
 `augmented_cross_entropy`, of Inan, Khosravi and Socher (arXiv:1611.01462, §3):
 
@@ -20,10 +20,10 @@ to the loss, for one matrix product more than a cross-entropy takes.
     ŷ  = softmax(z / τ)
     loss_i = hard · CE(softmax(z), t) + α KL(ỹ ‖ ŷ)
 
-The soft targets of a chunk are made once for each distinct word in it. The paper differentiates by the logits alone and
-takes ỹ as given: so does the default. Code that follows it without stopping the gradient lets it pass into the table
-through both factors of ỹ; `through_targets` does that. As τ → ∞ the gradient by z becomes α (z − table @ u) / (τ² V)
-for centred logits (§4).
+The soft targets of a chunk are computed once for each distinct word in it. The paper differentiates by the logits alone
+and treats ỹ as constant, and so does the default. Implementations that do not stop the gradient there let it reach the
+table through both factors of ỹ; `through_targets` selects that. As τ → ∞ the gradient by z becomes α (z − table @ u) /
+(τ² V) for centred logits (§4).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import (
     BLOCKS,
     Gradients,
-    cached_rows,
+    accumulate_gradients,
     chunk_logits,
     gradient_buffers,
-    into_gradients,
+    row_blocks,
     softcap_slope,
 )
-from tiewise.boundary.ops.fast_products import own_products
+from tiewise.boundary.ops.fast_products import sweep_products
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss
 from tiewise.boundary.ops.log_prob import at_temperature
 from tiewise.boundary.ops.problem import (
@@ -60,8 +60,8 @@ from tiewise.boundary.ops.problem import (
 )
 from tiewise.core.backends import LossOptions
 
-_BUFFERS = 8  # of [chunk, V] that are alive at once
-_WORK = 9  # copies of a block that a divergence holds at once
+_BUFFERS = 8  # matrices [chunk, V] that are alive at once
+_WORK = 9  # copies of a block that are alive at once in a divergence
 _PLAIN = LossOptions()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -84,32 +84,42 @@ def linear_divergence(
     teacher_options: LossOptions | None = None,
     **overrides: Any,
 ) -> Tensor:
-    """Divergence of softmax(features @ weightᵀ / temperature) from the teacher's; no [N, V] matrix exists.
+    """Return the divergence of softmax(features @ weightᵀ / temperature) from the teacher's distribution.
 
-    Types and frozen sides as in `linear_cross_entropy`; under `torch.compile` it runs eagerly, between two graphs.
+    No [N, V] matrix exists. Types and frozen inputs work as in `linear_cross_entropy`. Under `torch.compile` the
+    function runs eagerly, between two graphs. The module's header has the formulas and their source.
+
+    >>> import torch
+    >>> features, weight = torch.ones(2, 4), torch.eye(4)
+    >>> linear_divergence(features, weight, features, weight)  # the teacher equals the student
+    tensor(0.)
 
     Args:
         features: the student's [..., E], any floating type.
         weight: the student's table [V, E].
         teacher_features: [..., F] at the same tokens.
         teacher_weight: [V, F] over the same vocabulary.
-        targets: [...] labels, of which only matters where they are `ignore_index`; None: every token counts.
+        targets: [...] labels; a token is left out if its label is `ignore_index`, and other values have no effect.
+            None: no token is left out.
         bias: the student's [V] or None.
         teacher_bias: the teacher's [V] or None.
-        options: see `LossOptions`; `scale`, `softcap`, `ignore_index`, `reduction`, `chunk` and `logits` mean something
-            here. `mean` divides by the number of tokens that count.
+        options: see `LossOptions`; only `scale`, `softcap`, `ignore_index`, `reduction`, `chunk` and `logits` apply.
+            `mean` divides by the number of tokens that are not left out.
         beta: 0 forward KL(teacher ‖ student), 1 reverse KL(student ‖ teacher), between them Jensen–Shannon.
         temperature: divides both sides' logits, after the soft-cap; the result is not multiplied by its square.
         teacher_options: the teacher's `scale`, `softcap` and `logits`; None: those of `options`.
         **overrides: single options by name, e.g. `reduction="sum"`.
 
     Returns:
-        nats, an fp32 scalar (fp64 for fp64 inputs), or a tensor [...] for `reduction="none"`. A token that one side
-        rules out (a logit of −inf) is inf in the KL that expects it, as its definition says, and adds 0 elsewhere.
+        nats, an fp32 scalar (fp64 for fp64 inputs), or a tensor [...] for `reduction="none"`. If one side excludes a
+        word (a logit of −inf), a KL in which the other side expects it is inf, by its definition; otherwise the word
+        adds 0.
 
     Raises:
-        TypeError, ValueError, UnsupportedError: as `linear_cross_entropy`; sides that do not meet, a beta outside
-            [0, 1], a temperature that is not positive and options of cross-entropies alone are ValueErrors.
+        TypeError: as `linear_cross_entropy`.
+        ValueError: as `linear_cross_entropy`; the two sides do not fit together, `beta` is outside [0, 1], the
+            temperature is not positive, or an option applies to cross-entropies only.
+        UnsupportedError: as `linear_cross_entropy`.
     """
     o = replace(options, **overrides) if overrides else options
     theirs = teacher_options or o
@@ -123,7 +133,7 @@ def linear_divergence(
         raise ValueError(f"beta must be in [0, 1], not {beta}")
     o, theirs = at_temperature(o, temperature), at_temperature(theirs, temperature)
     if temperature != 1.0:
-        bias, teacher_bias = _divided(bias, temperature), _divided(teacher_bias, temperature)
+        bias, teacher_bias = _divide_bias(bias, temperature), _divide_bias(teacher_bias, temperature)
     if teacher_bias is not None:
         teacher_bias = teacher_bias.detach()
     teacher = (flat_rows(teacher_features).detach(), teacher_weight.detach(), teacher_bias)
@@ -136,20 +146,23 @@ def linear_divergence(
 
 
 def _check_sides(features: Tensor, weight: Tensor, teacher_features: Tensor, teacher_weight: Tensor) -> None:
-    """Refuse a teacher of other tokens or another vocabulary with a ValueError."""
+    """Raise a ValueError if the teacher has other tokens or another vocabulary."""
     shape = features.shape[:-1]
     if teacher_features.shape[:-1] != shape or len(teacher_weight) != len(weight):
         got = f"teacher_features {tuple(teacher_features.shape)}, teacher_weight {tuple(teacher_weight.shape)}"
         raise ValueError(f"the teacher does not meet the student: {got}; need {[*shape, 'F']} and [{len(weight)}, F]")
 
 
-def _divided(bias: Tensor | None, temperature: float) -> Tensor | None:
+def _divide_bias(bias: Tensor | None, temperature: float) -> Tensor | None:
     """Return a bias divided by the temperature."""
     return None if bias is None else bias / temperature
 
 
 def _counting_targets(features: Any, ignore_index: int) -> Tensor:
-    """Return targets with which every token counts; features that are no tensor are refused later."""
+    """Return targets of which none is ignored.
+
+    If the features are not a tensor, a later check refuses them.
+    """
     if not isinstance(features, Tensor):
         return torch.full((), ignore_index + 1)
     return torch.full(features.shape[:-1], ignore_index + 1, device=features.device)
@@ -169,7 +182,7 @@ class _DivergenceTensors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _DivergenceSweep:
-    """Divergence of each token, and its gradients, in chunks of tokens."""
+    """Function that computes each token's divergence and its gradients, in chunks of tokens."""
 
     options: LossOptions
     teacher_options: LossOptions
@@ -186,9 +199,9 @@ class _DivergenceSweep:
         t, o, wide = _DivergenceTensors(*tensors), self.options, accumulator(kind)
         losses = t.features.new_empty(len(t.features), dtype=wide)
         gradients = gradient_buffers((t.features, t.weight, t.bias), needs[:3], wide)
-        with own_products(t.features, t.weight, kind):
-            t = self._converted(t, kind)
-            rows, (logits, teacher_logits) = self._buffers(t, losses, kind)
+        with sweep_products(t.features, t.weight, kind):
+            t = self._convert(t, kind)
+            rows, (logits, teacher_logits) = self._allocate(t, losses, kind)
             for start in range(0, len(losses), rows):
                 part = slice(start, start + rows)
                 h, x = t.features[part].to(kind), t.teacher_features[part].to(t.teacher_weight.dtype)
@@ -198,12 +211,12 @@ class _DivergenceSweep:
                 valid = t.targets[part] != o.ignore_index
                 losses[part].masked_fill_(~valid, 0)
                 if any(needs):
-                    c = valid if row_weight is None else valid * _of_part(row_weight, part)
-                    into_gradients(gradients, part, z, c.to(wide), h, t.weight, o.scale)
-        return losses, [*gradients, None, None, None]  # the teacher gets none
+                    c = valid if row_weight is None else valid * _select_row_weight(row_weight, part)
+                    accumulate_gradients(gradients, part, z, c.to(wide), h, t.weight, o.scale)
+        return losses, [*gradients, None, None, None]  # the teacher gets no gradient
 
-    def _converted(self, t: _DivergenceTensors, kind: torch.dtype) -> _DivergenceTensors:
-        """Return the tensors with tables in the products' types, and biases in the sums'."""
+    def _convert(self, t: _DivergenceTensors, kind: torch.dtype) -> _DivergenceTensors:
+        """Return the tensors with tables in the products' types, and biases in the sums' types."""
         wide = accumulator(kind)
         teacher_kind = self.teacher_kind if accumulator(self.teacher_kind) == wide else wide
         return t._replace(
@@ -213,28 +226,28 @@ class _DivergenceSweep:
             teacher_bias=None if t.teacher_bias is None else t.teacher_bias.to(wide),
         )
 
-    def _buffers(self, t: _DivergenceTensors, losses: Tensor, kind: torch.dtype) -> tuple[int, Tensor]:
+    def _allocate(self, t: _DivergenceTensors, losses: Tensor, kind: torch.dtype) -> tuple[int, Tensor]:
         """Return the tokens of a chunk, and memory for both sides' logits [2, rows, V]."""
         n, v = len(losses), len(t.weight)
-        work = 0 if devices.is_cpu(t.features) else _WORK / BLOCKS  # on the blocks of a chunk
-        numbers = devices.numbers_held(v, 2 + work, kind)
-        rows = devices.rows_at_once(n, numbers, t.features, self.options.chunk)
+        work = 0 if devices.is_cpu(t.features) else _WORK / BLOCKS  # copies of a block, as a share of the chunk
+        numbers = devices.numbers_per_token(v, 2 + work, kind)
+        rows = devices.chunk_size(n, numbers, t.features, self.options.chunk)
         return rows, losses.new_empty(2, min(rows, n), v)
 
     def _diverge(self, losses: Tensor, z: Tensor, y: Tensor) -> None:
         """Write D [n] of both sides' logits into `losses`, and ∂D/∂z over the student's `z`."""
-        for block in cached_rows(z):
+        for block in row_blocks(z):
             slope = None
             if self.options.softcap is not None:
                 slope = softcap_slope(z[block], self.options.softcap, torch.empty_like(z[block]))
             losses[block], z[block] = _divergence(z[block], y[block], self.beta)
             if slope is not None:
                 z[block].mul_(slope)
-            del slope  # before the next block has its own
+            del slope  # frees the memory before the next block allocates
 
 
-def _of_part(row_weight: Tensor, part: slice) -> Tensor:
-    """Return the factors of some tokens' losses, or the one factor of all."""
+def _select_row_weight(row_weight: Tensor, part: slice) -> Tensor:
+    """Return the factors of some tokens' losses, or the one factor of all tokens."""
     return row_weight[part] if row_weight.dim() else row_weight
 
 
@@ -243,37 +256,50 @@ def _divergence(z: Tensor, y: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     log_q, log_p = z.log_softmax(1), y.log_softmax(1)
     q, p = log_q.exp(), log_p.exp()
     if beta == 0:
-        return _expected(p, log_p - log_q).sum(1), q - p
+        return _weight_by(p, log_p - log_q).sum(1), q - p
     if beta == 1:
-        terms = _expected(q, log_q - log_p)
+        terms = _weight_by(q, log_q - log_p)
         reverse = terms.sum(1)
         return reverse, terms.sub_(q.mul_(reverse[:, None]))
     log_m = ((1 - beta) * q + beta * p).log()
-    terms = _expected(q, log_q - log_m)
+    terms = _weight_by(q, log_q - log_m)
     reverse = terms.sum(1)
-    divergence = (1 - beta) * reverse + beta * _expected(p, log_p - log_m).sum(1)
+    divergence = (1 - beta) * reverse + beta * _weight_by(p, log_p - log_m).sum(1)
     return divergence, terms.sub_(q.mul_(reverse[:, None])).mul_(1 - beta)
 
 
-def _expected(p: Tensor, x: Tensor) -> Tensor:
+def _weight_by(p: Tensor, x: Tensor) -> Tensor:
     """Overwrite x with the terms p · x of an expectation.
 
-    They are 0 where p is 0, even if x is infinite there.
+    They are 0 if p is 0, even if x is infinite.
     """
     return x.mul_(p).masked_fill_(p == 0, 0)
 
 
 @dataclass(frozen=True)
 class AugmentedOptions:
-    """Options of `augmented_cross_entropy`; each may also be passed to it by keyword."""
+    """Options of `augmented_cross_entropy`; each may also be passed to it by keyword.
 
-    alpha: float = 1.0  # α, the weight of the divergence; the paper chooses it in proportion to the temperature
-    temperature: float = 1.0  # τ
-    hard: float = 1.0  # weight of the cross-entropy against the target itself; 0 trains on soft targets alone
-    through_targets: bool = False  # whether ỹ carries gradient into the table
-    ignore_index: int = -100  # target value whose tokens count for nothing
-    reduction: str = "mean"  # or `sum` or `none`, as `linear_cross_entropy` has them
-    chunk: int | None = None  # tokens per chunk; None chooses by vocabulary
+    >>> AugmentedOptions(alpha=0.5).temperature
+    1.0
+
+    Attributes:
+        alpha: α, the weight of the divergence; the paper chooses it in proportion to the temperature.
+        temperature: τ.
+        hard: weight of the cross-entropy against the target itself; 0 trains on soft targets alone.
+        through_targets: whether ỹ carries gradient into the table.
+        ignore_index: target value of ignored tokens.
+        reduction: `mean`, `sum` or `none`, as in `linear_cross_entropy`.
+        chunk: tokens per chunk; None chooses by vocabulary.
+    """
+
+    alpha: float = 1.0
+    temperature: float = 1.0
+    hard: float = 1.0
+    through_targets: bool = False
+    ignore_index: int = -100
+    reduction: str = "mean"
+    chunk: int | None = None
 
 
 _DEFAULT = AugmentedOptions()
@@ -288,7 +314,14 @@ def augmented_cross_entropy(
     options: AugmentedOptions = _DEFAULT,
     **overrides: Any,
 ) -> Tensor:
-    """Compute the augmented loss in chunks of tokens; no [N, V] matrix exists.
+    """Return the cross-entropy plus a divergence from soft targets, without [N, V] logits.
+
+    It is computed in chunks of tokens. The module's header has the formula and its source (arXiv:1611.01462, §3).
+
+    >>> import torch
+    >>> features, weight = torch.zeros(2, 4), torch.zeros(8, 4)
+    >>> augmented_cross_entropy(features, weight, torch.tensor([1, 5]))  # ln 8, and a divergence of 0
+    tensor(2.0794)
 
     Args:
         features: [..., E], any floating type.
@@ -300,13 +333,14 @@ def augmented_cross_entropy(
         **overrides: single options by name, e.g. `alpha=0.5, temperature=10.0`.
 
     Returns:
-        fp32 scalar (fp64 for fp64 inputs), or a tensor shaped like `targets` for `reduction="none"`.
+        fp32 scalar in nats (fp64 for fp64 inputs), or a tensor shaped like `targets` for `reduction="none"`.
 
     Raises:
-        ValueError: shapes that do not meet, an option out of range.
-        IndexError: a target outside [0, V) (checked on CPU only).
-        UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
-            transforms.
+        TypeError: as `linear_cross_entropy`.
+        ValueError: the shapes do not fit together, or an option is out of range.
+        IndexError: a target is outside [0, V) (checked on a CPU only).
+        UnsupportedError: features or a weight are integers or complex, targets are probabilities, or the call is inside
+            a `torch.func` transform.
     """
     o = replace(options, **overrides) if overrides else options
     plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)
@@ -319,7 +353,7 @@ def augmented_cross_entropy(
     t = targets.reshape(-1).long()
     check_range(t, weight.shape[0], o.ignore_index)
     input_table = None if table is weight else table
-    flat, sweep = flat_rows(features), partial(_augmented_sweep, o)
+    flat, sweep = flat_rows(features), partial(_sweep_augmented, o)
     loss = fused_loss("augmented_cross_entropy", sweep, plain, flat, weight, input_table, bias, t)
     if o.reduction == "none":
         return loss.view(targets.shape)
@@ -327,7 +361,7 @@ def augmented_cross_entropy(
 
 
 class _AugmentedTensors(NamedTuple):
-    """Inputs of the augmented loss; a table of None is the weight."""
+    """Inputs of the augmented loss; if `table` is None, it is `weight`."""
 
     features: Tensor
     weight: Tensor
@@ -336,7 +370,7 @@ class _AugmentedTensors(NamedTuple):
     targets: Tensor
 
 
-def _augmented_sweep(
+def _sweep_augmented(
     o: AugmentedOptions, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
 ) -> tuple[Tensor, Gradients]:
     """Return the losses [N], and the gradients of Σ row_weight_i · loss_i.
@@ -349,24 +383,25 @@ def _augmented_sweep(
     for x, is_needed in zip(t[:4], needs, strict=False):
         gradients.append(torch.zeros_like(x, dtype=wide) if x is not None and is_needed else None)
     by_features, by_weight, by_table, by_bias = gradients
-    with own_products(t.features, t.weight, kind):
+    head_gradients = (by_features, by_weight, by_bias)
+    with sweep_products(t.features, t.weight, kind):
         weight = t.weight.to(kind)
         if t.table is None:
             loss = _AugmentedLoss(o, weight, by_weight)
         else:
             loss = _AugmentedLoss(o, t.table.to(kind), by_table)
-        numbers = devices.numbers_held(len(weight), _BUFFERS, kind)
-        rows = devices.rows_at_once(len(losses), numbers, t.features, o.chunk)
+        numbers = devices.numbers_per_token(len(weight), _BUFFERS, kind)
+        rows = devices.chunk_size(len(losses), numbers, t.features, o.chunk)
         for start in range(0, len(losses), rows):
             part = slice(start, start + rows)
             h, valid = t.features[part].to(kind), t.targets[part] != o.ignore_index
-            at, on = t.targets[part].where(valid, 0), valid.to(wide)
+            at, token_weight = t.targets[part].where(valid, 0), valid.to(wide)
             if row_weight is not None:
-                on *= _of_part(row_weight, part)
+                token_weight *= _select_row_weight(row_weight, part)
             z = chunk_logits(h, weight, t.bias, _PLAIN, losses.new_empty(len(h), len(weight)))
-            chunk_losses, slope = loss.compute(z, at, on)
+            chunk_losses, slope = loss.compute(z, at, token_weight)
             losses[part] = chunk_losses.masked_fill_(~valid, 0)
-            into_gradients((by_features, by_weight, by_bias), part, slope, on, h, weight, 1.0, onto=True)
+            accumulate_gradients(head_gradients, part, slope, token_weight, h, weight, 1.0, onto=True)
     return losses, gradients
 
 
@@ -376,18 +411,18 @@ class _AugmentedLoss:
 
     options: AugmentedOptions
     table: Tensor
-    by_table: Tensor | None  # the table's gradient, to which `through_targets` adds
+    by_table: Tensor | None  # gradient of the table, to which `through_targets` adds
 
-    def compute(self, z: Tensor, targets: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(self, z: Tensor, targets: Tensor, token_weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses [n] of the logits `z`, and the slopes by them [n, V].
 
-        `on` [n] is the factor on each loss, which the slopes do not have yet.
+        `token_weight` [n] is the factor on each loss. The slopes do not include it.
         """
         losses, slope = z.new_zeros(len(z)), torch.zeros_like(z)
         if self.options.hard:
             self._add_cross_entropy(losses, slope, z, targets)
         if self.options.alpha:
-            self._add_divergence(losses, slope, z, targets, on)
+            self._add_divergence(losses, slope, z, targets, token_weight)
         return losses, slope
 
     def _add_cross_entropy(self, losses: Tensor, slope: Tensor, z: Tensor, targets: Tensor) -> None:
@@ -399,12 +434,15 @@ class _AugmentedLoss:
         slope[torch.arange(len(targets), device=targets.device), targets] -= 1
         slope *= hard
 
-    def _add_divergence(self, losses: Tensor, slope: Tensor, z: Tensor, targets: Tensor, on: Tensor) -> None:
-        """Add α KL(ỹ ‖ ŷ); if chosen, add its gradient through ỹ to the table's."""
+    def _add_divergence(self, losses: Tensor, slope: Tensor, z: Tensor, targets: Tensor, token_weight: Tensor) -> None:
+        """Add α KL(ỹ ‖ ŷ) to the losses and slopes.
+
+        With `through_targets`, add its gradient through ỹ to the table's.
+        """
         o = self.options
-        words, place = torch.unique(targets, return_inverse=True)  # soft targets are made once a word
+        words, inverse = torch.unique(targets, return_inverse=True)  # soft targets are computed once a word
         u = self.table[words]
-        log_soft = torch.log_softmax((u @ self.table.T).to(z.dtype) / o.temperature, 1)[place]
+        log_soft = torch.log_softmax((u @ self.table.T).to(z.dtype) / o.temperature, 1)[inverse]
         log_y = torch.log_softmax(z / o.temperature, 1)
         soft, gap = log_soft.exp(), log_soft - log_y
         divergence = (soft * gap).sum(1)
@@ -412,8 +450,8 @@ class _AugmentedLoss:
         slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
         if self.by_table is None or not o.through_targets:
             return
-        # through u, and through the table whose products with u make ỹ
-        spread = soft * (gap - divergence[:, None]) * (on * (o.alpha / o.temperature))[:, None]
-        by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, place, spread).to(u.dtype)
+        # the gradient through u, and through the table whose products with u give ỹ
+        spread = soft * (gap - divergence[:, None]) * (token_weight * (o.alpha / o.temperature))[:, None]
+        by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, inverse, spread).to(u.dtype)
         self.by_table.add_(by_word.T @ u)
         self.by_table.index_add_(0, words, (by_word @ self.table).to(z.dtype))

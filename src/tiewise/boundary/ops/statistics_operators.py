@@ -16,13 +16,13 @@ from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.chunk_products import (
     BLOCKS,
     Gradients,
-    cached_rows,
+    accumulate_gradients,
     chunk_logits,
     gradient_buffers,
-    into_gradients,
+    row_blocks,
     softcap_slope,
 )
-from tiewise.boundary.ops.fast_products import own_products
+from tiewise.boundary.ops.fast_products import sweep_products
 from tiewise.boundary.ops.native_loss import NativeKernel, kernel
 from tiewise.boundary.ops.problem import LossTensors, accumulator, compute_dtype
 from tiewise.core.backends import LossOptions
@@ -89,8 +89,8 @@ class _Head:
         """Yield the chunks in their order; each overwrites the logits of the one before it."""
         n, v = len(self.features), len(self.weight)
         blocks = 0 if devices.is_cpu(self.features) else 2 / BLOCKS  # a CPU's are small enough not to count
-        numbers = devices.numbers_held(v, 1 + blocks, self.kind)
-        rows = devices.rows_at_once(n, numbers, self.features, self.options.chunk)
+        numbers = devices.numbers_per_token(v, 1 + blocks, self.kind)
+        rows = devices.chunk_size(n, numbers, self.features, self.options.chunk)
         buffer = self.features.new_empty(min(rows, n), v, dtype=self.wide)
         for start in range(0, n, rows):
             h = self.features[start : start + rows].to(self.kind)
@@ -99,7 +99,7 @@ class _Head:
 
     def blocks(self, chunk: _LogitChunk) -> Iterator[_Block]:
         """Yield the rows of a chunk, as many as fit in the cache at a time."""
-        for rows in cached_rows(chunk.z):
+        for rows in row_blocks(chunk.z):
             z = chunk.z[rows]
             if self._work is None:  # the first block is as large as any
                 self._work = z.new_empty(2, *z.shape)
@@ -137,7 +137,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(kind)) for _ in range(5)))
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)
     compute = kernel(o, LossTensors(features, weight, bias, targets), kind, n)
-    with own_products(features, weight, kind):
+    with sweep_products(features, weight, kind):
         if compute is None:
             _compute_statistics(result, _Head(features, weight, bias, o, kind), at, entropy)
         else:
@@ -237,7 +237,7 @@ def _slopes(*arguments: Any) -> Any:
     at, valid = _targets_or_first(args, o)
     upstream = _upstream(args, valid)
     compute = kernel(o, LossTensors(*inputs, at), kind, len(features))
-    with own_products(features, weight, kind):
+    with sweep_products(features, weight, kind):
         if compute is None:
             gradients = gradient_buffers(inputs, args.needs, accumulator(kind))
             head = _Head(features, weight, args.bias, o, kind)
@@ -312,7 +312,7 @@ class _LogitSlopes:
             for block in head.blocks(chunk):
                 self._write(block)
             c = self.size[chunk.part]
-            into_gradients(gradients, chunk.part, chunk.z, c, chunk.h, head.weight, head.options.scale)
+            accumulate_gradients(gradients, chunk.part, chunk.z, c, chunk.h, head.weight, head.options.scale)
 
     def _write(self, block: _Block) -> None:
         """Overwrite the logits of a block with the slopes by them, divided by `size`."""

@@ -1,25 +1,25 @@
-"""One table over several ranks: the rows of each rank, and what the ranks send to each other.
+"""Rows of one table on several ranks, and the exchanges between the ranks.
 
-Of a table [V, E] rank r of W holds the rows [r·k, (r+1)·k) with k = ceil(V / W), as DTensor's `Shard(0)` cuts: the last
-ranks hold fewer, or none. Token ids and targets are those of the whole vocabulary everywhere, and so are class weights
-and a padding row; features and targets are the same on all ranks, unless each has `own_tokens`.
+Rank r of W holds the rows [r·k, (r+1)·k) of a table [V, E], with k = ceil(V / W), as DTensor's `Shard(0)` does. The
+last ranks hold fewer rows, or none. Token ids, targets, class weights and a padding row are those of the full
+vocabulary on every rank. Features and targets are the same on all ranks, unless the shard has `own_tokens`.
 
-    shard = VocabularyShard(V)                                # rows shard.start … shard.stop of the table are here
+    shard = VocabularyShard(V)                                # this rank has the rows shard.start … shard.stop
     rows, table = tied_lookup(mine, ids, shard=shard)         # one sum over ranks, of [N, E]
     loss = linear_cross_entropy(body(rows), table, targets, shard=shard)
 
-Both gradients of the rows that are here end in one buffer of their size, without the others. For its softmax a chunk
-of n tokens costs one exchange of two or three numbers a token, from which every rank computes the same:
+Both gradients of the local rows end in one buffer of their size. For the softmax of a chunk of n tokens, the ranks
+exchange two or three numbers a token, from which every rank computes the same result:
 
     lse_r, nll of the target among the rows of its owner, and with label smoothing (1/V) Σ_j w_j z_j
     lse = log Σ_r exp lse_r        nll = nll_owner + (lse − lse_owner)        P = P_r · exp(lse_r − lse)
 
-where the differences of lse are computed as one sum: a sure token's nll near 0 keeps its digits. The gradient of the
-features is summed over ranks once. Source of the method: Shoeybi et al. 2019 (Megatron-LM) §3.
+Each difference of lse is computed as one sum, so that an nll near 0 keeps its digits. The gradient of the features is
+summed over ranks once. Source of the method: Shoeybi et al. 2019 (Megatron-LM) §3.
 
-Where ranks have `own_tokens`, as under FSDP, ids, features and targets of all come here first, filled up to the *room*
-[W · room] that the rank with most tokens takes, and everything above runs on those. Rows, losses and the gradient of
-features go back, each to the rank whose tokens they are of; the gradient of the rows here is that of all ranks' losses.
+If each rank has separate tokens (`own_tokens`, as under FSDP), the ranks first gather the ids, features and targets of
+all ranks, padded to the token count of the largest rank: [W · max_tokens]. The steps above run on those. Then each rank
+gets the rows, losses and feature gradients of its tokens. The gradient of the local rows sums the losses of all ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
 Map = Callable[[Tensor], Tensor]
-LOWEST = -1e30  # stands for the lse of nothing, −inf: two of these have a difference
+LOWEST = -1e30  # lse of no logits, instead of −inf: the difference of two of these is not nan
 
 
 def has_ranks() -> bool:
@@ -45,18 +45,29 @@ def has_ranks() -> bool:
 
 
 class ShardSoftmax(NamedTuple):
-    """Softmax of a chunk over all ranks; a value of an ignored target means nothing."""
+    """Softmax of a chunk over all ranks; values of an ignored target have no meaning."""
 
-    p: Tensor  # [n, V_r], the part of the rows here
+    p: Tensor  # [n, V_r] probabilities of the local rows
     nll: Tensor  # [n] of the targets over the whole vocabulary, inf where a logit is −inf
     lse: Tensor  # [n] over the whole vocabulary
-    spread: Tensor | None  # [n], the sum over ranks of what each gave
+    spread: Tensor | None  # [n] (1/V) Σ_j w_j z_j, summed over ranks
 
 
 class VocabularyShard:
-    """Rows of a table of `total` rows that this rank of `group` holds (None: of all ranks).
+    """Rows of a table of `total` rows that this rank of `group` holds.
 
-    With `own_tokens` each rank brings separate tokens, any number of them, and gets its own rows and losses.
+    Args:
+        total: V, rows of the full table.
+        group: process group of the ranks; None: all ranks.
+        own_tokens: whether each rank has separate tokens, any number of them, and gets their rows and losses.
+
+    Raises:
+        UnsupportedError: torch.distributed is not initialised.
+
+    Attributes:
+        rank, size: number of this rank, and number of ranks W.
+        rows: rows of every rank but the last ones, ceil(V / W).
+        start, stop: first row of this rank, and the row after its last.
     """
 
     def __init__(self, total: int, group: Any = None, *, own_tokens: bool = False) -> None:
@@ -65,7 +76,7 @@ class VocabularyShard:
             raise UnsupportedError("a VocabularyShard without ranks", fix)
         self.total, self.group, self.own_tokens = total, group, own_tokens
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.rows = -(-total // self.size)  # of every rank but the last ones
+        self.rows = -(-total // self.size)  # rows of every rank but the last ones
         self.start = min(self.rank * self.rows, total)
         self.stop = min(self.start + self.rows, total)
 
@@ -73,15 +84,17 @@ class VocabularyShard:
         return f"VocabularyShard(rows {self.start}:{self.stop} of {self.total}, rank {self.rank} of {self.size})"
 
     def check(self, table: Tensor) -> None:
-        """Refuse, with a ValueError, a table that is not this rank's part."""
+        """Raise a ValueError if a table is not this rank's part."""
         if len(table) != self.stop - self.start:
             rows = f"rank {self.rank} of {self.size} holds rows {self.start}:{self.stop} of {self.total}"
             raise ValueError(f"{rows}, and its table has {len(table)}")
 
-    def own_options(self, weight: Tensor, o: LossOptions) -> LossOptions:
-        """Return the options of a loss for the rows here alone.
+    def local_options(self, weight: Tensor, o: LossOptions) -> LossOptions:
+        """Return the options of a loss for the local rows.
 
-        Options that a loss over ranks lacks are refused (ValueError, UnsupportedError).
+        Raises:
+            ValueError: the weight is not this rank's part, or the class weights are not [V].
+            UnsupportedError: an option is not available over ranks.
         """
         self.check(weight)
         if torch.compiler.is_compiling():
@@ -95,116 +108,127 @@ class VocabularyShard:
         return replace(o, class_weight=o.class_weight[self.start : self.stop])
 
     def row(self, word: int | None) -> int | None:
-        """Return the local row of one word of the vocabulary; None where it is not here."""
+        """Return the local row of one word of the vocabulary; None if another rank has it."""
         if word is None or not self.start <= word < self.stop:
             return None
         return word - self.start
 
-    def own(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions in `words` [N] of those that are here, and their local rows."""
+    def local_rows(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions in `words` [N] of this rank's words, and their local rows."""
         at = ((words >= self.start) & (words < self.stop)).nonzero()[:, 0]
         return at, words[at] - self.start
 
     def columns(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the local rows [n, 1] of words [n], and which words are here [n].
+        """Return the local rows [n, 1] of words [n], and whether each is local [n].
 
-        The row of a word elsewhere is 0; without rows here they are [n, 0].
+        The row of a word on another rank is 0. On a rank without rows the first tensor is [n, 0].
         """
         is_here = (words >= self.start) & (words < self.stop)
         rows = (words - self.start).where(is_here, 0)
         return rows[:, None][:, : self.stop - self.start], is_here
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over ranks, in place."""
+        """Sum `x` over ranks, in place."""
         dist.all_reduce(x, group=self.group)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         """Return every rank's x [...] as [W, ...]."""
-        everyones = x.new_empty(self.size, *x.shape)
-        dist.all_gather(list(everyones), x.contiguous(), group=self.group)
-        return everyones
+        gathered_x = x.new_empty(self.size, *x.shape)
+        dist.all_gather(list(gathered_x), x.contiguous(), group=self.group)
+        return gathered_x
 
     def scatter(self, x: Tensor) -> Tensor:
-        """Sum over ranks of their x [W, ...], and return this rank's part [...]."""
+        """Sum the ranks' x [W, ...], and return this rank's part [...]."""
         part = x.new_empty(x.shape[1:])
         dist.reduce_scatter(part, list(x.contiguous()), group=self.group)
         return part
 
-    # tokens: where all ranks have the same, there is no room, and everyone's are those that are here
+    # tokens: if all ranks have the same tokens, `max_tokens` is None and nothing is gathered or split
 
-    def room(self, tokens: Tensor) -> int | None:
-        """Return the number of tokens of the rank with most; `tokens` [n, ...] are here."""
+    def max_tokens(self, tokens: Tensor) -> int | None:
+        """Return the number of tokens of the rank with most; None if ranks share their tokens.
+
+        `tokens` [n, ...] are this rank's.
+        """
         if not self.own_tokens:
             return None
         most = torch.tensor(len(tokens), device=tokens.device)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
         return int(most)
 
-    def everyone(self, x: Tensor, room: int | None, fill: int = 0) -> Tensor:
-        """Return every rank's x [n, ...], filled up, as [W · room, ...]; x itself without room."""
-        if room is None:
+    def gather_tokens(self, x: Tensor, max_tokens: int | None, fill: int = 0) -> Tensor:
+        """Return every rank's x [n, ...], padded with `fill`, as [W · max_tokens, ...].
+
+        If `max_tokens` is None, it is x itself.
+        """
+        if max_tokens is None:
             return x
-        filling = x.new_full((room - len(x), *x.shape[1:]), fill)
+        filling = x.new_full((max_tokens - len(x), *x.shape[1:]), fill)
         return self.gather(torch.cat([x, filling])).flatten(0, 1)
 
-    def own_part(self, x: Tensor, room: int | None, n: int) -> Tensor:
-        """Return the part of everyone's x that is of the n tokens here."""
-        if room is None:
+    def local_part(self, x: Tensor, max_tokens: int | None, n: int) -> Tensor:
+        """Return the part of gathered tokens' x that belongs to the n tokens of this rank."""
+        if max_tokens is None:
             return x
-        return torch.unflatten(x, 0, (self.size, room))[self.rank, :n]
+        return torch.unflatten(x, 0, (self.size, max_tokens))[self.rank, :n]
 
-    def summed_part(self, x: Tensor, room: int | None, n: int) -> Tensor:
-        """Return the same of the sum over ranks of everyone's x; in place without room."""
-        if room is None:
+    def sum_tokens(self, x: Tensor, max_tokens: int | None, n: int) -> Tensor:
+        """Sum gathered tokens' x over ranks, and return the part of this rank's n tokens.
+
+        If `max_tokens` is None, the sum is in place.
+        """
+        if max_tokens is None:
             return self.sum(x)
-        return self.scatter(torch.unflatten(x, 0, (self.size, room)))[:n]
+        return self.scatter(torch.unflatten(x, 0, (self.size, max_tokens)))[:n]
 
-    def owners(self, lse: Tensor, words: Tensor) -> Tensor:
+    def owner_lse(self, lse: Tensor, words: Tensor) -> Tensor:
         """Return from every rank's lse [W, n] that of the rank with each of `words` [n]."""
         owner = words.clamp(0, self.total - 1) // self.rows
         return lse.gather(0, owner[None])[0]
 
     def softmax(self, z: Tensor, words: Tensor, spread: Tensor | None) -> ShardSoftmax:
-        """Compute the softmax over all ranks of the logits z [n, V_r], in place, for the targets `words` [n]."""
+        """Compute the softmax over all ranks of the logits z [n, V_r], in place.
+
+        `words` [n] are the targets; `spread` [n] is the local part of label smoothing's sum.
+        """
         column, is_here = self.columns(words)
         top = _row_maxima(z)
         nll = top - z.gather(1, column).sum(1)
-        total = z.sub_(top[:, None]).exp_().sum(1).clamp_(min=1)  # less only where nothing is finite
+        total = z.sub_(top[:, None]).exp_().sum(1).clamp_(min=1)  # below 1 only if no logit is finite
         rest = total.log()
         lse_here = top + rest
         to_send = [lse_here, (nll + rest).where(is_here, 0)]
         if spread is not None:
             to_send.append(spread)
         lse, nlls, *spreads = self.gather(torch.stack(to_send)).unbind(1)
-        nll = nlls.sum(0) + beyond(lse, self.owners(lse, words))
-        z.mul_((beyond(lse, lse_here).neg_().exp_() / total)[:, None])
+        nll = nlls.sum(0) + logsumexp_minus(lse, self.owner_lse(lse, words))
+        z.mul_((logsumexp_minus(lse, lse_here).neg_().exp_() / total)[:, None])
         return ShardSoftmax(z, nll, lse.logsumexp(0), spreads[0].sum(0) if spreads else None)
 
 
 def _row_maxima(z: Tensor) -> Tensor:
-    """Return the largest logit of each row [n].
-
-    It is LOWEST where a row has none or is −inf throughout.
-    """
+    """Return the largest logit of each row [n]; LOWEST if none is finite."""
     if not z.shape[1]:
         return z.new_full(z.shape[:1], LOWEST)
     return z.amax(1).clamp_(min=LOWEST)
 
 
-def beyond(lse: Tensor, one: Tensor) -> Tensor:
-    """Return log Σ_r exp lse_r − `one` [n], which is one of the ranks' lse [W, n].
+def logsumexp_minus(lse: Tensor, reference: Tensor) -> Tensor:
+    """Return log Σ_r exp lse_r − `reference` [n], from the ranks' lse [W, n].
 
-    It is rounded as their difference is small.
+    `reference` is one rank's lse. The rounding error is relative to the result, which may be small.
     """
-    return (lse - one).logsumexp(0)
+    return (lse - reference).logsumexp(0)
 
 
-class _Mapped(torch.autograd.Function):
+class _ApplyMap(torch.autograd.Function):
+    """Autograd function of a map and of the map of its gradient."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Map, back: Map) -> Tensor:
+    def forward(ctx: Any, x: Tensor, forward_map: Map, backward_map: Map) -> Tensor:
         """Return there(x)."""
-        ctx.back, result = back, there(x)
+        ctx.backward_map, result = backward_map, forward_map(x)
         if result is x:
             ctx.mark_dirty(x)
         return result
@@ -212,62 +236,67 @@ class _Mapped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         """Return back(upstream)."""
-        return ctx.back(upstream), None, None
+        return ctx.backward_map(upstream), None, None
 
 
-def mapped(x: Tensor, there: Map, back: Map) -> Tensor:
-    """Return there(x), with `back` of the upstream gradient as its gradient.
+def apply_map(x: Tensor, forward_map: Map, backward_map: Map) -> Tensor:
+    """Return there(x), with back(upstream) as the gradient of x.
 
-    It is x itself if `there` works in place.
+    It is x itself if `forward_map` works in place.
     """
-    apply: Callable[..., Tensor] = _Mapped.apply
-    return apply(x, there, back)
+    apply: Callable[..., Tensor] = _ApplyMap.apply
+    return apply(x, forward_map, backward_map)
 
 
-def brought(x: Tensor, shard: VocabularyShard, room: int | None) -> Tensor:
-    """Return everyone's x for the rows here.
+def gather_inputs(x: Tensor, shard: VocabularyShard, max_tokens: int | None) -> Tensor:
+    """Return all ranks' x for the local rows.
 
-    Its gradient, of x [n, ...], is summed over ranks.
+    The gradient of x [n, ...] is summed over ranks.
     """
     n = len(x)
 
-    def back(upstream: Tensor) -> Tensor:
-        """Sum the gradients of everyone's x."""
-        if room is None:  # the sum is in place, and others may read the upstream gradient
+    def backward_map(upstream: Tensor) -> Tensor:
+        """Sum the gradients of all ranks' x."""
+        if max_tokens is None:  # the sum is in place, and other nodes may read the upstream gradient
             upstream = upstream.clone(memory_format=torch.contiguous_format)
-        return shard.summed_part(upstream, room, n)
+        return shard.sum_tokens(upstream, max_tokens, n)
 
-    return mapped(x, lambda x: shard.everyone(x.view_as(x), room), back)
+    return apply_map(x, lambda x: shard.gather_tokens(x.view_as(x), max_tokens), backward_map)
 
 
-def returned(x: Tensor, shard: VocabularyShard, room: int | None = None, n: int = 0) -> Tensor:
-    """Sum everyone's x over ranks, and return the part of the n tokens here.
+def sum_outputs(x: Tensor, shard: VocabularyShard, max_tokens: int | None = None, n: int = 0) -> Tensor:
+    """Sum all ranks' x over ranks, and return the part of this rank's n tokens.
 
-    It is in place without room, of an x that nobody else needs.
+    If `max_tokens` is None, the sum is in place, so no other code may need x.
     """
-    return mapped(x, lambda x: shard.summed_part(x, room, n), lambda upstream: shard.everyone(upstream, room))
+    return apply_map(
+        x, lambda x: shard.sum_tokens(x, max_tokens, n), lambda upstream: shard.gather_tokens(upstream, max_tokens)
+    )
 
 
-def gathered(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """Return every rank's x [...] as [W, ...].
+def gather_ranks(x: Tensor, shard: VocabularyShard) -> Tensor:
+    """Return every rank's x [...] as [W, ...], differentiably.
 
     The upstream gradient is the same on all ranks, unless they have `own_tokens`.
     """
 
-    def back(upstream: Tensor) -> Tensor:
-        """Return the gradient of x here."""
+    def backward_map(upstream: Tensor) -> Tensor:
+        """Return the gradient of this rank's x."""
         return shard.scatter(upstream) if shard.own_tokens else upstream[shard.rank]
 
-    return mapped(x, shard.gather, back)
+    return apply_map(x, shard.gather, backward_map)
 
 
-def exchanged(x: Tensor, shard: VocabularyShard) -> Tensor:
-    """Exchange x [W, ...] all-to-all: `x[r]` goes to rank r; row r of the result came from rank r."""
+def exchange_rows(x: Tensor, shard: VocabularyShard) -> Tensor:
+    """Exchange x [W, ...] all-to-all: `x[r]` goes to rank r.
+
+    Row r of the result came from rank r.
+    """
 
     def exchange(x: Tensor) -> Tensor:
-        """Send and receive one row a rank."""
+        """Send and receive one row for each rank."""
         received = torch.empty_like(x, memory_format=torch.contiguous_format)
         dist.all_to_all_single(received, x.contiguous(), group=shard.group)
         return received
 
-    return mapped(x, exchange, exchange)
+    return apply_map(x, exchange, exchange)
