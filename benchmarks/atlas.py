@@ -24,7 +24,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
     """Rows of a study's table with its name and the settings of their cells; nothing of cells without an interval."""
     with (folder / f"{study.TABLE}.csv").open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    cells = {cell: study.flat(made) for cell, made in StudyGrid.named(str(folder / GRID)).cells().items()}
+    cells = {cell: study.flat_settings(made) for cell, made in StudyGrid.named(str(folder / GRID)).cells().items()}
     found = []
     for row in table:
         near = {name: cells[row["cell"]][name] for name in NEAR}

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tiewise.boundary.hf import load
 from tiewise.boundary.install import installed
-from tiewise.training.compare import all_runs, make_jobs, opened
+from tiewise.training.compare import all_runs, make_jobs, open_run
 from tiewise.training.folder import read_json
 from tiewise.training.kinds.albert import FOUND, measure_pretrained, measured_rows
 from tiewise.training.models.open_albert import OpenAlbertConfig  # and an ALBERT is loaded by its name
@@ -40,7 +40,7 @@ def main(runs: Path) -> None:
     """Gather, and judge all on the same rows."""
     rows: list[dict[str, str]] = []
     for cell in sorted(path.parent for path in runs.glob("*/results.json")):
-        settings, text = opened(cell, single=False)
+        settings, text = open_run(cell, single=False)
         for job in all_runs(make_jobs(settings, text, cell), settings.seeds, ()):
             found = read_json(job.folder / FOUND)
             judged = {"masked tokens": found["tokens"], **found["pairs"]}
@@ -50,7 +50,7 @@ def main(runs: Path) -> None:
             for name, share in judged.items():
                 right, nll = f"{share['share']:.4f}", f"{share['nll']:.4f}"
                 init = settings.init or OpenAlbertConfig.initializer_range
-                at = {"init": str(init), "steps": str(settings.steps), "objective": settings.own.objective}
+                at = {"init": str(init), "steps": str(settings.steps), "objective": settings.kind_options.objective}
                 at |= {"seed": str(job.seed), "judged": name}
                 rows.append(
                     at | {"right": right, "of": share["count"], "nll": nll, "unigram": f"{found['unigram_nll']:.4f}"}

@@ -33,7 +33,7 @@ from transformers import Trainer, TrainingArguments
 
 import tiewise.models  # noqa: F401  (an ALBERT is loaded by its name)
 from tiewise.boundary.hf import load
-from tiewise.training.compare import make_jobs, opened, seeded
+from tiewise.training.compare import make_jobs, open_run, with_seed
 from tiewise.training.data.corpus import load_prepared
 from tiewise.training.data.documents import paragraphs
 from tiewise.training.data.sentence_pairs import MARKS
@@ -112,7 +112,7 @@ def pairs(job: Job, task: str, split: str, count: int, draw: np.random.Generator
     objective = "sop" if task == "order" else "none"
     marks = [getattr(job.text.tokenizer, f"{name}_id") for name in MARKS]
     rows = PairRows(
-        split_sentences(job.text, split), job.settings.own.packing(job.settings.length, objective),
+        split_sentences(job.text, split), job.settings.kind_options.packing(job.settings.length, objective),
         Masking(masked=0, random=0), seed=int(draw.integers(1 << 30)), count=count,
     )  # fmt: skip
     for number, row in enumerate(rows):
@@ -150,7 +150,7 @@ def main(cells: list[Path]) -> None:
     rows = list(csv.DictReader(KEPT.open(newline="", encoding="utf-8"))) if KEPT.exists() else []
     known = {tuple(list(row.values())[:-1]) for row in rows}
     for cell in cells:
-        settings, text = opened(cell, single=False)
+        settings, text = open_run(cell, single=False)
         tasks = ("swapped", "order") if settings.kind == "albert" else ("source", "swapped", "order")
         jobs = [job for job in make_jobs(settings, text, cell) if job.arm in ARMS]
         every = [
@@ -170,7 +170,7 @@ def main(cells: list[Path]) -> None:
                 "seed": str(seed),
             }
             if tuple(at.values()) not in known:
-                rows.append({**at, "accuracy": f"{accuracy(seeded(job, seed, ''), task, start):.3f}"})
+                rows.append({**at, "accuracy": f"{accuracy(with_seed(job, seed, ''), task, start):.3f}"})
                 with KEPT.open("w", newline="", encoding="utf-8") as file:
                     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                     writer.writeheader()

@@ -62,7 +62,7 @@ from tiewise.core.spec_options import (
     rows,
 )
 from tiewise.inspection.tables.open_path import open_path
-from tiewise.training.built_models import build_drawn
+from tiewise.training.built_models import build_with_random_tables
 from tiewise.training.kinds.albert import AlbertOptions
 from tiewise.training.settings import Settings
 
@@ -616,7 +616,7 @@ def test_factor_takes_no_boundary_and_names_the_one_that_it_meets(name, tmp_path
 def run_of(spec):
     """What a run's model starts with."""
     job = SimpleNamespace(seed=1, spec=BoundarySpec.parse(spec), text=SimpleNamespace(tokenizer=tokenizer(), vocab=V))
-    return build_drawn(job, lambda: build("llama", tied=True), job.spec.init or 0.1)
+    return build_with_random_tables(job, lambda: build("llama", tied=True), job.spec.init or 0.1)
 
 
 @pytest.mark.parametrize("name", [row.field for row in ROWS.values() if RUN in row.backends])

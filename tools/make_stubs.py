@@ -21,7 +21,7 @@ from typing import Any, get_origin, get_type_hints
 
 import tiewise
 from tiewise.checkpoint.rewrite.registry import Verb, verbs
-from tiewise.training.settings import DECODER, Settings, find, kinds
+from tiewise.training.settings import DECODER, Settings, find_kind, kinds
 
 PACKAGE = Path(tiewise.__file__).parent
 REWRITE = "tiewise.checkpoint.rewrite"
@@ -67,7 +67,8 @@ class ComparisonSettings(TrainingSettings, total=False):
     arms: str | Sequence[str]
     boundary: str | Sequence[str]
 '''
-NOT_SHARED = ("arms", "model", "own", "seed", "teacher")  # of `compare` or `train` alone, or named by the functions
+# settings of `compare` or `train` alone, or named by the functions
+NOT_SHARED = ("arms", "model", "kind_options", "seed", "teacher")
 
 
 def rewrite_stub() -> str:
@@ -116,7 +117,7 @@ def _setting_lines() -> Iterator[str]:
     """Yield a line for each shared setting, then for each that only some kinds of run have."""
     types: dict[str, dict[str, str]] = {"all": {name: _setting_type(hint) for name, hint in _hints(Settings)}}
     for kind in kinds():
-        options = None if kind == DECODER else find(kind).options
+        options = None if kind == DECODER else find_kind(kind).options
         types[kind] = {name: _option_type(hint) for name, hint in _hints(options)}
     seen = set(NOT_SHARED)
     for kind, settings in types.items():

@@ -13,15 +13,15 @@ from tiewise.core.spec import split_specs
 from tiewise.inspection.running.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
-from tiewise.training.compare import Display, finish, finish_one, opened, start
+from tiewise.training.compare import Display, finish, finish_one, open_run, start
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
 from tiewise.training.kinds.heal import HEAL, HealOptions, healing
 from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
-from tiewise.training.short_trials import Gone
+from tiewise.training.short_trials import Elapsed
 from tiewise.training.study.grid import GRID, StudyGrid
-from tiewise.training.study.study import TABLE, Study, repeated
+from tiewise.training.study.study import TABLE, Study, command_for
 from tiewise.training.workers import Workers
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tiewise.training.setting_types import ComparisonSettings, SharedSettings, TrainingSettings
 
 REPORT, HEALED = "report.html", "healed.json"
-MOST_HELD_OUT = 1_000_000  # tokens that passages are taken from
+MOST_HELDOUT_TOKENS = 1_000_000  # tokens that passages are taken from
 _STAGE = ".starting"  # in a study's folder, while its cells are prepared
 Result = TypeVar("Result")
 
@@ -62,14 +62,14 @@ def compare(
         TiewiseError: a setting, text or folder that cannot be used; nothing was written.
         Interrupted: after Ctrl-C, with a checkpoint written; `resume=True` goes on from it.
     """
-    folder = _folder("compare", out)
+    folder = _run_folder("compare", out)
     record: dict[str, Any] = {**settings}
-    command = _command("compare", folder, record)
+    command = _call_text("compare", folder, record)
     if "boundary" in record:  # as the command's --boundary
         if "arms" in record:
             raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
         record["arms"] = record.pop("boundary")
-    checked = _settings(record, folder, resume)
+    checked = _read_settings(record, folder, resume)
     display = Display.on_stderr(quiet=quiet)
     return carry_out(finish, checked, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
 
@@ -96,13 +96,13 @@ def train(
     Raises:
         TiewiseError, Interrupted: as `compare`.
     """
-    folder = _folder("train", out)
+    folder = _run_folder("train", out)
     record: dict[str, Any] = {**settings}
     if not resume:
         record |= {"arms": [boundary], "seed": seed}
-    command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
+    command = _call_text("train", folder, {**settings, "boundary": boundary, "seed": seed})
     display = Display.on_stderr(quiet=quiet)
-    return carry_out(finish_one, _settings(record, folder, resume), folder, command, display, overwrite=overwrite)
+    return carry_out(finish_one, _read_settings(record, folder, resume), folder, command, display, overwrite=overwrite)
 
 
 def heal(
@@ -129,25 +129,25 @@ def heal(
     Raises:
         TiewiseError, Interrupted: as `compare`.
     """
-    folder = _folder("heal", out)
+    folder = _run_folder("heal", out)
     record: dict[str, Any] = {**settings}
     if not resume:
         record = {**healing(model, teacher), "seed": seed, **settings}
-    command, display = _command("heal", folder, record), Display.on_stderr(quiet=quiet)
-    checked = _settings(record, folder, resume)
+    command, display = _call_text("heal", folder, record), Display.on_stderr(quiet=quiet)
+    checked = _read_settings(record, folder, resume)
     return carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)
 
 
 def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
     """Train or finish the healing in `out`, and measure what came back."""
-    settings, text = opened(out, single=True)
+    settings, text = open_run(out, single=True)
     if settings.kind != HEAL:
         raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
     run, tokenizer = finish_one(out, display, workers), text.tokenizer
-    held_out = tokenizer.decode(text.split("heldout")[:MOST_HELD_OUT]).replace(tokenizer.eos_token, "\n\n")
+    heldout_text = tokenizer.decode(text.split("heldout")[:MOST_HELDOUT_TOKENS]).replace(tokenizer.eos_token, "\n\n")
     with display.stages():
         teacher = HealOptions.of(settings).teacher
-        result = healed(run.model, settings.model, teacher, passages([held_out]))
+        result = healed(run.model, settings.model, teacher, passages([heldout_text]))
     write_json(out / HEALED, result.record())
     return result
 
@@ -162,23 +162,23 @@ def carry_out(
     overwrite: bool,
     jobs: int | str = 1,
     launcher: str = LOCAL,
-    gone: Gone | None = None,
-    begun: Callable[[], None] = lambda: None,
+    elapsed: Elapsed | None = None,
+    on_started: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Start the run in `out` if there are settings, say so by `begun`, finish it, and report."""
+    """Start the run in `out` if there are settings, say so by `on_started`, finish it, and report."""
     if launcher != LOCAL:
         out = out.absolute()  # other machines have other working folders
-    with _trained_by(launcher, jobs, out, display) as workers, ranks.first_holds(locked(out)):
+    with _workers_for(launcher, jobs, out, display) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
-            start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
-        begun()
+            start(settings, out, command, display, overwrite=overwrite, elapsed=elapsed, workers=workers)
+        on_started()
         result = finish(out, display, workers)
         if isinstance(result, Comparison):
             ranks.on_rank_zero(lambda: write_report(result, out / REPORT))
     return result
 
 
-def _trained_by(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
+def _workers_for(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
     """Return who trains the runs in `out`, `jobs` at a time; RunError where this machine cannot."""
     if launcher not in LAUNCHERS:
         raise RunError(f"no launcher {launcher!r}", suggest_choices(launcher, LAUNCHERS))
@@ -209,12 +209,12 @@ def sweep(
     if resume and grid is not None:
         _refuse_other_grid(grid, out)
         grid = None
-    _trained_by(launcher, jobs, out, display)  # refuses what it cannot do before anything is prepared
+    _workers_for(launcher, jobs, out, display)  # refuses what it cannot do before anything is prepared
     with locked(out):
         if grid is not None:
-            _begin(grid, out, display, overwrite)
+            _prepare_study(grid, out, display, overwrite)
         if (out / _STAGE / GRID).is_file():  # all are begun; after a kill, too
-            _put_in_place(out)
+            _install_prepared_study(out)
         if not (out / GRID).is_file():
             raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
         grid, done = StudyGrid.named(str(out / GRID)), dict[str, Comparison]()
@@ -222,7 +222,7 @@ def sweep(
         for number, (cell, settings) in enumerate(cells.items(), 1):
             folder = out / cell
             if (folder / RESULTS).is_file():
-                done[cell] = _finished_cell(folder, settings)
+                done[cell] = _read_finished_cell(folder, settings)
                 continue
             display.say(f"cell {number}/{len(cells)} {cell}")
             done[cell] = carry_out(finish, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher)
@@ -234,12 +234,12 @@ def sweep(
         return study
 
 
-def _finished_cell(folder: Path, settings: Settings) -> Comparison:
+def _read_finished_cell(folder: Path, settings: Settings) -> Comparison:
     """Return the comparison of a cell; RunError if the grid names other arms or seeds by now."""
     comparison = Comparison.from_dict(read_json(folder / RESULTS))
     if (tuple(comparison.arms), len(comparison.seeds)) != (settings.arms, settings.seeds):
-        what = f"{GRID} in {folder.parent} has other arms or seeds than its runs"
-        raise RunError(what, "put them back, or sweep elsewhere")
+        problem = f"{GRID} in {folder.parent} has other arms or seeds than its runs"
+        raise RunError(problem, "put them back, or sweep elsewhere")
     return comparison
 
 
@@ -251,11 +251,11 @@ def _refuse_other_grid(grid: StudyGrid, out: Path) -> None:
     elif not current.is_file():
         raise RunError(f"{out} holds no study to resume", "leave --resume out")
     if grid.cells() != StudyGrid.named(str(current)).cells():
-        fix = f"give only --out {out} --resume, or choose another --out"
-        raise RunError(f"{out} holds a study of another grid", fix)
+        remedy = f"give only --out {out} --resume, or choose another --out"
+        raise RunError(f"{out} holds a study of another grid", remedy)
 
 
-def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
+def _prepare_study(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
     """Prepare every cell of a new study next to what `out` holds; raises as `sweep`, and leaves nothing then."""
     if (out / GRID).is_file():
         if not overwrite:
@@ -275,14 +275,14 @@ def _begin(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> Non
 
 def _prepare_cell(cell: str, settings: Settings, out: Path, display: Display) -> None:
     """Start a cell's comparison in the stage of a study; RunError names the cell."""
-    command = repeated(settings, str(out / cell))
+    command = command_for(settings, str(out / cell))
     try:
         carry_out(lambda *_: None, settings, out / _STAGE / cell, command, display, overwrite=False)
     except TiewiseError as error:
         raise RunError(f"cell {cell}: {error.problem}", error.remedy) from error
 
 
-def _put_in_place(out: Path) -> None:
+def _install_prepared_study(out: Path) -> None:
     """Replace what `out` holds by what is prepared. Done again after a kill, it ends in the same state."""
     new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
     old: dict[str, Settings] = {}
@@ -296,16 +296,16 @@ def _put_in_place(out: Path) -> None:
     remove(out / _STAGE)
 
 
-def _folder(name: str, out: str | os.PathLike[str]) -> Path:
+def _run_folder(name: str, out: str | os.PathLike[str]) -> Path:
     """Return the folder of a run; a file there is a text that was meant for `text`, more often than not."""
     folder = Path(out)
     if folder.is_file():
-        what = f"{folder} is a file, and `out` is the folder that tiewise.{name} writes"
-        raise RunError(what, f"name the text: tiewise.{name}(text={str(folder)!r})")
+        problem = f"{folder} is a file, and `out` is the folder that tiewise.{name} writes"
+        raise RunError(problem, f"name the text: tiewise.{name}(text={str(folder)!r})")
     return folder
 
 
-def _settings(record: dict[str, Any], out: Path, resume: bool) -> Settings | None:
+def _read_settings(record: dict[str, Any], out: Path, resume: bool) -> Settings | None:
     """Return the settings of a call, on top of those of its recipe; None of one that resumes, which has none."""
     if resume:
         if record:
@@ -318,7 +318,7 @@ def _settings(record: dict[str, Any], out: Path, resume: bool) -> Settings | Non
     return Settings.of(record)
 
 
-def _command(name: str, out: Path, settings: dict[str, Any]) -> str:
+def _call_text(name: str, out: Path, settings: dict[str, Any]) -> str:
     """Return the call as typed, for the report."""
     keywords = [f"{key}={value!r}" for key, value in settings.items()]
     return f"tiewise.{name}({', '.join([repr(str(out)), *keywords])})"

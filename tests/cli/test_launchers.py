@@ -246,25 +246,25 @@ def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_pa
     made.nodes = [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)]
     if isinstance(expected, str):
         with pytest.raises(RunError, match=re.escape(expected)):
-            made.fit(runs)
+            made.settle_count(runs)
         return
     threads = f"{expected[1]} thread{'s' * (expected[1] > 1)} each"
     machines = f"{len(cores)} machine{'s' * (len(cores) > 1)}"
-    assert made.fit(runs) == f"Ray: {expected[0]} at a time on {machines}, {threads}"
-    assert (made.count, made.threads, made.fit(runs)) == (*expected, "")
+    assert made.settle_count(runs) == f"Ray: {expected[0]} at a time on {machines}, {threads}"
+    assert (made.count, made.threads, made.settle_count(runs)) == (*expected, "")
 
 
 def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_path, monkeypatch):
     (tmp_path / remote_worker.TOKEN).write_text("mine")
-    assert remote_worker.fault(str(tmp_path), "mine", remote_worker.installed()) is None
+    assert remote_worker.find_mismatch(str(tmp_path), "mine", remote_worker.installed_versions()) is None
     monkeypatch.setattr(remote_worker, "_PATIENCE", 0.1)
     for folder, token in ((tmp_path, "other"), (tmp_path / "elsewhere", "mine")):
-        what, fix = remote_worker.fault(str(folder), token, remote_worker.installed())
+        what, fix = remote_worker.find_mismatch(str(folder), token, remote_worker.installed_versions())
         assert what == f"does not see {folder} as it is here"
         assert fix.startswith("give an --out on a file system")
-    what, fix = remote_worker.fault(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
+    what, fix = remote_worker.find_mismatch(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
     assert what.endswith("and the run began with tiewise 0.0.1, torch 1.0, Python 3.9")
-    [(said, error)] = remote_worker.streamed(b"", {}, str(tmp_path), "other", remote_worker.installed())
+    [(said, error)] = remote_worker.stream_messages(b"", {}, str(tmp_path), "other", remote_worker.installed_versions())
     assert (said, "does not see" in str(pickle.loads(error))) == ("error", True)
 
 
@@ -280,13 +280,13 @@ def waits(folder):
 def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_lost(tmp_path):
     (tmp_path / remote_worker.TOKEN).write_text("mine")
     call = pickle.dumps(partial(waits, str(tmp_path)))
-    task = remote_worker.streamed(call, {}, str(tmp_path), "mine", remote_worker.installed())
+    task = remote_worker.stream_messages(call, {}, str(tmp_path), "mine", remote_worker.installed_versions())
     assert next(task) == ("at", "waiting", 0, 1)
     task.close()
     assert (tmp_path / "stopped").exists()
     killed = remote_worker.Worker()
     remote_worker._idle[os.environ.get("CUDA_VISIBLE_DEVICES")] = killed
-    task = remote_worker.streamed(call, {}, str(tmp_path), "mine", remote_worker.installed())
+    task = remote_worker.stream_messages(call, {}, str(tmp_path), "mine", remote_worker.installed_versions())
     assert next(task)[0] == "at"
     os.kill(killed.process.pid, signal.SIGKILL)
     assert list(task) == [("lost", "was ended by SIGKILL")]

@@ -155,7 +155,7 @@ def test_the_command_of_a_row_repeats_it(tiewise, grid, tmp_path):
 def test_a_sweep_with_a_grid_begins_a_study_unless_it_is_resumed(tmp_path, monkeypatch):
     grid = StudyGrid.named("quick")
     begun = []
-    monkeypatch.setattr(lab, "_begin", lambda grid, out, display, overwrite: begun.append((grid, overwrite)))
+    monkeypatch.setattr(lab, "_prepare_study", lambda grid, out, display, overwrite: begun.append((grid, overwrite)))
     with pytest.raises(RunError, match="holds no study to resume"):
         lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True))
     assert begun == [(grid, False)]

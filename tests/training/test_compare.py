@@ -120,17 +120,17 @@ def test_a_comparison_is_held_against_the_atlas(monkeypatch):
     one = sample_comparison(("untied", "tied"))
     one.setting["tokens_per_run"], one.data["splits"] = 307_200, {"train": {"tokens": 99_968}}
     settings = Settings(arms=("untied", "tied"), width=64, steps=60)
-    assert compare.expected(settings, one) == "held"
+    assert compare.compare_with_atlas(settings, one) == "held"
     sizes = {"width": 64, "layers": 2, "vocab": 4096, "tokens": 99_968, "seen": 307_200}
     gap = fmean(t.heldout_nll - u.heldout_nll for t, u in zip(one.of("tied"), one.of("untied"), strict=True))
     assert asked.pop() == (sizes, pytest.approx(gap), 3, "")
-    compare.expected(replace(settings, model="gpt2", learning_rate=0.01, tune=True, batch=2), one)
+    compare.compare_with_atlas(replace(settings, model="gpt2", learning_rate=0.01, tune=True, batch=2), one)
     assert asked.pop()[3] == "model=gpt2, batch=2, learning_rate=0.01"
-    compare.expected(replace(settings, layers=0), one)  # of which no logarithm is taken
+    compare.compare_with_atlas(replace(settings, layers=0), one)  # of which no logarithm is taken
     assert asked.pop()[3] == "no layers"
-    compare.expected(replace(settings, text=("synthetic:zipf=1",)), one)
+    compare.compare_with_atlas(replace(settings, text=("synthetic:zipf=1",)), one)
     assert asked.pop()[3] == "synthetic:zipf=1"
-    assert compare.expected(settings, sample_comparison(("tied", "factored:64"))) is None
+    assert compare.compare_with_atlas(settings, sample_comparison(("tied", "factored:64"))) is None
 
 
 def test_every_arm_takes_as_many_operations(tiny, text, job):

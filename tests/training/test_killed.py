@@ -103,7 +103,7 @@ MOMENTS = {
     },
 }
 BACKENDS = {"torch": {}, "flax": {"backend": "flax"}}
-BACKENDS |= {"seq2seq": {"kind": "seq2seq", "model": "t5", "own": Seq2SeqOptions()}}
+BACKENDS |= {"seq2seq": {"kind": "seq2seq", "model": "t5", "kind_options": Seq2SeqOptions()}}
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 

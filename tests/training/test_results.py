@@ -14,7 +14,17 @@ from tests.training.conftest import refusal
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import detectable
 from tiewise.training import results
-from tiewise.training.results import SCHEMA, BinNll, Comparison, Difference, RunResult, by_holm, complete, gaps, paired
+from tiewise.training.results import (
+    SCHEMA,
+    BinNll,
+    Comparison,
+    Difference,
+    RunResult,
+    complete,
+    correct_by_holm,
+    gaps,
+    paired,
+)
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 10**12)
@@ -127,7 +137,7 @@ def test_holm_moves_what_is_detectable_with_what_is_detected():
     p = (0.001, 0.02, 0.5)
     half = stats.t.ppf(0.975, 2)  # of a standard error of 1
     family = [Difference("arm", "heldout_nll", 3, 1, 1 - half, 1 + half, 0.0, True, one) for one in (*p, None)]
-    found = by_holm(family)
+    found = correct_by_holm(family)
     assert [d.p for d in found] == pytest.approx([0.003, 0.04, 0.5, None])
     assert [d.detected for d in found] == [True, True, False, True]
     assert [d.detectable for d in found] == pytest.approx([*(detectable(2, 0.05 / m) for m in (3, 2, 1)), 0.0])

@@ -17,7 +17,7 @@ from tiewise.training import trainer
 from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds import decoder
 from tiewise.training.kinds.decoder import measure
-from tiewise.training.run import direct_path, finished, train
+from tiewise.training.run import direct_path, read_outcome, train
 from tiewise.training.short_trials import short
 
 
@@ -36,7 +36,7 @@ def written_at(folder):
 def test_what_a_run_leaves(text, job, whole, trained, tiny):
     folder, outcome = whole
     assert {p.name for p in folder.iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
-    assert finished(folder) == outcome
+    assert read_outcome(folder) == outcome
     result = outcome.result
     assert result.heldout_nll < result.initial_nll - 0.3
     assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
@@ -119,7 +119,7 @@ def test_as_much_is_measured_of_training_as_of_held_out_text_and_of_a_trial_what
 def test_a_run_that_diverges_ends_with_nan_and_is_read_back(trained, tiny, tmp_path):
     outcome = trained(tiny(learning_rate=1e30), tmp_path)
     assert "NaN" not in (tmp_path / "result.json").read_text()
-    again = finished(tmp_path)
+    again = read_outcome(tmp_path)
     assert again.result.curve[-1].train_nll is None
     losses = (outcome.result.heldout_nll, outcome.result.perplexity, again.result.train_nll)
     assert all(math.isnan(value) for row in (losses, *again.direct_path) for value in row)

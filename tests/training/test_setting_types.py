@@ -7,15 +7,15 @@ from typing import get_type_hints
 import pytest
 
 from tiewise.training.setting_types import ComparisonSettings
-from tiewise.training.settings import DECODER, Settings, find, kinds
+from tiewise.training.settings import DECODER, Settings, find_kind, kinds
 
 NAMED = {"seed", "teacher"}  # parameters of train and heal
 
 
 def test_every_setting_of_every_kind_is_a_keyword():
-    taken = set(get_type_hints(Settings)) - {"own"}
+    taken = set(get_type_hints(Settings)) - {"kind_options"}
     for kind in kinds():
-        options = None if kind == DECODER else find(kind).options
+        options = None if kind == DECODER else find_kind(kind).options
         taken |= set(get_type_hints(options)) if options else set()
     assert set(ComparisonSettings.__annotations__) | NAMED == taken | {"boundary"}
 

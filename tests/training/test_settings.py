@@ -23,7 +23,7 @@ def test_round_trip(tmp_path, changes):
     settings = Settings(**changes)
     settings.save(tmp_path)
     assert Settings.load(tmp_path / FILE) == settings
-    assert set(yaml.safe_load((tmp_path / FILE).read_text())) == set(vars(settings)) - {"own"}
+    assert set(yaml.safe_load((tmp_path / FILE).read_text())) == set(vars(settings)) - {"kind_options"}
 
 
 def test_arms_get_their_canonical_names_and_minutes_leave_the_place_of_a_schedule_open():

@@ -127,7 +127,7 @@ def machine(trained, tiny, tmp_path, monkeypatch):
 
 def whole(machine, lines, settings, out):
     """Begin and finish a comparison on the machine; return the seconds that it took."""
-    lines.begin(settings, out, gone=machine.gone)
+    lines.begin(settings, out, elapsed=machine.gone)
     machine.trained[:] = [None]  # the first run of the process is behind
     finish(out, lines.display)
     return machine.now
@@ -154,7 +154,7 @@ def test_minutes_hold_tuning_evaluation_and_start(machine, tiny, tmp_path, lines
 @pytest.mark.parametrize(("tune", "runs"), [(False, "4 runs"), (True, "18 tuning runs and 4 runs")])
 def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_path, lines, tune, runs):
     with pytest.raises(RunError, match=f"--minutes 2 does not hold {runs} of 20 steps") as refused:
-        lines.begin(tiny(minutes=2.0, seeds=2, tune=tune), tmp_path / "out", gone=machine.gone)
+        lines.begin(tiny(minutes=2.0, seeds=2, tune=tune), tmp_path / "out", elapsed=machine.gone)
     assert not (tmp_path / "out").exists()
     assert ("without tuning" in refused.value.remedy) is tune
     asked = float(refused.value.remedy.split()[2])

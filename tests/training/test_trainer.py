@@ -136,6 +136,6 @@ def test_the_penalty_is_of_training_only(text, job, tiny):
 def test_rows_are_pinned_and_copied_beside_the_computation_where_a_gpu_is(job, tiny, gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(trainer, "TrainingArguments", lambda **given: SimpleNamespace(n_gpu=1, **given))
-    found = trainer.arguments(job(tiny()))
+    found = trainer.training_arguments(job(tiny()))
     assert found.dataloader_pin_memory == gpu
     assert found.accelerator_config == {"non_blocking": gpu}

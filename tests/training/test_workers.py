@@ -135,12 +135,12 @@ def test_ctrl_c_while_a_worker_is_started_ends_it(job, tiny, tmp_path):
     class Pressed(Workers):
         presses = iter([signal.SIGINT])
 
-        def hear(self, busy):
+        def wait_for_messages(self, busy):
             for number in self.presses:  # once, while both still import
                 started = [child for child in psutil.Process().children() if child not in before]
                 sessions.extend(os.getsid(child.pid) for child in started)
                 signal.raise_signal(number)
-            return super().hear(busy)
+            return super().wait_for_messages(busy)
 
     with Pressed(2) as pair, pytest.raises(KeyboardInterrupt):
         pair.each(train, jobs, unheard, unheard)
@@ -348,17 +348,17 @@ def test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing(capf
     worker = Worker()
     try:
         worker.take("a run", pickle.dumps(partial(abs, -1)))
-        assert worker.says() == ("ready",)
+        assert worker.next_message() == ("ready",)
         assert worker.connection.poll(PATIENCE)  # its answer, not yet read
         worker.stop()
-        what, value = worker.says()
+        what, value = worker.next_message()
         assert (what, pickle.loads(value)) == ("found", 1)
         worker.take("another run", pickle.dumps(partial(abs, -2)))  # Ctrl-C ends what follows it
-        what, error = worker.says()
+        what, error = worker.next_message()
         assert what == "error"
         assert isinstance(pickle.loads(error), KeyboardInterrupt)
         worker.take("a third run", pickle.dumps(partial(abs, -3)))  # and is no answer to anything else
-        what, value = worker.says()
+        what, value = worker.next_message()
         assert (what, pickle.loads(value)) == ("found", 3)
         assert worker.process.poll() is None
     finally:

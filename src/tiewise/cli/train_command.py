@@ -71,7 +71,7 @@ class _TrainingCommand:
             refuse_impossible_minutes(settings)
         o.hush_libraries()
         from tiewise.lab import carry_out
-        from tiewise.training.compare import Display, finish_element, prepared, refuse_trials
+        from tiewise.training.compare import Display, count_runs, finish_element, refuse_trials
         from tiewise.training.worker_process import settle
 
         settle()
@@ -81,7 +81,7 @@ class _TrainingCommand:
         work = self._finish()
         if settings is not None and self.element == 0:
             refuse_trials(settings)
-            work = prepared
+            work = count_runs
         return carry_out(
             work,
             settings,
@@ -91,8 +91,8 @@ class _TrainingCommand:
             overwrite=parameters["overwrite"],
             jobs=parameters.get("jobs", 1),
             launcher=self.launcher,
-            gone=lambda: time.monotonic() - self.start,
-            begun=self._note_start,
+            elapsed=lambda: time.monotonic() - self.start,
+            on_started=self._note_start,
         )
 
     def _finish(self) -> Callable[..., Any]:

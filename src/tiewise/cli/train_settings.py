@@ -49,7 +49,7 @@ def choose_settings(out: Path, parameters: _Record, *, single: bool) -> Settings
     record |= typed
     if not single and record.get("seed") is not None:
         raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
-    settings = _share_layers(Settings.of(record, places=places), parameters["share"])
+    settings = _share_layers(Settings.of(record, sources=places), parameters["share"])
     if settings.backend == "flax":
         o.need("jax", "flax", "optax", extra="flax")
     settings = settings.checked()
@@ -105,7 +105,7 @@ def _set_record(items: Sequence[str]) -> _Record:
     """Return the settings of `--set NAME=VALUE`; a value is read as YAML."""
     import yaml
 
-    from tiewise.training.settings import NO_YAML
+    from tiewise.training.settings import YAML_ERRORS
 
     record = {}
     for item in items:
@@ -114,7 +114,7 @@ def _set_record(items: Sequence[str]) -> _Record:
             raise RunError(f"--set {item!r}", "write --set NAME=VALUE")
         try:
             record[name] = yaml.safe_load(value)
-        except NO_YAML:
+        except YAML_ERRORS:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
     return record
 
@@ -128,10 +128,10 @@ def _share_layers(settings: Settings, share: str | None) -> Settings:
     """Return the settings with every arm in each of the sharings of `--share`."""
     if share is None:
         return settings
-    if not hasattr(settings.own, "shared_arms"):
+    if not hasattr(settings.kind_options, "shared_arms"):
         what = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
         raise RunError(what, "add --recipe albert-small, say, or leave --share out")
-    return replace(settings, arms=settings.own.shared_arms(settings.arms, o.split_specs(share)))
+    return replace(settings, arms=settings.kind_options.shared_arms(settings.arms, o.split_specs(share)))
 
 
 def chosen_texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...]:

@@ -35,11 +35,11 @@ def causal_model(settings: Settings, config: Any) -> Any:
         # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
-        what = f"{settings.model}: no causal language model can be built ({one_line_message(error)})"
-        raise RunError(what, "choose another") from None
+        problem = f"{settings.model}: no causal language model can be built ({one_line_message(error)})"
+        raise RunError(problem, "choose another") from None
 
 
-def build_drawn(job: Job, make: Callable[[], Any], std: float, reach: float | None = None) -> Installed:
+def build_with_random_tables(job: Job, make: Callable[[], Any], std: float, reach: float | None = None) -> Installed:
     """Make a model with seeded weights, install the job's boundary, and draw its tables.
 
     They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
@@ -87,10 +87,10 @@ def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
     if tensor_parallel > 1:
         spread_over(model, mesh[AXIS])
     over = mesh["fsdp"] if replicas == 1 else mesh["replicas", "fsdp"]
-    tables_kept = None
+    row_plan = None
     if _keeps_rows(job, model, sizes):
-        tables_kept = keep_tables(model, over)
-    shard(model, over, tables_kept)
+        row_plan = keep_tables(model, over)
+    shard(model, over, row_plan)
 
 
 def _keeps_rows(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:

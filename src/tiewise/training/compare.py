@@ -50,9 +50,9 @@ from tiewise.training.folder import (
     write_json,
 )
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete, gaps
-from tiewise.training.run import Kind, Outcome, finished, kind_of, train
+from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Gone, Show, how_many, per_arm, short_steps, steps_within, tune
+from tiewise.training.short_trials import Elapsed, Show, how_many, per_arm, short_steps, steps_within, tune
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
@@ -95,15 +95,15 @@ class Display:
 class StageBar:
     """The bar of one stage after another, made at the first progress."""
 
-    def __init__(self, is_drawn: bool) -> None:
-        self.is_drawn = is_drawn
+    def __init__(self, is_visible: bool) -> None:
+        self.is_visible = is_visible
         self.bar: tqdm | None = None
 
     def show(self, stage: str, done: float, total: float) -> None:
         """Show how much of a stage is done."""
         if self.bar is None:
             form = "{desc:<10}{percentage:3.0f}%|{bar}|"
-            self.bar = tqdm(total=100, leave=False, disable=not self.is_drawn, bar_format=form)
+            self.bar = tqdm(total=100, leave=False, disable=not self.is_visible, bar_format=form)
         self.bar.set_description_str(stage, refresh=False)
         self.bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
         self.bar.refresh()
@@ -119,19 +119,19 @@ class RunsBar:
 
     def __init__(self, bar: tqdm, say: Callable[[str], None]) -> None:
         self.bar, self.say = bar, say
-        self.past = 0  # steps of the runs that have ended
-        self.at_hand: dict[Job, tuple[str, float]] = {}  # the text of each, and how many steps it has done
+        self.ended_steps = 0  # steps of the runs that have ended
+        self.running: dict[Job, tuple[str, float]] = {}  # the text of each, and how many steps it has done
 
     def show(self, job: Job, text: str, done: float, total: float) -> None:
         """Show how many of its steps a run has done."""
-        is_running = job in self.at_hand
-        self.at_hand[job] = text, done
+        is_running = job in self.running
+        self.running[job] = text, done
         self._reach(is_running)
 
     def ended(self, job: Job, line: str = "") -> None:
         """Take the steps of a run that has ended, perhaps long ago, and say a line."""
-        was_running = self.at_hand.pop(job, None) is not None
-        self.past += job.settings.steps
+        was_running = self.running.pop(job, None) is not None
+        self.ended_steps += job.settings.steps
         self._reach(was_running)
         if line:
             self.say(line)
@@ -140,8 +140,8 @@ class RunsBar:
         """Move the bar to the steps of all runs."""
         if self.bar.disable:
             return
-        texts = [text for text, _ in self.at_hand.values()]
-        step = self.past + sum(done for _, done in self.at_hand.values())
+        texts = [text for text, _ in self.running.values()]
+        step = self.ended_steps + sum(done for _, done in self.running.values())
         self.bar.set_description_str(" · ".join(texts), refresh=False)
         if not in_this_process:  # from where a run was: not taken for this process's speed
             self.bar.initial += step - self.bar.n
@@ -155,12 +155,12 @@ def start(
     display: Display,
     *,
     overwrite: bool = False,
-    gone: Gone | None = None,
+    elapsed: Elapsed | None = None,
     workers: Workers | None = None,
 ) -> None:
     """Make `out` a run that `finish` or `finish_one` finishes; `overwrite` replaces the one that it holds.
 
-    `command` is as typed, for the report; `gone` says the seconds since it began, which minutes include, None counts
+    `command` is as typed, for the report; `elapsed` says the seconds since it began, which minutes include, None counts
     from here; `workers` will train, None one run at a time. Raises TiewiseError for a setting, text, model or folder
     that cannot be used: `out` is as it was.
     """
@@ -170,12 +170,12 @@ def start(
         return time.monotonic() - began
 
     with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
-        checked = ranks.on_rank_zero(lambda: _staged(settings, stage, display))
+        checked = ranks.on_rank_zero(lambda: _prepare_stage(settings, stage, display))
         text = load_prepared(stage / DATA)
         products = ranks.on_rank_zero(lambda: products_for(checked, text.vocab))
         if checked.minutes is not None:
             jobs = make_jobs(checked, text, stage, products)
-            checked = _with_steps(checked, jobs, stage / SPEED, gone or since_start, workers or Workers(1), display)
+            checked = _with_steps(checked, jobs, stage / SPEED, elapsed or since_start, workers or Workers(1), display)
 
         def write() -> None:
             write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
@@ -184,7 +184,7 @@ def start(
         ranks.on_rank_zero(write)
 
 
-def _staged(settings: Settings, stage: Path, display: Display) -> Settings:
+def _prepare_stage(settings: Settings, stage: Path, display: Display) -> Settings:
     """Prepare the text of a run in a folder and see that every arm's model can be built; return checked settings."""
     checked = settings.checked()
     kind = kind_of(checked)
@@ -195,27 +195,27 @@ def _staged(settings: Settings, stage: Path, display: Display) -> Settings:
         for job in make_jobs(checked, text, stage):
             kind.build(job)
     checked = replace(checked, steps=kind.steps(checked, text)).checked()
-    display.say(kind.described(checked, text))
+    display.say(kind.describe(checked, text))
     return checked
 
 
 def _with_steps(
-    settings: Settings, jobs: Sequence[Job], trials: Path, gone: Gone, workers: Workers, display: Display
+    settings: Settings, jobs: Sequence[Job], trials: Path, elapsed: Elapsed, workers: Workers, display: Display
 ) -> Settings:
     """Return settings with steps instead of minutes, from short trials in a folder."""
     with display.stages() as show:
         line = how_many(workers, jobs[0], settings.seeds * len(jobs), trials, show)
         if line:
             display.say(line)
-        steps = steps_within(jobs, trials, gone, workers, show)
+        steps = steps_within(jobs, trials, elapsed, workers, show)
     display.say(f"{settings.minutes:g} minutes: {steps} steps for each run")
     return replace(settings, steps=steps, minutes=None).checked()
 
 
 def finish(out: Path, display: Display, workers: Workers | None = None) -> Comparison:
     """Run or finish the comparison in `out`, one run at a time or by `workers`; RunError where there is none."""
-    settings, text = opened(out, single=False)
-    bigrams, names = probed(text)
+    settings, text = open_run(out, single=False)
+    bigrams, names = choose_probe(text)
     products = products_of(out, display)
     jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)
     env = read_json(out / ENVIRONMENT) or {}
@@ -239,14 +239,14 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             reference=settings.arms[0],
             setting=kind.setting(settings, text),
             data={name: value for name, value in text.facts.items() if name != "request"},
-            env=_trained_where(kind, products, workers),
+            env=_environment_record(kind, products, workers),
             runs=[outcome.result for outcome in outcomes],
             tuning=trials,
             direct_path=_direct_paths(outcomes[: len(jobs)], list(names.values())),  # of the first seed
             bigrams=[_bigram_record(bigram, names) for bigram in bigrams],
         )
     )
-    comparison = replace(comparison, expectation=expected(settings, comparison))
+    comparison = replace(comparison, expectation=compare_with_atlas(settings, comparison))
     ranks.on_rank_zero(lambda: write_json(out / RESULTS, comparison.record()))
     return replace(comparison, folder=out)
 
@@ -263,8 +263,8 @@ def _settle_count(
     jobs: Sequence[Job], seeds: int, out: Path, env: dict[str, Any], workers: Workers, display: Display
 ) -> None:
     """Settle how many runs are trained at a time; `env` says how many were when they began."""
-    runs = [seeded(job, seed, "") for seed in range(1, seeds + 1) for job in jobs]
-    has_work = any(finished(run.folder) is None for run in runs)
+    runs = [with_seed(job, seed, "") for seed in range(1, seeds + 1) for job in jobs]
+    has_work = any(read_outcome(run.folder) is None for run in runs)
     before = env.get("jobs", None if has_work else 1)
     if has_work and env.get("threads") != torch.get_num_threads():
         before = None  # of another number of threads the trial was another one
@@ -281,11 +281,11 @@ def _say_result(bar: RunsBar, job: Job, outcome: Outcome) -> None:
     bar.ended(job, f"{job.title}: {losses}, {result.seconds:.0f} s")
 
 
-def _trained_where(kind: Kind, products: ProductChoice, workers: Workers) -> dict[str, Any]:
+def _environment_record(kind: Kind, products: ProductChoice, workers: Workers) -> dict[str, Any]:
     """Return the environment as results.json has it."""
     packages = {package: version(package) for package in kind.packages}
     counts = {"products": str(products), "jobs": workers.count, "threads": workers.threads}
-    return environment() | counts | workers.place | packages
+    return environment() | counts | workers.location | packages
 
 
 def _direct_paths(outcomes: Sequence[Outcome], tokens: list[str]) -> list[ArmDirectPath]:
@@ -304,7 +304,7 @@ def _bigram_record(bigram: Bigram, names: dict[int, str]) -> dict[str, Any]:
     }
 
 
-def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
+def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectation | None:
     """Compare tied − untied in held-out nll with the atlas; None where one of them is missing, or diverged."""
     both = gaps(comparison)
     if both is None or not math.isfinite(both[1].mean):
@@ -319,7 +319,7 @@ def expected(settings: Settings, comparison: Comparison) -> Expectation | None:
 
 def _unlike_the_atlas(settings: Settings) -> list[str]:
     """Return settings that no run of the atlas has."""
-    values, defaults = vars(replace(settings, own=None)), vars(Settings())
+    values, defaults = vars(replace(settings, kind_options=None)), vars(Settings())
     bound = [name for name in values if name not in FREE]
     other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
     if not settings.layers:
@@ -329,14 +329,14 @@ def _unlike_the_atlas(settings: Settings) -> list[str]:
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:
     """Train or finish the single run in `out`. Raises as `finish`."""
-    settings, text = opened(out, single=True)
+    settings, text = open_run(out, single=True)
     assert settings.seed is not None
     jobs = make_jobs(settings, text, out, products_of(out, display))
-    return finish_run(seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}"), display, workers)
+    return finish_run(with_seed(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}"), display, workers)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedComparison:
     """A comparison of which no run is trained yet."""
 
     folder: Path
@@ -351,20 +351,20 @@ def refuse_trials(settings: Settings) -> None:
     """Refuse settings that need trials before the first run. Raises RunError."""
     for name in ("tune", "minutes"):
         if getattr(settings, name):
-            what = f"{name} with --element 0, which trains nothing"
-            raise RunError(what, f"leave {name} out, or use --launcher ray without --element")
+            problem = f"{name} with --element 0, which trains nothing"
+            raise RunError(problem, f"leave {name} out, or use --launcher ray without --element")
 
 
-def prepared(out: Path, display: Display, workers: Workers | None = None) -> Prepared:
+def count_runs(out: Path, display: Display, workers: Workers | None = None) -> PreparedComparison:
     """Count the runs of the comparison in `out`, and train none. Raises as `finish`."""
-    settings, _ = opened(out, single=False)
-    return Prepared(out, len(settings.arms) * settings.seeds)
+    settings, _ = open_run(out, single=False)
+    return PreparedComparison(out, len(settings.arms) * settings.seeds)
 
 
 def finish_element(out: Path, display: Display, number: int) -> SingleRun:
     """Train or finish one run of the comparison in `out`, counted from 1, beside other such processes."""
-    settings, text = opened(out, single=False)
-    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, probed(text)[1])
+    settings, text = open_run(out, single=False)
+    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, choose_probe(text)[1])
     if not 1 <= number <= len(runs):
         raise RunError(f"--element {number}: {out} has {len(runs)} runs", f"choose 1 to {len(runs)}")
     return finish_run(runs[number - 1], display)
@@ -377,7 +377,7 @@ def finish_run(job: Job, display: Display, workers: Workers | None = None) -> Si
     return SingleRun(outcome.result, job.folder, kind_of(job.settings).setting(job.settings, job.text), job.text.facts)
 
 
-def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
+def open_run(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
     """Open the comparison or the single run in `out`, which the processes that are here can train.
 
     Returns its settings and tokens.
@@ -431,7 +431,7 @@ def make_jobs(
     ]
 
 
-def probed(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
+def choose_probe(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
     """Return the bigrams whose direct path is measured, and their tokens by name, in the order of the measurement."""
     candidates = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
     names = _token_names(text, candidates)
@@ -457,11 +457,11 @@ def all_runs(jobs: Sequence[Job], seeds: int, probe: Iterable[int]) -> list[Job]
     for seed in range(1, seeds + 1):
         for job in jobs:
             title = f"{len(runs) + 1}/{seeds * len(jobs)} {job.arm} seed {seed}"
-            runs.append(seeded(job, seed, title, tokens))
+            runs.append(with_seed(job, seed, title, tokens))
     return runs
 
 
-def seeded(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
+def with_seed(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
     """Return the job of one seed, counted from 1."""
     return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title, probe=probe)
 

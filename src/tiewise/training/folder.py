@@ -35,7 +35,7 @@ RESULT = "result.json"  # in a run's folder, written last
 RESULTS = "results.json"
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
-_MADE = (SPEED, "tuning", "tuning.json", RESULTS, "report.html")  # what it makes, beside its arms' folders
+_PRODUCED = (SPEED, "tuning", "tuning.json", RESULTS, "report.html")  # what it makes, beside its arms' folders
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """Within this context a folder in `out` (`locked`) takes what becomes its run, unless the block raises."""
     if (out / FILE).is_file():
         if not overwrite:
-            fix = "choose another --out, or add --resume to finish it, --overwrite to replace it"
-            raise RunError(f"{out} holds a run already", fix)
+            remedy = "choose another --out, or add --resume to finish it, --overwrite to replace it"
+            raise RunError(f"{out} holds a run already", remedy)
         Settings.load(out / FILE).checked()  # says what is there to be replaced
         _require_idle(out)
     elif out.exists() and _holds_other_files(out):
@@ -58,7 +58,7 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise
-    _put_in_place(out)
+    _install_stage(out)
 
 
 def _holds_other_files(out: Path) -> bool:
@@ -76,18 +76,18 @@ def _require_idle(out: Path) -> None:
 def saved_run(out: Path) -> Settings:
     """Return the settings of the run in `out`."""
     if (out / _STAGE / FILE).is_file():  # killed while it was put in place
-        _put_in_place(out)
+        _install_stage(out)
     if not (out / FILE).is_file():
         raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
     return Settings.load(out / FILE).checked()
 
 
-def _put_in_place(out: Path) -> None:
+def _install_stage(out: Path) -> None:
     """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
     old: list[str] = []
     if (out / FILE).is_file():
         old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms]
-    for name in (*old, *_MADE):
+    for name in (*old, *_PRODUCED):
         remove(out / name)
     for name in _STAGED:
         if (out / _STAGE / name).exists():
@@ -95,11 +95,11 @@ def _put_in_place(out: Path) -> None:
     shutil.rmtree(out / _STAGE)
 
 
-def replace_path(made: Path, final: Path) -> None:
+def replace_path(source: Path, final: Path) -> None:
     """Put a finished file or folder in its place."""
     if final.is_dir():
         shutil.rmtree(final)
-    os.replace(made, final)
+    os.replace(source, final)
 
 
 def remove(path: Path) -> None:

@@ -32,9 +32,9 @@ import torch
 from tiewise.core.errors import Interrupted, RunError, one_line_message
 from tiewise.core.files import write_whole
 from tiewise.training.folder import newest_checkpoint
-from tiewise.training.remote_worker import TOKEN, fault, installed, streamed
+from tiewise.training.remote_worker import TOKEN, find_mismatch, installed_versions, stream_messages
 from tiewise.training.worker_process import Message, Work
-from tiewise.training.workers import AUTO, Hired, Workers
+from tiewise.training.workers import AUTO, WorkerHandle, Workers
 
 LOCAL, RAY = "local", "ray"
 LAUNCHERS = (LOCAL, RAY)
@@ -48,30 +48,30 @@ class OnRay(Workers):
 
     retries = 3
 
-    def __init__(self, asked: int | str, out: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, requested: int | str, out: Path, say: Callable[[str], None]) -> None:
         """Raises RunError where there is no Ray, and as `Workers`."""
-        super().__init__(asked, say)
+        super().__init__(requested, say)
         self.out, self.address = out, os.environ.get("RAY_ADDRESS", "")
         if find_spec("ray") is None:
             raise RunError("--launcher ray needs ray", "pip install 'tiewise[ray]'")
         if self.address.startswith("ray://"):
-            what = f"RAY_ADDRESS={self.address}: a client outside the cluster shares no folder with it"
-            raise RunError(what, "start the command on a machine of the cluster, with RAY_ADDRESS=auto")
+            problem = f"RAY_ADDRESS={self.address}: a client outside the cluster shares no folder with it"
+            raise RunError(problem, "start the command on a machine of the cluster, with RAY_ADDRESS=auto")
         self.cleanup = ExitStack()  # what ends with us
         self.token = secrets.token_hex(16)
         self.ray: Any = None  # the module, once there is a cluster; it has no types
         self.nodes: list[dict[str, Any]] = []
         self.options: dict[str, int] = {}  # what a task takes of its machine, next to its threads
 
-    def alone(self) -> bool:
+    def trains_here(self) -> bool:
         """Return False: also a single run at a time is trained where there is room."""
         return False
 
-    def shares(self, jobs: int) -> list[int]:
+    def thread_counts(self, jobs: int) -> list[int]:
         """Return the threads of each run: all have as many, since they are spread over machines."""
         return [self.threads] * jobs
 
-    def fit(self, runs: int) -> str | None:
+    def settle_count(self, runs: int) -> str | None:
         """Settle as many at a time as asked for, or as there are cores or GPUs, with the most threads that fit."""
         if self.ray is None:
             self._begin()
@@ -80,23 +80,23 @@ class OnRay(Workers):
         most = room.runs(1)
         if not most:
             raise RunError(f"no machine of the cluster has room for a run: it has {room}", "add one that has")
-        count = min(runs, most if self.asked == AUTO else int(self.asked))
+        count = min(runs, most if self.requested == AUTO else int(self.requested))
         if count > most:
-            raise RunError(f"jobs = {self.asked} where the cluster has {room}", f"give {most} or fewer, or auto")
+            raise RunError(f"jobs = {self.requested} where the cluster has {room}", f"give {most} or fewer, or auto")
         self.threads = room.most_threads(count)
-        is_first = not self.chosen
-        self.chosen, self.count = True, max(1, count)
-        self.place = {"launcher": RAY, "machines": room.machines}
+        is_first = not self.is_settled
+        self.is_settled, self.count = True, max(1, count)
+        self.location = {"launcher": RAY, "machines": room.machines}
         if not is_first:
             return ""
         machines = f"{room.machines} machine{'s' * (room.machines > 1)}"
         return f"Ray: {self.count} at a time on {machines}, {self.threads} thread{'s' * (self.threads > 1)} each"
 
-    def hire(self) -> _Task:
+    def start_worker(self) -> _Task:
         """Return what starts one task after another."""
         return _Task(self)
 
-    def hear(self, busy: Sequence[Hired]) -> Sequence[Hired]:
+    def wait_for_messages(self, busy: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         """Return the tasks that have something to say; not the first alone, or it would drown the others."""
         tasks = [task for task in busy if isinstance(task, _Task)]
         streams = [task.stream for task in tasks]
@@ -125,8 +125,8 @@ class OnRay(Workers):
             self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             where = self.address or "of this machine"
-            fix = "see that it runs, or unset RAY_ADDRESS"
-            raise RunError(f"no Ray cluster {where}: {one_line_message(error)}", fix) from None
+            remedy = "see that it runs, or unset RAY_ADDRESS"
+            raise RunError(f"no Ray cluster {where}: {one_line_message(error)}", remedy) from None
         self.nodes = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         write_whole(self.out / TOKEN, self.token)
         self.cleanup.callback((self.out / TOKEN).unlink, missing_ok=True)
@@ -140,7 +140,7 @@ class OnRay(Workers):
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         folder = tempfile.mkdtemp(prefix="ray-")
         self.cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        least = 1 if self.asked == AUTO else int(self.asked)
+        least = 1 if self.requested == AUTO else int(self.requested)
         return {
             "address": "local",
             "num_cpus": max(torch.get_num_threads(), least),
@@ -154,16 +154,16 @@ class OnRay(Workers):
         """Raise RunError if a machine of the cluster cannot train these runs."""
         on_node = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         strategy = on_node(node_id=node["NodeID"], soft=False)
-        remote = self.ray.remote(fault).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+        remote = self.ray.remote(find_mismatch).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
         name = node.get("NodeManagerHostname") or node["NodeID"]
         try:
-            problem = self.ray.get(remote.remote(str(self.out), self.token, installed()))
+            problem = self.ray.get(remote.remote(str(self.out), self.token, installed_versions()))
         except self.ray.exceptions.RayError as error:
-            what = f"{name} cannot run tiewise: {_last_line(error)}"
-            raise RunError(what, "install the same tiewise on every machine of the cluster") from None
+            problem = f"{name} cannot run tiewise: {_last_line(error)}"
+            raise RunError(problem, "install the same tiewise on every machine of the cluster") from None
         if problem:
-            what, fix = problem
-            raise RunError(f"{name} {what}", fix)
+            problem, remedy = problem
+            raise RunError(f"{name} {problem}", remedy)
 
 
 @dataclass(frozen=True)
@@ -222,15 +222,15 @@ class _Task:
         """Start the task of a run."""
         over = self.over
         env = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
-        task = over.ray.remote(streamed).options(num_cpus=over.threads, max_retries=0, **over.options)
-        self.stream = task.remote(call, env, str(over.out), over.token, installed())
+        task = over.ray.remote(stream_messages).options(num_cpus=over.threads, max_retries=0, **over.options)
+        self.stream = task.remote(call, env, str(over.out), over.token, installed_versions())
         self.job = job  # now there is something to stop
 
     def release(self) -> None:
         """Note that it has no job in hand any more."""
         self.job = None
 
-    def says(self) -> Message:
+    def next_message(self) -> Message:
         """Return its next message, or how it ended."""
         errors, job = self.over.ray.exceptions, self.job
         assert job is not None, "only a task with a job says something"

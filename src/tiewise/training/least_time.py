@@ -24,7 +24,7 @@ LEAST_STEPS, TRIAL_STEPS = 20, 5  # of a run, and of a tuning run
 TRIALS = 9  # tuning runs of an arm
 POINTS, POINT_BLOCKS = 20, 32  # of a curve: how many, and blocks of the held-out text behind each
 # The built-in text in tokens of at most 4,096 kinds, of any Python: what is held out, and what chooses among trials.
-BUILTIN_HELD_OUT, BUILTIN_TUNE = 45_000, 20_000
+BUILTIN_HELDOUT, BUILTIN_TUNE = 45_000, 20_000
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def refuse_impossible_minutes(settings: Settings, machine: Machine | None = None
 def _impossible(minutes: float, seconds: float, runs: int, trials: int, cores: int) -> RunError:
     """Return the error that names the least minutes."""
     tuning = f"{trials} tuning runs and " if trials else ""
-    what = f"--minutes {minutes:g} does not hold {tuning}{runs} runs of {LEAST_STEPS} steps"
+    problem = f"--minutes {minutes:g} does not hold {tuning}{runs} runs of {LEAST_STEPS} steps"
     least = math.ceil(seconds / 6) / 10
     needed = f"{cores} core{' needs' if cores == 1 else 's need'} {least:g} minutes at the very least"
-    fix = f"give --minutes {10 * least:g} or more, or fewer arms and seeds"
-    return RunError(f"{what}: {needed}, and usually several times that", fix)
+    remedy = f"give --minutes {10 * least:g} or more, or fewer arms and seeds"
+    return RunError(f"{problem}: {needed}, and usually several times that", remedy)
 
 
 def _operations(settings: Settings, trial: bool) -> float:
@@ -76,15 +76,15 @@ def _operations(settings: Settings, trial: bool) -> float:
         return 0.0
     body = settings.layers * 12 * settings.width**2 if settings.model in ("llama", "gpt2") else 0
     vocab = _least_vocabulary(settings.tokenizer)
-    held_out, tune = 0, 0  # of any other text or tokenizer nothing is known
+    heldout, tune = 0, 0  # of any other text or tokenizer nothing is known
     if _is_builtin(settings) and 0 < vocab <= 4096:
-        held_out, tune = BUILTIN_HELD_OUT, BUILTIN_TUNE
-    point = min(held_out, POINT_BLOCKS * settings.length)
+        heldout, tune = BUILTIN_HELDOUT, BUILTIN_TUNE
+    point = min(heldout, POINT_BLOCKS * settings.length)
     if trial:
         read, steps = point + min(tune, settings.measured), TRIAL_STEPS
     else:
         curve = (1 + POINTS) * point
-        read, steps = curve + 2 * min(held_out, settings.measured), LEAST_STEPS
+        read, steps = curve + 2 * min(heldout, settings.measured), LEAST_STEPS
     trained = steps * settings.batch * settings.accumulate * settings.length
     return (2.0 * read + 6.0 * trained) * (settings.width * vocab + body)
 

@@ -30,7 +30,7 @@ class MeasuredSplit:
     unigram_nll: float | None = None
 
 
-def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
+def measure_by_frequency(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
     """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]."""
     loss_parts, target_parts = [], []
     for piece_losses, piece_targets in pieces:
@@ -78,14 +78,14 @@ class JudgedPredictions:
         return Share.of(int(self.right.sum()), len(self.losses), float(self.losses.mean()))
 
 
-def measured_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndarray) -> MeasuredSplit:
+def measure_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndarray) -> MeasuredSplit:
     """Return the same of predicted MASKED tokens, and the shares that are right of these and of pairs."""
     shares = {name: judged.share() for name, judged in predictions.items()}
     masked = predictions[MASKED]
     # of these tokens by nothing but their training counts, one added to each
     log_probabilities = np.log((counts + 1) / (counts.sum() + len(counts)))
     unigram = -log_probabilities[masked.targets.cpu().numpy()].mean()
-    split = measured([(masked.losses, masked.targets)], counts)
+    split = measure_by_frequency([(masked.losses, masked.targets)], counts)
     return replace(split, shares=shares, unigram_nll=float(unigram))
 
 

@@ -25,16 +25,16 @@ _LAST = ("found", "error", "lost")  # messages that end a call
 _idle: dict[str | None, Worker] = {}  # by the GPUs that it sees: the next task here need not import everything again
 
 
-def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, needed: str) -> Iterator[Message]:
+def stream_messages(call: bytes, env: Mapping[str, str], folder: str, token: str, needed: str) -> Iterator[Message]:
     """Yield what a worker says of a pickled call, some of its progress: the work of a Ray task on its machine.
 
     A task that is cancelled has the worker write its checkpoint and ends then. A machine that cannot train the run in
-    `folder` refuses, see `fault`.
+    `folder` refuses, see `find_mismatch`.
     """
-    problem = fault(folder, token, needed)
+    problem = find_mismatch(folder, token, needed)
     if problem is not None:
-        what, fix = problem
-        yield "error", pickle.dumps(RunError(f"{platform.node()} {what}", fix))
+        problem_text, fix = problem
+        yield "error", pickle.dumps(RunError(f"{platform.node()} {problem_text}", fix))
         return
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     worker = _idle.pop(gpus, None) or Worker(env)
@@ -54,7 +54,7 @@ def streamed(call: bytes, env: Mapping[str, str], folder: str, token: str, neede
     finally:
         if not has_ended:
             worker.stop()
-            while worker.says()[0] not in _LAST:
+            while worker.next_message()[0] not in _LAST:
                 pass
             worker.end()
 
@@ -63,12 +63,12 @@ def _next_message(worker: Worker) -> Message:
     """Wait for a worker's next message."""
     while not worker.connection.poll(_PAUSE):
         pass  # between two of these a cancelled task gets its KeyboardInterrupt, which wakes no waiting read
-    return worker.says()
+    return worker.next_message()
 
 
-def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
+def find_mismatch(folder: str, token: str, needed: str) -> tuple[str, str] | None:
     """Return why this machine cannot train a run of the head, who wrote `token` and has `needed`; None where it can."""
-    present = installed()
+    present = installed_versions()
     if present != needed:
         return f"has {present}, and the run began with {needed}", "install the same on every machine"
     end = time.monotonic() + _PATIENCE
@@ -80,7 +80,7 @@ def fault(folder: str, token: str, needed: str) -> tuple[str, str] | None:
     return f"does not see {folder} as it is here", "give an --out on a file system that all machines share"
 
 
-def installed() -> str:
+def installed_versions() -> str:
     """Return what must be the same on all machines, since their figures are compared."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"tiewise {__version__}, torch {version('torch')}, Python {python}"

@@ -35,7 +35,7 @@ FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not
 MASKED = "masked"  # or hidden tokens, among a result's shares; the others are named by how an ALBERT's pairs are judged
 ALPHA = estimates.ALPHA
 UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
-AGAIN = "run the comparison again"  # the way out of results that cannot be read
+RUN_AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class Comparison:
         """Read what `record` returned. Raises RunError for what cannot be read, naming the field."""
         schema = record.get("schema") if isinstance(record, Mapping) else None
         if schema != SCHEMA:
-            raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", AGAIN)
-        return from_record(cls, record, "results.json", AGAIN)
+            raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", RUN_AGAIN)
+        return from_record(cls, record, "results.json", RUN_AGAIN)
 
 
 def _html(runs: list[list[RunResult]], note: str) -> str:
@@ -264,7 +264,7 @@ def _without_interval(arm: str, metric: str, n: int, mean: float) -> Difference:
     return Difference(arm, metric, n, mean, low=None, high=None, detectable=None, detected=False)
 
 
-def by_holm(family: Sequence[Difference]) -> list[Difference]:
+def correct_by_holm(family: Sequence[Difference]) -> list[Difference]:
     """Return differences that are read side by side with Holm's p, and what is detected and detectable by it.
 
     Those without a p are not tested and stay as they are.
@@ -299,13 +299,13 @@ def complete(comparison: Comparison) -> Comparison:
     if not others:
         finding = f"{comparison.reference} is the only arm, so there is nothing to compare it with."
     else:
-        finding = "\n".join(_sentence(comparison, arm) for arm in others)
+        finding = "\n".join(_finding_sentence(comparison, arm) for arm in others)
     return replace(comparison, finding=finding)
 
 
 def _corrected_family(measured: Sequence[Difference], family: str) -> list[Difference]:
     """Return differences in the same order, with Holm's correction over those whose metric begins with `family`."""
-    corrected = iter(by_holm([d for d in measured if d.metric.startswith(family)]))
+    corrected = iter(correct_by_holm([d for d in measured if d.metric.startswith(family)]))
     return [next(corrected) if d.metric.startswith(family) else d for d in measured]
 
 
@@ -352,23 +352,23 @@ def interval(difference: Difference) -> str:
     return f"{signed(difference.low)} to {signed(difference.high)}"
 
 
-def _sentence(comparison: Comparison, arm: str) -> str:
+def _finding_sentence(comparison: Comparison, arm: str) -> str:
     """Say what the validation losses of an arm show, and no more."""
     d = comparison.difference(arm, "heldout_nll")
-    who = f"{arm} against {comparison.reference}:"
+    arms_text = f"{arm} against {comparison.reference}:"
     if d is None:
-        return f"{who} no seed finished with both, so nothing is known yet."
-    cost = _cost(comparison, arm)
+        return f"{arms_text} no seed finished with both, so nothing is known yet."
+    cost = _size_clause(comparison, arm)
     if not math.isfinite(d.mean):
-        return f"{who} one of them diverged, so no difference can be stated; {cost}."
+        return f"{arms_text} one of them diverged, so no difference can be stated; {cost}."
     if d.low is None:
         loss = f"validation loss {signed(d.mean)} nats/token"
-        return f"{who} {loss} from one seed, which cannot tell a difference from chance; {cost}."
+        return f"{arms_text} {loss} from one seed, which cannot tell a difference from chance; {cost}."
     verdict = _verdict(d, len(comparison.arms) - 1)
-    return f"{who} {verdict}, with {cost}.{_token_clause(comparison, arm)}"
+    return f"{arms_text} {verdict}, with {cost}.{_token_clause(comparison, arm)}"
 
 
-def _cost(comparison: Comparison, arm: str) -> str:
+def _size_clause(comparison: Comparison, arm: str) -> str:
     """Say how many parameters an arm has more or fewer than the reference."""
     run, base = comparison.of(arm)[0], comparison.of(comparison.reference)[0]
     more = run.total_parameters - base.total_parameters
@@ -409,13 +409,13 @@ def _token_clause(comparison: Comparison, arm: str) -> str:
     clauses = []
     for word, bins in (("better", better), ("worse", worse)):
         if bins:
-            clauses.append(f"{word} the tokens that the training text has {_joined_by_or(bins)} times")
+            clauses.append(f"{word} the tokens that the training text has {_join_by_or(bins)} times")
     if not clauses:
         return ""
     return f" It predicts {', and '.join(clauses)} (p < 0.05 over all bins, Holm)."
 
 
-def _joined_by_or(words: Sequence[str]) -> str:
+def _join_by_or(words: Sequence[str]) -> str:
     """Return "a", "a or b", "a, b or c"."""
     if len(words) == 1:
         return words[0]

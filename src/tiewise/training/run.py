@@ -58,9 +58,17 @@ from tiewise.training.folder import (
     write_json,
 )
 from tiewise.training.measures import MeasuredSplit
-from tiewise.training.results import AGAIN, DENSE, FINAL, CurvePoint, RunResult
-from tiewise.training.settings import Settings, find
-from tiewise.training.trainer import Events, Interrupt, Job, RunRecord, TiewiseTrainer, arguments, logging_window
+from tiewise.training.results import DENSE, FINAL, RUN_AGAIN, CurvePoint, RunResult
+from tiewise.training.settings import Settings, find_kind
+from tiewise.training.trainer import (
+    Events,
+    Interrupt,
+    Job,
+    RunRecord,
+    TiewiseTrainer,
+    logging_window,
+    training_arguments,
+)
 
 CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # what a point of it has, where it was measured
 # what a comparison says of its models
@@ -105,10 +113,10 @@ class Kind(ABC):
 
     def check(self, settings: Settings) -> object:
         """Return the kind's own options, checked. Raises TiewiseError for settings that it cannot have."""
-        for name, (value, fix) in self.lacks.items():
+        for name, (value, remedy) in self.lacks.items():
             if getattr(settings, name) != value:
-                raise RunError(f"{name} = {getattr(settings, name)!r} {self.where}", fix)
-        return settings.own
+                raise RunError(f"{name} = {getattr(settings, name)!r} {self.where}", remedy)
+        return settings.kind_options
 
     def check_processes(self, settings: Settings) -> None:
         """Refuse settings that these processes cannot train together, before any of them has begun."""
@@ -123,8 +131,8 @@ class Kind(ABC):
             raise UnsupportedError(f"{flag} {self.where or 'with this kind of run'}", "leave it out")
         for name, spec in settings.specs().items():
             if spec != spec.plainly():
-                what = f"{name}: the boundary cannot change while several processes train"
-                raise UnsupportedError(what, "train on one process, or leave tie_at and untie_at out")
+                problem = f"{name}: the boundary cannot change while several processes train"
+                raise UnsupportedError(problem, "train on one process, or leave tie_at and untie_at out")
 
     @abstractmethod
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
@@ -134,7 +142,7 @@ class Kind(ABC):
         """Return the steps that a run takes."""
         return settings.steps
 
-    def described(self, settings: Settings, text: PreparedText) -> str:
+    def describe(self, settings: Settings, text: PreparedText) -> str:
         """Say in a line what was prepared."""
         sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
         return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
@@ -159,8 +167,10 @@ class Kind(ABC):
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the trainer of a job, with what is `given` to all."""
 
-    def given(self, job: Job, installed: Installed, rows: Dataset[dict[str, Tensor]], **changes: Any) -> TrainerParts:
-        """Return what every Trainer is given; `changes` are to its `arguments`. A trial has no curve."""
+    def trainer_parts(
+        self, job: Job, installed: Installed, rows: Dataset[dict[str, Tensor]], **changes: Any
+    ) -> TrainerParts:
+        """Return what every Trainer is given; `changes` are to its `training_arguments`. A trial has no curve."""
         # the record first: what it measures is steps, not what others do after them
         callbacks = [RunRecord(job), Events(job.folder / "tensorboard")]
         if job.spec.untie_at is not None:
@@ -171,7 +181,7 @@ class Kind(ABC):
         if not job.trial:
             evaluator = partial(self.point, job, installed)
         return {
-            "args": arguments(job, **changes),
+            "args": training_arguments(job, **changes),
             "evaluator": evaluator,
             "train_dataset": rows,
             "callbacks": callbacks,
@@ -204,7 +214,7 @@ class Kind(ABC):
         """Measure what a point of the curve shows next to the values that training logs."""
         return {"heldout_nll": self.measure(job, installed, job.split, point=True).nll}
 
-    def evaluated(self, job: Job) -> int:
+    def evaluated_tokens(self, job: Job) -> int:
         """Return how many tokens a run evaluates: before its first step, at the points of its curve, at its end."""
         steps, tokens = job.settings.steps, len(job.text.split(job.split))
         points, ends = 1 + steps // logging_window(steps), 2
@@ -239,15 +249,15 @@ class Kind(ABC):
         """Return how many numbers the optimizer keeps for each that is trained: Adam's and LAMB's two."""
         return 2
 
-    def beside(self, validation: MeasuredSplit) -> dict[str, Any]:
+    def extra_files(self, validation: MeasuredSplit) -> dict[str, Any]:
         """Return the JSON files that a run of this kind has next to its result, by their names."""
         return {}
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return what results.json says of the models."""
         record = {name: getattr(settings, name) for name in (*SHAPE, "match", "tune", "bf16", "backend")}
-        if settings.own is not None:
-            record |= vars(settings.own)
+        if settings.kind_options is not None:
+            record |= vars(settings.kind_options)
         tokens = settings.steps * settings.batch * settings.accumulate * settings.length
         return {**record, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
 
@@ -267,12 +277,12 @@ def _maps_of(end: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
 
 def kind_of(settings: Settings) -> Kind:
     """Return the kind of run that settings ask for."""
-    kind = find(settings.run_kind)
+    kind = find_kind(settings.run_kind)
     assert isinstance(kind, Kind), f"{settings.run_kind} is no kind of run"
     return kind
 
 
-def prepared_blocks(settings: Settings, folder: Path) -> PreparedText:
+def prepare_blocks(settings: Settings, folder: Path) -> PreparedText:
     """Make the tokens of a text of which each block is a training row."""
     s = settings
     text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
@@ -285,12 +295,12 @@ def check_rows(settings: Settings, rows: int, has: str) -> None:
     """Refuse a text that does not make as many training rows as one step takes; `has` says how many it makes."""
     needed = settings.batch * settings.accumulate
     if rows < needed:
-        what = f"the text {has} of {settings.length} tokens, and one step takes {needed}"
-        raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
+        problem = f"the text {has} of {settings.length} tokens, and one step takes {needed}"
+        raise DataError(problem, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialFigures:
     """Figures of a model before its first step."""
 
     init_std: float
@@ -299,11 +309,11 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A model behind its last step."""
 
     installed: Installed
-    start: Start | None  # None in processes that do not write the result
+    start: InitialFigures | None  # None in processes that do not write the result
     timed_steps: int
     seconds: float  # of these
 
@@ -316,10 +326,10 @@ class Outcome:
     direct_path: list[list[float]]
 
 
-def finished(folder: Path) -> Outcome | None:
+def read_outcome(folder: Path) -> Outcome | None:
     """Return the outcome that a run left, or None where it has not finished."""
     record = read_json(folder / RESULT)
-    return None if record is None else from_record(Outcome, record, str(folder / RESULT), AGAIN)
+    return None if record is None else from_record(Outcome, record, str(folder / RESULT), RUN_AGAIN)
 
 
 @preserve_generators()
@@ -331,22 +341,22 @@ def train(job: Job) -> Outcome:
     """
     kind, folder = kind_of(job.settings), job.folder
     with ranks.first_holds(locked(folder)), without_bars():
-        outcome, checkpoint, step = ranks.on_rank_zero(lambda: (finished(folder), *newest_checkpoint(folder)))
+        outcome, checkpoint, step = ranks.on_rank_zero(lambda: (read_outcome(folder), *newest_checkpoint(folder)))
         if outcome is not None:
             return outcome
         with fast_products(job.products):
-            trained = _trained(job, kind, checkpoint, step)
-            return ranks.on_rank_zero(lambda: _concluded(job, kind, trained))
+            trained = _train_job(job, kind, checkpoint, step)
+            return ranks.on_rank_zero(lambda: _conclude(job, kind, trained))
 
 
-def _trained(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trained:
+def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> TrainedModel:
     """Build a job's model and train it, from a checkpoint at a step if there is one; return it whole."""
-    start: Start | None = None
+    start: InitialFigures | None = None
     with ranks.agreed():
         installed = kind.build(job)
         if ranks.first():
             std, predicted = kind.table_std(job), kind.first_loss(job)
-            start = Start(std, predicted, kind.measure(job, installed, job.split, point=True).nll)
+            start = InitialFigures(std, predicted, kind.measure(job, installed, job.split, point=True).nll)
         sizes = ranks.sharded()
         if sizes is not None:
             cut(job, installed.model, sizes)
@@ -355,18 +365,18 @@ def _trained(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Traine
         in_parts = installed.model
         installed = kind.build(job)
         fill_from_shards(installed.model, in_parts)
-    return Trained(installed, start, timed, seconds)
+    return TrainedModel(installed, start, timed, seconds)
 
 
-def _concluded(job: Job, kind: Kind, trained: Trained) -> Outcome:
+def _conclude(job: Job, kind: Kind, trained: TrainedModel) -> Outcome:
     """Measure a trained model, and write it and then the result."""
     installed = trained.installed
     validation = kind.measure(job, installed, job.split)
-    for name, record in kind.beside(validation).items():
+    for name, record in kind.extra_files(validation).items():
         write_json(job.folder / name, record)
     result = _result(job, kind, trained, validation)
     outcome = Outcome(result, direct_path(installed, list(job.probe)))
-    _keep(job, installed)
+    _save_models(job, installed)
     write_json(job.folder / RESULT, to_record(outcome))
     for pattern in kind.leftovers:
         for path in job.folder.glob(pattern):
@@ -375,7 +385,7 @@ def _concluded(job: Job, kind: Kind, trained: Trained) -> Outcome:
     return outcome
 
 
-def _result(job: Job, kind: Kind, trained: Trained, validation: MeasuredSplit) -> RunResult:
+def _result(job: Job, kind: Kind, trained: TrainedModel, validation: MeasuredSplit) -> RunResult:
     """Gather the figures of a trained model; a trial measures no training text."""
     start, installed = trained.start, trained.installed
     assert start is not None, "the process that writes the result measured the start"
@@ -442,7 +452,7 @@ def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
     return rows
 
 
-def _keep(job: Job, installed: Installed) -> None:
+def _save_models(job: Job, installed: Installed) -> None:
     """Write the final model, and also in a form that any transformers loads, where it needs and has one."""
     dense = None
     config = installed.model.config

@@ -1,8 +1,8 @@
 """Settings of a comparison or a single training run: one dataclass, written to `run.yaml`, read on resume.
 
-In YAML and after `--set`, options of one kind of run (`run.Kind`) are on one level with the others; here they are
-`own`, a dataclass of that kind. A kind's file is loaded only for a run of that kind. A decoder's settings are all here,
-so that a mistake in them is reported before torch is imported.
+In YAML and after `--set`, the options of one kind of run (`run.Kind`) are on one level with the others. In code they
+are `kind_options`, a dataclass of that kind. A kind's file is loaded only for a run of that kind. All settings of a
+decoder are fields of `Settings`, so a mistake in them is reported before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiewise.training.data.documents import CONTIGUOUS, RANDOM
 
 FILE = "run.yaml"
 DECODER = "decoder"
-NO_YAML = (yaml.YAMLError, ValueError, RecursionError)  # the others of a 13th month, and of brackets without end
+YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # the others of a 13th month, and of brackets without end
 _KINDS = f"{__package__}.kinds"
 _RECIPES = Path(__file__).parent / "recipes"
 
@@ -61,7 +61,7 @@ class SettingsOfKind(Protocol):
         """Return the kind's own options, checked."""
 
 
-def find(kind: str) -> SettingsOfKind:
+def find_kind(kind: str) -> SettingsOfKind:
     """Return the `tiewise.training.run.Kind` of this name."""
     if kind not in kinds():
         raise RunError(f"kind = {kind!r}", suggest_choices(kind, kinds()))
@@ -100,7 +100,7 @@ class Settings:
     seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
     backend: str = "torch"  # or flax: who takes the steps
     recipe: str = ""  # whose settings these began as; "" for none
-    own: object = None  # options of the kind of run, where it has some: an instance of its `options`
+    kind_options: object = None  # options of the kind of run, where it has some: an instance of its `options`
 
     @property
     def run_kind(self) -> str:
@@ -109,8 +109,8 @@ class Settings:
 
     def specs(self) -> dict[str, BoundarySpec]:
         """Return the arms' boundaries by canonical names, in order."""
-        if isinstance(self.own, ArmReader):
-            return dict(self.own.read_arm(arm) for arm in self.arms)
+        if isinstance(self.kind_options, ArmReader):
+            return dict(self.kind_options.read_arm(arm) for arm in self.arms)
         parsed = [BoundarySpec.parse(arm) for arm in self.arms]
         return {str(spec): spec for spec in parsed}
 
@@ -121,17 +121,17 @@ class Settings:
         if self.seed is not None:
             self._check_single_run()
         specs = self.specs()
-        backend, own = RUN, None
+        backend, kind_options = RUN, None
         if self.run_kind != DECODER:
-            kind = find(self.run_kind)
-            backend, own = kind.backend, kind.check(self)
+            kind = find_kind(self.run_kind)
+            backend, kind_options = kind.backend, kind.check(self)
         for spec in specs.values():
             spec.require(backend)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
         if self.minutes is None:  # they become steps later, and then this is checked again
             self._check_schedules(specs)
-        return replace(self, arms=tuple(specs), own=own)
+        return replace(self, arms=tuple(specs), kind_options=kind_options)
 
     def _check_values(self) -> None:
         """Raise RunError for a setting out of its range."""
@@ -151,14 +151,14 @@ class Settings:
         if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
-            what = f"a head of width {self.width}/{self.heads} = {self.width // self.heads}"
-            raise RunError(what, "choose an even one: rotary positions turn pairs")
+            problem = f"a head of width {self.width}/{self.heads} = {self.width // self.heads}"
+            raise RunError(problem, "choose an even one: rotary positions turn pairs")
 
     def _check_single_run(self) -> None:
         """Raise RunError for settings that only a comparison can have."""
         if len(self.arms) != 1:
-            what = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
-            raise RunError(what, "name one, or compare")
+            problem = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
+            raise RunError(problem, "name one, or compare")
         for name in ("minutes", "match", "tune", "backend"):
             if getattr(self, name) != getattr(Settings, name):
                 raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
@@ -173,7 +173,7 @@ class Settings:
     def save(self, folder: Path) -> None:
         """Write `run.yaml`."""
         record = asdict(self)
-        record |= record.pop("own") or {}  # options of the kind are on one level with the others
+        record |= record.pop("kind_options") or {}  # options of the kind are on one level with the others
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
         (folder / FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
 
@@ -183,21 +183,23 @@ class Settings:
         return cls.of(read_yaml(path), str(path))
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], where: str = "the settings", places: Mapping[str, str] = {}) -> Settings:
-        """Return settings of plain values, which come from `where`, or some of them from `places`; messages say so."""
+    def of(cls, record: Mapping[str, Any], where: str = "the settings", sources: Mapping[str, str] = {}) -> Settings:
+        """Return settings of plain values, which come from `where`, or some of them from `sources`; messages say so."""
         kind = _kind_name(record)
         options: type | None = None
         defaults: Mapping[str, Any] = {}
         if kind != DECODER:
-            run_kind = find(kind)
+            run_kind = find_kind(kind)
             options, defaults = run_kind.options, run_kind.defaults
-        shared_hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "own"}
+        shared_hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "kind_options"}
         kind_hints = get_type_hints(options) if options else {}
-        values = _read_values({**defaults, **record, "kind": kind}, {**shared_hints, **kind_hints}, where, places)
+        values = _read_values({**defaults, **record, "kind": kind}, {**shared_hints, **kind_hints}, where, sources)
         shared = {name: values[name] for name in values if name in shared_hints}
         if options is None:
             return cls(**shared)
-        return cls(**shared, own=options(**{name: values[name] for name in values if name not in shared_hints}))
+        return cls(
+            **shared, kind_options=options(**{name: values[name] for name in values if name not in shared_hints})
+        )
 
 
 def _kind_name(record: Mapping[str, Any]) -> str:
@@ -210,20 +212,20 @@ def _kind_name(record: Mapping[str, Any]) -> str:
 
 
 def _read_values(
-    record: Mapping[str, Any], hints: Mapping[str, Any], where: str, places: Mapping[str, str]
+    record: Mapping[str, Any], hints: Mapping[str, Any], where: str, sources: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return settings as the types that their hints name. Raises RunError, with each setting's place."""
     values: dict[str, Any] = {}
     for name, value in record.items():
-        place = places.get(name, where)
+        source = sources.get(name, where)
         if name not in hints:
             names = suggest_choices(name, list(hints), "known:")
             raise RunError(
-                f"unknown setting {name!r} in {place}", f"{names}; for those of other models add --recipe NAME"
+                f"unknown setting {name!r} in {source}", f"{names}; for those of other models add --recipe NAME"
             )
-        values[name] = setting(hints[name], value, f"{name} in {place}")
+        values[name] = setting(hints[name], value, f"{name} in {source}")
         if name in ("arms", "text") and not values[name]:
-            raise RunError(f"{name} in {place} must be a list of text", "write [tied, untied], say")
+            raise RunError(f"{name} in {source} must be a list of text", "write [tied, untied], say")
     return values
 
 
@@ -234,7 +236,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise RunError(f"cannot read {path}: {reason}", "name a YAML file") from None
-    except NO_YAML as error:
+    except YAML_ERRORS as error:
         raise RunError(f"{path} is not YAML: {one_line_message(error)}", "correct the file") from None
     if not isinstance(record, dict):
         raise RunError(f"{path} holds no settings", "write one `name: value` per line")

@@ -58,7 +58,7 @@ FASTER = 0.95  # of the time of one at a time, the most that side by side may ta
 _PROCESS = 800 << 20  # bytes of a process that has imported everything, and of its buffers
 _MEMORY = Path("/sys/fs/cgroup")  # what a container may take
 
-Gone = Callable[[], float]  # seconds since the command began
+Elapsed = Callable[[], float]  # seconds since the command began
 Show = Callable[[Job, str, float, float], None]  # told what a run says, how many steps it has done, and of how many
 
 
@@ -175,7 +175,7 @@ class Pace:
 
     def seconds(self, job: Job) -> float:
         """Return the seconds of a whole run."""
-        return self.rest + job.settings.steps * self.step + kind_of(job.settings).evaluated(job) * self.token
+        return self.rest + job.settings.steps * self.step + kind_of(job.settings).evaluated_tokens(job) * self.token
 
 
 def mean_pace(paces: Sequence[Pace]) -> Pace:
@@ -212,31 +212,32 @@ class Timetable:
             heapreplace(free, free[0] + run)
         return max(free)
 
-    def most_steps(self, gone: float) -> int:
-        """Return the most steps for which all runs end within the minutes of their settings, `gone` seconds past.
+    def most_steps(self, elapsed: float) -> int:
+        """Return the most steps for which all runs end within the minutes of their settings, `elapsed` seconds past.
 
         Raises RunError if fewer than `LEAST` do.
         """
         s = self.jobs[0].settings
         assert s.minutes is not None, "only a comparison with minutes asks for its steps"
-        left = 60 * s.minutes - gone
+        left = 60 * s.minutes - elapsed
         needed = partial(self.seconds, tune=s.tune)
         if needed(LEAST) <= left:
             return LEAST - 1 + bisect_right(range(LEAST, 1 << 40), left, key=needed)
         tuning, otherwise = "", ""
         if s.tune:
             tuning = f"{per_arm() * len(self.jobs)} tuning runs and "
-            otherwise = f", or {_minutes(gone + self.seconds(LEAST, tune=False))} without tuning"
+            otherwise = f", or {_minutes(elapsed + self.seconds(LEAST, tune=False))} without tuning"
         runs = f"{s.seeds * len(self.jobs)} runs of {LEAST} steps"
-        what = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"
-        raise RunError(what, f"give --minutes {_minutes(gone + needed(LEAST))} or more{otherwise}")
+        problem = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"
+        raise RunError(problem, f"give --minutes {_minutes(elapsed + needed(LEAST))} or more{otherwise}")
 
 
-def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers, show: Show) -> int:
+def steps_within(jobs: Sequence[Job], folder: Path, elapsed: Elapsed, workers: Workers, show: Show) -> int:
     """Return how many steps every run can have, from trials in `folder`, which is removed.
 
-    `jobs` are one per arm, their settings with minutes, of which `gone` seconds are past. A trial has the company that
-    a run will have: each arm's is made as often as runs are trained at a time.
+    `jobs` are one per arm, and their settings have minutes. `elapsed` returns the seconds of these that are past. A
+    trial shares the machine with as many others as a run will: each arm's trial runs as often as runs are trained at a
+    time.
     """
     minutes = jobs[0].settings.minutes
     assert minutes is not None, "only a comparison with minutes asks for its steps"
@@ -246,7 +247,7 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers
     steps = ranks.on_rank_zero(lambda: max(fewest, int(min(most, share / first.step))))
     timetable = Timetable(jobs, _paces(jobs, steps, folder, workers, show), workers.count)
     ranks.on_rank_zero(lambda: rmtree(folder))
-    return ranks.on_rank_zero(lambda: timetable.most_steps(gone()))
+    return ranks.on_rank_zero(lambda: timetable.most_steps(elapsed()))
 
 
 def _paces(arms: Sequence[Job], steps: int, folder: Path, workers: Workers, show: Show) -> list[Pace]:
@@ -271,7 +272,7 @@ def pace(job: Job, steps: int) -> Pace:
         raise KeyboardInterrupt from None  # nothing here is worth taking up again
     ranks.on_rank_zero(lambda: rmtree(job.folder))
     step = max(result.seconds / (steps - 1), 1e-9)
-    evaluation = kind_of(job.settings).evaluated(trial) * token
+    evaluation = kind_of(job.settings).evaluated_tokens(trial) * token
     return Pace(step, token, max(0.0, monotonic() - begin - steps * step - evaluation))
 
 
@@ -292,20 +293,20 @@ def how_many(workers: Workers, job: Job, runs: int, folder: Path, show: Show, be
     `auto` tries in `folder`, once; `before` is its result when these runs began. Returns a line about its choice, the
     first time; "" where there was nothing to choose.
     """
-    line = workers.fit(runs)
+    line = workers.settle_count(runs)
     if line is not None:
         return line
     threads = torch.get_num_threads()
-    if workers.asked != AUTO:
-        if int(workers.asked) > 1 and ranks.size() > 1:
-            raise RunError(f"jobs = {workers.asked} where {ranks.size()} processes train a run", "leave jobs out")
-        workers.count = min(int(workers.asked), runs)
-    elif not workers.chosen:
+    if workers.requested != AUTO:
+        if int(workers.requested) > 1 and ranks.size() > 1:
+            raise RunError(f"jobs = {workers.requested} where {ranks.size()} processes train a run", "leave jobs out")
+        workers.count = min(int(workers.requested), runs)
+    elif not workers.is_settled:
         if before is None or ranks.size() > 1:
             workers.count, why = _tried(workers, job, runs, folder, show)
         else:
             workers.count, why = max(1, min(before, runs)), "as when they began"
-        workers.chosen = True
+        workers.is_settled = True
         if min(threads, runs) > 1:
             line = _choice_line(workers.count, threads // workers.count, why)
     workers.threads = max(1, threads // workers.count)

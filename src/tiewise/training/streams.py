@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError
-from tiewise.training.measures import MeasuredSplit, evaluating, measured
+from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 
 _SHORTEST = 5  # words of a step of varied length
 _SPREAD = 5.0  # its standard deviation
@@ -76,8 +76,8 @@ class Steps(Dataset[dict[str, Tensor]]):
     ) -> None:
         room = len(tokens) // batch - 1
         if room < 1:
-            what = f"the training text has {len(tokens):,} words, too few for {batch} streams"
-            raise DataError(what, "give more text, or --set batch to a smaller number")
+            problem = f"the training text has {len(tokens):,} words, too few for {batch} streams"
+            raise DataError(problem, "give more text, or --set batch to a smaller number")
         self.starts, self.lengths, self.epochs = cut(room, length, epochs, vary)[:, :most]
         self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
 
@@ -117,7 +117,7 @@ def measure_streams(
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
     length = max(1, at_once // len(inputs))
     with evaluating(installed.model), installed.deferred():
-        return measured(_stream_losses(installed, inputs, targets, length), counts)
+        return measure_by_frequency(_stream_losses(installed, inputs, targets, length), counts)
 
 
 def _stream_losses(

@@ -59,7 +59,7 @@ class Job:
     trial: bool = False  # nothing but its last loss on `split` is wanted
     products: str | ProductChoice = "default"  # that its steps and its measuring take
 
-    def tell(self, step: int, nll: float | None = None) -> None:
+    def report_progress(self, step: int, nll: float | None = None) -> None:
         """Say how many steps are done, and the training loss."""
         text = self.title
         if nll is not None:
@@ -125,7 +125,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         save_sharded(Path(output_dir) / SHARDED, self.model, self.optimizer, notes=notes)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self._in_parts(resume_from_checkpoint):
+        if self._is_sharded_checkpoint(resume_from_checkpoint):
             load_sharded(Path(resume_from_checkpoint) / SHARDED, self.model)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -138,7 +138,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         super()._issue_warnings_after_load(load_result._replace(missing_keys=without))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not self._in_parts(checkpoint):
+        if checkpoint is None or not self._is_sharded_checkpoint(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         notes = load_sharded(Path(checkpoint) / SHARDED, self.model, self.optimizer)
@@ -148,12 +148,12 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
             state[name] = value[:1] * groups if isinstance(value, list) else value
         self.lr_scheduler.load_state_dict(state)
 
-    def _in_parts(self, checkpoint: str) -> bool:
+    def _is_sharded_checkpoint(self, checkpoint: str) -> bool:
         """Return whether a checkpoint is of several processes that held one model between them."""
         in_parts = (Path(checkpoint) / SHARDED).is_dir()
         if self._sharded and not in_parts:
-            what = f"{checkpoint} is of processes that held a whole model each"
-            raise RunError(what, "resume without --fsdp and --tp")
+            problem = f"{checkpoint} is of processes that held a whole model each"
+            raise RunError(problem, "resume without --fsdp and --tp")
         return in_parts
 
     @contextmanager
@@ -183,10 +183,10 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         frozen = tied and table_in.grad is None
         if self.accelerator.sync_gradients and not frozen:
-            self._see_paths()
+            self._note_path_norms()
         return loss
 
-    def _see_paths(self) -> None:
+    def _note_path_norms(self) -> None:
         """Note the norms of both gradient paths, without the scale of mixed precision."""
         with torch.no_grad():
             norms = self.installed.path_norms()
@@ -195,7 +195,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         scale = 1.0
         if self.accelerator.scaler is not None:
             scale = self.accelerator.scaler.get_scale()
-        self.see(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
+        self.note(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of one micro-batch as `compute_loss` has it, but for the penalty."""
@@ -207,7 +207,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
             return loss
-        self.see(penalty=penalty.detach())
+        self.note(penalty=penalty.detach())
         return loss + self.share_of_step(penalty, kwargs.get("num_items_in_batch"))
 
     def share_of_step(self, mean: Tensor, items: Any) -> Tensor:
@@ -218,7 +218,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         micro_batches: int = self.current_gradient_accumulation_steps
         return mean / micro_batches
 
-    def see(self, **measured: Tensor | float) -> None:
+    def note(self, **measured: Tensor | float) -> None:
         """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
         for name, value in measured.items():
             self._seen.setdefault(name, []).append(value)
@@ -249,7 +249,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         return means
 
 
-def arguments(job: Job, **changes: Any) -> TrainingArguments:
+def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
     """Return what every run asks of the Trainer; a kind's `changes` replace AdamW with a cosine."""
     s = job.settings
     window, on_gpu = logging_window(s.steps), torch.cuda.is_available()
@@ -294,14 +294,14 @@ def logging_window(steps: int) -> int:
     return max(1, steps // 20)
 
 
-class Kept(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]  # no types
+class CheckpointedCallback(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]  # no types
     """A callback with attributes that checkpoints carry."""
 
-    kept: tuple[str, ...]
+    checkpointed: tuple[str, ...]
 
     def state(self) -> dict[str, Any]:
         """Return them, in the form that `transformers` asks for."""
-        return {"args": {}, "attributes": {name: getattr(self, name) for name in self.kept}}
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in self.checkpointed}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Take up what a checkpoint brings."""
@@ -309,13 +309,13 @@ class Kept(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignor
             setattr(self, name, value)
 
 
-class RunRecord(Kept):
+class RunRecord(CheckpointedCallback):
     """Writes a run's curve to `metrics.jsonl`, says how far it is, and counts seconds of its steps, resumed or not.
 
     Evaluation, saving, set-up and the first step of a process, which warms up, do not count.
     """
 
-    kept = ("seconds", "steps")
+    checkpointed = ("seconds", "steps")
 
     def __init__(self, job: Job) -> None:
         self.job, self.path = job, job.folder / METRICS
@@ -327,7 +327,7 @@ class RunRecord(Kept):
         """Take up a checkpoint's time, and of the curve what was said up to it: nothing torn or later."""
         super().on_train_begin(args, state, control, **kw)
         ranks.on_rank_zero(lambda: keep_lines(self.path, state.global_step))
-        self.job.tell(state.global_step)
+        self.job.report_progress(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Start the clock."""
@@ -339,7 +339,7 @@ class RunRecord(Kept):
             self.seconds += time.perf_counter() - self._start
             self.steps += 1
         self._warm = True
-        self.job.tell(state.global_step, self._nll)
+        self.job.report_progress(state.global_step, self._nll)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Append the training loss of the window, and what was measured beside it."""

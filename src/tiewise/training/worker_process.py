@@ -87,7 +87,7 @@ class Worker:
         """Note that it has no job in hand any more."""
         self.job = None
 
-    def says(self) -> Message:
+    def next_message(self) -> Message:
         """Return its next message; that of a process which has ended is that it is lost, and how."""
         try:
             message: Message = pickle.loads(self.connection.recv_bytes())

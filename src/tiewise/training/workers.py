@@ -4,8 +4,8 @@
         show(job, what, n, of)    ◄────────────── at ──────────────     its progress
         done(job, value)          ◄─────── found or error ─────────     the value or the error, pickled again
 
-`hire` and `hear` decide where the processes are: here on this machine (`worker_process`), in `launchers` on others
-(`remote_worker`).
+`start_worker` and `wait_for_messages` decide where the processes are. `Workers` starts them on this machine
+(`worker_process`), `launchers.OnRay` on others (`remote_worker`).
 
 The processes are our own because `concurrent.futures` (Python 3.11) and loky (3.7) break documented promises.
 `test_workers.py` tests our side. The tests named for the other side are in `test_process_pools.py`. Each turns red as
@@ -58,7 +58,7 @@ T = TypeVar("T")
 J = TypeVar("J", bound=Work)
 
 
-class Hired(Protocol):
+class WorkerHandle(Protocol):
     """A process, here or elsewhere, that does one call after another."""
 
     @property
@@ -71,7 +71,7 @@ class Hired(Protocol):
     def release(self) -> None:
         """Note that it has no job in hand any more."""
 
-    def says(self) -> Message:
+    def next_message(self) -> Message:
         """Return its next message."""
 
     def stop(self) -> None:
@@ -86,15 +86,15 @@ class Workers(AbstractContextManager["Workers"]):
 
     retries = 0  # so often a run whose process is lost is taken up again
 
-    def __init__(self, asked: int | str = AUTO, say: Callable[[str], None] = lambda line: None) -> None:
-        """`asked`: so many, or `auto`; `say` takes a line. Raises RunError for anything else."""
-        if asked != AUTO and not (str(asked).isdecimal() and int(asked) > 0):
-            raise RunError(f"jobs = {asked!r}", "give how many runs are trained at a time, 1 or more, or auto")
-        self.asked, self.say = asked, say
-        self.count, self.threads = 1 if asked == AUTO else int(asked), torch.get_num_threads()
-        self.chosen = False  # whether `auto` has found its count
-        self.place: dict[str, object] = {}  # what results.json says of where runs were trained, if it is not here
-        self._open: list[Hired] = []
+    def __init__(self, requested: int | str = AUTO, say: Callable[[str], None] = lambda line: None) -> None:
+        """`requested`: so many, or `auto`; `say` takes a line. Raises RunError for anything else."""
+        if requested != AUTO and not (str(requested).isdecimal() and int(requested) > 0):
+            raise RunError(f"jobs = {requested!r}", "give how many runs are trained at a time, 1 or more, or auto")
+        self.requested, self.say = requested, say
+        self.count, self.threads = 1 if requested == AUTO else int(requested), torch.get_num_threads()
+        self.is_settled = False  # whether `auto` has found its count
+        self.location: dict[str, object] = {}  # what results.json says of where runs were trained, if it is not here
+        self._open: list[WorkerHandle] = []
 
     def __exit__(self, *exception: object) -> None:
         self.end()
@@ -104,25 +104,25 @@ class Workers(AbstractContextManager["Workers"]):
         while self._open:
             self._open.pop().end()
 
-    def fit(self, runs: int) -> str | None:
+    def settle_count(self, runs: int) -> str | None:
         """Settle how many of so many runs are trained at a time; return a line about it, None where a trial decides."""
         return None
 
-    def hire(self) -> Hired:
+    def start_worker(self) -> WorkerHandle:
         """Start one more process."""
         return Worker()
 
-    def hear(self, busy: Sequence[Hired]) -> Sequence[Hired]:
+    def wait_for_messages(self, busy: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
         """Return those that have something to say, as soon as there are any."""
         processes = [worker for worker in busy if isinstance(worker, Worker)]
         ready = wait([process.connection for process in processes])
         return [process for process in processes if process.connection in ready]
 
-    def alone(self) -> bool:
+    def trains_here(self) -> bool:
         """Return whether this process trains one run after another itself."""
         return self.count == 1
 
-    def shares(self, jobs: int) -> list[int]:
+    def thread_counts(self, jobs: int) -> list[int]:
         """Return the threads of each of so many jobs.
 
         The last ones, where there are fewer of them than are done at a time, share all threads.
@@ -141,18 +141,18 @@ class Workers(AbstractContextManager["Workers"]):
 
         Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
         """
-        if self.alone():
+        if self.trains_here():
             return [_done_here(work, job, show, done) for job in jobs]
         while len(self._open) < min(self.count, len(jobs)):
-            self._open.append(self.hire())
+            self._open.append(self.start_worker())
         values = _Round(self, self._open, work, jobs, show, done).run()
         return [values[job] for job in jobs]
 
-    def gone(self, job: Work, how: str) -> RunError:
+    def lost_error(self, job: Work, how: str) -> RunError:
         """Return the error for a run whose process is lost, and that is not taken up again."""
-        fix = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
+        remedy = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
         before = f", as {self.retries} before it" if self.retries else ""
-        return RunError(f"{job.title}: its process {how}{before}", fix)
+        return RunError(f"{job.title}: its process {how}{before}", remedy)
 
 
 def _done_here(
@@ -175,7 +175,7 @@ class _Round(Generic[J, T]):
     def __init__(
         self,
         pool: Workers,
-        workers: Sequence[Hired],
+        workers: Sequence[WorkerHandle],
         work: Callable[[J], T],
         jobs: Sequence[J],
         show: Callable[[J, str, float, float], None],
@@ -183,12 +183,12 @@ class _Round(Generic[J, T]):
     ) -> None:
         self.pool, self.workers = pool, workers
         self.work, self.show, self.done = work, show, done
-        self.waiting = deque(zip(jobs, pool.shares(len(jobs)), strict=True))  # jobs with their threads
-        self.in_hand: dict[Hired, J] = {}  # the last job of each
+        self.waiting = deque(zip(jobs, pool.thread_counts(len(jobs)), strict=True))  # jobs with their threads
+        self.in_hand: dict[WorkerHandle, J] = {}  # the last job of each
         self.values: dict[J, T] = {}
         self.losses: Counter[J] = Counter()  # how often its process was lost
         self.error: BaseException | None = None  # that ends the round
-        self.press = _PassedOn(workers)
+        self.press = _CtrlCRelay(workers)
 
     def run(self) -> dict[J, T]:
         """Do all jobs; return their values. Raises as `Workers.each`."""
@@ -196,7 +196,7 @@ class _Round(Generic[J, T]):
         try:
             self._hand_out()
             while busy := [worker for worker in self.workers if worker.job is not None]:
-                for worker in self.pool.hear(busy):
+                for worker in self.pool.wait_for_messages(busy):
                     self._receive(worker)
                 self._hand_out()
         finally:
@@ -216,13 +216,13 @@ class _Round(Generic[J, T]):
             if worker.job is None and self.waiting and not self._is_ending():
                 job, threads = self.waiting.popleft()
                 self.in_hand[worker] = job
-                worker.take(job, pickle.dumps(partial(by_threads, self.work, job, threads)))
+                worker.take(job, pickle.dumps(partial(run_with_threads, self.work, job, threads)))
                 if self.press.pressed:  # meanwhile
                     worker.stop()
 
-    def _receive(self, worker: Hired) -> None:
+    def _receive(self, worker: WorkerHandle) -> None:
         """Act on a worker's next message."""
-        message, job = worker.says(), self.in_hand[worker]
+        message, job = worker.next_message(), self.in_hand[worker]
         if message[0] == "at":
             _, text, steps, total = message
             self.show(job, text, steps, total)
@@ -240,7 +240,7 @@ class _Round(Generic[J, T]):
     def _lose(self, job: J, how: str) -> None:
         """Take a job up again whose process is lost, or fail if that happened too often or the round ends."""
         if self._is_ending() or self.losses[job] >= self.pool.retries:
-            self._fail(KeyboardInterrupt() if self.press.pressed else self.pool.gone(job, how))
+            self._fail(KeyboardInterrupt() if self.press.pressed else self.pool.lost_error(job, how))
             return
         self.losses[job] += 1
         again = f"taken up again, {self.losses[job]} of {self.pool.retries}"
@@ -255,10 +255,10 @@ class _Round(Generic[J, T]):
             self.error = error
 
 
-class _PassedOn(NotedCtrlC):
+class _CtrlCRelay(NotedCtrlC):
     """Passes Ctrl-C on to the workers that have something in hand."""
 
-    def __init__(self, workers: Sequence[Hired]) -> None:
+    def __init__(self, workers: Sequence[WorkerHandle]) -> None:
         super().__init__(was_ctrl_c_pressed())
         self.workers = workers
 
@@ -274,7 +274,7 @@ class _PassedOn(NotedCtrlC):
                 worker.stop()
 
 
-def by_threads(work: Callable[[J], T], job: J, threads: int) -> T:
+def run_with_threads(work: Callable[[J], T], job: J, threads: int) -> T:
     """Return `work(job)`, done by so many threads."""
     torch.set_num_threads(threads)
     return work(job)

@@ -15,7 +15,7 @@ from tiewise.training.data.sentence_pairs import MARKS
 from tiewise.training.data.training_rows import mark
 from tiewise.training.folder import METRICS, read_json, read_lines
 from tiewise.training.kinds import albert
-from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, arm_config, rows_of
+from tiewise.training.kinds.albert import ACCURACIES, KIND, AlbertOptions, arm_config, rows_of
 from tiewise.training.run import train
 from tiewise.training.settings import Settings, recipe, recipes
 
@@ -35,7 +35,7 @@ def source(tmp_path_factory):
 def settings(source):
     of_text = {"text": (source,), "tokenizer": "bpe:300", "kind": "albert", "model": "albert"}
     own = AlbertOptions(optimizer="adamw")
-    return Settings(arms=("factored:8",), learning_rate=5e-3, own=own, **of_text, **SMALL).checked()
+    return Settings(arms=("factored:8",), learning_rate=5e-3, kind_options=own, **of_text, **SMALL).checked()
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +66,12 @@ def test_marks_are_put_behind_the_tokens_once(text):
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 def test_a_run(objective, settings, text, job, tmp_path):
-    own = replace(settings, own=replace(settings.own, objective=objective))
+    own = replace(settings, kind_options=replace(settings.kind_options, objective=objective))
     found = train(job(own, tmp_path)).result
     assert found.heldout_nll < found.initial_nll
     assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
     assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.02)
-    line, said = read_lines(tmp_path / METRICS)[-1], read_json(tmp_path / FOUND)
+    line, said = read_lines(tmp_path / METRICS)[-1], read_json(tmp_path / ACCURACIES)
     paired = {"pair_nll", "pair_accuracy", "heldout_pair_nll", "heldout_pair_accuracy"}
     assert {"train_nll", "heldout_nll", "heldout_accuracy", "path_a", "path_b"} <= line.keys()
     assert (paired <= line.keys()) == (objective != "none")
@@ -118,14 +118,14 @@ def test_negative_and_infinite_settings_are_refused(name, value):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_resumed_run_is_the_whole(optimizer, settings, job, interrupted, tmp_path):
-    own = replace(settings, own=replace(settings.own, optimizer=optimizer, dropout=0.1))
+    own = replace(settings, kind_options=replace(settings.kind_options, optimizer=optimizer, dropout=0.1))
     whole = train(job(own, tmp_path / "whole"))
     interrupted(job(own, tmp_path / "cut"), 7)
     assert differing(train(job(own, tmp_path / "cut")).result, whole.result) == set()
 
 
 def test_accumulated_micro_batches_are_one_batch(settings, text, job, tmp_path):
-    one = replace(settings, steps=4, batch=8, own=replace(settings.own, objective="none"))
+    one = replace(settings, steps=4, batch=8, kind_options=replace(settings.kind_options, objective="none"))
     several = replace(one, batch=2, accumulate=4)
     a, b = (train(job(s, tmp_path / str(s.batch))).result for s in (one, several))
     assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)  # means of means: rows have unlike many masks
@@ -175,6 +175,6 @@ def test_recipes(name):
     ],
 )
 def test_refused(changes, own, said, settings, tmp_path):
-    made = replace(settings, **changes, own=replace(settings.own, **own))
+    made = replace(settings, **changes, kind_options=replace(settings.kind_options, **own))
     with refusal(said):
         KIND.prepare(made.checked(), tmp_path)

@@ -180,15 +180,15 @@ def begun(seed, width=8):
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run = begun(0)
-    flax.keep(run, tmp_path)
+    flax.save_checkpoint(run, tmp_path)
     with pytest.raises(CheckpointError, match="checkpoint-0 is of another model or optimizer; use the versions"):
-        flax.take_up(begun(0, width=4), tmp_path / "checkpoint-0")
+        flax.resume_from(begun(0, width=4), tmp_path / "checkpoint-0")
     (tmp_path / "checkpoint-0" / flax.ARRAYS).write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
-        flax.take_up(run, tmp_path / "checkpoint-0")
+        flax.resume_from(run, tmp_path / "checkpoint-0")
     (tmp_path / "checkpoint-0" / flax.STATE).write_text('{"global_step": 0}')
     with pytest.raises(CheckpointError, match="checkpoint-0 is no checkpoint of the flax backend"):
-        flax.take_up(run, tmp_path / "checkpoint-0")
+        flax.resume_from(run, tmp_path / "checkpoint-0")
 
 
 def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
@@ -202,13 +202,13 @@ def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
     for point in cut.steps():
         seen += [] if point is None else [point]
         if cut.step in (9, 20, 31):
-            flax.keep(cut, tmp_path)
+            flax.save_checkpoint(cut, tmp_path)
         if cut.step == 31:
             break
     (tmp_path / "checkpoint-33").mkdir()
     (tmp_path / "checkpoint-34.partial").mkdir()
     resumed = begun(1)
-    flax.take_up(resumed, newest_checkpoint(tmp_path)[0])
+    flax.resume_from(resumed, newest_checkpoint(tmp_path)[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-31"]
     assert resumed.step == 31
     assert str(seen + points(resumed)) == str(wanted)  # a cosine of two tables is nan, which equals nothing

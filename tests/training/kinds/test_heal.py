@@ -107,7 +107,7 @@ def test_padding_rows_of_one_model_are_left_out_of_both_softmaxes(teacher, sourc
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     grads = [m.get_input_embeddings().weight.grad for m in (both[1], student.model)]
     torch.testing.assert_close(grads[1].double(), grads[0], rtol=1e-4, atol=1e-8)
-    said = KIND.described(Settings.of(trained_settings(model, original, source)).checked(), text)
+    said = KIND.describe(Settings.of(trained_settings(model, original, source)).checked(), text)
     assert f"over the {rows} rows that both have" in said
 
 

@@ -12,7 +12,7 @@ from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.planning.first_loss import sound_std
 from tiewise.training import kinds
 from tiewise.training.compare import finish
-from tiewise.training.settings import Settings, find
+from tiewise.training.settings import Settings, find_kind
 
 THROWAWAY = """
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ThrowawayKind(Decoders):
     lacks = {"tune": (False, "leave it out")}
 
     def table_std(self, job):
-        return job.settings.own.throwaway_factor * super().table_std(job)
+        return job.settings.kind_options.throwaway_factor * super().table_std(job)
 
 
 KIND = ThrowawayKind()
@@ -42,7 +42,7 @@ def test_a_new_kind_is_one_file(tiny, tmp_path, lines, monkeypatch):
     (tmp_path / "kinds").mkdir()
     (tmp_path / "kinds" / "throwaway.py").write_text(THROWAWAY)
     monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path / "kinds")])
-    settings = {name: value for name, value in vars(tiny(steps=6)).items() if name not in ("own", "kind")}
+    settings = {name: value for name, value in vars(tiny(steps=6)).items() if name not in ("kind_options", "kind")}
     chosen = Settings.of({**settings, "kind": "throwaway", "throwaway_factor": 2.0})
     found = finish(lines.begin(chosen, tmp_path / "out"), lines.display)
     assert [run.init_std for run in found.runs] == [2 * sound_std(16)] * 2
@@ -66,7 +66,7 @@ def test_what_trains_alone_says_so_before_it_begins(monkeypatch, kind, says):
     group.size = 2
     monkeypatch.setattr(ranks, "_group", group)
     with pytest.raises(UnsupportedError, match=says):
-        find(kind).check_processes(Settings())
+        find_kind(kind).check_processes(Settings())
 
 
 def test_a_decoder_s_comparison_loads_no_other_kind():

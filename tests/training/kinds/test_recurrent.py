@@ -72,7 +72,7 @@ class Plain(nn.Module):
 
 def reference(model, tokens, chosen):
     """20 steps of plain stateful training: mean nll of each."""
-    o = chosen.own
+    o = chosen.kind_options
     kind = torch.optim.SGD if o.optimizer == "sgd" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay)
     streams = torch.from_numpy(tokens[: len(tokens) // BATCH * BATCH].astype(np.int64)).view(BATCH, -1)

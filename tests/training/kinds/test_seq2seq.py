@@ -221,7 +221,7 @@ def test_accumulated_micro_batches_are_one_batch(job, tmp_path):
 def test_as_many_tokens_are_evaluated_as_are_counted_on(job):
     made = job(measured=200)
     point, last = (KIND.measure(made, KIND.build(made), "heldout", point=point).tokens for point in (True, False))
-    assert KIND.evaluated(made) == pytest.approx((1 + 12) * point + 2 * last, rel=0.1)
+    assert KIND.evaluated_tokens(made) == pytest.approx((1 + 12) * point + 2 * last, rel=0.1)
 
 
 NOT_PLAIN = ("factored:4+encoder=apart", "tied+bias+encoder=apart", "tied+untie_at=3+encoder=apart")

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import atlas, atlas_paths, atlas_predictors
 from tiewise.inspection.running.loaded import open_model
 from tiewise.training.study.grid import StudyGrid
-from tiewise.training.study.study import flat, repeated
+from tiewise.training.study.study import command_for, flat_settings
 
 ROOT = Path(__file__).parents[3]
 MADE = runpy.run_path(str(ROOT / "docs" / "make_atlas.py"))
@@ -74,9 +74,9 @@ def test_rows_are_of_the_grid_that_comes_along(study):
     cells = StudyGrid.named(study).cells()
     assert {row["cell"] for row in STUDIES[study]} == set(cells)
     for row in STUDIES[study]:
-        assert shlex.split(row["command"]) == shlex.split(repeated(cells[row["cell"]], f"runs/{row['cell']}"))
+        assert shlex.split(row["command"]) == shlex.split(command_for(cells[row["cell"]], f"runs/{row['cell']}"))
         assert int(row["seeds"]) == cells[row["cell"]].seeds >= 3
-        assert row["width"] == str(flat(cells[row["cell"]])["width"])
+        assert row["width"] == str(flat_settings(cells[row["cell"]])["width"])
 
 
 def test_no_sign_is_said_where_the_interval_holds_zero():

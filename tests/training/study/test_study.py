@@ -13,7 +13,7 @@ from tiewise.cli.train_settings import OPTIONS, choose_settings
 from tiewise.core.estimates import mean_interval
 from tiewise.training.settings import Settings
 from tiewise.training.study.grid import StudyGrid
-from tiewise.training.study.study import Study, repeated
+from tiewise.training.study.study import Study, command_for
 
 ARMS = ("untied", "tied", "factored:64")
 
@@ -81,7 +81,7 @@ def test_csv_and_parquet_hold_the_same_rows(study):
 )
 def test_the_command_of_a_row_has_its_settings(record):
     settings = Settings.of(record).checked()
-    words = shlex.split(repeated(settings, "runs/here"))
+    words = shlex.split(command_for(settings, "runs/here"))
     assert words[:2] == ["tiewise", "compare"]
     asked = dict.fromkeys((*OPTIONS, "arms", "share", "config", "corpus", "resume", "overwrite"))
     asked |= {"text": [], "set_": []}

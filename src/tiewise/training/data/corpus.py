@@ -102,23 +102,23 @@ class Blocks(Dataset[dict[str, torch.Tensor]]):
 def load_prepared(folder: Path) -> PreparedText:
     """Open what `prepare` wrote; a DataError where the folder holds no prepared text, or one that is damaged."""
     folder = Path(folder)
-    path, fix = folder / FACTS, "prepare the text again"
+    path, remedy = folder / FACTS, "prepare the text again"
     try:
         facts = json.loads(path.read_text("utf-8"))
         tokenizer = facts["tokenizer"]
         prepared = PreparedText(folder, facts, int(tokenizer["vocab"]), int(tokenizer["eos_id"]))
         tokens = {name: int(facts["splits"][name]["tokens"]) for name in SPLITS}
     except FileNotFoundError:
-        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", fix) from None
+        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", remedy) from None
     except OSError as error:
-        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", fix) from None
+        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", remedy) from None
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{str(path)!r} is damaged", fix) from None
+        raise DataError(f"{str(path)!r} is damaged", remedy) from None
     itemsize = token_type(prepared.vocab).itemsize
     for name, count in tokens.items():
         file = folder / f"{name}.bin"
         if not file.is_file() or file.stat().st_size != count * itemsize:
-            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", fix)
+            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", remedy)
     return prepared
 
 
@@ -134,7 +134,7 @@ def building(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def put_in_place(work: Path, folder: Path, facts: dict[str, Any]) -> None:
+def install_prepared(work: Path, folder: Path, facts: dict[str, Any]) -> None:
     """Put the token files and the tokenizer of `work` in place in `folder`, and `facts` last."""
     (folder / FACTS).unlink(missing_ok=True)
     for name in SPLITS:
@@ -176,7 +176,7 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
         sources = []
         for text in texts:
-            sources.append(_kept_stdin(folder, created) if text == "-" else resolve(text))
+            sources.append(_save_stdin(folder, created) if text == "-" else resolve(text))
         tokens = None if train_tokens is None else [train_tokens, length]
         request = _request(texts, sources, tokenizer) | {"split": split, "apart": apart, "train_tokens": tokens}
         return _reuse_or_build(folder, sources, request, length)
@@ -185,8 +185,8 @@ def prepare(
             _remove(path)
         raise
     except OSError as error:
-        what = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
-        raise RunError(what, "choose another folder, or make room") from None
+        problem = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
+        raise RunError(problem, "choose another folder, or make room") from None
 
 
 def _refuse_bad_arguments(texts: Sequence[str], length: int, split: str) -> None:
@@ -237,7 +237,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _kept_stdin(folder: Path, created: list[Path]) -> Source:
+def _save_stdin(folder: Path, created: list[Path]) -> Source:
     """Return standard input as a file of the folder, copied there by the first call, which adds it to `created`."""
     path = folder / "stdin.txt"
     if not path.exists():
@@ -289,7 +289,7 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}
         facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind}
         _check_length(facts, length)
-        put_in_place(work, folder, facts)
+        install_prepared(work, folder, facts)
 
 
 def _train_tokenizer(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
@@ -319,8 +319,8 @@ def _cut_train(path: Path, dtype: np.dtype, count: int, length: int) -> int:
     """Keep `count` tokens of a training split, in windows of `length`; return how many these are."""
     tokens = np.fromfile(path, dtype)
     if count > len(tokens):
-        what = f"the text has {len(tokens):,} training tokens, {count:,} are asked for"
-        raise DataError(what, "give more text, or a smaller train_tokens")
+        problem = f"the text has {len(tokens):,} training tokens, {count:,} are asked for"
+        raise DataError(problem, "give more text, or a smaller train_tokens")
     sample = windows(tokens, length, count // length)  # evenly apart: texts are in the order of their sources
     sample.tofile(path)
     return sample.size
@@ -330,11 +330,11 @@ def _check_length(facts: dict[str, Any], length: int) -> None:
     """Refuse a text with fewer than two training blocks of `length` tokens, or without one in another split."""
     tokens = {name: facts["splits"][name]["tokens"] for name in SPLITS}
     fits = min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
-    fix = f"give more text, or a length of at most {fits}" if fits else "give more text"
+    remedy = f"give more text, or a length of at most {fits}" if fits else "give more text"
     for name, needed in (("train", 2 * length), ("tune", length), ("heldout", length)):
         if tokens[name] < needed:
-            what = f"the text has {sum(tokens.values())} tokens, {tokens[name]} of them for {name}"
-            raise DataError(f"{what}; needs at least {needed} there for length {length}", fix)
+            problem = f"the text has {sum(tokens.values())} tokens, {tokens[name]} of them for {name}"
+            raise DataError(f"{problem}; needs at least {needed} there for length {length}", remedy)
 
 
 class _Spool:

@@ -60,7 +60,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_text(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for reading bytes; a DataError says where the system refuses, now or while reading."""
     try:
         with open(path, "rb") as file:
@@ -124,9 +124,9 @@ def _end(text: str, start: int, size: int) -> int:
     if blank:
         return blank.end()
     for mark in "\n ":
-        place = text.find(mark, low, high)
-        if place >= 0:
-            return place + 1
+        index_of_mark = text.find(mark, low, high)
+        if index_of_mark >= 0:
+            return index_of_mark + 1
     return high
 
 
@@ -152,8 +152,8 @@ class Seen:
 
     def _is_sorted_in(self, digest: bytes) -> bool:
         key = np.array(digest, self._sorted.dtype)
-        place = int(self._sorted.searchsorted(key))
-        return place < len(self._sorted) and bool(self._sorted[place] == key)
+        index_of_mark = int(self._sorted.searchsorted(key))
+        return index_of_mark < len(self._sorted) and bool(self._sorted[index_of_mark] == key)
 
 
 class Deduplicator:

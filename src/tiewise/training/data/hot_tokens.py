@@ -88,7 +88,7 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
         raise DataError(f"text or size go beyond a vocabulary of {rows:,}", "give tokenizer and size of one model")
     weights = _weights(text, rows, size)
     chosen = np.sort(np.argsort(-weights, kind="stable")[:size])  # of equals the lowest ids, which merges made first
-    held_out = _held_out(text)
+    held_out = _heldout_tokens(text)
     is_chosen = np.isin(np.arange(text.vocab), chosen)
     return HotTokens(
         token_ids=chosen,
@@ -136,7 +136,7 @@ class HeldOutTokens:
         return replace(share, low=float(np.clip(share.low, 0, 1)), high=float(np.clip(share.high, 0, 1)))
 
 
-def _held_out(text: PreparedText) -> HeldOutTokens:
+def _heldout_tokens(text: PreparedText) -> HeldOutTokens:
     """Return the held-out tokens of a text. Raises DataError if they are too few."""
     tokens = text.split("heldout")
     is_end = tokens == text.eos_id

@@ -235,8 +235,10 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
     """
     spans = _packed(sentences, packing, draw)
     if not len(spans):
-        what = f"no document has two sentences ({len(sentences.documents) - 1} documents, {len(sentences)} sentences)"
-        raise DataError(what, "give text of several sentences per document; a sentence ends with . ! or ?")
+        problem = (
+            f"no document has two sentences ({len(sentences.documents) - 1} documents, {len(sentences)} sentences)"
+        )
+        raise DataError(problem, "give text of several sentences per document; a sentence ends with . ! or ?")
     first, last = spans[draw.permutation(len(spans))].T
     middle = draw.integers(first + 1, last)
     order = packing.in_order if packing.objective != "none" else 1.0

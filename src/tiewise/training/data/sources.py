@@ -40,7 +40,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tiewise.core.errors import DataError, one_line_message
-from tiewise.training.data.documents import Document, cut, decode, opened, paragraphs, unreadable
+from tiewise.training.data.documents import Document, cut, decode, open_text, paragraphs, unreadable
 from tiewise.training.data.synthetic import NAME, Language
 
 Text = str | os.PathLike[str]
@@ -137,7 +137,7 @@ def _documents(source: Source, size: int) -> Iterator[Document]:
 
 def _documents_of_file(path: Path, field: str, size: int) -> Iterator[Document]:
     """Stream the rows of a table, or the parts of a plain file."""
-    with opened(path) as file:
+    with open_text(path) as file:
         if path.suffix == ".parquet":
             yield from map(Document, _parquet_rows(file, path, field))
         elif path.suffix in TABLES:
@@ -165,16 +165,16 @@ def find_files(text: str) -> tuple[Path, ...]:
     path = Path(text).expanduser()
     if not os.path.lexists(path) and glob.has_magic(text):
         files = _matching_files(path)
-        none, fix = f"no file with text matches {repr(text)[:200]}", "check the pattern; ** goes into subfolders"
+        none, remedy = f"no file with text matches {repr(text)[:200]}", "check the pattern; ** goes into subfolders"
     elif stat.S_ISDIR(_state(path).st_mode):
         files = tuple(_text_files(path))
-        none, fix = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
+        none, remedy = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
     else:
         is_empty = not _state(path).st_size and path.is_file()  # a pipe has no size either
         files = () if is_empty else (path,)
-        none, fix = f"the file {text!r} is empty", "give a file with text in it"
+        none, remedy = f"the file {text!r} is empty", "give a file with text in it"
     if not files:
-        raise DataError(none, fix)
+        raise DataError(none, remedy)
     return files
 
 
@@ -213,7 +213,7 @@ def _text_files(folder: Path) -> Iterator[Path]:
 
 def _begins_as_text(path: Path) -> bool:
     """Return whether the first bytes of a file are text."""
-    with opened(path) as file:
+    with open_text(path) as file:
         try:
             next(decode(file, str(path), _SNIFFED))
         except DataError:
@@ -244,15 +244,15 @@ def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[str]:
 
 def _read_object(line: bytes, where: str) -> dict[str, Any]:
     """Read a JSON object from a line. Raises DataError."""
-    fix = "write one JSON object per line"
+    remedy = "write one JSON object per line"
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except RecursionError:
-        raise DataError(f"{where}: nested too deeply", fix) from None
+        raise DataError(f"{where}: nested too deeply", remedy) from None
     except UnicodeDecodeError:
-        raise DataError(f"{where}: not JSON (not UTF-8)", fix) from None
+        raise DataError(f"{where}: not JSON (not UTF-8)", remedy) from None
     except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error})", fix) from None
+        raise DataError(f"{where}: not JSON ({error})", remedy) from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: not a JSON object", 'write one object per line, {"text": "..."}')
     return row
@@ -272,8 +272,8 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
 def _require_text_column(schema: Any, path: Path, column: str) -> None:
     """Raise DataError if a Parquet schema lacks a column, or if it holds no strings."""
     if column not in schema.names:
-        fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
-        raise DataError(f"{path}: no column {column!r}", fix)
+        remedy = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
+        raise DataError(f"{path}: no column {column!r}", remedy)
     kind = schema.field(column).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
@@ -316,10 +316,12 @@ def _hub_rows(name: str) -> Iterator[str]:
     except DataError:
         raise
     except Exception as error:  # a dozen kinds come out of there: hub, network, formats, the file system
-        fix = "check the split and the files in the folder"
+        remedy = "check the split and the files in the folder"
         if source.folder is None:
-            fix = f"check the name and the network; offline, run `hf download --repo-type dataset {source.path}` first"
-        raise DataError(f"hf:{name} cannot be read: {one_line_message(error)}", fix) from None
+            remedy = (
+                f"check the name and the network; offline, run `hf download --repo-type dataset {source.path}` first"
+            )
+        raise DataError(f"hf:{name} cannot be read: {one_line_message(error)}", remedy) from None
 
 
 def _open_dataset(source: HubName) -> Iterable[dict[str, Any]]:
@@ -348,8 +350,8 @@ def _text_column(row: Mapping[str, Any], name: str) -> str:
     if FIELD in strings:
         return FIELD
     if len(strings) != 1:
-        fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
-        raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
+        remedy = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
+        raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", remedy)
     return strings[0]
 
 
@@ -373,8 +375,8 @@ def builtin_texts() -> Iterator[tuple[str, str]]:
             has_prose = True
             yield name, prose
     if not has_prose:
-        fix = "name a text of your own with --text FILE, or use a complete CPython"
-        raise DataError(f"builtin: the Python at {sys.executable} carries no documentation", fix)
+        remedy = "name a text of your own with --text FILE, or use a complete CPython"
+        raise DataError(f"builtin: the Python at {sys.executable} carries no documentation", remedy)
 
 
 def _topics() -> Iterator[tuple[str, str]]:

@@ -108,11 +108,11 @@ def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
         if is_local:
-            what, fix = f"the folder {kind!r} holds no tokenizer", _CHOICES
+            problem, remedy = f"the folder {kind!r} holds no tokenizer", _CHOICES
         else:
-            what = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
-            fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
-        raise DataError(f"{what} ({one_line_message(error)})", fix) from None
+            problem = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
+            remedy = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
+        raise DataError(f"{problem} ({one_line_message(error)})", remedy) from None
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
     return tokenizer
@@ -135,8 +135,8 @@ def bpe_size(kind: str) -> int | None:
     if not (number.isascii() and number.isdigit()):
         raise DataError(f"tokenizer {kind!r}: the size must be a whole number", "write bpe:4096, say")
     if int(number) < _SMALLEST:
-        fix = "write bpe:4096, say, or bytes for no merges at all"
-        raise DataError(f"tokenizer {kind!r}: needs at least {_SMALLEST} tokens (every byte, and {EOS})", fix)
+        remedy = "write bpe:4096, say, or bytes for no merges at all"
+        raise DataError(f"tokenizer {kind!r}: needs at least {_SMALLEST} tokens (every byte, and {EOS})", remedy)
     return int(number)
 
 
@@ -221,8 +221,10 @@ def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, mo
     tokens = np.concatenate(parts)[:most]
     largest = int(tokens.max(initial=0))
     if largest >= vocab:
-        what = f"the tokenizer in {folder} gives token {largest}, the table has {vocab:,} rows"
-        raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
+        problem = f"the tokenizer in {folder} gives token {largest}, the table has {vocab:,} rows"
+        raise DataError(
+            problem, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)"
+        )
     return tokens
 
 
@@ -240,7 +242,7 @@ def windows(ids: np.ndarray, length: int, count: int) -> np.ndarray:
     """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping."""
     most = len(ids) // length
     if most < count:
-        what = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"
-        raise DataError(what, "give a longer text")
+        problem = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"
+        raise DataError(problem, "give a longer text")
     starts = np.arange(count) * most // max(count, 1)
     return ids[: most * length].reshape(most, length)[starts]

@@ -61,8 +61,8 @@ def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[st
     tokenizer.add_tokens(unknown, special_tokens=True)
     vocab = max(text.vocab, max(tokenizer.get_vocab().values()) + 1)
     if token_type(vocab) != token_type(text.vocab):
-        what = f"{text.vocab:,} tokens leave no room for {len(missing) + len(unknown)} marks"
-        raise DataError(what, "use a few tokens fewer")
+        problem = f"{text.vocab:,} tokens leave no room for {len(missing) + len(unknown)} marks"
+        raise DataError(problem, "use a few tokens fewer")
     facts = {**text.facts, "tokenizer": {**text.facts["tokenizer"], "vocab": vocab}}
     tokenizer.save_pretrained(text.folder / TOKENIZER)
     write_whole(text.folder / FACTS, json.dumps(facts, indent=2))

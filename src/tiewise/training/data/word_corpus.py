@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import report_progress
-from tiewise.training.data.corpus import TOKENIZER, PreparedText, building, load_prepared, put_in_place, token_type
-from tiewise.training.data.documents import SPLITS, decode, opened
+from tiewise.training.data.corpus import TOKENIZER, PreparedText, building, install_prepared, load_prepared, token_type
+from tiewise.training.data.documents import SPLITS, decode, open_text
 from tiewise.training.data.tokenizer import EOS
 
 FILES = ("train.txt", "valid.txt", "test.txt")
@@ -59,10 +59,10 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
             facts: dict[str, Any] = {name: sum(split[name] for split in splits.values()) for name in counted}
             facts["tokenizer"] = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
             facts |= {"splits": splits, "texts": [corpus], "demo": False, "files": [part.text for part in parts]}
-            put_in_place(work, folder, facts)
+            install_prepared(work, folder, facts)
     except OSError as error:
-        what = f"cannot prepare the words in {str(folder)!r}: {error.strerror or error}"
-        raise RunError(what, "choose another folder, or make room") from None
+        problem = f"cannot prepare the words in {str(folder)!r}: {error.strerror or error}"
+        raise RunError(problem, "choose another folder, or make room") from None
     return load_prepared(folder)
 
 
@@ -126,7 +126,7 @@ class WordFile:
 
 def lines(part: WordFile) -> Iterator[list[str]]:
     """Yield the words of each line, `<eos>` last; a DataError for a file that cannot be read or is no text."""
-    with opened(part.path) as file:
+    with open_text(part.path) as file:
         for number, line in enumerate(_lines_of(file, str(part.path))):
             if number in part.numbers:
                 yield [*line.split(), EOS]
@@ -149,29 +149,29 @@ def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
         raise DataError(f"no corpus folder {corpus!r}", f"name a folder with {', '.join(FILES)}")
     names = tuple(files) or FILES
     if len(names) != len(FILES):
-        what = f"{len(names)} files ({', '.join(names)}) for training, validation and test"
-        raise DataError(what, "name three; parts of one file are valid.txt@0-90 and valid.txt@90-100")
+        problem = f"{len(names)} files ({', '.join(names)}) for training, validation and test"
+        raise DataError(problem, "name three; parts of one file are valid.txt@0-90 and valid.txt@90-100")
     return [_word_file(folder, name) for name in names]
 
 
 def _word_file(folder: Path, text: str) -> WordFile:
     """Find a file of a corpus, or a part of one, as it is written: `valid.txt`, `valid.txt@0-90`."""
-    fix = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
+    remedy = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
     match = _PART.fullmatch(text)
     if match is None:
-        raise DataError(f"{text!r} names no part of a file", fix)
+        raise DataError(f"{text!r} names no part of a file", remedy)
     path = folder / match["name"]
     if not path.is_file():
         texts = ", ".join(sorted(file.name for file in folder.glob("*.txt"))) or "no .txt files"
         other = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
         raise DataError(f"{str(folder)!r} has no {match['name']} (it has {texts})", other)
     if match["low"] is None:
-        with opened(path):  # refuses one that cannot be read
+        with open_text(path):  # refuses one that cannot be read
             return WordFile(path, range(sys.maxsize), text)
     low, high = int(match["low"]), int(match["high"])
     if not low < high <= 100:
-        raise DataError(f"{text!r} is an empty part", fix)
-    with opened(path) as file:
+        raise DataError(f"{text!r} is an empty part", remedy)
+    with open_text(path) as file:
         count = sum(1 for _ in file)
     end = sys.maxsize if high == 100 else count * high // 100
     return WordFile(path, range(count * low // 100, end), text)

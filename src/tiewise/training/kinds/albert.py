@@ -34,7 +34,7 @@ from tiewise.training.built_models import TABLES
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.training.data.training_rows import Masking, PairRows, mark, split_sentences
-from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measured_shares
+from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measure_shares
 from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED
@@ -42,7 +42,7 @@ from tiewise.training.run import Kind, check_rows
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
-FOUND = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
+ACCURACIES = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
 CURVE_ROWS = 64  # of the validation split, behind each point of a curve
 SAMPLE = 256  # predicted tokens of a micro-batch behind a logged training accuracy
 _BATCH = 16  # rows of a forward pass that measures
@@ -77,8 +77,8 @@ class AlbertOptions:
     @classmethod
     def of(cls, settings: Settings) -> AlbertOptions:
         """Return the options among the settings of an ALBERT."""
-        assert isinstance(settings.own, cls), "settings of an ALBERT have its options"
-        return settings.own
+        assert isinstance(settings.kind_options, cls), "settings of an ALBERT have its options"
+        return settings.kind_options
 
     def checked(self) -> AlbertOptions:
         """Return these options, `share` in its canonical form."""
@@ -182,8 +182,8 @@ class Alberts(Kind):
         changes: dict[str, Any] = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "linear"}
         changes |= {"warmup_steps": round(options.warmup * s.steps), "max_grad_norm": options.clip}
         optimizer = _make_optimizer(installed, s)
-        given = self.given(job, installed, rows, **changes)
-        return PretrainingTrainer(installed, optimizers=(optimizer, None), **given)
+        parts = self.trainer_parts(job, installed, rows, **changes)
+        return PretrainingTrainer(installed, optimizers=(optimizer, None), **parts)
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate rows of a split: on the run's own objective, a finished model's validation rows on both."""
@@ -212,10 +212,10 @@ class Alberts(Kind):
             rest -= counts[name]
         return {**counts, "positions, projection, heads": rest}
 
-    def beside(self, validation: MeasuredSplit) -> dict[str, Any]:
+    def extra_files(self, validation: MeasuredSplit) -> dict[str, Any]:
         """Return the accuracies on tokens and pairs."""
         pairs = {name: to_record(share) for name, share in validation.shares.items()}
-        return {FOUND: {"tokens": pairs.pop(MASKED), "pairs": pairs, "unigram_nll": validation.unigram_nll}}
+        return {ACCURACIES: {"tokens": pairs.pop(MASKED), "pairs": pairs, "unigram_nll": validation.unigram_nll}}
 
 
 def _make_optimizer(installed: Installed, settings: Settings) -> torch.optim.Optimizer:
@@ -298,14 +298,14 @@ class PretrainingTrainer(TiewiseTrainer):
         """Return the nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
         chosen = inputs["labels"] != -100
         output = model(**inputs, predict=chosen)
-        self.see(loss=output.mlm_loss.detach())
+        self.note(loss=output.mlm_loss.detach())
         if output.pair_loss is not None:
             right = output.pair_logits.detach().argmax(-1) == inputs["pair_labels"]
-            self.see(pair_nll=output.pair_loss.detach(), pair_accuracy=right)
+            self.note(pair_nll=output.pair_loss.detach(), pair_accuracy=right)
         if (self.state.global_step + 1) % self.args.logging_steps == 0:
             with torch.no_grad():  # of the first predicted tokens: the fused loss computes no logits to ask
                 right = output.logits[:SAMPLE].argmax(-1) == inputs["labels"][chosen][:SAMPLE]
-            self.see(train_accuracy=right)
+            self.note(train_accuracy=right)
         return self.share_of_step(output.loss, num_items_in_batch)
 
 
@@ -319,7 +319,7 @@ def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], count
             predictions[MASKED] = JudgedPredictions.joined(masked).cpu()
         if pairs:
             predictions[objective] = JudgedPredictions.joined(pairs).cpu()
-    return measured_shares(predictions, counts)
+    return measure_shares(predictions, counts)
 
 
 def _judged(installed: Installed, rows: PairRows) -> tuple[list[JudgedPredictions], list[JudgedPredictions]]:

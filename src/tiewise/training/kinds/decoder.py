@@ -25,10 +25,10 @@ from tiewise.core.errors import PlanError, RunError, one_line_message
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
-from tiewise.training.built_models import build_drawn, causal_model
+from tiewise.training.built_models import build_with_random_tables, causal_model
 from tiewise.training.data.corpus import Blocks, PreparedText
-from tiewise.training.measures import MeasuredSplit, evaluating, measured
-from tiewise.training.run import Kind, prepared_blocks
+from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
+from tiewise.training.run import Kind, prepare_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -55,7 +55,7 @@ class Decoders(Kind):
         width = _hidden_size(make_config(settings, vocab=1))
         for spec in settings.specs().values():
             spec.maps(width)  # refuses a boundary that this width cannot have
-        return prepared_blocks(settings, folder)
+        return prepare_blocks(settings, folder)
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
         """Return None where arms are matched by width, else the width that brings every total to the largest.
@@ -81,7 +81,7 @@ class Decoders(Kind):
     def build(self, job: Job) -> Installed:
         """Build it with both tables drawn N(0, std²), independently where there are two."""
         config = make_config(job.settings, job.text.vocab, job.feed_forward)
-        return build_drawn(job, partial(causal_model, job.settings, config), self.table_std(job))
+        return build_with_random_tables(job, partial(causal_model, job.settings, config), self.table_std(job))
 
     def table_std(self, job: Job) -> float:
         """Return the boundary's own, else the run's, else the sound one for this width."""
@@ -104,7 +104,7 @@ class Decoders(Kind):
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer."""
         rows = Blocks(job.text.split("train"), job.settings.length)
-        return TiewiseTrainer(installed, **self.given(job, installed, rows))
+        return TiewiseTrainer(installed, **self.trainer_parts(job, installed, rows))
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate blocks: of training text as many as the validation split has."""
@@ -152,12 +152,12 @@ def measure(
     if blocks is not None:
         count = min(blocks, count)
     if count == 0:
-        return measured([], counts)
+        return measure_by_frequency([], counts)
     # evenly apart: texts are in the order of their sources, and starts are alike
     chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // count].astype(np.int64))
     batches = torch.split(chosen, max(1, AT_ONCE // length))
     with evaluating(installed.model):
-        return measured((_block_losses(installed, ids) for ids in batches), counts)
+        return measure_by_frequency((_block_losses(installed, ids) for ids in batches), counts)
 
 
 def _block_losses(installed: Installed, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,8 +210,8 @@ def _config_of_file(settings: Settings, vocab: int, feed_forward: int | None) ->
             setattr(config, token, None)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and 0 <= positions < settings.length:  # a negative number is no limit
-        what = f"{path} has {positions} positions, blocks are {settings.length} long"
-        raise RunError(what, f"use --set length={positions} or less")
+        problem = f"{path} has {positions} positions, blocks are {settings.length} long"
+        raise RunError(problem, f"use --set length={positions} or less")
     if feed_forward is not None:
         name, _ = feed_forward_of(config)
         setattr(config, name, feed_forward)
@@ -236,8 +236,8 @@ def feed_forward_of(config: Any) -> tuple[str, int]:
             width = 4 * config.n_embd  # as GPT-2, GPT-J, CodeGen and GPT-BigCode have it
         if isinstance(width, int):
             return name, width
-    fix = "use --match width with this model"
-    raise RunError(f"{config.model_type}: no feed-forward width to spend parameters on", fix)
+    remedy = "use --match width with this model"
+    raise RunError(f"{config.model_type}: no feed-forward width to spend parameters on", remedy)
 
 
 KIND = Decoders()

@@ -33,7 +33,7 @@ from tiewise.training.settings import DECODER, Settings
 from tiewise.training.trainer import Interrupt, Job, logging_window
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
-KEPT = 2  # checkpoints
+MOST_CHECKPOINTS = 2  # checkpoints
 _TORCH = "leave it out, or use the torch backend"
 
 
@@ -66,18 +66,18 @@ class FlaxDecoders(Decoders):
         settings, torch_model, metrics = job.settings, installed.model, job.folder / METRICS
         fitting = make_fitting(job, torch_model)
         if checkpoint is not None:
-            take_up(fitting, checkpoint)
+            resume_from(fitting, checkpoint)
         keep_lines(metrics, fitting.step)
-        job.tell(fitting.step)
+        job.report_progress(fitting.step)
         nll = None
         with Interrupt() as interrupt:
             for point in fitting.steps():
                 if point is not None:
                     nll = point.train_nll
                     add_line(metrics, self._line(job, fitting, point))
-                job.tell(fitting.step, nll)
+                job.report_progress(fitting.step, nll)
                 if interrupt.pressed or fitting.step % (4 * logging_window(settings.steps)) == 0:
-                    keep(fitting, job.folder)
+                    save_checkpoint(fitting, job.folder)
                 if interrupt.pressed:
                     raise Interrupted(str(job.folder))
         state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
@@ -88,8 +88,8 @@ class FlaxDecoders(Decoders):
         """Return the line of `metrics.jsonl` for a point of the curve; a trial measures no held-out loss."""
         line: dict[str, Any] = {"step": point.step, "train_nll": point.train_nll}
         if not job.trial:
-            held_out = job.text.split(job.split)
-            losses, _ = token_losses(fitting.model, held_out, job.settings.length, self.curve_blocks)
+            heldout_tokens = job.text.split(job.split)
+            losses, _ = token_losses(fitting.model, heldout_tokens, job.settings.length, self.curve_blocks)
             line["heldout_nll"] = float(losses.mean())
         paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
         return line | {name: value for name, value in paths.items() if not math.isnan(value)}
@@ -105,7 +105,7 @@ def make_fitting(job: Job, torch_model: Any) -> Fitting:
     return Fitting(model, job.text.split("train"), recipe)
 
 
-def keep(fitting: Fitting, folder: Path) -> None:
+def save_checkpoint(fitting: Fitting, folder: Path) -> None:
     """Write a checkpoint of `fitting` into a run's folder, and remove all but the newest."""
     final = folder / f"checkpoint-{fitting.step}"
     partial = final.with_name(final.name + ".partial")
@@ -117,11 +117,11 @@ def keep(fitting: Fitting, folder: Path) -> None:
     replace_path(partial, final)
     sync(folder)
     by_step = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-    for path in by_step[:-KEPT]:
+    for path in by_step[:-MOST_CHECKPOINTS]:
         shutil.rmtree(path)
 
 
-def take_up(fitting: Fitting, checkpoint: Path) -> None:
+def resume_from(fitting: Fitting, checkpoint: Path) -> None:
     """Go on from a checkpoint."""
     record = read_json(checkpoint / STATE).get("fitting")
     if record is None:

@@ -31,7 +31,7 @@ from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.core.errors import DataError, RunError
 from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.kinds.decoder import Decoders
-from tiewise.training.run import prepared_blocks
+from tiewise.training.run import prepare_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -39,7 +39,7 @@ HEAL = "heal"  # this kind's name
 TABLES, ALL = "tables", "all"
 RATE, SEEN = 0.03, 4096  # of the root mean square of so many rows of the input table: the learning rate
 LENGTH = 128  # of blocks, where the model has as many positions
-HELD_OUT = 2000  # characters that a loss can be measured on
+LEAST_HELDOUT_CHARACTERS = 2000  # characters that a loss can be measured on
 _POSITIONS = ("max_position_embeddings", "n_positions")  # a config's names for their number
 
 
@@ -53,8 +53,8 @@ class HealOptions:
     @classmethod
     def of(cls, settings: Settings) -> HealOptions:
         """Return the options among the settings of a healing."""
-        assert isinstance(settings.own, cls), "settings of a healing have its options"
-        return settings.own
+        assert isinstance(settings.kind_options, cls), "settings of a healing have its options"
+        return settings.kind_options
 
 
 def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -156,14 +156,14 @@ class Heal(Decoders):
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text with the model's own tokenizer."""
-        text = prepared_blocks(settings, folder)
-        held_out = text.facts["splits"]["heldout"]["characters"]
-        if held_out < HELD_OUT:
-            what = f"{held_out:,} characters of the text are held out"
-            raise DataError(what, f"what came back is measured on {HELD_OUT:,} or more: give more text")
+        text = prepare_blocks(settings, folder)
+        heldout_characters = text.facts["splits"]["heldout"]["characters"]
+        if heldout_characters < LEAST_HELDOUT_CHARACTERS:
+            what = f"{heldout_characters:,} characters of the text are held out"
+            raise DataError(what, f"what came back is measured on {LEAST_HELDOUT_CHARACTERS:,} or more: give more text")
         return text
 
-    def described(self, settings: Settings, text: PreparedText) -> str:
+    def describe(self, settings: Settings, text: PreparedText) -> str:
         """Say also what is learnt, and from what."""
         shared = shared_vocabulary(settings)
         if shared is None:
@@ -174,7 +174,7 @@ class Heal(Decoders):
                 how += f" over the {shared.rows:,} rows that both have: "
                 how += "rows beyond are padding, and are left out of both softmaxes"
         learner = "the tables learn" if HealOptions.of(settings).what == TABLES else "the whole model learns"
-        return f"{super().described(settings, text)}; {learner}, {how}"
+        return f"{super().describe(settings, text)}; {learner}, {how}"
 
     def build(self, job: Job) -> Installed:
         """Load the model in fp32; what does not learn is frozen."""
@@ -201,7 +201,7 @@ class Heal(Decoders):
         if shared is None:
             return super().trainer(job, installed)
         rows = Blocks(job.text.split("train"), job.settings.length)
-        trainer = HealTrainer(installed, **self.given(job, installed, rows))
+        trainer = HealTrainer(installed, **self.trainer_parts(job, installed, rows))
         teacher = _load_installed(HealOptions.of(job.settings).teacher)
         teacher.model.requires_grad_(False).eval().to(trainer.args.device)
         trainer.teacher, trainer.shared = teacher, shared.rows

@@ -30,7 +30,7 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import require, written_whole
-from tiewise.training.built_models import build_drawn, causal_model
+from tiewise.training.built_models import build_with_random_tables, causal_model
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.documents import RANDOM
 from tiewise.training.data.word_corpus import prepare_words, unknown_share
@@ -40,7 +40,7 @@ from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, measure_streams
-from tiewise.training.trainer import Job, Kept, TiewiseTrainer
+from tiewise.training.trainer import CheckpointedCallback, Job, TiewiseTrainer
 
 CELLS = ("lstm", "gru", "tanh", "relu")
 BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
@@ -95,8 +95,8 @@ class RecurrentOptions:
     @classmethod
     def of(cls, settings: Settings) -> RecurrentOptions:
         """Return the options among the settings of a recurrent model."""
-        assert isinstance(settings.own, cls), "settings of a recurrent model have its options"
-        return settings.own
+        assert isinstance(settings.kind_options, cls), "settings of a recurrent model have its options"
+        return settings.kind_options
 
     def check(self) -> None:
         """Refuse values out of range. Raises RunError."""
@@ -116,10 +116,10 @@ class RecurrentOptions:
         return self.anneal == "plateau" or self.average_patience > 0 or self.keep == "best"
 
 
-class Annealing(Kept):
+class Annealing(CheckpointedCallback):
     """Sets the rate before every step of a run, and validates after every epoch where something depends on it."""
 
-    kept = ("validations", "cuts")
+    checkpointed = ("validations", "cuts")
 
     def __init__(self, job: Job, installed: Installed, steps: Steps) -> None:
         self.job, self.installed, self.steps = job, installed, steps
@@ -199,7 +199,7 @@ class StatefulTrainer(TiewiseTrainer):
             if options.augment:
                 loss = self._augmented_loss(logits, targets)
         self.carried = detached(output.state)
-        self.see(loss=nll.detach().expand(labels.numel()))  # every word counts once
+        self.note(loss=nll.detach().expand(labels.numel()))  # every word counts once
         if output.regularisation is not None:
             loss = loss + output.regularisation
         if options.objective == "time":
@@ -277,13 +277,13 @@ class RecurrentModels(Kind):
         """Return the steps of the first seed: its epochs, or as many of their steps as are asked for."""
         return len(run_steps(settings, text, 1))
 
-    def described(self, settings: Settings, text: PreparedText) -> str:
+    def describe(self, settings: Settings, text: PreparedText) -> str:
         """Say which files, how many words, and how many of them training does not have."""
         sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
         shares = ", ".join(f"{unknown_share(text.facts, name):.2%} of {name}" for name in ("tune", "heldout"))
-        known = f"vocabulary {text.vocab:,}; <unk> for words that training does not have: {shares}"
+        vocabulary = f"vocabulary {text.vocab:,}; <unk> for words that training does not have: {shares}"
         files = ", ".join(text.facts["files"])
-        return f"text: {settings.text[0]} ({files}); words: {sizes}; {known}; {settings.steps:,} steps"
+        return f"text: {settings.text[0]} ({files}); words: {sizes}; {vocabulary}; {settings.steps:,} steps"
 
     def build(self, job: Job) -> Installed:
         """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
@@ -291,7 +291,7 @@ class RecurrentModels(Kind):
         if job.spec.init is None:
             reach = RecurrentOptions.of(job.settings).start
         make = partial(causal_model, job.settings, recurrent_config(job.settings, job.text.vocab))
-        return build_drawn(job, make, self.table_std(job), reach)
+        return build_with_random_tables(job, make, self.table_std(job), reach)
 
     def table_std(self, job: Job) -> float:
         """Return that of the uniform, where the boundary does not say."""
@@ -314,10 +314,10 @@ class RecurrentModels(Kind):
             optimizer = torch.optim.AdamW(weights, s.learning_rate, weight_decay=s.weight_decay)
         changes: dict[str, Any] = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential"}
         changes |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": options.clip}
-        given = self.given(job, installed, steps, **changes)
+        parts = self.trainer_parts(job, installed, steps, **changes)
         annealing = Annealing(job, installed, steps)
-        given["callbacks"].append(annealing)
-        return StatefulTrainer(installed, annealing, optimizers=(optimizer, None), **given)
+        parts["callbacks"].append(annealing)
+        return StatefulTrainer(installed, annealing, optimizers=(optimizer, None), **parts)
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train; the model ends with the weights of its best epoch, where it kept them."""
@@ -351,7 +351,7 @@ class RecurrentModels(Kind):
         """Return the settings, and which of them are not the recipe's."""
         shape = [name for name in SHAPE if name not in ("heads", "accumulate")]
         record: dict[str, Any] = {name: getattr(settings, name) for name in ("recipe", *shape, "bf16")}
-        record |= vars(settings.own)
+        record |= vars(settings.kind_options)
         steps, differ = run_steps(settings, text, 1), changed(settings)
         if len(steps) < len(run_steps(replace(settings, steps=ALL), text, 1)):
             differ.append(f"steps={settings.steps}")
@@ -394,9 +394,9 @@ def run_steps(settings: Settings, text: PreparedText, seed: int) -> Steps:
 
 def changed(settings: Settings) -> list[str]:
     """Return settings that differ from their recipe's, or from the kind's, but for those that are left open to all."""
-    left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "own", "files"}
+    left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "kind_options", "files"}
     defaults = Settings.of(recipe(settings.recipe) if settings.recipe else {"kind": settings.kind})
-    default_values, values = ({**vars(s), **vars(s.own)} for s in (defaults, settings))
+    default_values, values = ({**vars(s), **vars(s.kind_options)} for s in (defaults, settings))
     compared = [name for name in values if name not in left_open]
     return [f"{name}={values[name]}" for name in compared if values[name] != default_values[name]]
 

@@ -39,13 +39,13 @@ from tiewise.core.errors import RunError, SpecError
 from tiewise.core.files import require
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import first_step, sound_std
-from tiewise.training.built_models import build_drawn
+from tiewise.training.built_models import build_with_random_tables
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.tokenizer import windows
 from tiewise.training.data.training_rows import mark
-from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measured_shares
+from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measure_shares
 from tiewise.training.results import MASKED
-from tiewise.training.run import Kind, prepared_blocks
+from tiewise.training.run import Kind, prepare_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
@@ -67,8 +67,8 @@ class Seq2SeqOptions:
     @classmethod
     def of(cls, settings: Settings) -> Seq2SeqOptions:
         """Return the options among the settings of an encoder-decoder."""
-        assert isinstance(settings.own, cls), "settings of an encoder-decoder have its options"
-        return settings.own
+        assert isinstance(settings.kind_options, cls), "settings of an encoder-decoder have its options"
+        return settings.kind_options
 
     def sizes(self, length: int) -> tuple[int, int]:
         """Return (hidden tokens, runs of them) of a row of so many tokens."""
@@ -235,7 +235,7 @@ class SpanTrainer(TiewiseTrainer):
         """Return the nll of all that the decoder writes, the mean over the micro-batch."""
         logits = logits_of(model, inputs)
         losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
-        self.see(loss=losses.detach()[inputs["hidden"].flatten() == 1])
+        self.note(loss=losses.detach()[inputs["hidden"].flatten() == 1])
         return self.share_of_step(losses.mean(), kwargs.get("num_items_in_batch"))
 
 
@@ -259,20 +259,20 @@ class EncoderDecoders(Kind):
             raise RunError(f"{settings.heads} heads do not divide width {settings.width}", "choose heads that do")
         hidden, runs = options.sizes(settings.length)
         if runs - 1 > settings.length - hidden:
-            what = f"{runs} runs of {hidden} hidden tokens do not fit into rows of {settings.length}"
-            raise RunError(what, "use less noise, or a longer span")
+            problem = f"{runs} runs of {hidden} hidden tokens do not fit into rows of {settings.length}"
+            raise RunError(problem, "use less noise, or a longer span")
         return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and give its tokenizer the sentinels."""
         for spec in settings.specs().values():
             spec.maps(settings.width)
-        return mark(prepared_blocks(settings, folder), PAD, sentinels(settings))
+        return mark(prepare_blocks(settings, folder), PAD, sentinels(settings))
 
     def build(self, job: Job) -> Installed:
         """Build it with every table drawn N(0, std²), independently where there are several."""
         std = self.table_std(job)
-        installed = build_drawn(job, partial(make_model, job), std)
+        installed = build_with_random_tables(job, partial(make_model, job), std)
         if job.arm.endswith(APART):
             nn.init.normal_(installed.model.get_encoder().embed_tokens.weight, 0, std)
             # a boundary that is read there would be put at the encoder, too; transformers needs none for plain tables
@@ -294,7 +294,7 @@ class EncoderDecoders(Kind):
         rows = SpanRows(job, blocks, seed=job.seed, count=s.steps * s.batch * s.accumulate)
         changes: dict[str, Any] = {"train_sampling_strategy": "sequential"}
         changes["ddp_find_unused_parameters"] = False  # all are used; DDP cannot follow a loss made behind it
-        return SpanTrainer(installed, **self.given(job, installed, rows, **changes))
+        return SpanTrainer(installed, **self.trainer_parts(job, installed, rows, **changes))
 
     @torch.no_grad()
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
@@ -311,13 +311,13 @@ class EncoderDecoders(Kind):
                 is_hidden = inputs["hidden"] == 1
                 logits = logits_of(model, inputs)[is_hidden]
                 parts.append(JudgedPredictions.of(logits.float(), inputs["labels"][is_hidden]))
-        return measured_shares({MASKED: JudgedPredictions.joined(parts)}, job.text.counts)
+        return measure_shares({MASKED: JudgedPredictions.joined(parts)}, job.text.counts)
 
-    def evaluated(self, job: Job) -> int:
+    def evaluated_tokens(self, job: Job) -> int:
         """Return how many hidden tokens are measured, which are all that is."""
         length = job.settings.length
         hidden, _ = Seq2SeqOptions.of(job.settings).sizes(length)
-        return super().evaluated(job) * hidden // length
+        return super().evaluated_tokens(job) * hidden // length
 
     def parameters(self, installed: Installed) -> dict[str, int]:
         """Count an encoder's own table apart."""

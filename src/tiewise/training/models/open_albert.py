@@ -99,8 +99,8 @@ class OpenAlbertConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  
             raise SpecError(f"{heads} heads do not divide width {width}", "choose heads that do")
         require(self, "norm", ("before", "after").__contains__, "choose before or after the projection", SpecError)
         if not self.projection and self.embedding_size != width:
-            what = f"tables of width {self.embedding_size} without a projection to {width}"
-            raise SpecError(what, "leave projection on, or give both one width")
+            problem = f"tables of width {self.embedding_size} without a projection to {width}"
+            raise SpecError(problem, "leave projection on, or give both one width")
         dropped = "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout_prob"
         require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
         require(self, "hidden_act", ACT2FN.__contains__, "choose gelu, gelu_new, relu or another of ACT2FN", SpecError)
@@ -379,8 +379,8 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
         pairs = self.pair(encoded.pooler_output)
         total = mlm_loss = pair_loss = None
         if labels is not None:
-            wanted = labels if predict is None else labels[predict]
-            total = mlm_loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), wanted.reshape(-1))
+            targets = labels if predict is None else labels[predict]
+            total = mlm_loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
         if pair_labels is not None:
             pair_loss = F.cross_entropy(pairs, pair_labels)
             total = pair_loss if total is None else total + pair_loss
@@ -406,8 +406,8 @@ class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
         """
         encoded = self.albert(input_ids, **kwargs, return_dict=True)
         logits = self.classifier(self.dropout(encoded.pooler_output))
-        given = {"labels": labels, "pooled_logits": logits, "config": self.config}
-        loss = None if labels is None else self.loss_function(**given)
+        loss_arguments = {"labels": labels, "pooled_logits": logits, "config": self.config}
+        loss = None if labels is None else self.loss_function(**loss_arguments)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
@@ -483,17 +483,17 @@ def to_hugging_face(ours: Any) -> Any:
     """
     name = next((name for kind, name in PAIRS if type(ours) is kind), None)
     if name is None:
-        fix = "take the boundary or the sharing out"
-        raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", fix)
+        remedy = "take the boundary or the sharing out"
+        raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", remedy)
     config, spec = ours.config, SharingSpec.parse(ours.config.sharing)
     layers, groups, inner = config.num_hidden_layers, config.num_hidden_layers, 1
     if spec.kind != "none":
         groups, inner = spec.groups, spec.cycle or 1
-    shares_whole_layers = spec.kind in ("all", "none") and not (spec.ends or spec.rank)
+    shares_full_layers = spec.kind in ("all", "none") and not (spec.ends or spec.rank)
     can_be_written = config.norm != "after" and config.projection and layers % inner == 0
-    if not shares_whole_layers or not can_be_written:
-        what = f"transformers' ALBERT has no place for norm={config.norm}, projection={config.projection}, {spec}"
-        raise UnsupportedError(what, "it norms before its projection, and shares none, all, all:groups or all:cycle")
+    if not shares_full_layers or not can_be_written:
+        problem = f"transformers' ALBERT has no place for norm={config.norm}, projection={config.projection}, {spec}"
+        raise UnsupportedError(problem, "it norms before its projection, and shares none, all, all:groups or all:cycle")
     fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": layers // inner}
     their_config = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
     theirs = getattr(transformers, name)(their_config).to(ours.dtype).train(ours.training)

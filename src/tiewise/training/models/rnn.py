@@ -71,22 +71,22 @@ class Cell:
 def _elman(function: Callable[[Tensor], Tensor]) -> Step:
     """Return the step of an Elman cell with this function."""
 
-    def step(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
-        return (function(given + recalled),)
+    def step(from_input: Tensor, from_state: Tensor, state: LayerState) -> LayerState:
+        return (function(from_input + from_state),)
 
     return step
 
 
-def _gru(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
-    given_r, given_z, given_n = given.chunk(3, -1)
-    recalled_r, recalled_z, recalled_n = recalled.chunk(3, -1)
-    r, z = torch.sigmoid(given_r + recalled_r), torch.sigmoid(given_z + recalled_z)
-    n = torch.tanh(given_n + r * recalled_n)
+def _gru(from_input: Tensor, from_state: Tensor, state: LayerState) -> LayerState:
+    input_r, input_z, input_n = from_input.chunk(3, -1)
+    state_r, state_z, state_n = from_state.chunk(3, -1)
+    r, z = torch.sigmoid(input_r + state_r), torch.sigmoid(input_z + state_z)
+    n = torch.tanh(input_n + r * state_n)
     return (torch.lerp(n, state[0], z),)
 
 
-def _lstm(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
-    i, f, g, o = (given + recalled).chunk(4, -1)
+def _lstm(from_input: Tensor, from_state: Tensor, state: LayerState) -> LayerState:
+    i, f, g, o = (from_input + from_state).chunk(4, -1)
     s = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(s), s
 
@@ -278,16 +278,16 @@ class RecurrentStack(nn.Module):
         """Return the state before x [B, T, E], zeros where there is none. Raises as `forward`."""
         reads, *widths = self.config.widths
         if x.shape[2] != reads:
-            what = f"the first layer reads vectors of {reads}, and is given {x.shape[2]} columns"
-            raise SpecError(what, f"let a map stand between: projected:{x.shape[2]} without in=none")
+            problem = f"the first layer reads vectors of {reads}, and is given {x.shape[2]} columns"
+            raise SpecError(problem, f"let a map stand between: projected:{x.shape[2]} without in=none")
         tensors = CELLS[self.config.cell].states
         shapes = [[(len(x), width)] * tensors for width in widths]
         if state is None:
             return tuple(tuple(x.new_zeros(shape) for shape in layer) for layer in shapes)
         state_shapes = [[tuple(part.shape) for part in layer] for layer in state]
         if state_shapes != shapes:
-            what = f"the state has the shapes {state_shapes}, and {len(x)} sequences need {shapes}"
-            raise SpecError(what, "give each sequence the state that its own last piece returned")
+            problem = f"the state has the shapes {state_shapes}, and {len(x)} sequences need {shapes}"
+            raise SpecError(problem, "give each sequence the state that its own last piece returned")
         return state
 
     def _runs(self, dropouts: Dropouts) -> list[list[int]]:
@@ -351,8 +351,8 @@ class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no ty
         if not self.input_matrix and CELLS[self.cell].gates > 1:
             raise SpecError(f"{self.cell} without an input matrix: which of its gates would read the word?", "use tanh")
         if not self.input_matrix and len(set(self.widths)) > 1:
-            what = f"without an input matrix E = {self.widths[0]} must be H = {self.hidden_size} in every layer"
-            raise SpecError(what, "leave E and H equal; projected:E gives the table another width")
+            problem = f"without an input matrix E = {self.widths[0]} must be H = {self.hidden_size} in every layer"
+            raise SpecError(problem, "leave E and H equal; projected:E gives the table another width")
         dropped = "embedding_dropout input_dropout layer_dropout recurrent_dropout output_dropout weight_dropout"
         require(self, dropped, lambda x: 0 <= x < 1, "give the share that is dropped, 0 or more, below 1", SpecError)
         require(self, "ar tar table_range body_range", lambda x: 0 <= x < float("inf"), "give 0 or more", SpecError)
@@ -412,11 +412,11 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
         rows_in, table_width = self.embed.weight.shape
         rows_out, read = self.head.weight.shape
         if rows_in != rows_out:
-            what = f"tied tables of {rows_in} and {rows_out} rows"
-            return SpecError(what, "set one_table, which gives both ends the rows of the larger vocabulary")
-        what = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
-        fix = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"
-        return SpecError(what, fix)
+            problem = f"tied tables of {rows_in} and {rows_out} rows"
+            return SpecError(problem, "set one_table, which gives both ends the rows of the larger vocabulary")
+        problem = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
+        remedy = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"
+        return SpecError(problem, remedy)
 
     def get_output_embeddings(self) -> nn.Linear:
         """Return the head."""

@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from tiewise.core.estimates import critical
 from tiewise.core.files import strict, write_whole, written_whole
-from tiewise.training.results import Comparison, Difference, by_holm, differences
+from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.study.grid import StudyGrid
 
@@ -119,7 +119,7 @@ class Study:
         for cell, settings in cells.items():
             if cell in done:
                 rows += _rows(grid, cell, settings, done[cell])
-        corrected = by_holm([row.heldout for row in rows])
+        corrected = correct_by_holm([row.heldout for row in rows])
         rows = [replace(row, heldout=d) for row, d in zip(rows, corrected, strict=True)]
         return cls(grid, tuple(rows), len(cells) - len(done), folder)
 
@@ -141,7 +141,7 @@ class Study:
 def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepRow]:
     """Yield the contrast of every arm to the reference in a cell, if a seed has finished with both."""
     specs, reference = settings.specs(), comparison.reference
-    at = _place(grid, settings)
+    at = _axis_values(grid, settings)
     for arm in comparison.arms:
         if arm == reference:
             continue
@@ -164,31 +164,31 @@ def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison
             tokens=comparison.data["splits"]["train"]["tokens"],
             seen=comparison.setting["tokens_per_run"],
             demo=comparison.demo,
-            command=repeated(settings, f"runs/{cell}"),
+            command=command_for(settings, f"runs/{cell}"),
         )
 
 
-def _place(grid: StudyGrid, settings: Settings) -> dict[str, Any]:
+def _axis_values(grid: StudyGrid, settings: Settings) -> dict[str, Any]:
     """Return the value of a cell on each axis; of several texts their names in one."""
-    values = flat(settings)
-    place = {}
+    values = flat_settings(settings)
+    axis_values = {}
     for axis in grid.axes:
         value = values[axis]
-        place[axis] = " ".join(value) if isinstance(value, tuple) else value
-    return place
+        axis_values[axis] = " ".join(value) if isinstance(value, tuple) else value
+    return axis_values
 
 
-def flat(settings: Settings) -> dict[str, Any]:
+def flat_settings(settings: Settings) -> dict[str, Any]:
     """Return settings and those of their kind, by name."""
     record = asdict(settings)
-    return record | (record.pop("own") or {})
+    return record | (record.pop("kind_options") or {})
 
 
-def repeated(settings: Settings, out: str) -> str:
+def command_for(settings: Settings, out: str) -> str:
     """Return the command whose comparison has these settings, whatever recipe or grid they came from."""
-    defaults = {**flat(Settings.of({"kind": settings.kind})), "kind": DECODER}
+    defaults = {**flat_settings(Settings.of({"kind": settings.kind})), "kind": DECODER}
     words = ["tiewise", "compare", "--arms", ",".join(settings.arms)]
-    for name, value in flat(settings).items():
+    for name, value in flat_settings(settings).items():
         if name not in ("arms", "recipe") and value != defaults[name]:
             words += _option(name, value)
     return shlex.join([*words, "--out", out])
