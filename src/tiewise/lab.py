@@ -1,4 +1,7 @@
-"""The main job in one call: `tiewise.compare`, `tiewise.train`, what their commands do with settings; and `sweep`."""
+"""The main job in one call: `tiewise.compare`, `train` and `heal`, and the study of many comparisons.
+
+The commands of the same names call `carry_out` and `sweep` with the settings that they read.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
     from tiewise.training.setting_types import ComparisonSettings, SharedSettings, TrainingSettings
 
 REPORT, HEALED = "report.html", "healed.json"
-MOST_HELDOUT_TOKENS = 1_000_000  # tokens that passages are taken from
-_STAGE = ".starting"  # in a study's folder, while its cells are prepared
+MOST_HELDOUT_TOKENS = 1_000_000  # held-out tokens that passages are drawn from, at most
+_STAGE = ".starting"  # subfolder of a study in which its cells are prepared
 Result = TypeVar("Result")
 
 
@@ -45,27 +48,41 @@ def compare(
     quiet: bool = False,
     **settings: Unpack[ComparisonSettings],
 ) -> Comparison:
-    """Train a model under several tying choices and say which is better here, and whether the difference is real.
+    """Train a model under several tying choices and report which is better.
+
+    The report also states whether the difference is significant. Arms of one seed share data order and the
+    initialization of their body, so seeds are pairs. Losses are nats per token.
 
     Args:
-        out: the folder that takes `results.json`, `report.html` and the models.
-        resume: finish the run in `out`, which has its settings.
+        out: folder for `results.json`, `report.html` and the models.
+        resume: finish the run in `out`, with the settings stored there.
         overwrite: replace the run in `out`.
-        jobs: runs that are trained at a time, in processes of their own with a share of the threads each; "auto" takes
-            one, or as many as there are threads and memory for, whichever a trial finds faster.
-        launcher: "local", or "ray": runs are spread over the cluster of RAY_ADDRESS, or over this machine's cores.
-        quiet: no progress on stderr.
-        settings: any setting of `run.yaml`: `arms=["tied", "untied"]` or `arms="tied,untied"`, which `boundary` names
-            too; `text="my.txt"`, `steps=2000`; `recipe="awd"` begins with a recipe's.
+        jobs: number of runs trained at a time, in separate processes that share the threads. "auto" times one run,
+            and as many as threads and memory allow, and takes the faster.
+        launcher: "local", or "ray". Ray spreads the runs over the cluster of RAY_ADDRESS, or over this machine's cores.
+        quiet: show no progress on stderr.
+        settings: any setting of `run.yaml`, for example `arms=["tied", "untied"]` or `arms="tied,untied"`,
+            `text="my.txt"`, `steps=2000`. `boundary` is another name of `arms`. `recipe="awd"` starts from the
+            settings of that recipe.
+
+    Returns:
+        The comparison. In a notebook it shows a table. `.finding` is its sentence, `.runs` are the results of each run.
 
     Raises:
-        TiewiseError: a setting, text or folder that cannot be used; nothing was written.
-        Interrupted: after Ctrl-C, with a checkpoint written; `resume=True` goes on from it.
+        TiewiseError: a setting, text or folder cannot be used. Nothing was written.
+        Interrupted: Ctrl-C was pressed, and a checkpoint was written. `resume=True` resumes from it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "seeds": 1, "tokenizer": "bytes"}
+    ...     comparison = compare(folder, arms="tied,untied", text="synthetic:words=4000", jobs=1, quiet=True, **small)
+    >>> [(run.arm, run.seed, run.steps) for run in comparison.runs]
+    [('tied', 1, 2), ('untied', 1, 2)]
     """
     folder = _run_folder("compare", out)
     record: dict[str, Any] = {**settings}
     command = _call_text("compare", folder, record)
-    if "boundary" in record:  # as the command's --boundary
+    if "boundary" in record:  # the same setting as the command's --boundary
         if "arms" in record:
             raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
         record["arms"] = record.pop("boundary")
@@ -84,17 +101,28 @@ def train(
     quiet: bool = False,
     **settings: Unpack[TrainingSettings],
 ) -> SingleRun:
-    """Train one model with a boundary, by the same code as `compare`; `.model` is its folder.
+    """Train one model with a boundary, by the same code as `compare`.
 
     Args:
-        out: the folder that takes the run.
-        boundary: what to train, e.g. "factored:64+bias".
-        seed: of data order, body and tables.
-        resume: go on with the run in `out`, which has its own boundary and seed; those given here are not read.
-        overwrite, quiet, settings: as of `compare`.
+        out: folder for the run.
+        boundary: the boundary to train, for example "factored:64+bias".
+        seed: seed of data order, body and tables.
+        resume: finish the run in `out`, with the boundary and the seed stored there. Those of the call are ignored.
+        overwrite, quiet, settings: as in `compare`.
+
+    Returns:
+        The run. `.model` is the folder of the trained model, `.result` has its losses in nats per token.
 
     Raises:
-        TiewiseError, Interrupted: as `compare`.
+        TiewiseError: as in `compare`.
+        Interrupted: as in `compare`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
+    ...     run = train(folder, boundary="factored:4", text="synthetic:words=4000", quiet=True, **small)
+    >>> run.result.arm, run.model.name
+    ('factored:4', 'final')
     """
     folder = _run_folder("train", out)
     record: dict[str, Any] = {**settings}
@@ -116,18 +144,22 @@ def heal(
     quiet: bool = False,
     **settings: Unpack[SharedSettings],
 ) -> Healed:
-    """Have a rewritten model learn back what it lost, from the model that it was made of.
+    """Train a rewritten model to regain what the rewrite cost, with its original as the teacher.
 
     Args:
-        model: folder of the model: tied, factored, trimmed, given another vocabulary.
-        out: the folder that takes the run.
-        teacher: folder of the model that it was made of.
-        seed: of data order.
-        resume, overwrite, quiet: as of `compare`.
-        settings: `text`, `what="tables"` or `"all"`, `steps`, and others of `train`.
+        model: folder of the rewritten model: tied, factored, trimmed, or with another vocabulary.
+        out: folder for the run.
+        teacher: folder of the model that it was rewritten from.
+        seed: seed of data order.
+        resume, overwrite, quiet: as in `compare`.
+        settings: `text`, `what="tables"` or `"all"` for the parameters that learn, `steps`, and others of `train`.
+
+    Returns:
+        The losses before and after on held-out text, and those of the teacher (nats per byte).
 
     Raises:
-        TiewiseError, Interrupted: as `compare`.
+        TiewiseError: as in `compare`.
+        Interrupted: as in `compare`.
     """
     folder = _run_folder("heal", out)
     record: dict[str, Any] = {**settings}
@@ -139,7 +171,7 @@ def heal(
 
 
 def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
-    """Train or finish the healing in `out`, and measure what came back."""
+    """Train or finish the healing in `out`, and measure how much it regained."""
     settings, text = open_run(out, single=True)
     if settings.kind != HEAL:
         raise RunError(f"{out} holds no healing", f"use tiewise train --out {out} --resume")
@@ -165,7 +197,10 @@ def carry_out(
     elapsed: Elapsed | None = None,
     on_started: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Start the run in `out` if there are settings, say so by `on_started`, finish it, and report."""
+    """Start the run in `out` if there are settings, finish it, and write the report.
+
+    `on_started` is called between the two. `elapsed` returns the seconds since the command began.
+    """
     if launcher != LOCAL:
         out = out.absolute()  # other machines have other working folders
     with _workers_for(launcher, jobs, out, display) as workers, ranks.first_holds(locked(out)):
@@ -179,7 +214,10 @@ def carry_out(
 
 
 def _workers_for(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
-    """Return who trains the runs in `out`, `jobs` at a time; RunError where this machine cannot."""
+    """Return the workers that train the runs in `out`, `jobs` at a time.
+
+    RunError: this machine cannot start them.
+    """
     if launcher not in LAUNCHERS:
         raise RunError(f"no launcher {launcher!r}", suggest_choices(launcher, LAUNCHERS))
     if launcher != LOCAL and ranks.size() > 1:
@@ -198,22 +236,24 @@ def sweep(
     jobs: int | str = "auto",
     launcher: str = LOCAL,
 ) -> Study:
-    """Compare in every cell of a grid, each in its folder of `out`.
+    """Run the comparison of every cell of a grid, each in its folder of `out`.
 
-    With `resume`, the study in `out` goes on; a grid must then be the study's, None takes the study's. Every cell is
-    begun before any is trained, and what cannot be used leaves `out` as it was. The table is written after every cell.
+    With `resume`, the study in `out` resumes. A grid must then equal that of the study, and None takes it from there.
+    Every cell is prepared before any is trained. If one cannot be used, `out` stays as it was. The table is written
+    after every cell.
 
     Raises:
-        TiewiseError: a grid or a folder that cannot be used. Interrupted: after Ctrl-C, as `compare`.
+        TiewiseError: a grid or a folder cannot be used.
+        Interrupted: as in `compare`.
     """
     if resume and grid is not None:
         _refuse_other_grid(grid, out)
         grid = None
-    _workers_for(launcher, jobs, out, display)  # refuses what it cannot do before anything is prepared
+    _workers_for(launcher, jobs, out, display)  # raises before any cell is prepared
     with locked(out):
         if grid is not None:
             _prepare_study(grid, out, display, overwrite)
-        if (out / _STAGE / GRID).is_file():  # all are begun; after a kill, too
+        if (out / _STAGE / GRID).is_file():  # every cell is prepared, also if a kill followed
             _install_prepared_study(out)
         if not (out / GRID).is_file():
             raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
@@ -235,7 +275,10 @@ def sweep(
 
 
 def _read_finished_cell(folder: Path, settings: Settings) -> Comparison:
-    """Return the comparison of a cell; RunError if the grid names other arms or seeds by now."""
+    """Return the comparison of a finished cell.
+
+    RunError: the grid names other arms or seeds by now.
+    """
     comparison = Comparison.from_dict(read_json(folder / RESULTS))
     if (tuple(comparison.arms), len(comparison.seeds)) != (settings.arms, settings.seeds):
         problem = f"{GRID} in {folder.parent} has other arms or seeds than its runs"
@@ -256,7 +299,10 @@ def _refuse_other_grid(grid: StudyGrid, out: Path) -> None:
 
 
 def _prepare_study(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
-    """Prepare every cell of a new study next to what `out` holds; raises as `sweep`, and leaves nothing then."""
+    """Prepare every cell of a new study in the stage of `out`.
+
+    Raises as `sweep`, and removes the stage then.
+    """
     if (out / GRID).is_file():
         if not overwrite:
             raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
@@ -274,7 +320,10 @@ def _prepare_study(grid: StudyGrid, out: Path, display: Display, overwrite: bool
 
 
 def _prepare_cell(cell: str, settings: Settings, out: Path, display: Display) -> None:
-    """Start a cell's comparison in the stage of a study; RunError names the cell."""
+    """Start a cell's comparison in the stage of a study.
+
+    RunError: as `carry_out`, with the name of the cell.
+    """
     command = command_for(settings, str(out / cell))
     try:
         carry_out(lambda *_: None, settings, out / _STAGE / cell, command, display, overwrite=False)
@@ -283,7 +332,10 @@ def _prepare_cell(cell: str, settings: Settings, out: Path, display: Display) ->
 
 
 def _install_prepared_study(out: Path) -> None:
-    """Replace what `out` holds by what is prepared. Done again after a kill, it ends in the same state."""
+    """Replace the study in `out` by the prepared one.
+
+    A repetition after a kill ends in the same state.
+    """
     new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
     old: dict[str, Settings] = {}
     if (out / GRID).is_file():
@@ -297,7 +349,10 @@ def _install_prepared_study(out: Path) -> None:
 
 
 def _run_folder(name: str, out: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run; a file there is a text that was meant for `text`, more often than not."""
+    """Return the folder of a run.
+
+    RunError: it is a file, which was most likely meant as `text`.
+    """
     folder = Path(out)
     if folder.is_file():
         problem = f"{folder} is a file, and `out` is the folder that tiewise.{name} writes"
@@ -306,7 +361,7 @@ def _run_folder(name: str, out: str | os.PathLike[str]) -> Path:
 
 
 def _read_settings(record: dict[str, Any], out: Path, resume: bool) -> Settings | None:
-    """Return the settings of a call, on top of those of its recipe; None of one that resumes, which has none."""
+    """Return the settings of a call on top of its recipe's; None if it resumes."""
     if resume:
         if record:
             raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(record)} out")

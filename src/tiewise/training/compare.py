@@ -1,11 +1,11 @@
-"""The main job: train every arm with every seed on the same data, and say what differs; or train one.
+"""Training of every arm with every seed on the same data, or of one run.
 
     settings ─ start → OUT/.starting: the text as tokens, a model of every arm, minutes as steps → env.json, run.yaml
              ─ finish → (tune) → arms × seeds → paired differences → results.json
 
-Whatever cannot be used is found by `start`, before anything is trained, and then OUT is as it was. Arms of one seed
-share data order and body initialisation; runs go seed by seed, so that an interrupted comparison holds whole pairs.
-Everything that finished is on disk, and the next call of `finish` takes it up.
+`start` refuses whatever cannot be used before any training, and then leaves OUT as it was. Arms of one seed share data
+order and the initialization of the body. Runs go seed by seed, so an interrupted comparison has complete pairs. Every
+finished run is on disk, and the next call of `finish` continues after it.
 """
 
 from __future__ import annotations
@@ -56,28 +56,37 @@ from tiewise.training.short_trials import Elapsed, Show, how_many, per_arm, shor
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
-BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
-CANDIDATES = 200
+BIGRAMS = 7  # of two tokens each, as many as the labels of a heat map have room for
+CANDIDATES = 200  # asymmetric bigrams that the BIGRAMS are chosen from
 
 
 @dataclass(frozen=True)
 class Display:
-    """Where the lines of a run go, one for every stage and every finished training; and whether bars are drawn."""
+    """Output of a run: lines of text, and progress bars if `bars`.
+
+    `say` takes one line for every stage and every finished training.
+    """
 
     say: Callable[[str], None]
     bars: bool = False
 
     @classmethod
     def on_stderr(cls, *, quiet: bool = False) -> Display:
-        """Show lines on stderr, bars too on a terminal; nothing when quiet, or from any process but the first."""
+        """Show lines on stderr, and bars if it is a terminal.
+
+        Nothing is shown if `quiet`, nor by any process but the first.
+        """
         if quiet or not ranks.first():
             return cls(lambda line: None)
-        # above a bar that is there
+        # writes above a bar that is on the screen
         return cls(lambda line: tqdm.write(line, file=sys.stderr), bars=sys.stderr.isatty())
 
     @contextmanager
     def stages(self) -> Iterator[Show]:
-        """Show the progress of each stage inside: reading, tokenizer, tokens, speed; workers tell theirs."""
+        """Show the progress of each stage inside this context.
+
+        Stages are reading, tokenizer, tokens and speed. Workers report theirs.
+        """
         bar = StageBar(self.bars)
         try:
             with listen_to_progress(bar.show):
@@ -87,49 +96,55 @@ class Display:
 
     @contextmanager
     def runs(self, steps: int) -> Iterator[RunsBar]:
-        """Show one bar over the steps of all runs inside."""
+        """Show one bar over the steps of all runs inside this context."""
         with tqdm(total=steps, disable=not self.bars, leave=False, miniters=1, smoothing=0, unit=" steps") as bar:
             yield RunsBar(bar, self.say)
 
 
 class StageBar:
-    """The bar of one stage after another, made at the first progress."""
+    """Bar that shows one stage after another, created at the first progress."""
 
     def __init__(self, is_visible: bool) -> None:
         self.is_visible = is_visible
         self.bar: tqdm | None = None
 
     def show(self, stage: str, done: float, total: float) -> None:
-        """Show how much of a stage is done."""
+        """Show how far a stage is."""
         if self.bar is None:
             form = "{desc:<10}{percentage:3.0f}%|{bar}|"
             self.bar = tqdm(total=100, leave=False, disable=not self.is_visible, bar_format=form)
         self.bar.set_description_str(stage, refresh=False)
-        self.bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
+        self.bar.n = round(100 * min(1, done / total)) if total else 0  # total 0: the size of a stream is unknown
         self.bar.refresh()
 
     def close(self) -> None:
-        """Remove the bar, if there is one."""
+        """Remove the bar, if it was created."""
         if self.bar is not None:
             self.bar.close()
 
 
 class RunsBar:
-    """The bar over the steps of all runs. Steps of an earlier process are shown, but not counted in the speed."""
+    """Bar over the steps of all runs.
+
+    Steps of an earlier process are shown, but they do not count in the speed.
+    """
 
     def __init__(self, bar: tqdm, say: Callable[[str], None]) -> None:
         self.bar, self.say = bar, say
-        self.ended_steps = 0  # steps of the runs that have ended
-        self.running: dict[Job, tuple[str, float]] = {}  # the text of each, and how many steps it has done
+        self.ended_steps = 0  # total steps of the runs that have ended
+        self.running: dict[Job, tuple[str, float]] = {}  # run → (its text, its steps so far)
 
     def show(self, job: Job, text: str, done: float, total: float) -> None:
-        """Show how many of its steps a run has done."""
+        """Show the number of steps that a run has taken."""
         is_running = job in self.running
         self.running[job] = text, done
         self._reach(is_running)
 
     def ended(self, job: Job, line: str = "") -> None:
-        """Take the steps of a run that has ended, perhaps long ago, and say a line."""
+        """Add the steps of a run that has ended, and print its line.
+
+        The run may have ended in an earlier process.
+        """
         was_running = self.running.pop(job, None) is not None
         self.ended_steps += job.settings.steps
         self._reach(was_running)
@@ -143,7 +158,7 @@ class RunsBar:
         texts = [text for text, _ in self.running.values()]
         step = self.ended_steps + sum(done for _, done in self.running.values())
         self.bar.set_description_str(" · ".join(texts), refresh=False)
-        if not in_this_process:  # from where a run was: not taken for this process's speed
+        if not in_this_process:  # steps of an earlier process must not raise this one's speed
             self.bar.initial += step - self.bar.n
         self.bar.update(step - self.bar.n)
 
@@ -158,15 +173,19 @@ def start(
     elapsed: Elapsed | None = None,
     workers: Workers | None = None,
 ) -> None:
-    """Make `out` a run that `finish` or `finish_one` finishes; `overwrite` replaces the one that it holds.
+    """Prepare a run in `out` that `finish` or `finish_one` completes.
 
-    `command` is as typed, for the report; `elapsed` says the seconds since it began, which minutes include, None counts
-    from here; `workers` will train, None one run at a time. Raises TiewiseError for a setting, text, model or folder
-    that cannot be used: `out` is as it was.
+    `command` is the command as typed, for the report. `elapsed` returns the seconds since it began, which count against
+    `minutes`; None counts from this call. `workers` will train the runs; None means one run at a time. `overwrite`
+    replaces the run in `out`.
+
+    Raises:
+        TiewiseError: a setting, text, model or folder cannot be used. `out` is as it was.
     """
     began = time.monotonic()
 
     def since_start() -> float:
+        """Return the seconds since this call of `start`."""
         return time.monotonic() - began
 
     with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
@@ -178,6 +197,7 @@ def start(
             checked = _with_steps(checked, jobs, stage / SPEED, elapsed or since_start, workers or Workers(1), display)
 
         def write() -> None:
+            """Write the environment and the settings."""
             write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
             checked.save(stage)
 
@@ -185,7 +205,10 @@ def start(
 
 
 def _prepare_stage(settings: Settings, stage: Path, display: Display) -> Settings:
-    """Prepare the text of a run in a folder and see that every arm's model can be built; return checked settings."""
+    """Prepare the text of a run in a folder, and check that its models build.
+
+    Return the settings, checked.
+    """
     checked = settings.checked()
     kind = kind_of(checked)
     kind.check_processes(checked)
@@ -202,7 +225,7 @@ def _prepare_stage(settings: Settings, stage: Path, display: Display) -> Setting
 def _with_steps(
     settings: Settings, jobs: Sequence[Job], trials: Path, elapsed: Elapsed, workers: Workers, display: Display
 ) -> Settings:
-    """Return settings with steps instead of minutes, from short trials in a folder."""
+    """Return settings with steps instead of minutes, timed by short trials in a folder."""
     with display.stages() as show:
         line = how_many(workers, jobs[0], settings.seeds * len(jobs), trials, show)
         if line:
@@ -213,14 +236,17 @@ def _with_steps(
 
 
 def finish(out: Path, display: Display, workers: Workers | None = None) -> Comparison:
-    """Run or finish the comparison in `out`, one run at a time or by `workers`; RunError where there is none."""
+    """Run or finish the comparison in `out`, one run at a time or by `workers`.
+
+    RunError: `out` has no comparison.
+    """
     settings, text = open_run(out, single=False)
     bigrams, names = choose_probe(text)
     products = products_of(out, display)
     jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)
     env = read_json(out / ENVIRONMENT) or {}
     _settle_count(jobs, settings.seeds, out, env, workers, display)
-    # all of them come here: what the first has written already, another may have read
+    # every process comes here, and the others may have read the file that the first one wrote
     ranks.on_rank_zero(lambda: write_json(out / ENVIRONMENT, {"jobs": workers.count} | env))
     trials: list[dict[str, Any]] = []
     with display.runs(len(jobs) * _steps_of_arm(settings)) as bar:
@@ -242,7 +268,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             env=_environment_record(kind, products, workers),
             runs=[outcome.result for outcome in outcomes],
             tuning=trials,
-            direct_path=_direct_paths(outcomes[: len(jobs)], list(names.values())),  # of the first seed
+            direct_path=_direct_paths(outcomes[: len(jobs)], list(names.values())),  # runs of the first seed
             bigrams=[_bigram_record(bigram, names) for bigram in bigrams],
         )
     )
@@ -252,7 +278,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
 
 
 def _steps_of_arm(settings: Settings) -> int:
-    """Return the steps of all runs of an arm, with its trials."""
+    """Return the total steps of an arm's runs and trials."""
     steps = settings.seeds * settings.steps
     if settings.tune:
         steps += per_arm() * short_steps(settings)
@@ -262,12 +288,15 @@ def _steps_of_arm(settings: Settings) -> int:
 def _settle_count(
     jobs: Sequence[Job], seeds: int, out: Path, env: dict[str, Any], workers: Workers, display: Display
 ) -> None:
-    """Settle how many runs are trained at a time; `env` says how many were when they began."""
+    """Set the number of runs trained at a time.
+
+    `env` has the number with which the comparison began.
+    """
     runs = [with_seed(job, seed, "") for seed in range(1, seeds + 1) for job in jobs]
     has_work = any(read_outcome(run.folder) is None for run in runs)
     before = env.get("jobs", None if has_work else 1)
     if has_work and env.get("threads") != torch.get_num_threads():
-        before = None  # of another number of threads the trial was another one
+        before = None  # the trial's result holds for its number of threads alone
     with display.stages() as show:
         line = how_many(workers, jobs[0], len(runs), out / SPEED, show, before)
     if line and has_work:
@@ -275,14 +304,14 @@ def _settle_count(
 
 
 def _say_result(bar: RunsBar, job: Job, outcome: Outcome) -> None:
-    """Say the losses of a run that has ended, above the bar."""
+    """Print the losses of a run that has ended, above the bar."""
     result = outcome.result
     losses = f"validation nll {result.heldout_nll:.4f}, training {result.train_nll:.4f}"
     bar.ended(job, f"{job.title}: {losses}, {result.seconds:.0f} s")
 
 
 def _environment_record(kind: Kind, products: ProductChoice, workers: Workers) -> dict[str, Any]:
-    """Return the environment as results.json has it."""
+    """Return the environment of the runs as results.json records it."""
     packages = {package: version(package) for package in kind.packages}
     counts = {"products": str(products), "jobs": workers.count, "threads": workers.threads}
     return environment() | counts | workers.location | packages
@@ -295,6 +324,7 @@ def _direct_paths(outcomes: Sequence[Outcome], tokens: list[str]) -> list[ArmDir
 
 
 def _bigram_record(bigram: Bigram, names: dict[int, str]) -> dict[str, Any]:
+    """Return a bigram as results.json records it."""
     return {
         "left": names[bigram.left],
         "right": names[bigram.right],
@@ -305,7 +335,10 @@ def _bigram_record(bigram: Bigram, names: dict[int, str]) -> dict[str, Any]:
 
 
 def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectation | None:
-    """Compare tied − untied in held-out nll with the atlas; None where one of them is missing, or diverged."""
+    """Compare tied − untied in held-out nll with the expectation of the atlas.
+
+    None: one of the two arms is missing or diverged.
+    """
     both = gaps(comparison)
     if both is None or not math.isfinite(both[1].mean):
         return None
@@ -318,7 +351,7 @@ def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectatio
 
 
 def _unlike_the_atlas(settings: Settings) -> list[str]:
-    """Return settings that no run of the atlas has."""
+    """Return the settings of a comparison that no run of the atlas has."""
     values, defaults = vars(replace(settings, kind_options=None)), vars(Settings())
     bound = [name for name in values if name not in FREE]
     other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
@@ -328,7 +361,7 @@ def _unlike_the_atlas(settings: Settings) -> list[str]:
 
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:
-    """Train or finish the single run in `out`. Raises as `finish`."""
+    """Train or finish the single run in `out`; raises as `finish`."""
     settings, text = open_run(out, single=True)
     assert settings.seed is not None
     jobs = make_jobs(settings, text, out, products_of(out, display))
@@ -337,18 +370,18 @@ def finish_one(out: Path, display: Display, workers: Workers | None = None) -> S
 
 @dataclass(frozen=True)
 class PreparedComparison:
-    """A comparison of which no run is trained yet."""
+    """A comparison whose runs are all still to be trained."""
 
     folder: Path
     runs: int
 
     def record(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
+        """Return the fields as `--json` prints them."""
         return {"folder": str(self.folder), "runs": self.runs}
 
 
 def refuse_trials(settings: Settings) -> None:
-    """Refuse settings that need trials before the first run. Raises RunError."""
+    """Raise RunError for settings that need trials before the first run."""
     for name in ("tune", "minutes"):
         if getattr(settings, name):
             problem = f"{name} with --element 0, which trains nothing"
@@ -356,13 +389,16 @@ def refuse_trials(settings: Settings) -> None:
 
 
 def count_runs(out: Path, display: Display, workers: Workers | None = None) -> PreparedComparison:
-    """Count the runs of the comparison in `out`, and train none. Raises as `finish`."""
+    """Return the comparison in `out` with its number of runs, without training; raises as `finish`."""
     settings, _ = open_run(out, single=False)
     return PreparedComparison(out, len(settings.arms) * settings.seeds)
 
 
 def finish_element(out: Path, display: Display, number: int) -> SingleRun:
-    """Train or finish one run of the comparison in `out`, counted from 1, beside other such processes."""
+    """Train or finish run `number`, counted from 1, of the comparison in `out`.
+
+    Other processes may train other runs of it at the same time.
+    """
     settings, text = open_run(out, single=False)
     runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, choose_probe(text)[1])
     if not 1 <= number <= len(runs):
@@ -371,22 +407,25 @@ def finish_element(out: Path, display: Display, number: int) -> SingleRun:
 
 
 def finish_run(job: Job, display: Display, workers: Workers | None = None) -> SingleRun:
-    """Train or finish one run. Raises as `train`."""
+    """Train or finish one run; raises as `train`."""
     with display.runs(job.settings.steps) as bar:
         [outcome] = (workers or Workers(1)).each(train, [job], bar.show, lambda job, outcome: None)
     return SingleRun(outcome.result, job.folder, kind_of(job.settings).setting(job.settings, job.text), job.text.facts)
 
 
 def open_run(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
-    """Open the comparison or the single run in `out`, which the processes that are here can train.
+    """Return the settings and the tokens of the comparison, or the single run, in `out`.
 
-    Returns its settings and tokens.
+    RunError: these processes cannot train it together, or raises as `_settings_of`.
     """
     return ranks.on_rank_zero(lambda: _settings_of(out, single)), load_prepared(out / DATA)
 
 
 def _settings_of(out: Path, single: bool) -> Settings:
-    """Return the settings of the run in `out`; RunError if it is of the other command, or for other processes."""
+    """Return the settings of the run in `out`.
+
+    RunError: the run belongs to the other command, or these processes cannot train it.
+    """
     saved = saved_run(out)
     if (saved.seed is not None) != single:
         holds, command = ("a comparison", "compare") if single else ("a single run", "train")
@@ -396,22 +435,28 @@ def _settings_of(out: Path, single: bool) -> Settings:
 
 
 def products_for(settings: Settings, vocab: int) -> ProductChoice:
-    """Choose the matrix products of all runs that begin now: one choice, whatever a resume finds."""
-    through = settings.batch * settings.length * settings.width  # numbers between two matrices
+    """Choose the matrix products of a new comparison's runs.
+
+    All runs use one choice, and a resume keeps it.
+    """
+    through = settings.batch * settings.length * settings.width  # numbers that pass from one matrix to the next
     on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
     choice = product_choice("auto", through * vocab if on_cpu else 0)
     if choice.product == "default" or choice.default_ms is None:
         return choice
     if through * settings.width >= LARGE:
         return choice
-    # the trial was a loss's: oneDNN gains nothing in a small body, whose attention took seven times as long by it
+    # the trial timed the loss. In a small body oneDNN gains nothing, and its attention took seven times as long
     return replace(choice, product="default", reason=f"{choice.reason}; the body's are too small for it")
 
 
 def products_of(out: Path, display: Display) -> ProductChoice:
-    """Return the products that the run in `out` began with; if these differ here, say so and take torch's."""
+    """Return the matrix products that the run in `out` began with.
+
+    If they differ on this machine, a line says so, and torch's products are returned.
+    """
     record = ranks.on_rank_zero(lambda: (read_json(out / ENVIRONMENT) or {}).get("products"))
-    if record is None:  # it began before there was a choice
+    if record is None:  # a run of an older version, which had no choice
         return product_choice("default")
     first = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")
     if same_here(first):
@@ -432,26 +477,30 @@ def make_jobs(
 
 
 def choose_probe(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
-    """Return the bigrams whose direct path is measured, and their tokens by name, in the order of the measurement."""
+    """Return the bigrams whose direct path is measured, and the texts of their tokens.
+
+    The texts are in the order of the measurement, by token id.
+    """
     candidates = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
     names = _token_names(text, candidates)
 
     def has_other_than_words(bigram: Bigram) -> bool:
+        """Return whether a token of a bigram has other characters than letters."""
         return not (names[bigram.left].strip().isalpha() and names[bigram.right].strip().isalpha())
 
-    # two words come before punctuation, which says less to a reader
+    # bigrams of two words first: punctuation tells a reader less
     bigrams = sorted(candidates, key=has_other_than_words)[:BIGRAMS]
     return bigrams, _token_names(text, bigrams)
 
 
 def _token_names(text: PreparedText, bigrams: Sequence[Bigram]) -> dict[int, str]:
-    """Return the text of every token of bigrams, in their order."""
+    """Return the text of every token of the bigrams, in order."""
     tokens = chain.from_iterable((bigram.left, bigram.right) for bigram in bigrams)
     return {token: text.tokenizer.decode([token]) for token in tokens}
 
 
 def all_runs(jobs: Sequence[Job], seeds: int, probe: Iterable[int]) -> list[Job]:
-    """Return every run of these arms in the order in which they are trained: seed by seed, each with its title."""
+    """Return every run of these arms in training order: seed by seed, with titles."""
     tokens = tuple(probe)
     runs: list[Job] = []
     for seed in range(1, seeds + 1):
@@ -467,10 +516,10 @@ def with_seed(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> J
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, processor, threads and kernels of what runs here, as `env.json` and the report say them.
+    """Return versions, processor, threads and kernels of this process, for `env.json` and the report.
 
-    The kernels that are there bind no resume: all figures agree within rounding. Which products ran is a choice that it
-    keeps (`products_of`).
+    A resume may have other kernels: all figures agree within rounding. It keeps the choice of matrix products
+    (`products_of`).
     """
     return {
         "tiewise": __version__,
@@ -488,7 +537,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name, as Linux says it, or as Python does."""
+    """Return the processor's name from Linux, else from Python."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

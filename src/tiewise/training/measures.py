@@ -1,6 +1,7 @@
-"""Measures of a model on a split: nll by token frequency, and the shares of masked tokens and pairs that are right.
+"""Losses of a model on a split, by token frequency, and shares of correct predictions.
 
-Losses are nats per predicted token. Every arm is measured on the same rows.
+Losses are nats per predicted token. Every arm is measured on the same rows. The shares are those of masked tokens and
+of sentence pairs.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tiewise.training.results import MASKED, BinNll, Share
 class MeasuredSplit:
     """Losses of a model on a split."""
 
-    nll: float  # mean, in nats per predicted token
-    tokens: int  # that were predicted
-    bins: list[BinNll]  # by how often the training text has them
-    shares: dict[str, Share] = field(default_factory=dict)  # this and the next as in `RunResult`
+    nll: float  # mean nll in nats per predicted token
+    tokens: int  # number of predicted tokens
+    bins: list[BinNll]  # mean nll by the token's count in the training text
+    shares: dict[str, Share] = field(default_factory=dict)  # this field and the next are those of `RunResult`
     unigram_nll: float | None = None
 
 
 def measure_by_frequency(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray) -> MeasuredSplit:
-    """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]."""
+    """Gather losses [n] of predicted tokens [n] into bins of their training counts [V]."""
     loss_parts, target_parts = [], []
     for piece_losses, piece_targets in pieces:
         loss_parts.append(piece_losses.double().cpu().numpy())
@@ -50,15 +51,18 @@ def measure_by_frequency(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.nda
 
 @dataclass(frozen=True)
 class JudgedPredictions:
-    """Predictions of n masked tokens, or of the order of n pairs."""
+    """Losses of n predictions, and which of them are right.
 
-    losses: Tensor  # in fp64 [n]
+    A prediction is that of a masked token, or of the order of a pair.
+    """
+
+    losses: Tensor  # fp64 [n], nats
     targets: Tensor  # [n]
-    right: Tensor  # whether the likeliest was the target [n]
+    right: Tensor  # bool [n], True if the likeliest class was the target
 
     @classmethod
     def of(cls, logits: Tensor, targets: Tensor) -> JudgedPredictions:
-        """Judge logits [n, V] by their targets [n]."""
+        """Return the losses of logits [n, V] at targets [n], and which are right."""
         losses = F.cross_entropy(logits, targets, reduction="none").double()
         return cls(losses, targets, logits.argmax(-1) == targets)
 
@@ -70,19 +74,19 @@ class JudgedPredictions:
         return cls(losses, targets, torch.cat([part.right for part in parts]))
 
     def cpu(self) -> JudgedPredictions:
-        """Return the same in the main memory."""
+        """Return the same predictions in main memory."""
         return JudgedPredictions(self.losses.cpu(), self.targets.cpu(), self.right.cpu())
 
     def share(self) -> Share:
-        """Return the share that is right."""
+        """Return the share of right predictions."""
         return Share.of(int(self.right.sum()), len(self.losses), float(self.losses.mean()))
 
 
 def measure_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndarray) -> MeasuredSplit:
-    """Return the same of predicted MASKED tokens, and the shares that are right of these and of pairs."""
+    """Return the split of the MASKED predictions, with the shares of all predictions."""
     shares = {name: judged.share() for name, judged in predictions.items()}
     masked = predictions[MASKED]
-    # of these tokens by nothing but their training counts, one added to each
+    # nll of the same tokens under a unigram model: training counts, one added to each
     log_probabilities = np.log((counts + 1) / (counts.sum() + len(counts)))
     unigram = -log_probabilities[masked.targets.cpu().numpy()].mean()
     split = measure_by_frequency([(masked.losses, masked.targets)], counts)
@@ -91,7 +95,7 @@ def measure_shares(predictions: Mapping[str, JudgedPredictions], counts: np.ndar
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Within this context a model is in evaluation mode."""
+    """Put a model into evaluation mode within this context."""
     was_training = model.training
     model.eval()
     try:

@@ -1,16 +1,16 @@
-"""What a comparison measured, as plain dataclasses, and whether it differs: all that training tells the report.
+"""Results of a comparison as dataclasses, with the significance of their differences.
 
     run (arm × seed) → RunResult ┐
     tuning, direct path, data …  ├→ Comparison → complete → results.json → from_dict → report, table, notebook
 
-JSON has no infinity and no nan, so a diverged run's numbers are written as null and read back as nan. Losses are in
-nats per token unless the name says otherwise.
+The report reads nothing else of a training. JSON has no infinity and no nan, so a diverged run's numbers are written as
+null and read back as nan. Losses are in nats per token unless the name says otherwise.
 
-Arms of one seed share their data order and the initialisation of their body, so seeds are pairs: the interval is that
-of the mean of the differences, with Student's t of n − 1 degrees of freedom. Every interval stands on its own (95 %
-each); the finding is drawn from as many as there are arms, and from all their bins of frequency, so that a difference
-counts as detected only where its p is below 0.05 with Holm's correction over the arms, or over all bins of all arms.
-Sign: always arm − reference. For arms `untied` and `tied`, tied − untied in training nll is the *tying gap* and in
+Arms of one seed share their data order and the initialization of their body, so seeds are pairs. The interval is that
+of the mean of the differences, with Student's t of n − 1 degrees of freedom, 95 % for each difference alone. The
+finding uses as many differences as there are arms, and all their frequency bins. A difference therefore counts as
+detected only if its p is below 0.05 with Holm's correction over the arms, or over all bins of all arms. The sign is
+always arm − reference. For arms `untied` and `tied`, tied − untied in training nll is the *tying gap*, and in
 validation nll the *generalisation gap*; see `gaps`.
 """
 
@@ -31,25 +31,28 @@ from tiewise.core.measurement import NONE, Quantity, count, plain, signed
 from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1
-FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
-MASKED = "masked"  # or hidden tokens, among a result's shares; the others are named by how an ALBERT's pairs are judged
+FINAL, DENSE = "final", "dense"  # folder of a run's model; of its plain copy for tools that lack its boundary
+MASKED = "masked"  # key of a result's share of masked or hidden tokens; the other keys are objectives on pairs
 ALPHA = estimates.ALPHA
-UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
-RUN_AGAIN = "run the comparison again"  # the way out of results that cannot be read
+UNEQUAL = 0.05  # share of the reference's parameters from which a finding advises `--match parameters`
+RUN_AGAIN = "run the comparison again"  # remedy for results that cannot be read
 
 
 @dataclass(frozen=True)
 class BinNll:
-    """Validation nll of the tokens whose count in the training text falls into one bin."""
+    """Validation nll of the tokens with a training count in one range."""
 
     label: str
     tokens: int  # validation tokens in the bin
-    nll: float | None  # None where the bin holds no token
+    nll: float | None  # None for a bin without tokens
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share of so many pairs or tokens, with its 95 % interval (Wilson 1927), and the mean nll behind it."""
+    """A share of right predictions, with its interval and their mean nll.
+
+    The interval is the 95 % interval of Wilson 1927; `count` is the number of pairs or tokens.
+    """
 
     share: float
     low: float
@@ -65,20 +68,20 @@ class Share:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One moment of training; whatever was not measured at it is None."""
+    """One point of a training curve; a value that was not measured is None."""
 
     step: int
     tokens: int  # training tokens seen so far
     train_nll: float | None = None
     heldout_nll: float | None = None
-    path_a: float | None = None  # L2 norm of the table's gradient through the lookup
-    path_b: float | None = None  # the same through the output projection
-    cosine: float | None = None  # between the two
+    path_a: float | None = None  # L2 norm of the table's gradient through the input embedding
+    path_b: float | None = None  # L2 norm of the table's gradient through the output head
+    cosine: float | None = None  # cosine between the two gradients
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One arm trained with one seed."""
+    """Figures of one arm trained with one seed."""
 
     arm: str
     seed: int
@@ -86,12 +89,12 @@ class RunResult:
     train_nll: float
     heldout_nll: float
     perplexity: float  # exp(heldout_nll)
-    bits_per_byte: float  # of the validation text
+    bits_per_byte: float  # loss on the validation text; nan for masked tokens
     frequency: list[BinNll]
-    parameters: dict[str, int]  # component → parameters counted once however often used; they sum to the total
+    parameters: dict[str, int]  # component → its parameters, each counted once; they sum to the total
     total_parameters: int
-    bytes: int  # of the parameters as stored
-    tokens_per_second: float  # of the training steps; what else the machine did is in it
+    bytes: int  # size of the stored parameters
+    tokens_per_second: float  # speed of the training steps; other load of the machine lowers it
     seconds: float
     init_std: float
     learning_rate: float
@@ -99,19 +102,22 @@ class RunResult:
     initial_nll: float
     curve: list[CurvePoint] = field(default_factory=list)
     trainable_parameters: int | None = None
-    shares: dict[str, Share] = field(default_factory=dict)  # right, of masked or hidden tokens; of pairs as sop, as nsp
-    training_bytes: int | None = None  # counted: weights, gradients, the optimizer's moments; earlier results lack it
-    unigram_nll: float | None = None  # of the same masked tokens, by the training text's frequencies alone
+    shares: dict[str, Share] = field(default_factory=dict)  # right predictions: masked tokens, pairs by objective
+    training_bytes: int | None = None  # weights, gradients and moments, counted; None in older results
+    unigram_nll: float | None = None  # nll of the masked tokens under a unigram model of the training text
 
 
 @dataclass(frozen=True)
 class SingleRun:
-    """One run by itself."""
+    """A run that is not part of a comparison.
+
+    `.result` has its losses in nats per token, `.model` is the folder of the trained model, `.folder` that of the run.
+    """
 
     result: RunResult
-    folder: Path  # of the run
-    setting: dict[str, Any]  # what results.json of a comparison says of its models
-    data: dict[str, Any]  # facts of the text
+    folder: Path  # folder of the run
+    setting: dict[str, Any]  # settings of the model, as a comparison's results.json has them
+    data: dict[str, Any]  # facts about the text
 
     @property
     def model(self) -> Path:
@@ -119,7 +125,10 @@ class SingleRun:
         return self.folder / FINAL
 
     def record(self) -> dict[str, Any]:
-        """Return the result, and where the model and its dense form lie, as JSON takes it."""
+        """Return the result as JSON types, with the folders of the model and its dense form.
+
+        `dense` is None if the model needs no dense form.
+        """
         dense = self.folder / DENSE
         return to_record(self.result) | {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
 
@@ -129,7 +138,7 @@ class SingleRun:
 
 @dataclass(frozen=True)
 class ArmDirectPath:
-    """Logits of the lookup followed at once by the output projection, on a few tokens."""
+    """Logits of the direct path W_E W_U of an arm, on a few tokens."""
 
     arm: str
     tokens: list[str]
@@ -138,54 +147,61 @@ class ArmDirectPath:
 
 @dataclass(frozen=True)
 class Difference:
-    """Arm minus reference, paired over seeds. Made by `paired`."""
+    """Difference of two arms (arm − reference), paired over seeds; made by `paired`."""
 
     arm: str
     metric: str  # a field of RunResult, "frequency:LABEL", or "share:NAME"
-    n: int  # pairs
+    n: int  # number of pairs
     mean: float
-    low: float | None  # 95 % interval; None for fewer than two pairs
+    low: float | None  # lower end of the 95 % interval; None for fewer than two pairs
     high: float | None
     # true difference that a repetition detects with 80 % probability, by the rule of `detected`
     detectable: float | None
-    detected: bool  # p < 0.05: the interval excludes zero, of validation losses also with Holm's correction
-    p: float | None = None  # two-sided, of the interval's t; of validation losses adjusted by Holm over the arms
+    detected: bool  # p < 0.05: the interval excludes zero; for validation losses also with Holm's correction
+    p: float | None = None  # two-sided, from the interval's t; for validation losses adjusted by Holm over the arms
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison. The differences and the finding are filled by `complete`."""
+    """Results of all runs of a comparison.
 
-    version: str  # of tiewise
+    `.finding` states the result in a sentence, and `.differences` has each arm's differences to the reference.
+    `complete` fills both. Losses are nats per token.
+    """
+
+    version: str  # version of tiewise
     command: str  # as typed
     demo: bool  # the text is a demo corpus
     arms: list[str]
     seeds: list[int]
-    reference: str  # the arm that the others are compared with: the first
+    reference: str  # the first arm, with which the others are compared
     setting: dict[str, Any]
     data: dict[str, Any]
     env: dict[str, Any]
     runs: list[RunResult]
-    tuning: list[dict[str, Any]] = field(default_factory=list)  # arm, init, learning_rate, nll, chosen
+    tuning: list[dict[str, Any]] = field(default_factory=list)  # trials: arm, init, learning_rate, nll, chosen
     direct_path: list[ArmDirectPath] = field(default_factory=list)
-    # left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-then-right
+    # keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-then-right
     bigrams: list[dict[str, Any]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     finding: str = ""
-    expectation: Expectation | None = None  # what the atlas expected of tied − untied; None without these two
+    expectation: Expectation | None = None  # tied − untied expected from the atlas; None without both arms
     schema: int = SCHEMA
-    folder: Path | None = field(default=None, compare=False)  # that it was run in
+    folder: Path | None = field(default=None, compare=False)  # run folder of the comparison
 
     def of(self, arm: str) -> list[RunResult]:
         """Return the runs of one arm, by seed."""
         return sorted((run for run in self.runs if run.arm == arm), key=lambda run: run.seed)
 
     def difference(self, arm: str, metric: str) -> Difference | None:
-        """Return one arm's difference to the reference, or None where it was not computed."""
+        """Return one arm's difference to the reference; None if it was not computed."""
         return next((d for d in self.differences if (d.arm, d.metric) == (arm, metric)), None)
 
     def record(self) -> dict[str, Any]:
-        """Return the content of results.json: only dicts, lists, strings, finite numbers, booleans and None."""
+        """Return the content of results.json as JSON types.
+
+        These are dicts, lists, strings, finite numbers, booleans and None.
+        """
         record = to_record(replace(self, folder=None))
         del record["folder"]
         return record
@@ -195,7 +211,11 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
-        """Read what `record` returned. Raises RunError for what cannot be read, naming the field."""
+        """Return the comparison that `record` wrote.
+
+        Raises:
+            RunError: a field cannot be read; the message names it.
+        """
         schema = record.get("schema") if isinstance(record, Mapping) else None
         if schema != SCHEMA:
             raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", RUN_AGAIN)
@@ -203,14 +223,14 @@ class Comparison:
 
 
 def _html(runs: list[list[RunResult]], note: str) -> str:
-    """Return a notebook's view: a row of means for each arm, and a note under it."""
+    """Return a notebook's view: a row of means for each arm, and a note."""
     header = "".join(f"<th>{name}</th>" for name in ("arm", "parameters", "validation nll", "training nll", "seeds"))
     rows = "".join(f"</tr><tr>{_html_cells(arm_runs)}" for arm_runs in runs if arm_runs)
     return f"<table><tr>{header}{rows}</tr></table><p>{escape(note)}</p>"
 
 
 def _html_cells(runs: list[RunResult]) -> str:
-    """Return the cells of an arm: its name and size, the means of its losses, and how many runs it has."""
+    """Return the table cells of an arm: name, size, mean losses and number of runs."""
     validation = fmean(run.heldout_nll for run in runs)
     training = fmean(run.train_nll for run in runs)
     size = f"{runs[0].total_parameters:,}"
@@ -219,7 +239,10 @@ def _html_cells(runs: list[RunResult]) -> str:
 
 
 def over_seeds(name: str, values: Iterable[float], unit: str, digits: int = 4) -> Quantity:
-    """Return mean and standard deviation over seeds; infinite where a loss of one of them is no number any more."""
+    """Return mean and standard deviation over seeds.
+
+    The quantity is infinite, or nan without a unit, if a value of one seed is not finite.
+    """
     numbers = list(values)
     if not _all_finite(numbers):
         return Quantity(name, math.inf if unit else math.nan, unit=unit)
@@ -238,8 +261,11 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
 
     With d the n differences, s their standard deviation (n − 1) and t the 97.5 % quantile of Student's t with n − 1
     degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` is the true difference that
-    a repetition with n pairs finds with 80 % probability by that two-sided 5 % test, s being an estimate
-    (`estimates.detectable`). One pair has no interval, and a value that is not finite leaves only a mean of nan.
+    a repetition with n pairs finds with 80 % probability by that two-sided 5 % test, where s is an estimate
+    (`estimates.detectable`). One pair has no interval. If a value is not finite, the mean is nan.
+
+    Raises:
+        ValueError: no values, or unequal numbers of values.
     """
     if len(reference) != len(other) or not reference:
         raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")
@@ -256,7 +282,7 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     if error:
         p = estimates.two_sided(mean / error, n - 1)
     else:
-        p = float(mean == 0)  # all pairs differ by the same: certain, or no difference at all
+        p = float(mean == 0)  # all pairs differ by the same amount: p is 0, or 1 if that is zero
     return Difference(arm, metric, n, mean, low, high, estimates.detectable(n - 1) * error, low > 0 or high < 0, p)
 
 
@@ -265,9 +291,9 @@ def _without_interval(arm: str, metric: str, n: int, mean: float) -> Difference:
 
 
 def correct_by_holm(family: Sequence[Difference]) -> list[Difference]:
-    """Return differences that are read side by side with Holm's p, and what is detected and detectable by it.
+    """Return differences of one family with p, `detected` and `detectable` by Holm.
 
-    Those without a p are not tested and stay as they are.
+    Differences without a p are not tested and stay as they are.
     """
     p = [d.p for d in family if d.p is not None]
     adjusted = iter(zip(estimates.holm(p), estimates.levels(p), strict=True))
@@ -280,7 +306,10 @@ def correct_by_holm(family: Sequence[Difference]) -> list[Difference]:
 
 
 def _at_level(d: Difference, p: float, level: float) -> Difference:
-    """Return a difference with Holm's p; `level` is where Holm reads its own p while the others are as they are."""
+    """Return a difference with the p adjusted by Holm.
+
+    `level` is the level at which Holm tests this p while the other p stay as they are.
+    """
     assert d.low is not None
     assert d.high is not None
     error = (d.high - d.low) / 2 / estimates.critical(d.n - 1)
@@ -288,12 +317,15 @@ def _at_level(d: Difference, p: float, level: float) -> Difference:
 
 
 def complete(comparison: Comparison) -> Comparison:
-    """Fill the differences (every arm but the reference, every metric, every frequency bin) and the finding."""
+    """Fill in the differences and the finding of a comparison.
+
+    Differences are those of every arm but the reference, in every metric and every frequency bin.
+    """
     others = [arm for arm in comparison.arms if arm != comparison.reference]
     measured: list[Difference] = []
     for arm in others:
         measured += differences(comparison, comparison.reference, arm).values()
-    for family in ("heldout_nll", "frequency:"):  # the finding is about arms and, by frequency, about their tokens
+    for family in ("heldout_nll", "frequency:"):  # the finding compares arms, and their tokens by frequency
         measured = _corrected_family(measured, family)
     comparison = replace(comparison, differences=measured)
     if not others:
@@ -304,14 +336,17 @@ def complete(comparison: Comparison) -> Comparison:
 
 
 def _corrected_family(measured: Sequence[Difference], family: str) -> list[Difference]:
-    """Return differences in the same order, with Holm's correction over those whose metric begins with `family`."""
+    """Return differences with Holm's correction over the metrics that begin with `family`.
+
+    The order stays.
+    """
     corrected = iter(correct_by_holm([d for d in measured if d.metric.startswith(family)]))
     return [next(corrected) if d.metric.startswith(family) else d for d in measured]
 
 
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
     """Return arm − reference by metric, over the seeds that both finished."""
-    measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → its value
+    measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → value
     for run in (*comparison.of(reference), *comparison.of(arm)):
         for metric, value in _compared_values(run).items():
             measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = value
@@ -338,7 +373,10 @@ def _compared_values(run: RunResult) -> dict[str, float]:
 
 
 def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
-    """Return (tying gap, generalisation gap), tied − untied in training and validation nll; None without both arms."""
+    """Return (tying gap, generalisation gap): tied − untied in training and validation nll.
+
+    None: one of the two arms is missing.
+    """
     if not {"tied", "untied"} <= set(comparison.arms):
         return None
     by_metric = differences(comparison, "untied", "tied")
@@ -346,14 +384,14 @@ def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
 
 
 def interval(difference: Difference) -> str:
-    """Return −0.0123 to +0.0040, or a dash where one pair gives no interval."""
+    """Return an interval as text, "−0.0123 to +0.0040"; a dash for one pair."""
     if difference.low is None:
         return NONE
     return f"{signed(difference.low)} to {signed(difference.high)}"
 
 
 def _finding_sentence(comparison: Comparison, arm: str) -> str:
-    """Say what the validation losses of an arm show, and no more."""
+    """Return the sentence about an arm's validation losses."""
     d = comparison.difference(arm, "heldout_nll")
     arms_text = f"{arm} against {comparison.reference}:"
     if d is None:
@@ -369,7 +407,7 @@ def _finding_sentence(comparison: Comparison, arm: str) -> str:
 
 
 def _size_clause(comparison: Comparison, arm: str) -> str:
-    """Say how many parameters an arm has more or fewer than the reference."""
+    """Return how many parameters an arm has more or fewer than the reference, as text."""
     run, base = comparison.of(arm)[0], comparison.of(comparison.reference)[0]
     more = run.total_parameters - base.total_parameters
     if not more:
@@ -384,14 +422,17 @@ def _size_clause(comparison: Comparison, arm: str) -> str:
 
 
 def _verdict(d: Difference, arms: int) -> str:
-    """Say whether a validation loss differs; `arms` are compared with the reference."""
+    """Return text that says whether a validation loss differs.
+
+    `arms` is the number of arms compared with the reference.
+    """
     assert d.low is not None, "one seed has no interval and no verdict"
     assert d.high is not None, "an interval has both ends"
     evidence = f"95 % interval {interval(d)}, {d.n} seeds"
     if d.detected:
         side = "lower (better)" if d.mean < 0 else "higher (worse)"
         return f"validation loss is {side} by {plain(abs(d.mean))} nats/token ({evidence})"
-    if d.low > 0 or d.high < 0:  # the interval excludes zero, and the correction for several arms does not confirm it
+    if d.low > 0 or d.high < 0:  # the interval excludes zero, but p after correction for several arms is above 0.05
         evidence += f", p = {plain(d.p, 3)} with {arms} arms (Holm)"
     smallest = f"{d.n} seeds detect {plain(d.detectable)} in 80 of 100 repetitions, more seeds less"
     loss = f"validation loss {signed(d.mean)} nats/token"
@@ -399,7 +440,10 @@ def _verdict(d: Difference, arms: int) -> str:
 
 
 def _token_clause(comparison: Comparison, arm: str) -> str:
-    """Say which tokens, by frequency, an arm predicts better and worse; "" if no bin's difference is detected."""
+    """Return which tokens, by frequency, an arm predicts better and worse, as text.
+
+    Empty if no bin's difference is detected.
+    """
     better: list[str] = []
     worse: list[str] = []
     for d in comparison.differences:
@@ -416,7 +460,7 @@ def _token_clause(comparison: Comparison, arm: str) -> str:
 
 
 def _join_by_or(words: Sequence[str]) -> str:
-    """Return "a", "a or b", "a, b or c"."""
+    """Return "a", "a or b", or "a, b or c"."""
     if len(words) == 1:
         return words[0]
     return f"{', '.join(words[:-1])} or {words[-1]}"

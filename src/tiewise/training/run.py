@@ -1,16 +1,17 @@
-"""One arm with one seed: build, train, measure, keep. Resumable at any moment, whatever kind of model it is.
+"""One run: build an arm with one seed, train it, measure it and save it.
 
-    settings → prepare the text → build an arm → its first loss → steps → measure → what is written beside the result
+    settings → prepare the text → build an arm → its first loss → steps → measure → files next to the result
 
-What differs between a decoder, a recurrent model, an ALBERT, an encoder-decoder and a decoder in JAX is a `Kind`: one
-file in `tiewise.training.kinds` with an object `KIND`. Everything else, from `run.yaml` to the finding, is the same for
-all of them and knows none by name. What a kind cannot do it names in `lacks` and `alone`; it is refused here.
+A run can be resumed after an interruption at any moment. A decoder, a recurrent model, an ALBERT, an encoder-decoder
+and a decoder in JAX differ in their `Kind`: one file each in `tiewise.training.kinds`, with an object `KIND`. All other
+code, from `run.yaml` to the finding, is the same for all kinds and knows none by name. A kind names in `lacks` and
+`alone` what it cannot do, and this module refuses it.
 
-Losses are nats per predicted token of a split, in all and by token frequency: not the Trainer's `eval_loss`, which
-weights batches by rows, and not its `train_loss`, which after a resume covers the resumed steps alone. Every arm is
-measured on the same rows, training text included.
+Losses are nats per predicted token of a split, in all and by token frequency. They differ from the Trainer's
+`eval_loss`, which weights batches by rows, and from its `train_loss`, which covers only the resumed steps after a
+resume. Every arm is measured on the same rows, also of the training text.
 
-`result.json` is written last and whole, so a run either has its result or continues from its newest whole checkpoint.
+`result.json` is written last and in one step. A run without it continues from its newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -70,14 +71,17 @@ from tiewise.training.trainer import (
     training_arguments,
 )
 
-CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # what a point of it has, where it was measured
-# what a comparison says of its models
+CURVE = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # values of a point of a curve, where measured
+# settings that results.json records of the models
 SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Within this context transformers draws no bar for each file that it writes: a run has its own."""
+    """Hide the progress bar that transformers draws for each file it writes.
+
+    A run has a bar for itself.
+    """
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -97,29 +101,36 @@ class TrainerParts(TypedDict):
 
 
 class Kind(ABC):
-    """Base of all kinds of run. Most methods are about one run: its `job`, and the boundary `installed` for it."""
+    """Base of all kinds of run.
 
-    backend = RUN  # its name among the backends that rows of spec options list
-    where = ""  # says of a setting whose run it is: "in a recurrent run"
-    options: type | None = None  # dataclass of the settings that it has beyond those of all
-    defaults: Mapping[str, object] = {}  # of settings, where they are others than those of all
-    lacks: Mapping[str, tuple[object, str]] = {}  # setting → (the one value that it can have, the way out)
-    shards = False  # whether processes can hold its model between them
-    alone: tuple[str, str] | None = None  # what several processes cannot train, and the way out
-    curve_blocks = 32  # of a split, behind each point of a curve; the final figures take all of it
-    side_by_side = True  # whether several runs at a time, with a share of the threads each, are faster
-    leftovers: tuple[str, ...] = ("checkpoint-*",)  # in a run's folder, of no use to a finished run
-    packages: tuple[str, ...] = ()  # that train beside PyTorch
+    A kind must define `prepare`, `build`, `table_std`, `first_loss`, `trainer` and `measure`. It may override the
+    others. Most methods take the `job` of one run, and the boundary `installed` for it.
+    """
+
+    backend = RUN  # name of the kind among the backends in the table of spec options
+    where = ""  # end of a message about a setting: "in a recurrent run"
+    options: type | None = None  # dataclass of the settings that only this kind has
+    defaults: Mapping[str, object] = {}  # defaults of shared settings, where this kind has others
+    lacks: Mapping[str, tuple[object, str]] = {}  # setting → (its only possible value, the remedy)
+    shards = False  # True if several processes can hold one model in parts
+    alone: tuple[str, str] | None = None  # (name of what one process must train, remedy); None: several can
+    curve_blocks = 32  # blocks of a split per point of a curve; the final figures use all blocks
+    side_by_side = True  # True if several runs at a time, each with a share of the threads, can be faster
+    leftovers: tuple[str, ...] = ("checkpoint-*",)  # patterns of files that a finished run removes
+    packages: tuple[str, ...] = ()  # packages besides PyTorch whose versions the results name
 
     def check(self, settings: Settings) -> object:
-        """Return the kind's own options, checked. Raises TiewiseError for settings that it cannot have."""
+        """Return the kind's options, checked.
+
+        TiewiseError: this kind cannot have such settings.
+        """
         for name, (value, remedy) in self.lacks.items():
             if getattr(settings, name) != value:
                 raise RunError(f"{name} = {getattr(settings, name)!r} {self.where}", remedy)
         return settings.kind_options
 
     def check_processes(self, settings: Settings) -> None:
-        """Refuse settings that these processes cannot train together, before any of them has begun."""
+        """Raise for settings that these processes cannot train together, before any training."""
         ranks.share(settings.batch)
         if ranks.size() == 1:
             return
@@ -136,42 +147,48 @@ class Kind(ABC):
 
     @abstractmethod
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Make a run's tokens in `folder`; SpecError for an arm that these sizes cannot have, DataError for a text."""
+        """Write a run's tokens into `folder`.
+
+        SpecError: these sizes cannot have an arm. DataError: the text cannot be used.
+        """
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
-        """Return the steps that a run takes."""
+        """Return the number of steps that a run takes."""
         return settings.steps
 
     def describe(self, settings: Settings, text: PreparedText) -> str:
-        """Say in a line what was prepared."""
+        """Return one line about the prepared text."""
         sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
         return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
-        """Return the width of each arm's feed-forward layers; None where it is that of the settings."""
+        """Return the width of each arm's feed-forward layers; None for that of the settings."""
         return dict.fromkeys(settings.specs())
 
     @abstractmethod
     def build(self, job: Job) -> Installed:
-        """Build, seed, install and start the model of an arm."""
+        """Build the model of an arm with seeded weights, and install its boundary."""
 
     @abstractmethod
     def table_std(self, job: Job) -> float:
-        """Return the scale that an arm's tables start with."""
+        """Return the standard deviation that an arm's tables are drawn with."""
 
     @abstractmethod
     def first_loss(self, job: Job) -> float:
-        """Return the first loss (nats) that is expected of an arm."""
+        """Return the expected first loss of an arm, in nats per token."""
 
     @abstractmethod
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """Make the trainer of a job, with what is `given` to all."""
+        """Make the trainer of a job, with the keywords of `trainer_parts`."""
 
     def trainer_parts(
         self, job: Job, installed: Installed, rows: Dataset[dict[str, Tensor]], **changes: Any
     ) -> TrainerParts:
-        """Return what every Trainer is given; `changes` are to its `training_arguments`. A trial has no curve."""
-        # the record first: what it measures is steps, not what others do after them
+        """Return the keywords that every Trainer of a run has.
+
+        `changes` replace values of `training_arguments`. A trial has no curve.
+        """
+        # the record is first, so it times the steps without the callbacks after it
         callbacks = [RunRecord(job), Events(job.folder / "tensorboard")]
         if job.spec.untie_at is not None:
             callbacks.append(untie_at(job.spec.untie_at))
@@ -188,17 +205,20 @@ class Kind(ABC):
         }
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
-        """Train from a checkpoint at a step, if there is one; return how many steps were timed, and their seconds."""
+        """Train from a checkpoint at a step, if there is one.
+
+        Return the number of timed steps, and their seconds.
+        """
         with ranks.agreed():
             _install_as_at(job.spec, installed, step)
             trainer = self.trainer(job, installed)
-            trainer.remove_callback(PrinterCallback)  # the Trainer adds it where its own bar is off
+            trainer.remove_callback(PrinterCallback)  # the Trainer adds it when its progress bar is off
         with Interrupt() as interrupt:
             trainer.add_callback(interrupt)
             if checkpoint is None:
                 trainer.train(resume_from_checkpoint=None)
             elif step == trainer.args.max_steps:
-                trainer.load(checkpoint)  # killed while it was measured; the Trainer would take one step more
+                trainer.load(checkpoint)  # killed while measuring: the Trainer would take one step too many
             else:
                 trainer.train(resume_from_checkpoint=str(checkpoint))
         if ranks.any_of(interrupt.pressed):
@@ -208,28 +228,34 @@ class Kind(ABC):
 
     @abstractmethod
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
-        """Evaluate a split: all of it that a result takes, or the little that a `point` of a curve does."""
+        """Evaluate a split: the tokens of a final result, or the few of a curve's `point`."""
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
-        """Measure what a point of the curve shows next to the values that training logs."""
+        """Measure the values of a curve's point that training does not log."""
         return {"heldout_nll": self.measure(job, installed, job.split, point=True).nll}
 
     def evaluated_tokens(self, job: Job) -> int:
-        """Return how many tokens a run evaluates: before its first step, at the points of its curve, at its end."""
+        """Return the number of tokens that a run evaluates.
+
+        It evaluates before its first step, at the points of its curve, and at its end.
+        """
         steps, tokens = job.settings.steps, len(job.text.split(job.split))
         points, ends = 1 + steps // logging_window(steps), 2
-        if job.trial:  # has no curve, and measures no training text
+        if job.trial:  # a trial has no curve and measures no training text
             points, ends = 1, 1
         curve = points * min(tokens, self.curve_blocks * job.settings.length)
         return curve + ends * min(tokens, job.settings.measured)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
-        """Return the training tokens seen up to and with each step [steps]."""
+        """Return the number of training tokens up to and including each step [steps]."""
         s = job.settings
         return np.arange(1, s.steps + 1) * (s.batch * s.accumulate * s.length)
 
     def parameters(self, installed: Installed) -> dict[str, int]:
-        """Count parameters by component, each once however often it is used; the sum is the model's total."""
+        """Count parameters by component.
+
+        Each parameter counts once, however often it is used. The sum is the model's total.
+        """
         model = installed.model
         table_in, table_out = installed.tables()
         head, lookup = model.get_output_embeddings(), model.get_input_embeddings()
@@ -246,15 +272,15 @@ class Kind(ABC):
         return counts
 
     def moments(self, job: Job) -> int:
-        """Return how many numbers the optimizer keeps for each that is trained: Adam's and LAMB's two."""
+        """Return the optimizer's numbers per trained parameter: two for Adam and LAMB."""
         return 2
 
     def extra_files(self, validation: MeasuredSplit) -> dict[str, Any]:
-        """Return the JSON files that a run of this kind has next to its result, by their names."""
+        """Return the JSON files that this kind writes next to the result, by name."""
         return {}
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
-        """Return what results.json says of the models."""
+        """Return the settings of the models as results.json records them."""
         record = {name: getattr(settings, name) for name in (*SHAPE, "match", "tune", "bf16", "backend")}
         if settings.kind_options is not None:
             record |= vars(settings.kind_options)
@@ -263,7 +289,7 @@ class Kind(ABC):
 
 
 def _install_as_at(spec: BoundarySpec, installed: Installed, step: int) -> None:
-    """Bring a boundary to what its schedule had made of it when the checkpoint of a step was written."""
+    """Bring a boundary to its state at a step, as its schedule changed it before."""
     if spec.untie_at is not None and step > spec.untie_at:
         installed.untie()
     if spec.tie_at is not None and step > spec.tie_at:
@@ -271,19 +297,19 @@ def _install_as_at(spec: BoundarySpec, installed: Installed, step: int) -> None:
 
 
 def _maps_of(end: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
-    """Return the parameters of the maps at a lookup or a head, with their names."""
+    """Return the parameters of the maps of a lookup or a head, with their names."""
     return {parameter: name for name, parameter in end.named_parameters() if "_map." in name}
 
 
 def kind_of(settings: Settings) -> Kind:
-    """Return the kind of run that settings ask for."""
+    """Return the kind of run that the settings name."""
     kind = find_kind(settings.run_kind)
     assert isinstance(kind, Kind), f"{settings.run_kind} is no kind of run"
     return kind
 
 
 def prepare_blocks(settings: Settings, folder: Path) -> PreparedText:
-    """Make the tokens of a text of which each block is a training row."""
+    """Prepare a text whose blocks of `length` tokens are the training rows."""
     s = settings
     text = prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, train_tokens=s.train_tokens)
     rows = len(text.split("train")) // s.length
@@ -292,7 +318,10 @@ def prepare_blocks(settings: Settings, folder: Path) -> PreparedText:
 
 
 def check_rows(settings: Settings, rows: int, has: str) -> None:
-    """Refuse a text that does not make as many training rows as one step takes; `has` says how many it makes."""
+    """Refuse a text with fewer training rows than one step takes.
+
+    `has` is the part of the message that names the number of rows.
+    """
     needed = settings.batch * settings.accumulate
     if rows < needed:
         problem = f"the text {has} of {settings.length} tokens, and one step takes {needed}"
@@ -310,34 +339,37 @@ class InitialFigures:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model behind its last step."""
+    """A model after its last step."""
 
     installed: Installed
-    start: InitialFigures | None  # None in processes that do not write the result
+    start: InitialFigures | None  # None in processes that write no result
     timed_steps: int
-    seconds: float  # of these
+    seconds: float  # duration of the timed steps
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's result and its direct path on the tokens that were asked for."""
+    """A run's result, and its direct path on the tokens of its `probe`."""
 
     result: RunResult
     direct_path: list[list[float]]
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Return the outcome that a run left, or None where it has not finished."""
+    """Return the outcome stored in a run's folder; None if the run is unfinished."""
     record = read_json(folder / RESULT)
     return None if record is None else from_record(Outcome, record, str(folder / RESULT), RUN_AGAIN)
 
 
 @preserve_generators()
 def train(job: Job) -> Outcome:
-    """Train one job to its end, or take up its finished or interrupted self.
+    """Train one job to its end, or return the outcome of a finished one.
 
-    Its folder is held meanwhile: a run is nobody else's, whichever machine they are on. Raises Interrupted after
-    Ctrl-C, RunError where another process trains it.
+    An interrupted run resumes. The run's folder is locked meanwhile, also against other machines.
+
+    Raises:
+        Interrupted: Ctrl-C was pressed, and a checkpoint was written.
+        RunError: another process trains this run.
     """
     kind, folder = kind_of(job.settings), job.folder
     with ranks.first_holds(locked(folder)), without_bars():
@@ -350,7 +382,10 @@ def train(job: Job) -> Outcome:
 
 
 def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> TrainedModel:
-    """Build a job's model and train it, from a checkpoint at a step if there is one; return it whole."""
+    """Build a job's model and train it, from a checkpoint at a step if given.
+
+    Return the full model, also if several processes trained it in parts.
+    """
     start: InitialFigures | None = None
     with ranks.agreed():
         installed = kind.build(job)
@@ -369,7 +404,7 @@ def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trai
 
 
 def _conclude(job: Job, kind: Kind, trained: TrainedModel) -> Outcome:
-    """Measure a trained model, and write it and then the result."""
+    """Measure a trained model, then write its files, the model and the result, in this order."""
     installed = trained.installed
     validation = kind.measure(job, installed, job.split)
     for name, record in kind.extra_files(validation).items():
@@ -380,7 +415,7 @@ def _conclude(job: Job, kind: Kind, trained: TrainedModel) -> Outcome:
     write_json(job.folder / RESULT, to_record(outcome))
     for pattern in kind.leftovers:
         for path in job.folder.glob(pattern):
-            with suppress(OSError):  # of no use, and in nobody's way
+            with suppress(OSError):  # a leftover that cannot be removed does no harm
                 remove(path)
     return outcome
 
@@ -424,7 +459,7 @@ def _result(job: Job, kind: Kind, trained: TrainedModel, validation: MeasuredSpl
 
 
 def _bits_per_byte(job: Job, validation: MeasuredSplit) -> float:
-    """Return a split's loss in bits per byte; nan of masked tokens, which are not a text."""
+    """Return a split's loss in bits per byte; nan for masked tokens, which form no text."""
     if validation.shares:
         return math.nan
     size = job.text.facts["splits"][job.split]
@@ -433,7 +468,10 @@ def _bits_per_byte(job: Job, validation: MeasuredSplit) -> float:
 
 
 def _curve(metrics: Path, seen: np.ndarray) -> list[CurvePoint]:
-    """Read the points of a run's curve; `seen` are the training tokens by step."""
+    """Read the points of a run's curve.
+
+    `seen` [steps] are the numbers of training tokens up to each step.
+    """
     curve = []
     for line in read_lines(metrics):
         values = {name: line[name] for name in CURVE if name in line}
@@ -443,7 +481,10 @@ def _curve(metrics: Path, seen: np.ndarray) -> list[CurvePoint]:
 
 @torch.no_grad()
 def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
-    """Return the logits [K, K] of the lookup followed at once by the head, on K tokens: rows current, columns next."""
+    """Return the logits of the direct path W_E W_U on K tokens, as lists [K, K].
+
+    The head reads the lookup's vectors at once, without the body. Rows are current tokens, columns are next tokens.
+    """
     model = installed.model
     ids = torch.tensor(tokens, dtype=torch.long, device=installed.tables()[0].device)
     embedded = model.get_input_embeddings()(ids)
@@ -453,19 +494,25 @@ def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
 
 
 def _save_models(job: Job, installed: Installed) -> None:
-    """Write the final model, and also in a form that any transformers loads, where it needs and has one."""
+    """Write the final model, and also a plain copy that any transformers version loads.
+
+    The copy is written only if the model needs one and has such a form.
+    """
     dense = None
     config = installed.model.config
     if not job.trial and is_family_config(config) and config.plain_class.__module__.startswith("transformers."):
-        with suppress(UnsupportedError):  # it has no such form
-            dense = plain_copy(installed.model)  # in its family's own class, where only ours loads it
+        with suppress(UnsupportedError):  # the boundary has no plain form
+            dense = plain_copy(installed.model)  # in the family's class, for models that only tiewise loads
     _save_model(job, installed.model, FINAL)
     if dense is not None:
         _save_model(job, dense, DENSE)
 
 
 def _save_model(job: Job, model: Any, name: str) -> None:
-    """Write a model with its tokenizer into a folder of the run, whole or not at all."""
+    """Write a model with its tokenizer into a folder of the run.
+
+    A kill leaves the folder complete or absent.
+    """
     partial_folder = job.folder / f"{name}.partial"
     remove(partial_folder)
     model.save_pretrained(partial_folder)

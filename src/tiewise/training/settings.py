@@ -1,4 +1,6 @@
-"""Settings of a comparison or a single training run: one dataclass, written to `run.yaml`, read on resume.
+"""Settings of a comparison or a single run: a dataclass written to `run.yaml`.
+
+A resume reads the file.
 
 In YAML and after `--set`, the options of one kind of run (`run.Kind`) are on one level with the others. In code they
 are `kind_options`, a dataclass of that kind. A kind's file is loaded only for a run of that kind. All settings of a
@@ -24,7 +26,7 @@ from tiewise.training.data.documents import CONTIGUOUS, RANDOM
 
 FILE = "run.yaml"
 DECODER = "decoder"
-YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # the others of a 13th month, and of brackets without end
+YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: month 13; RecursionError: endless brackets
 _KINDS = f"{__package__}.kinds"
 _RECIPES = Path(__file__).parent / "recipes"
 
@@ -36,7 +38,7 @@ def kinds() -> list[str]:
 
 @runtime_checkable
 class ArmReader(Protocol):
-    """Options of a kind whose arms say more than a boundary."""
+    """Options of a kind whose arms consist of a boundary and something else."""
 
     def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
         """Return the canonical name and the boundary of an arm."""
@@ -47,18 +49,18 @@ class SettingsOfKind(Protocol):
 
     @property
     def backend(self) -> str:
-        """Return its name among the backends of spec options."""
+        """Name of the kind among the backends of spec options."""
 
     @property
     def options(self) -> type | None:
-        """Return the dataclass of the settings that only this kind has."""
+        """Dataclass of the settings that only this kind has."""
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Return its defaults of settings that all kinds have."""
+        """Defaults of this kind for settings that all kinds have."""
 
     def check(self, settings: Settings) -> object:
-        """Return the kind's own options, checked."""
+        """Return the kind's options, checked."""
 
 
 def find_kind(kind: str) -> SettingsOfKind:
@@ -71,14 +73,17 @@ def find_kind(kind: str) -> SettingsOfKind:
 
 @dataclass(frozen=True)
 class Settings:
-    """Defaults are those of the bare command, chosen for two CPU cores (docs/compare.md says how they were found)."""
+    """Settings of a run or a comparison, with the defaults of the bare command.
+
+    The defaults were chosen for two CPU cores; docs/compare.md describes how.
+    """
 
     arms: tuple[str, ...] = ("tied", "untied", "factored:64")
     seeds: int = 3
     text: tuple[str, ...] = ("builtin",)
     split: str = RANDOM
     tokenizer: str = "bpe:4096"
-    train_tokens: int | None = None  # of the training split, in blocks spread evenly over it; None for all
+    train_tokens: int | None = None  # training tokens, in blocks spread evenly over the split; None: all
     kind: str = DECODER
     model: str = "llama"
     width: int = 128
@@ -90,32 +95,35 @@ class Settings:
     steps: int = 600
     minutes: float | None = None
     learning_rate: float = 4e-3
-    measured: int = 262_144  # tokens of a split that the final losses are taken over, at most
+    measured: int = 262_144  # tokens of a split that the final losses use, at most
     weight_decay: float = 0.1
     init: float | None = None
     match: str = "width"
     tune: bool = False
     bf16: bool = False
     activation_checkpointing: bool = False
-    seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
-    backend: str = "torch"  # or flax: who takes the steps
-    recipe: str = ""  # whose settings these began as; "" for none
+    seed: int | None = None  # seed of a single run; None in a comparison, whose seeds are 1 to `seeds`
+    backend: str = "torch"  # library that trains: torch or flax
+    recipe: str = ""  # name of the recipe that these settings started from; "" for none
     kind_options: object = None  # options of the kind of run, where it has some: an instance of its `options`
 
     @property
     def run_kind(self) -> str:
-        """Name of the kind of run; another backend is a kind of its own."""
+        """Name of the kind of run; a backend other than torch is a kind."""
         return self.backend if self.backend != "torch" else self.kind
 
     def specs(self) -> dict[str, BoundarySpec]:
-        """Return the arms' boundaries by canonical names, in order."""
+        """Return the arms' boundaries by canonical name, in order."""
         if isinstance(self.kind_options, ArmReader):
             return dict(self.kind_options.read_arm(arm) for arm in self.arms)
         parsed = [BoundarySpec.parse(arm) for arm in self.arms]
         return {str(spec): spec for spec in parsed}
 
     def checked(self) -> Settings:
-        """Return these settings with canonical arm names."""
+        """Return these settings with canonical arm names.
+
+        TiewiseError: a value is out of range, or two settings contradict each other.
+        """
         self._check_values()
         self._check_heads()
         if self.seed is not None:
@@ -129,7 +137,7 @@ class Settings:
             spec.require(backend)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
-        if self.minutes is None:  # they become steps later, and then this is checked again
+        if self.minutes is None:  # minutes become steps later, and the settings are checked again then
             self._check_schedules(specs)
         return replace(self, arms=tuple(specs), kind_options=kind_options)
 
@@ -137,7 +145,9 @@ class Settings:
         """Raise RunError for a setting out of its range."""
         counts = "seeds width heads batch accumulate steps seed measured train_tokens"
         require(self, counts, lambda n: n >= 1, "use 1 or more")
-        least = 0 if self.run_kind == DECODER else 1  # a decoder without layers is its two ends, which meet
+        least = (
+            0 if self.run_kind == DECODER else 1
+        )  # a decoder without layers is the direct path: input embedding and output head
         require(self, "layers", lambda n: n >= least, f"use {least} or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
@@ -147,7 +157,7 @@ class Settings:
         require_one(self, "backend", ("torch", "flax"))
 
     def _check_heads(self) -> None:
-        """Raise RunError if a built-in decoder cannot have so many heads."""
+        """Raise RunError if a built-in decoder cannot have this number of heads."""
         if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
@@ -164,7 +174,7 @@ class Settings:
                 raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
 
     def _check_schedules(self, specs: Mapping[str, BoundarySpec]) -> None:
-        """Raise RunError if a boundary changes behind the last step."""
+        """Raise RunError if a boundary changes after the last step."""
         for name, spec in specs.items():
             step = spec.tie_at or spec.untie_at
             if step is not None and step >= self.steps:
@@ -179,12 +189,17 @@ class Settings:
 
     @classmethod
     def load(cls, path: Path) -> Settings:
-        """Read a `run.yaml`. Raises as `read_yaml` and `of`."""
+        """Read a `run.yaml`; raises as `read_yaml` and `of`."""
         return cls.of(read_yaml(path), str(path))
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str = "the settings", sources: Mapping[str, str] = {}) -> Settings:
-        """Return settings of plain values, which come from `where`, or some of them from `sources`; messages say so."""
+        """Return settings from plain values by name.
+
+        `where` names the origin of the values in messages; `sources` names that of single settings.
+
+        RunError: a setting is unknown, or has a value of the wrong type.
+        """
         kind = _kind_name(record)
         options: type | None = None
         defaults: Mapping[str, Any] = {}
@@ -203,7 +218,10 @@ class Settings:
 
 
 def _kind_name(record: Mapping[str, Any]) -> str:
-    """Return the kind of run that settings name, or that is named like their model."""
+    """Return the name of the kind of run: `kind`, else a `model` of that name.
+
+    A decoder is the default.
+    """
     kind: str = record.get("kind") or ""
     if kind:
         return kind
@@ -214,7 +232,10 @@ def _kind_name(record: Mapping[str, Any]) -> str:
 def _read_values(
     record: Mapping[str, Any], hints: Mapping[str, Any], where: str, sources: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return settings as the types that their hints name. Raises RunError, with each setting's place."""
+    """Return settings as the types that their hints name.
+
+    RunError: a setting is unknown or of another type; the message names its source.
+    """
     values: dict[str, Any] = {}
     for name, value in record.items():
         source = sources.get(name, where)
@@ -230,7 +251,7 @@ def _read_values(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values of a YAML file of settings, by name."""
+    """Return the settings in a YAML file, by name."""
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -244,12 +265,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def recipes() -> list[str]:
-    """Return the names of all recipes: settings of published models, which any `--set` may change."""
+    """Return the names of all recipes.
+
+    A recipe has the settings of a published model; `--set` may change any of them.
+    """
     return sorted(path.stem for path in _RECIPES.glob("*.yaml"))
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Return the settings of a recipe, its name among them."""
+    """Return the settings of a recipe, including its name."""
     if name not in recipes():
         raise RunError(f"no recipe {name!r}", suggest_choices(name, recipes()))
     return {**read_yaml(_RECIPES / f"{name}.yaml"), "recipe": name}

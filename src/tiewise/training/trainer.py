@@ -1,8 +1,8 @@
-"""The Trainer of one job: `transformers.Trainer` with the norms of both gradient paths, and a run's callbacks.
+"""The Trainer of one job, and the callbacks of a run.
 
-The gradient of a step is whole after its last micro-batch and is scaled by the clipping that follows, so the paths are
-measured between the two, at no matrix product: the lookup path's rows were kept apart by the lookup, and the head path
-follows from the sum.
+`TiewiseTrainer` is `transformers.Trainer` with the norms of both gradient paths. A step's gradient is complete after
+its last micro-batch, and clipping scales it next. The paths are measured between the two, without a matrix product: the
+lookup recorded the rows of its path, and the head's path is the sum minus these.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tiewise.training.settings import Settings
 if TYPE_CHECKING:
     from tiewise.boundary.install import Installed
 
-SHARDED = "sharded"  # in a checkpoint, what several processes hold between them
+SHARDED = "sharded"  # subfolder of a checkpoint with a model that several processes hold in parts
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One arm with one seed: what to train and where."""
+    """One arm with one seed: its settings, its text and its folder."""
 
     arm: str
     spec: BoundarySpec
@@ -52,15 +52,15 @@ class Job:
     folder: Path
     text: PreparedText
     seed: int = 1
-    feed_forward: int | None = None  # width that `match parameters` gives the arm
-    title: str = ""  # names it in progress
-    probe: tuple[int, ...] = ()  # tokens whose direct path is wanted
-    split: str = "heldout"  # what the run is measured on
-    trial: bool = False  # nothing but its last loss on `split` is wanted
-    products: str | ProductChoice = "default"  # that its steps and its measuring take
+    feed_forward: int | None = None  # feed-forward width that `match parameters` gives the arm
+    title: str = ""  # name of the run in progress lines
+    probe: tuple[int, ...] = ()  # tokens whose direct path is measured
+    split: str = "heldout"  # split that the run is measured on
+    trial: bool = False  # True if only the last loss on `split` is needed
+    products: str | ProductChoice = "default"  # matrix products of its steps and measurements
 
     def report_progress(self, step: int, nll: float | None = None) -> None:
-        """Say how many steps are done, and the training loss."""
+        """Report the number of steps taken, and the training loss."""
         text = self.title
         if nll is not None:
             text += f", nll {nll:.3f}"
@@ -68,10 +68,11 @@ class Job:
 
 
 class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
-    """Logs `path_a`, `path_b` and `cosine` (means over the logging window), what else it was shown, and its evaluation.
+    """Trainer that logs `path_a`, `path_b` and `cosine`, noted values, and an evaluation.
 
-    The first of several processes calls `evaluator` at every log, all of them where they hold the model between them;
-    the first alone logs what that returns. What they hold is kept by `save_sharded`, from which any number resumes.
+    The three are means over the logging window. At every log the first of several processes calls `evaluator`; all call
+    it if they hold the model in parts. Only the first logs the result. A model in parts is saved by `save_sharded`, and
+    any number of processes can resume from it.
     """
 
     def __init__(
@@ -82,15 +83,18 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         self._evaluator = evaluator
         self._seen: dict[str, list[Tensor | float]] = {}
         self._sharded = bool(fsdp_units(installed.model))
-        self.is_distributed_loading_by_transformers |= self._sharded  # else accelerate would wrap it once more
+        self.is_distributed_loading_by_transformers |= self._sharded  # else accelerate wraps it a second time
 
     def get_tp_size(self) -> int:
-        """Return how many processes see the same tokens."""
+        """Return the number of processes that read the same tokens."""
         _, _, tensor_parallel = ranks.sharded() or (1, 1, 1)
         return tensor_parallel
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the Trainer's, which gives those the same rows; accelerate does of models on GPUs alone."""
+        """Return the Trainer's loader, which gives tensor-parallel processes the same rows.
+
+        accelerate does so only for models on GPUs.
+        """
         loader: DataLoader[Any] = super().get_train_dataloader()
         tensor_parallel = self.get_tp_size()
         if tensor_parallel > 1:
@@ -100,19 +104,25 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         return loader
 
     def load(self, checkpoint: Path) -> None:
-        """Take a checkpoint's weights and state, as `train` does that resumes from it, and train no further."""
+        """Load a checkpoint's weights and state as a resumed `train` does, without training."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         for say in (self.callback_handler.on_train_begin, self.callback_handler.on_train_end):
             say(self.args, self.state, self.control)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Log and save as the Trainer does; where one of several processes cannot write, all of them end here."""
+        """Log and save as the Trainer does.
+
+        If one of several processes cannot write, all of them raise.
+        """
         with ranks.agreed() if self.control.should_log or self.control.should_save else nullcontext():
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save as the Trainer does; nothing yet of a sharded model, which is saved with its optimizer."""
+        """Save as the Trainer does.
+
+        A model in parts is not saved here, but with its optimizer.
+        """
         if not self._sharded:
             super().save_model(output_dir, _internal_call)
 
@@ -131,7 +141,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn as the Trainer does, but of no name whose tensor was loaded under another: a tied table's."""
+        """Warn as the Trainer does, except about a tied table that was loaded under another name."""
         named, missing = dict(self.model.named_parameters(remove_duplicate=False)), set(load_result.missing_keys)
         loaded = {id(tensor) for name, tensor in named.items() if name not in missing}
         without = [name for name in load_result.missing_keys if id(named.get(name)) not in loaded]
@@ -142,14 +152,17 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         notes = load_sharded(Path(checkpoint) / SHARDED, self.model, self.optimizer)
-        groups = len(self.optimizer.param_groups)  # as many as there are meshes; the rates of all are alike
+        groups = len(self.optimizer.param_groups)  # one per mesh, all with the same rate
         state = {}
         for name, value in notes["scheduler"].items():
             state[name] = value[:1] * groups if isinstance(value, list) else value
         self.lr_scheduler.load_state_dict(state)
 
     def _is_sharded_checkpoint(self, checkpoint: str) -> bool:
-        """Return whether a checkpoint is of several processes that held one model between them."""
+        """Return whether a checkpoint has a model that several processes hold in parts.
+
+        RunError: this model is in parts, and the checkpoint is not.
+        """
         in_parts = (Path(checkpoint) / SHARDED).is_dir()
         if self._sharded and not in_parts:
             problem = f"{checkpoint} is of processes that held a whole model each"
@@ -158,7 +171,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
 
     @contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """Defer as the Trainer does, for a model that was not sharded by transformers' own loading."""
+        """Defer as the Trainer does, for a model that transformers did not shard itself."""
         self.model.set_requires_gradient_sync(False)
         try:
             yield
@@ -166,20 +179,23 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
             self.model.set_requires_gradient_sync(True)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save each process's own, all before the first writes the state that says a checkpoint is whole."""
+        """Save the state of each process's generators.
+
+        All are saved before the first process writes the state that marks a checkpoint as complete.
+        """
         with ranks.agreed():
             super()._save_rng_state(output_dir)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return none: nobody asks for their number, and to count them takes a hundredth of a small model's step."""
+        """Return 0: nothing reads the count, and counting takes 1 % of a small model's step."""
         return 0
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
+        """Step as the Trainer does, then measure the gradient before it is clipped."""
         table_in, table_out = self.installed.tables()
         tied = table_in is table_out
         if (self.installed.record is not None) != tied:
-            self.installed.track(tied)  # two tables hold their paths apart by themselves
+            self.installed.track(tied)  # only a shared table adds the two gradients
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         frozen = tied and table_in.grad is None
         if self.accelerator.sync_gradients and not frozen:
@@ -187,7 +203,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         return loss
 
     def _note_path_norms(self) -> None:
-        """Note the norms of both gradient paths, without the scale of mixed precision."""
+        """Note the norms of both gradient paths, divided by the scale of mixed precision."""
         with torch.no_grad():
             norms = self.installed.path_norms()
         if self.installed.record is not None:
@@ -198,11 +214,14 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         self.note(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss of one micro-batch as `compute_loss` has it, but for the penalty."""
+        """Return the loss of one micro-batch as `compute_loss` does, without the penalty."""
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add the spec's penalty on its projection, where it has one (Press & Wolf 2017, §3), while training."""
+        """Return the loss, and while training add the spec's penalty on its projection.
+
+        The penalty is that of Press & Wolf 2017, §3.
+        """
         loss = self.loss_of(model, inputs, *args, **kwargs)
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
@@ -211,38 +230,47 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         return loss + self.share_of_step(penalty, kwargs.get("num_items_in_batch"))
 
     def share_of_step(self, mean: Tensor, items: Any) -> Tensor:
-        """Return what a micro-batch's mean adds to its step's; `items` is the Trainer's `num_items_in_batch`."""
-        # the Trainer divides by the number of micro-batches afterwards, but not for a model that takes their items
+        """Return the share of a step's loss that a micro-batch's mean contributes.
+
+        `items` is the Trainer's `num_items_in_batch`.
+        """
+        # the Trainer divides by the number of micro-batches later, except for a model that takes the item count
         if not self.model_accepts_loss_kwargs or items is None:
             return mean
         micro_batches: int = self.current_gradient_accumulation_steps
         return mean / micro_batches
 
     def note(self, **measured: Tensor | float) -> None:
-        """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
+        """Note values whose means over the logging window are logged.
+
+        A tensor with several numbers counts with each of them.
+        """
         for name, value in measured.items():
             self._seen.setdefault(name, []).append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what was measured to the training log, and take the penalty out of its loss."""
+        """Add the noted means to the training log, and subtract the penalty from its loss."""
         if "loss" in logs:
             means = self._means_of_window()
             logs = {**logs, "loss": logs["loss"] - means.pop("penalty", 0.0), **means}
             if math.isnan(logs.get("cosine", 0.0)):
-                del logs["cosine"]  # of paths that end in two tables
+                del logs["cosine"]  # untied: the two gradients have no common table
             if self._evaluator is not None and (ranks.first() or self._sharded):
                 logs |= self._evaluator()
-                reshard(self.model)  # for what is saved next, and for the optimizer
+                reshard(self.model)  # the next save and the optimizer need the parts
         super().log(logs, start_time)
 
     def _means_of_window(self) -> dict[str, float]:
-        """Return the means of what was seen since the last log, over all processes; the next window is empty."""
+        """Return the means of the values noted since the last log, over all processes.
+
+        The noted values are then forgotten.
+        """
         seen, self._seen = self._seen, {}
         means = {}
         for name, values in seen.items():
             numbers = [torch.as_tensor(value).cpu().double().flatten() for value in values]
             means[name] = float(torch.cat(numbers).mean())
-        if means and self.args.world_size > 1:  # each has seen rows of its own
+        if means and self.args.world_size > 1:  # each process saw other rows
             here = torch.tensor([*means.values()], dtype=torch.float64, device=self.args.device)
             everywhere = self.accelerator.reduce(here, "mean").tolist()
             means = dict(zip(means, everywhere, strict=True))
@@ -250,7 +278,10 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
 
 
 def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
-    """Return what every run asks of the Trainer; a kind's `changes` replace AdamW with a cosine."""
+    """Return the Trainer's arguments for every run.
+
+    The optimizer is AdamW with a cosine; `changes` of a kind replace it.
+    """
     s = job.settings
     window, on_gpu = logging_window(s.steps), torch.cuda.is_available()
     recipe = {
@@ -269,50 +300,51 @@ def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
         weight_decay=s.weight_decay,
         logging_steps=window,
         logging_nan_inf_filter=False,
-        save_steps=4 * window,  # a multiple of the logging window, or a resumed window would average other steps
+        save_steps=4 * window,  # a multiple of the window, or a resumed window would average other steps
         save_total_limit=2,
         seed=job.seed,
         data_seed=1000 * job.seed,  # permutations of seeds 1, 2, 3 would overlap from one epoch to the next
         report_to="none",
-        log_level_replica="error",  # else every process but the first says what the libraries say
+        log_level_replica="error",  # else every process prints the libraries' messages
         disable_tqdm=True,
         dataloader_drop_last=True,  # or the last batch of every epoch would be smaller than the others
         dataloader_pin_memory=on_gpu,  # with the next line, rows are copied while the GPU computes
         accelerator_config={"non_blocking": on_gpu},
         remove_unused_columns=False,
         bf16=s.bf16,
-        use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
+        use_cpu=not torch.accelerator.is_available(),  # without it the Trainer refuses bf16 on a CPU
         activation_checkpointing=s.activation_checkpointing,
         **{**recipe, **changes},
     )
-    chosen._n_gpu = min(chosen.n_gpu, 1)  # several devices take several processes; replicas record no paths
+    chosen._n_gpu = min(chosen.n_gpu, 1)  # one device per process: replicas record no paths
     return chosen
 
 
 def logging_window(steps: int) -> int:
-    """Return the steps from one point of a run's curve to the next, so that there are 20 of them or somewhat more."""
+    """Return the steps between two points of a run's curve: 20 points, or a few more."""
     return max(1, steps // 20)
 
 
 class CheckpointedCallback(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]  # no types
-    """A callback with attributes that checkpoints carry."""
+    """Callback whose attributes named in `checkpointed` are stored in checkpoints."""
 
     checkpointed: tuple[str, ...]
 
     def state(self) -> dict[str, Any]:
-        """Return them, in the form that `transformers` asks for."""
+        """Return the attributes in the form that transformers stores."""
         return {"args": {}, "attributes": {name: getattr(self, name) for name in self.checkpointed}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Take up what a checkpoint brings."""
+        """Set the attributes to those of the checkpoint."""
         for name, value in state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"].items():
             setattr(self, name, value)
 
 
 class RunRecord(CheckpointedCallback):
-    """Writes a run's curve to `metrics.jsonl`, says how far it is, and counts seconds of its steps, resumed or not.
+    """Callback that writes a run's curve to `metrics.jsonl`, reports progress and times steps.
 
-    Evaluation, saving, set-up and the first step of a process, which warms up, do not count.
+    Evaluation, saving, set-up and a process's first step, which warms up, do not count in `seconds`. The count
+    continues in a resumed run.
     """
 
     checkpointed = ("seconds", "steps")
@@ -324,7 +356,10 @@ class RunRecord(CheckpointedCallback):
         self._nll: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Take up a checkpoint's time, and of the curve what was said up to it: nothing torn or later."""
+        """Restore a checkpoint's time, and drop lines of the curve after its step.
+
+        An incomplete line is dropped, too.
+        """
         super().on_train_begin(args, state, control, **kw)
         ranks.on_rank_zero(lambda: keep_lines(self.path, state.global_step))
         self.job.report_progress(state.global_step)
@@ -342,7 +377,7 @@ class RunRecord(CheckpointedCallback):
         self.job.report_progress(state.global_step, self._nll)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
-        """Append the training loss of the window, and what was measured beside it."""
+        """Append the training loss of the window and the noted values."""
         if logs and "loss" in logs and ranks.first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
             measured = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm", "epoch")}
@@ -351,7 +386,10 @@ class RunRecord(CheckpointedCallback):
 
 
 class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no types
-    """TensorBoard's events in `folder`, by the first process; all reach the end, which writes, together."""
+    """Writer of TensorBoard events into `folder`, by the first process.
+
+    All processes wait for it at the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)
@@ -361,11 +399,11 @@ class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no ty
 
 
 class Interrupt(NotedCtrlC, TrainerCallback):  # type: ignore[misc, unused-ignore]  # no types
-    """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
+    """Handler of Ctrl-C that finishes the step, writes a checkpoint and stops.
 
-    Use as a context manager around `trainer.train()`; `.pressed` says afterwards whether it was. Of several
-    processes that train together all stop after the same step, whichever was told. A press that came before and
-    was lost in a library (`tiewise.core.interrupts`) counts.
+    A second Ctrl-C stops at once. Use it as a context manager around `trainer.train()`. Afterwards `.pressed` is True
+    if Ctrl-C came. Processes that train together all stop after the same step, whichever of them got the signal. A
+    press that came earlier and was lost in a library (`tiewise.core.interrupts`) counts.
     """
 
     def __init__(self) -> None:
@@ -379,7 +417,7 @@ class Interrupt(NotedCtrlC, TrainerCallback):  # type: ignore[misc, unused-ignor
         set_ctrl_c_handler(self._before)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
-        """Ask the Trainer to save and to stop."""
+        """Make the Trainer save and stop."""
         if ranks.any_of(self.pressed):
             self.pressed = control.should_save = control.should_training_stop = True
         return control
