@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tiewise.boundary.sharded.cuts import held, make_up, overlaps, shape_of
+from tiewise.boundary.sharded.cuts import local_indices, overlaps, parts_cover, shape_of
 from tiewise.core.errors import UnsupportedError
 
 
@@ -43,14 +43,14 @@ def test_rows_are_those_that_torch_gives_a_process(mesh_of, world):
         for size in (1, 3, 7, 12, 97):
             table = torch.arange(size)[:, None].expand(size, 8).contiguous()
             tensor = distribute_tensor(table, mesh, [Shard(0)], src_data_rank=None)
-            part = held(tensor)
+            part = local_indices(tensor)
             assert rows(part) == tensor.to_local()[:, 0].tolist()
             assert shape_of(part) == tuple(tensor.to_local().shape) or not rows(part)
             parts.setdefault(size, []).append(part)
             columns = distribute_tensor(table.T.contiguous(), mesh, [Shard(1)], src_data_rank=None)
-            assert held(columns)[::-1] == part
+            assert local_indices(columns)[::-1] == part
     for size, found in parts.items():
-        assert make_up((size, 8), [part for part in found if rows(part)])
+        assert parts_cover((size, 8), [part for part in found if rows(part)])
 
 
 def test_two_fused_matrices_are_cut_each_for_itself(mesh_of):
@@ -58,7 +58,7 @@ def test_two_fused_matrices_are_cut_each_for_itself(mesh_of):
     for rank, wanted in enumerate(([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])):
         placement = [_StridedShard(0, split_factor=2)]
         tensor = distribute_tensor(gate_and_up, mesh_of(rank, 2), placement, src_data_rank=None)
-        assert rows(held(tensor)) == tensor.to_local().tolist() == wanted
+        assert rows(local_indices(tensor)) == tensor.to_local().tolist() == wanted
 
 
 def test_fsdp_cuts_what_tensor_parallelism_has_left(mesh_of):
@@ -67,18 +67,18 @@ def test_fsdp_cuts_what_tensor_parallelism_has_left(mesh_of):
         placements = [_StridedShard(0, split_factor=2), Shard(0)]
         local = torch.empty(stop - start)
         tensor = DTensor.from_local(local, mesh_of(rank, 2, 2), placements, run_check=False, shape=(97,), stride=(1,))
-        assert held(tensor) == (((start, stop),),)
+        assert local_indices(tensor) == (((start, stop),),)
 
 
 def test_replicas_hold_everything_and_partial_sums_are_refused(mesh_of):
     mesh = mesh_of(1, 2, 2)
     tensor = distribute_tensor(torch.arange(5), mesh, [Replicate(), Shard(0)], src_data_rank=None)
-    assert held(tensor) == (((3, 5),),)
-    assert held(torch.zeros(5, 2)) == (((0, 5),), ((0, 2),))
-    assert held(torch.tensor(1.0)) == ()
+    assert local_indices(tensor) == (((3, 5),),)
+    assert local_indices(torch.zeros(5, 2)) == (((0, 5),), ((0, 2),))
+    assert local_indices(torch.tensor(1.0)) == ()
     partial = DTensor.from_local(torch.zeros(4), mesh, [Replicate(), Partial()], run_check=False)
     with pytest.raises(UnsupportedError, match="partial sum"):
-        held(partial)
+        local_indices(partial)
 
 
 def _random_runs(choose, size):
@@ -109,18 +109,18 @@ def test_parts_make_up_a_tensor_where_every_index_comes_once():
             count[top:bottom, left:right] += 1
         grid = len(parts) == len({p[0] for p in parts}) * len({p[1] for p in parts})  # a cut goes through everything
         wanted = bool((count == 1).all()) and grid
-        assert make_up(shape, parts) == wanted
+        assert parts_cover(shape, parts) == wanted
         seen.add(wanted)
     assert seen == {True, False}
-    assert make_up((), [()])
-    assert not make_up((), [])
-    assert make_up((0, 4), [])
-    assert not make_up((5,), [])
-    assert not make_up((0, -4), [])
-    assert not make_up((0, 4), [((), ((0, 4),))])
+    assert parts_cover((), [()])
+    assert not parts_cover((), [])
+    assert parts_cover((0, 4), [])
+    assert not parts_cover((5,), [])
+    assert not parts_cover((0, -4), [])
+    assert not parts_cover((0, 4), [((), ((0, 4),))])
 
 
 @pytest.mark.parametrize("runs", [((0, 2, 4),), ((2, 0),), ((-1, 4),), ((0, 5),), ((0, 2), (1, 4)), ((0, 0), (0, 4))])
 def test_runs_that_are_none_make_up_nothing(runs):
-    assert not make_up((4,), [(runs,)])
-    assert not make_up((4,), [((), ())])
+    assert not parts_cover((4,), [(runs,)])
+    assert not parts_cover((4,), [((), ())])

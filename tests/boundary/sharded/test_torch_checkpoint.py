@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tiewise
-from tiewise.boundary.sharded.shard_files import Saved
+from tiewise.boundary.sharded.shard_files import ShardedSave
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -53,7 +53,7 @@ class TiewiseFormat:
 
     @staticmethod
     def load_tensor(folder, tensor):
-        Saved(folder).fill("model/weight", tensor)
+        ShardedSave(folder).fill("model/weight", tensor)
 
 
 class TorchFormat:

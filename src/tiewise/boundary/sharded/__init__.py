@@ -1,6 +1,6 @@
-"""State of a training over many processes, saved so that any number of them resumes it.
+"""Save format for a training over many processes, which any number of processes resumes.
 
-- `shard_files`: a save as it is on disk; `held_state`: the tensors of a model and its optimizer now;
-  `cuts`: the part of each that a process holds.
-- `save_load`: the one from the other; `export`: an ordinary folder of it.
+- `save_load`: `save_sharded` and `load_sharded`; `export`: an ordinary folder from a save.
+- `shard_files`: a save on disk; `live_state`: the tensors of a model and its optimizer in memory;
+  `cuts`: the part of each tensor that a process has.
 """

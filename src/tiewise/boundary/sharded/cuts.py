@@ -1,10 +1,10 @@
-"""Parts of a tensor that processes hold, and how they overlap.
+"""Parts of a tensor that processes have, and their overlaps.
 
-The *held* indices of a part: for each axis the runs [start, stop) that lie in it, one behind the other.
+The *indices* of a part: for each axis the runs [start, stop) in it, in the order of the bytes.
 
     a table [97, 32] over 4 processes, process 1     (((25, 50),), ((0, 32),))
     gate and up in one [12, 8] over 2, process 1     (((3, 6), (9, 12)), ((0, 8),))
-    nothing left for the last of 4 of 3 rows         ((), ((0, 32),))
+    3 rows over 4 processes, the last process        ((), ((0, 32),))
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.distributed.tensor import DTensor
 
 from tiewise.core.errors import UnsupportedError
 
-Runs = Sequence[Sequence[int]]  # [start, stop) of indices of one axis, in the order of the bytes
-Held = Sequence[Runs]  # of every axis
+Runs = Sequence[Sequence[int]]  # runs [start, stop) of indices along one axis, in the order of the bytes
+Indices = Sequence[Runs]  # runs along every axis
 
 
 class Overlap(NamedTuple):
-    """Indices that two lists of runs share: the first one's place in each, and how many."""
+    """Indices that two lists of runs share: their position in each list, and their number."""
 
     source: int
     target: int
@@ -42,39 +42,39 @@ class Overlap(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """One mesh axis that cuts an axis of a tensor."""
+    """Mesh axis that cuts an axis of a tensor."""
 
     axis: int
     pieces: int
-    place: int  # of this process
-    groups: int = 1  # of indices, each cut separately
+    coordinate: int  # coordinate of this process along the mesh axis
+    groups: int = 1  # groups of indices, each cut separately
 
 
-def held(tensor: Tensor) -> Held:
-    """Return the indices of a tensor that this process holds, all of a plain one.
+def local_indices(tensor: Tensor) -> Indices:
+    """Return the indices of a tensor that this process has; all indices of a plain tensor.
 
-    As torch lays DTensors out: mesh axes cut one after the other, each into pieces of ceil(n/W), the last smaller or
-    empty; a `_StridedShard` cuts after the mesh axes behind it where its factor is theirs (FSDP over tensor
-    parallelism), and else each of its groups separately (fused matrices).
+    They follow torch's layout of DTensors. Mesh axes cut one after the other, each into pieces of ceil(n/W); the last
+    piece is smaller or empty. A `_StridedShard` whose factor is the number of pieces of the later mesh axes cuts after
+    them (FSDP over tensor parallelism). Any other `_StridedShard` cuts each of its groups separately (fused matrices).
     """
     axes = [_all_indices(size) for size in tensor.shape]
     if isinstance(tensor, DTensor):
-        for cut in _cuts(tensor):
-            axes[cut.axis] = _part(axes[cut.axis], cut)
+        for cut in _find_cuts(tensor):
+            axes[cut.axis] = _cut_runs(axes[cut.axis], cut)
     return tuple(axes)
 
 
 def _all_indices(size: int) -> Runs:
-    """Return the runs of all indices of an axis; none of an empty one."""
+    """Return the runs of all indices of an axis; no run if it is empty."""
     if size == 0:
         return ()
     return ((0, size),)
 
 
-def _cuts(tensor: DTensor) -> list[_Cut]:
-    """Return the cuts that leave this process its part, in the order in which they apply."""
-    mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    if place is None or any(placement.is_partial() for placement in tensor.placements):
+def _find_cuts(tensor: DTensor) -> list[_Cut]:
+    """Return the cuts that give this process its part, in the order in which they apply."""
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if coordinate is None or any(placement.is_partial() for placement in tensor.placements):
         raise UnsupportedError("a tensor is a partial sum, or lies on other processes", "save between two steps")
     cuts: list[_Cut] = []
     postponed: list[_Cut] = []
@@ -82,41 +82,41 @@ def _cuts(tensor: DTensor) -> list[_Cut]:
         if placement.is_replicate():
             continue
         groups = getattr(placement, "split_factor", 1)
-        cut = _Cut(placement.dim, mesh.size(number), place[number], groups)
-        if groups > 1 and groups == _pieces_behind(tensor, placement.dim, number):
+        cut = _Cut(placement.dim, mesh.size(number), coordinate[number], groups)
+        if groups > 1 and groups == _count_later_pieces(tensor, placement.dim, number):
             postponed.append(cut._replace(groups=1))
         else:
             cuts.append(cut)
     return cuts + postponed[::-1]
 
 
-def _pieces_behind(tensor: DTensor, axis: int, number: int) -> int:
-    """Return into how many pieces the mesh axes behind `number` cut an axis of the tensor."""
+def _count_later_pieces(tensor: DTensor, axis: int, number: int) -> int:
+    """Return into how many pieces the mesh axes after `number` cut an axis of the tensor."""
     count = 1
-    behind = slice(number + 1, None)
-    for placement, size in zip(tensor.placements[behind], tensor.device_mesh.shape[behind], strict=True):
+    later = slice(number + 1, None)
+    for placement, size in zip(tensor.placements[later], tensor.device_mesh.shape[later], strict=True):
         if getattr(placement, "dim", None) == axis:
             count *= size
     return count
 
 
-def _part(runs: Runs, cut: _Cut) -> Runs:
+def _cut_runs(runs: Runs, cut: _Cut) -> Runs:
     """Return the part of some indices that a cut leaves, a piece of each group."""
-    part: list[tuple[int, int]] = []
-    size = _size(runs)
+    indices: list[tuple[int, int]] = []
+    size = _count_indices(runs)
     width = max(1, math.ceil(size / cut.groups))
     for start in range(0, size, width):
         stop = min(start + width, size)
         step = math.ceil((stop - start) / cut.pieces)
-        low = min(start + cut.place * step, stop)
-        high = min(start + (cut.place + 1) * step, stop)
-        part += _runs_between(runs, low, high)
-    return tuple(part)
+        low = min(start + cut.coordinate * step, stop)
+        high = min(start + (cut.coordinate + 1) * step, stop)
+        indices += _runs_between(runs, low, high)
+    return tuple(indices)
 
 
 def _runs_between(runs: Runs, low: int, high: int) -> Iterable[tuple[int, int]]:
     """Yield the runs of indices number `low` to `high`, counted over all runs."""
-    at = 0  # number of a run's first index
+    at = 0  # position of a run's first index
     for first, end in runs:
         start, stop = max(first, first + low - at), min(end, first + high - at)
         if start < stop:
@@ -124,18 +124,18 @@ def _runs_between(runs: Runs, low: int, high: int) -> Iterable[tuple[int, int]]:
         at += end - first
 
 
-def _size(runs: Runs) -> int:
-    """Return how many indices there are."""
+def _count_indices(runs: Runs) -> int:
+    """Return the number of indices in some runs."""
     return sum(stop - start for start, stop in runs)
 
 
-def shape_of(part: Held) -> tuple[int, ...]:
-    """Return the shape of a part: how many indices its runs have, by axis."""
-    return tuple(_size(runs) for runs in part)
+def shape_of(indices: Indices) -> tuple[int, ...]:
+    """Return the shape of a part: the number of indices along each axis."""
+    return tuple(_count_indices(runs) for runs in indices)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that is in this process, no copy."""
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor in this process, without copying it."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     return tensor.detach()
@@ -155,33 +155,33 @@ def overlaps(source: Runs, target: Runs) -> list[Overlap]:
     return shared
 
 
-def make_up(shape: Sequence[int], parts: Sequence[Held]) -> bool:
-    """Return whether parts make up a tensor of this shape, each index once.
+def parts_cover(shape: Sequence[int], parts: Sequence[Indices]) -> bool:
+    """Return whether parts cover a tensor of this shape, each index exactly once.
 
-    No part is empty. They do where, along every axis, the different cuts follow one another from 0 to the end, and each
-    cut of one axis meets each of the others.
+    No part may be empty. Parts cover the tensor if two conditions are met: along every axis, the distinct cuts follow
+    one another from 0 to the end; and each cut of one axis is combined with each cut of the others.
     """
     if not parts:
         return min(shape, default=1) == 0
     if 0 in shape:
         return False
-    for part in parts:
-        if not _has_runs_of(part, len(shape)):
+    for indices in parts:
+        if not _is_well_formed(indices, len(shape)):
             return False
-    different = {_hashable(part) for part in parts}
-    cuts = [set(runs) for runs in zip(*different, strict=True)]  # by axis
+    distinct = {_as_tuples(indices) for indices in parts}
+    cuts = [set(runs) for runs in zip(*distinct, strict=True)]  # by axis
     for runs, size in zip(cuts, shape, strict=True):
-        if not _fill_axis(runs, size):
+        if not _cuts_cover(runs, size):
             return False
     boxes = math.prod(len(runs) for runs in cuts)
-    return len(different) == len(parts) == boxes
+    return len(distinct) == len(parts) == boxes
 
 
-def _has_runs_of(part: Held, axes: int) -> bool:
-    """Return whether a part has so many axes, whose runs are pairs that are not empty."""
-    if len(part) != axes:
+def _is_well_formed(indices: Indices, axes: int) -> bool:
+    """Return whether a part has `axes` axes, whose runs are nonempty pairs."""
+    if len(indices) != axes:
         return False
-    for run in chain.from_iterable(part):
+    for run in chain.from_iterable(indices):
         if len(run) != 2:
             return False
         if run[0] >= run[1]:
@@ -189,13 +189,13 @@ def _has_runs_of(part: Held, axes: int) -> bool:
     return True
 
 
-def _hashable(part: Held) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return a part, which may be of lists, in tuples."""
-    return tuple(tuple(map(tuple, axis)) for axis in part)
+def _as_tuples(indices: Indices) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return a part, which may consist of lists, as tuples."""
+    return tuple(tuple(map(tuple, axis)) for axis in indices)
 
 
-def _fill_axis(cuts: Iterable[tuple[tuple[int, ...], ...]], size: int) -> bool:
-    """Return whether the runs of different cuts follow one another from 0 to `size`."""
+def _cuts_cover(cuts: Iterable[tuple[tuple[int, ...], ...]], size: int) -> bool:
+    """Return whether the runs of distinct cuts follow one another from 0 to `size`."""
     at = 0
     for start, stop in sorted(chain.from_iterable(cuts)):
         if start != at:

@@ -1,4 +1,7 @@
-"""An ordinary folder of a sharded save, as `save_pretrained` writes it: tied tables stay tied."""
+"""Export of a sharded save as an ordinary folder, as `save_pretrained` writes it.
+
+Tied tables stay tied.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
 
 from tiewise.boundary.hf import model_class
-from tiewise.boundary.sharded.shard_files import TYPES, Saved, writing
+from tiewise.boundary.sharded.shard_files import TYPES, ShardedSave, wrap_write_errors
 from tiewise.checkpoint.audit import check, errors_of_result
 from tiewise.checkpoint.hf_folder import CONFIG, Folder
 from tiewise.checkpoint.rewrite.new_folder import copy_file, destination, rename_to_destination, temporary_folder
@@ -28,61 +31,70 @@ _LOAD_IT = "load it into your own model on one process: load_sharded(folder, mod
 
 
 def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Write the model of a save as `save_pretrained` would.
+    """Write the model of a sharded save as `save_pretrained` would, and return the new folder.
 
-    It runs on one process, which holds the weights once. Config and generation config are those that the model had;
-    tokenizer files that lie in `folder` come along.
+    It runs in one process, which needs memory for the weights once. Config and generation config are those of the saved
+    model. Tokenizer files in `folder` are copied.
+
+        tiewise.export_sharded("runs/step-1200", "exported")    # then: AutoModelForCausalLM.from_pretrained("exported")
+
+    Args:
+        folder: the folder of a save of `save_sharded`.
+        out: the new folder.
 
     Returns:
         The new folder.
 
     Raises:
-        RunError: the system refused a write of safetensors, because the disk is full, say.
-        CheckpointError: as `load_sharded`; or the model was none of transformers'; or `out` is taken or cannot be
-            written, because the disk is full, say; or our own `check` finds an error in the result.
+        RunError: the system refused a write of safetensors, because the disk is full, for example.
+        CheckpointError: as `load_sharded`; the saved model was not one of transformers; `out` exists or cannot be
+            written; or `check` finds an error in the result.
         InstallError: the config does not say which class to build.
     """
-    saved = Saved(Path(os.fspath(folder)))
+    saved = ShardedSave(Path(os.fspath(folder)))
     index = saved.index
     if index.config is None or index.architecture is None:
-        raise CheckpointError(f"{saved.place}: it was saved from a model without a config", _LOAD_IT)
-    real = destination(Folder(saved.place, (), None, {}, {}), Path(os.fspath(out)))
+        raise CheckpointError(f"{saved.folder}: it was saved from a model without a config", _LOAD_IT)
+    real = destination(Folder(saved.folder, (), None, {}, {}), Path(os.fspath(out)))
     saved.verify()
     with temporary_folder(real) as partial:
-        with writing(real):
+        with wrap_write_errors(real):
             _write_model(saved, index.architecture, index.config, partial, real)
             for name in TOKENIZER_FILES:
-                if (saved.place / name).is_file():
-                    copy_file(saved.place / name, partial / name)
+                if (saved.folder / name).is_file():
+                    copy_file(saved.folder / name, partial / name)
             for path in (*partial.iterdir(), partial):
                 sync(path)
         for finding in errors_of_result(check(partial), index.config):
-            what = f"{saved.place}: the result was not kept: {finding.rule} at {finding.where}: {finding.evidence}"
+            what = f"{saved.folder}: the result was not kept: {finding.rule} at {finding.where}: {finding.evidence}"
             raise CheckpointError(what, "the save itself is as it was")
         rename_to_destination(partial, real)
     return real
 
 
-def _write_model(saved: Saved, architecture: str, config: dict[str, Any], partial: Path, real: Path) -> None:
-    """Build the model of a save and write it to `partial`. Messages name `real`, what that becomes."""
+def _write_model(saved: ShardedSave, architecture: str, config: dict[str, Any], partial: Path, real: Path) -> None:
+    """Build the model of a save and write it to `partial`.
+
+    Messages name `real`, the folder that `partial` becomes.
+    """
     (partial / CONFIG).write_text(json.dumps({**config, "architectures": [architecture]}, indent=2))
     try:
         model_config = AutoConfig.from_pretrained(partial, trust_remote_code=False)
     except ValueError:
-        raise CheckpointError(f"{saved.place}: its config is of no class that transformers has", _LOAD_IT) from None
+        raise CheckpointError(f"{saved.folder}: its config is of no class that transformers has", _LOAD_IT) from None
     with torch.device("meta"):
         model = model_class(model_config, partial)(model_config)
-    model.load_state_dict(_filled(saved, model), assign=True)
+    model.load_state_dict(_load_state(saved, model), assign=True)
     if saved.index.generation_config is not None:
         model.generation_config = GenerationConfig.from_dict(saved.index.generation_config)
     try:
         model.save_pretrained(partial)
-    except SafetensorError as error:  # the system's, under another name
+    except SafetensorError as error:  # the system's error in another class
         raise (disk_error(error, real, "free some space, or give another place") or error) from None
 
 
-def _filled(saved: Saved, model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's tensors whole, under all of their names."""
+def _load_state(saved: ShardedSave, model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's full tensors, under all of their names."""
     entries = {name: entry for name, entry in saved.index.tensors.items() if name.startswith("model/")}
     sizes = (math.prod(entry.shape) * BITS[entry.dtype] // 8 for entry in entries.values())
     require_memory(sum(sizes), "the whole model")
@@ -92,7 +104,7 @@ def _filled(saved: Saved, model: nn.Module) -> dict[str, Tensor]:
         tensor = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
         saved.fill(name, tensor)
         plain_name = name.removeprefix("model/")
-        if plain_name in parameters:  # one Parameter, so that its aliases are the same object once it is loaded
+        if plain_name in parameters:  # one Parameter, so that its aliases are the same object after loading
             tensor = nn.Parameter(tensor)
         state[plain_name] = tensor
     return state | {alias: state[name] for alias, name in saved.index.aliases.items()}

@@ -7,7 +7,7 @@ The index names its files. It is written last and replaces the index before it i
 two saves are next to each other, and the older save is the one that is loaded. Nothing is pickled. Everything is read
 as untrusted.
 
-The format is our own because torch.distributed.checkpoint breaks documented promises, also with its
+tiewise has a separate format because torch.distributed.checkpoint breaks documented promises, also with its
 `HuggingFaceStorageWriter` and `HuggingFaceStorageReader` (torch 2.13). `test_torch_checkpoint.py` has one test for
 each promise, which turns red as soon as torch keeps that promise:
 
@@ -29,8 +29,8 @@ each promise, which turns red as soon as torch keeps that promise:
   `test_another_type_is_refused`, `test_a_tensor_that_the_model_lacks_is_refused`, `test_a_refusal_is_one_line`).
 - A save needs no second copy in memory (`test_a_save_holds_no_copy_of_the_tensors`).
 
-An index, digests and a commit of our own around torch's planner and storage keep most of these promises. They do not
-keep the first, the last and the check for holes. Those need our own parts and files, and torch would then provide
+A separate index, digests and a commit step around torch's planner and storage keep most of these promises. They do not
+keep the first, the last and the check for holes. Those need separate parts and files, and torch would then provide
 only the overlaps of parts.
 """
 
@@ -49,7 +49,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.boundary.sharded.cuts import Overlap, held, local, make_up, overlaps, shape_of
+from tiewise.boundary.sharded.cuts import Overlap, local_indices, local_part, overlaps, parts_cover, shape_of
 from tiewise.checkpoint.rewrite.new_folder import cannot_write
 from tiewise.checkpoint.stored import CHUNK_BYTES, Header, Reader, Stored, read_header
 from tiewise.checkpoint.untrusted import open_regular, path_inside, read_json, short
@@ -59,14 +59,14 @@ from tiewise.core.files import from_record
 
 INDEX = "sharded.json"
 VERSION = 1
-_OURS = re.compile(r"\.?sharded(-[0-9a-f]{8}-\d{5}\.safetensors|\.json)(\.\d+\.partial)?")
+_SAVE_FILE = re.compile(r"\.?sharded(-[0-9a-f]{8}-\d{5}\.safetensors|\.json)(\.\d+\.partial)?")
 TYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
 }
 NAMES = {kind: name for name, kind in TYPES.items()}
-AGAIN = "take the save before it, or a copy of this one"
+OTHER_SAVE = "take the save before it, or a copy of this one"
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,22 @@ class ShardPart:
     """Part of a tensor that one process has written."""
 
     process: int
-    held: list[list[list[int]]]
+    held: list[list[list[int]]]  # indices, as in `cuts`
 
 
 @dataclass(frozen=True)
-class WholeTensor:
-    """One tensor: its type and shape [..] over all processes, placement and number of its layout."""
+class SavedTensor:
+    """Saved tensor: its type and full shape [..], placement and the number of its layout."""
 
     dtype: str
     shape: list[int]
-    placed: str
-    layout: int
+    placed: str  # placement on the mesh of processes, in words
+    layout: int  # position in `Index.layouts`
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One process's file."""
+    """File of one process."""
 
     name: str
     size: int
@@ -98,112 +98,127 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Index:
-    """All of a save but the tensors' bytes; None is a field that it lacked."""
+    """Everything in a save except the tensors' bytes.
+
+    A field that the save lacked is None.
+    """
 
     version: int
     notes: dict[str, Any]
-    files: list[ShardFile]  # by process
-    layouts: list[list[ShardPart]]  # the parts of a tensor, for all tensors that are cut alike
-    tensors: dict[str, WholeTensor]  # "model/NAME", "optimizer/exp_avg/NAME"
-    aliases: dict[str, str]  # name in the model → the name that the same tensor is kept under
-    values: dict[str, Any]  # of the optimizer's state what is no tensor
+    files: list[ShardFile]  # one file of each process
+    layouts: list[list[ShardPart]]  # the parts of all tensors with the same cuts
+    tensors: dict[str, SavedTensor]  # by name: "model/NAME", "optimizer/exp_avg/NAME"
+    aliases: dict[str, str]  # name in the model → the name under which the same tensor is saved
+    values: dict[str, Any]  # state of the optimizer that is not a tensor
     groups: list[dict[str, Any]] | None
     architecture: str | None
     config: dict[str, Any] | None
     generation_config: dict[str, Any] | None
 
 
-class Saved:
-    """A save as it is in a folder, which is not trusted."""
+class ShardedSave:
+    """Save in an untrusted folder."""
 
-    def __init__(self, place: Path) -> None:
-        """Read and check the index; RunError if a field is not what it should be."""
-        self.place = place
+    def __init__(self, folder: Path) -> None:
+        """Read and check the index.
+
+        Raises:
+            CheckpointError: there is no complete save, or it has another version, or its parts are inconsistent.
+            RunError: a field of the index has the wrong type.
+        """
+        self.folder = folder
         self._headers: dict[int, Header] = {}
-        path = path_inside(place, INDEX)
+        path = path_inside(folder, INDEX)
         if not path.exists():
-            raise CheckpointError(f"{place}: {_absence(place)}", "give the folder of one that is whole")
+            raise CheckpointError(f"{folder}: {_explain_absence(folder)}", "give the folder of one that is whole")
         record = read_json(os.fspath(path))
         if not isinstance(record, dict) or record.get("version") != VERSION:
             raise CheckpointError(f"{path}: it is of no version that is known here", "is a newer tiewise needed?")
-        self.index = from_record(Index, record, os.fspath(path), AGAIN)
+        self.index = from_record(Index, record, os.fspath(path), OTHER_SAVE)
         self._check_tensors(path)
         names = {name.removeprefix("model/") for name in self.index.tensors}
         if not names.issuperset(self.index.aliases.values()):
-            raise CheckpointError(f"{path}: an alias of a tensor that is not kept", AGAIN)
+            raise CheckpointError(f"{path}: an alias of a tensor that is not kept", OTHER_SAVE)
 
     def _check_tensors(self, path: Path) -> None:
-        """Refuse a tensor of an unknown type or layout, or without all of its parts."""
+        """Refuse a tensor of an unknown type or layout, or with missing parts."""
         checked: set[tuple[int, ...]] = set()  # layout and shape, which many tensors share
         for name, tensor in self.index.tensors.items():
             if tensor.dtype not in TYPES or not 0 <= tensor.layout < len(self.index.layouts):
-                raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", AGAIN)
+                raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", OTHER_SAVE)
             key = (tensor.layout, *tensor.shape)
             if key not in checked:
                 self._check_parts(path, name, tensor)
                 checked.add(key)
 
-    def _check_parts(self, path: Path, name: str, tensor: WholeTensor) -> None:
+    def _check_parts(self, path: Path, name: str, tensor: SavedTensor) -> None:
         """Refuse a tensor whose parts are incomplete, or are in no file of the index."""
         parts = self.index.layouts[tensor.layout]
-        if not make_up(tensor.shape, [part.held for part in parts]):
-            raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", AGAIN)
+        if not parts_cover(tensor.shape, [part.held for part in parts]):
+            raise CheckpointError(f"{path}: {short(name)} has parts that do not make it up", OTHER_SAVE)
         processes = {part.process for part in parts}
         if not processes.issubset(range(len(self.index.files))):
-            raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", AGAIN)
+            raise CheckpointError(f"{path}: {short(name)} lies in no file that it names", OTHER_SAVE)
 
     def verify(self) -> None:
-        """Compare the files with size and digest in the index; of several processes each takes some."""
+        """Compare the files with their sizes and digests in the index.
+
+        Several processes share this work.
+        """
         for file in self.index.files[ranks.rank() :: ranks.size()]:
-            path = path_inside(self.place, file.name)
+            path = path_inside(self.folder, file.name)
             if not path.exists():
-                raise CheckpointError(f"{path}: it is gone", AGAIN)
+                raise CheckpointError(f"{path}: it is gone", OTHER_SAVE)
             if path.stat().st_size != file.size or sha256(path) != file.sha256:
-                raise CheckpointError(f"{path}: it is not what was written", AGAIN)
+                raise CheckpointError(f"{path}: it is not what was written", OTHER_SAVE)
 
     def name_of(self, name: str) -> str:
         """Return the name under which a tensor of the model is stored, both with `model/`."""
         return f"model/{self.owner_of(name.removeprefix('model/'))}"
 
     def owner_of(self, name: str) -> str:
-        """Return the name under which a parameter is stored: the first of a tied one's names."""
+        """Return the name under which a parameter is stored: the first name of a tied one."""
         return self.index.aliases.get(name, name)
 
     def fill(self, name: str, tensor: Tensor) -> None:
         """Fill the part of a tensor in this process from the stored parts that overlap it."""
-        entry, part_here, indices = self.index.tensors[name], local(tensor), held(tensor)
-        filled = torch.empty(part_here.shape, dtype=part_here.dtype)
+        entry, target, indices = self.index.tensors[name], local_part(tensor), local_indices(tensor)
+        filled = torch.empty(target.shape, dtype=target.dtype)
         for part in self.index.layouts[entry.layout]:
             axes = [overlaps(*runs) for runs in zip(part.held, indices, strict=True)]
             if all(axes):
-                stored = self._stored(name, entry, part)
-                _copy(stored, shape_of(part.held), axes, filled)
-        part_here.copy_(filled)
+                stored = self._find_part(name, entry, part)
+                _copy_overlap(stored, shape_of(part.held), axes, filled)
+        target.copy_(filled)
 
-    def _stored(self, name: str, entry: WholeTensor, part: ShardPart) -> Stored:
-        """Return where a part of a tensor is stored; refuse another tensor there."""
+    def _find_part(self, name: str, entry: SavedTensor, part: ShardPart) -> Stored:
+        """Return where a part of a tensor is stored.
+
+        Raises:
+            CheckpointError: no tensor of that type and shape is stored there.
+        """
         if part.process not in self._headers:
-            self._headers[part.process] = read_header(path_inside(self.place, self.index.files[part.process].name))
+            self._headers[part.process] = read_header(path_inside(self.folder, self.index.files[part.process].name))
         header, shape = self._headers[part.process], shape_of(part.held)
         stored = header.tensors.get(name)
         if stored is None or (stored.dtype, stored.shape) != (entry.dtype, shape):
             what = f"{short(name)} is not stored there as {entry.dtype} {list(shape)}"
-            raise CheckpointError(f"{header.path}: {what}", AGAIN)
+            raise CheckpointError(f"{header.path}: {what}", OTHER_SAVE)
         return stored
 
 
-def _absence(place: Path) -> str:
-    """Return why a folder lacks the index: no save, or one that was cut short."""
-    if place.is_dir():
-        for name in os.listdir(place):
-            if _OURS.fullmatch(name):
+def _explain_absence(folder: Path) -> str:
+    """Return why a folder lacks the index: no save, or an incomplete one."""
+    if folder.is_dir():
+        for name in os.listdir(folder):
+            if _SAVE_FILE.fullmatch(name):
                 return "the save was cut short before it was whole"
     return f"no save lies there (no {INDEX})"
 
 
-def _copy(stored: Stored, shape: tuple[int, ...], axes: list[list[Overlap]], target: Tensor) -> None:
-    """Copy the overlap of a stored part with `target`; only rows of the overlap are read."""
-    if not axes:  # a scalar is one row
+def _copy_overlap(stored: Stored, shape: tuple[int, ...], axes: list[list[Overlap]], target: Tensor) -> None:
+    """Copy the overlap of a stored part with `target`, reading only rows of the overlap."""
+    if not axes:  # treat a scalar as one row
         shape, axes, target = (1,), [[Overlap(0, 0, 1)]], target.view(1)
     row_overlaps, *other_axes = axes
     with Reader(stored) as reader:
@@ -228,7 +243,7 @@ def _copy_columns(block: Tensor, target: Tensor, axes: list[list[Overlap]]) -> N
 
 
 def sha256(path: Path) -> str:
-    """Return the digest of a file."""
+    """Return the SHA-256 digest of a file."""
     digest = hashlib.sha256()
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while piece := file.read(CHUNK_BYTES):
@@ -237,23 +252,23 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Make an OSError in the block a CheckpointError, which says why nothing can be written."""
+def wrap_write_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError in the block into a CheckpointError that says why writing failed."""
     try:
         yield
     except OSError as error:
-        raise cannot_write(place, error) from None
+        raise cannot_write(folder, error) from None
 
 
-def sweep(place: Path) -> None:
+def remove_old_files(folder: Path) -> None:
     """Remove files of saves that the index does not name.
 
-    They are of a save that was cut short, or of the one before it.
+    They belong to an incomplete save, or to the save before this one.
     """
     named = {INDEX}
-    with suppress(OSError, CheckpointError, RunError):  # next to an index that cannot be read all stays as it is
-        if (place / INDEX).exists():
-            named |= {file.name for file in Saved(place).index.files}
-        for path in place.iterdir():
-            if _OURS.fullmatch(path.name) and path.name not in named:
+    with suppress(OSError, CheckpointError, RunError):  # if the index cannot be read, no file is removed
+        if (folder / INDEX).exists():
+            named |= {file.name for file in ShardedSave(folder).index.files}
+        for path in folder.iterdir():
+            if _SAVE_FILE.fullmatch(path.name) and path.name not in named:
                 path.unlink()

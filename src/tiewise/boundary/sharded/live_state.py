@@ -1,4 +1,4 @@
-"""Tensors and values of a model and its optimizer in this process, by their names in a save."""
+"""Tensors and values of a model and its optimizer in this process, by their saved names."""
 
 from __future__ import annotations
 
@@ -18,28 +18,39 @@ from tiewise.core.spec_options import SHARDED
 
 
 @dataclass
-class HeldState:
-    """Tensors of a model and its optimizer in this process, by their names in a save."""
+class LiveState:
+    """Tensors and values of a model and its optimizer in this process, by their saved names.
+
+    Attributes:
+        tensors: tensors of the model ("model/NAME") and of the optimizer ("optimizer/KEY/NAME").
+        aliases: other names of a tied tensor → the name under which it is saved.
+        values: state of the optimizer that is not a tensor.
+        groups: options of the optimizer's groups, and the names of their parameters; None without an optimizer.
+        parameters: name and tensor of each parameter, for every group.
+    """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     groups: list[dict[str, Any]] | None = None
-    parameters: list[list[tuple[str, Tensor]]] = field(default_factory=list)  # of every group
+    parameters: list[list[tuple[str, Tensor]]] = field(default_factory=list)
 
 
-def find_held(model: nn.Module, optimizer: Any) -> HeldState:
-    """Return all that is to be saved, or to be filled.
+def find_live_state(model: nn.Module, optimizer: Any) -> LiveState:
+    """Return the tensors and values to save or to fill.
 
     Sharded parameters that are gathered are sharded again by this.
+
+    Raises:
+        UnsupportedError: the model is not a module, or its spec cannot be sharded.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedError(f"a {type(model).__name__} is no model", "give a torch.nn.Module")
-    model = unwrapped(model)
+    model = unwrap_model(model)
     link = link_of(model)
     if link is not None:
         link.spec.require(SHARDED)
-    live, parameters = HeldState(), model.state_dict(keep_vars=True)
+    live, parameters = LiveState(), model.state_dict(keep_vars=True)
     names = _add_model(live, parameters)
     _require_ties(model, parameters)
     if optimizer is not None:
@@ -47,7 +58,7 @@ def find_held(model: nn.Module, optimizer: Any) -> HeldState:
     return live
 
 
-def _add_model(live: HeldState, parameters: Mapping[str, Any]) -> dict[int, str]:
+def _add_model(live: LiveState, parameters: Mapping[str, Any]) -> dict[int, str]:
     """Add a model's tensors and aliases, and return the name of each tensor by its id."""
     names: dict[int, str] = {}
     for name, value in parameters.items():
@@ -61,7 +72,7 @@ def _add_model(live: HeldState, parameters: Mapping[str, Any]) -> dict[int, str]
 
 
 def _require_values(name: str, value: Any) -> None:
-    """Refuse an entry of a model's state that is no tensor, or one without values."""
+    """Refuse an entry of a model's state that is not a tensor or has no values."""
     if not isinstance(value, Tensor):
         kind = type(value).__name__
     elif value.is_meta:
@@ -72,13 +83,13 @@ def _require_values(name: str, value: Any) -> None:
     raise UnsupportedError(f"{name} is {kind}, and only tensors are kept", fix)
 
 
-def _add_optimizer(live: HeldState, optimizer: Any, names: Mapping[int, str]) -> None:
+def _add_optimizer(live: LiveState, optimizer: Any, names: Mapping[int, str]) -> None:
     """Add an optimizer's groups, and the state of their parameters."""
     live.groups = []
     for group in optimizer.param_groups:
         members = _named_members(group["params"], names)
         live.parameters.append(members)
-        saved_group = {key: _plain(key, value) for key, value in group.items() if key != "params"}
+        saved_group = {key: _to_json_value(key, value) for key, value in group.items() if key != "params"}
         saved_group["params"] = [name for name, _ in members]
         live.groups.append(saved_group)
         for name, parameter in members:
@@ -96,22 +107,26 @@ def _named_members(parameters: Iterable[Tensor], names: Mapping[int, str]) -> li
     return members
 
 
-def _add_parameter_state(live: HeldState, name: str, state: Mapping[str, Any]) -> None:
+def _add_parameter_state(live: LiveState, name: str, state: Mapping[str, Any]) -> None:
     """Add the optimizer's tensors and values of one parameter."""
     for key, value in state.items():
         saved_name = f"optimizer/{key}/{name}"
         if isinstance(value, Tensor):
             live.tensors[saved_name] = value
         else:
-            live.values[saved_name] = _plain(key, value)
+            live.values[saved_name] = _to_json_value(key, value)
 
 
-def unwrapped(model: Any) -> Any:
-    """Return the model within wrappers."""
+def unwrap_model(model: Any) -> Any:
+    """Return the model inside its wrappers.
+
+    Raises:
+        UnsupportedError: the model has FSDP1's flat parameters.
+    """
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        elif hasattr(model, "_orig_mod"):  # of torch.compile
+        elif hasattr(model, "_orig_mod"):  # wrapper of torch.compile
             model = model._orig_mod
         else:
             break
@@ -122,11 +137,11 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-_PLAIN = (int, float, str, type(None))  # types of values that JSON has, bool among int
+_PLAIN = (int, float, str, type(None))  # types that JSON has; bool is an int
 
 
-def _plain(key: str, value: Any) -> Any:
-    """Return an option of the optimizer as JSON takes it."""
+def _to_json_value(key: str, value: Any) -> Any:
+    """Return an option of the optimizer in JSON's types."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -137,7 +152,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _require_ties(model: Any, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse a model whose tying contradicts its config: it would load as another."""
+    """Refuse a model whose tying contradicts its config, because it would load differently."""
     if not hasattr(model, "get_expanded_tied_weights_keys"):
         return
     keys = model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -148,11 +163,11 @@ def _require_ties(model: Any, parameters: Mapping[str, Tensor]) -> None:
             what = f"the config ties {target} to {source}, and they are two parameters"
             fix = "call model.tie_weights() before it is sharded and the optimizer built, or set tie_word_embeddings"
             raise CheckpointError(what, f"{fix} to false")
-    table, head = _end_weight(model, "input"), _end_weight(model, "output")
-    if table is None or table is not head:
+    input_weight, output_weight = _end_weight(model, "input"), _end_weight(model, "output")
+    if input_weight is None or input_weight is not output_weight:
         return
     targets = {id(parameters.get(target)) for target in keys}
-    if id(head) not in targets:
+    if id(output_weight) not in targets:
         what = "the config says that the head is a table of its own, and it is the input table"
         raise CheckpointError(what, "set config.tie_word_embeddings = True, or give the head its own parameter")
 
@@ -163,21 +178,21 @@ def _end_weight(model: Any, end: str) -> Tensor | None:
     return weight
 
 
-class BuiltFrom(NamedTuple):
+class ModelClass(NamedTuple):
     """Class, config and generation config that build an ordinary folder; None without a config."""
 
-    architecture: str | None = None  # name of its class
+    architecture: str | None = None  # name of the model's class
     config: dict[str, Any] | None = None
     generation_config: dict[str, Any] | None = None
 
 
-def built_from(model: Any) -> BuiltFrom:
-    """Return what builds an ordinary folder: the class's name, config and generation config."""
-    model = unwrapped(model)
+def describe_model(model: Any) -> ModelClass:
+    """Return what an ordinary folder needs: the class's name, config and generation config."""
+    model = unwrap_model(model)
     if not hasattr(getattr(model, "config", None), "to_json_string"):
-        return BuiltFrom()
+        return ModelClass()
     architecture = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation = json.loads(generation.to_json_string())
-    return BuiltFrom(architecture.__name__, json.loads(model.config.to_json_string()), generation)
+    return ModelClass(architecture.__name__, json.loads(model.config.to_json_string()), generation)
