@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 
 import tiewise
-from tiewise.core.estimates import holm
+from tiewise.core.estimates import holm_adjusted
 from tiewise.inspection.tables.bigram_counts import irreversibility
 from tiewise.training.data.corpus import load_prepared
 from tiewise.training.folder import RESULTS, read_json
@@ -71,7 +71,7 @@ def scored(rows: list[dict[str, str]]) -> str:
 
     lines, columns = [], {name: np.array([float(row[name]) for row in rows]) for name in PREDICTORS}
     found = [scipy.stats.spearmanr(column, gap) for column in columns.values()]
-    adjusted = holm([float(one.pvalue) for one in found])
+    adjusted = holm_adjusted([float(one.pvalue) for one in found])
     for (name, column), one, p in zip(columns.items(), found, adjusted, strict=True):
         error = left_out(np.column_stack([np.ones(n), column]))
         lines.append(f"| {name} | {one.statistic:+.2f} | {p:.2g} | {error:.3f} |")

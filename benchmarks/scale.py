@@ -13,7 +13,7 @@ from bisect import bisect_left
 from itertools import count
 from typing import Any
 
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
@@ -51,7 +51,7 @@ def by_layout(sizes: Sizes, tokens: int) -> None:
     print("|---" * (len(WORLDS) + 1) + "|")
     for name, layout, tp, fsdp in SHOWN:
         found = (rank(sizes, tokens, world, layout, tp, fsdp) for world in WORLDS)
-        cells = [f"{size(of['sent_for_tables'])} / {size(held(of))}" if of else "–" for of in found]
+        cells = [f"{format_bytes(of['sent_for_tables'])} / {format_bytes(held(of))}" if of else "–" for of in found]
         print(f"| {name} | {' | '.join(cells)} |")
 
 

@@ -203,7 +203,7 @@ def carry_out(
     """
     if launcher != LOCAL:
         out = out.absolute()  # other machines have other working folders
-    with _workers_for(launcher, jobs, out, display) as workers, ranks.first_holds(locked(out)):
+    with _workers_for(launcher, jobs, out, display) as workers, ranks.hold_on_rank_zero(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, elapsed=elapsed, workers=workers)
         on_started()

@@ -14,7 +14,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from tiewise.checkpoint.claims import class_ends, without_tokens
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import Family, family_data
-from tiewise.core.files import packaged_json
+from tiewise.core.files import read_packaged_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -91,7 +91,9 @@ def spelt():
     """Names of ends of all classes, behind prefixes of others."""
     modules = {m for entry in CLASSES.values() for m in (*entry.get("inputs", []), entry.get("output")) if m}
     modules |= {
-        pair[end] for pair in packaged_json("checkpoint/data/usual_names.json")["pairs"] for end in ("input", "output")
+        pair[end]
+        for pair in read_packaged_json("checkpoint/data/usual_names.json")["pairs"]
+        for end in ("input", "output")
     }
     biases = {bias for entry in CLASSES.values() for bias in entry.get("bias", [])}
     names = {f"{module}.weight" for module in modules} | biases

@@ -13,7 +13,7 @@ from launched import ended, launch, trains, until
 
 from tiewise import lab
 from tiewise.core.errors import RunError
-from tiewise.core.estimates import detectable
+from tiewise.core.estimates import detectable_difference
 from tiewise.training.compare import Display
 from tiewise.training.study.grid import StudyGrid
 
@@ -57,7 +57,9 @@ def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
         ]
         # neither row is detected, so Holm reads each of the two at half of the level that one comparison has
         assert row["sign"] == "0"
-        assert float(row["detectable"]) == pytest.approx(d["detectable"] * detectable(1, 0.025) / detectable(1, 0.05))
+        assert float(row["detectable"]) == pytest.approx(
+            d["detectable"] * detectable_difference(1, 0.025) / detectable_difference(1, 0.05)
+        )
     assert "Why?" in (tmp_path / "s" / "report.html").read_text()
 
     refused(tiewise("sweep", "g.yaml", "--out=s"), "s holds a study already; add --resume to finish it, --overwrite")

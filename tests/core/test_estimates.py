@@ -11,16 +11,16 @@ from scipy import integrate, stats
 
 from tiewise.core.estimates import (
     correlation_interval,
-    critical,
-    detectable,
-    holm,
+    critical_t,
+    detectable_difference,
+    holm_adjusted,
+    holm_levels,
     jackknife,
-    levels,
     mean_interval,
     paired_bootstrap,
     ratio_interval,
-    two_sided,
-    wilson,
+    two_sided_p,
+    wilson_interval,
 )
 
 DRAWS = 4000
@@ -185,9 +185,9 @@ def test_wilson_covers():
     generator = np.random.default_rng(0)
     for true in (0.01, 0.3, 0.9):
         draws = generator.binomial(200, true, DRAWS) / 200
-        covered = np.mean([low <= true <= high for low, high in (wilson(share, 200) for share in draws)])
+        covered = np.mean([low <= true <= high for low, high in (wilson_interval(share, 200) for share in draws)])
         assert 0.93 < covered < 0.98
-    assert (wilson(0.0, 100)[0], wilson(1.0, 100)[1]) == pytest.approx((0.0, 1.0))
+    assert (wilson_interval(0.0, 100)[0], wilson_interval(1.0, 100)[1]) == pytest.approx((0.0, 1.0))
 
 
 PRINTED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045, 120: 1.980}  # Fisher & Yates, table III
@@ -211,17 +211,17 @@ def mean_over_errors(found, df):
 
 @pytest.mark.parametrize("df", [*range(1, 13), 29, 30, 99, 500])
 def test_students_t(df):
-    assert critical(df) == pytest.approx(PRINTED.get(df, stats.t.ppf(0.975, df)), abs=5e-4)
+    assert critical_t(df) == pytest.approx(PRINTED.get(df, stats.t.ppf(0.975, df)), abs=5e-4)
     for t in (0.0, 0.3, -2.1, 12.7, 1e9):
-        assert two_sided(t, df) == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9, abs=1e-12)
+        assert two_sided_p(t, df) == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("df", "level"), [(2, 0.05), (2, 0.05 / 12), (4, 0.05 / 6), (99, 0.05)])
 def test_the_detectable_difference_has_the_power_that_is_stated(df, level):
     """Both standard errors are estimates: the one that the difference is a multiple of, and that of the test."""
     c = stats.t.ppf(1 - level / 2, df)
-    assert critical(df, level) == pytest.approx(c, rel=1e-9)
-    found = mean_over_errors(lambda s: power(detectable(df, level) * s, df, c), df)
+    assert critical_t(df, level) == pytest.approx(c, rel=1e-9)
+    found = mean_over_errors(lambda s: power(detectable_difference(df, level) * s, df, c), df)
     assert found == pytest.approx(0.8, abs=2e-4)
 
 
@@ -235,7 +235,7 @@ def test_a_study_finds_the_detectable_difference_in_80_of_100_repetitions(seeds,
         first = sigma * draw.standard_normal(seeds)
         error = first.std(ddof=1) / math.sqrt(seeds)
         study = sigma * draw.standard_normal((rows, seeds))
-        study[0] += detectable(seeds - 1, 0.05 / rows) * error
+        study[0] += detectable_difference(seeds - 1, 0.05 / rows) * error
         p = stats.ttest_1samp(study, 0.0, axis=1).pvalue
         detected += stepped_down(p.tolist(), 0.05, 0)
     assert detected / times == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / times) + 0.01)
@@ -253,22 +253,22 @@ def stepped_down(p, alpha, place):
 @given(st.lists(st.floats(0, 0.2), min_size=1, max_size=8), st.integers(0, 7))
 def test_the_level_of_each_test_is_where_holm_begins_to_reject_it(p, place):
     place %= len(p)
-    level = levels(p)[place]
+    level = holm_levels(p)[place]
     for own, rejected in ((level * (1 - 1e-9), True), (level * (1 + 1e-9), False)):
         beside = [*p[:place], own, *p[place + 1 :]]
         assert stepped_down(beside, 0.05, place) == rejected
 
 
 def test_many_seeds_approach_the_normal_distribution():
-    assert critical(100_000) == pytest.approx(stats.norm.ppf(0.975), rel=1e-4)
-    assert detectable(100_000) == pytest.approx(stats.norm.ppf(0.975) + stats.norm.ppf(0.8), rel=1e-4)
+    assert critical_t(100_000) == pytest.approx(stats.norm.ppf(0.975), rel=1e-4)
+    assert detectable_difference(100_000) == pytest.approx(stats.norm.ppf(0.975) + stats.norm.ppf(0.8), rel=1e-4)
 
 
 def test_holm_on_figures_written_down():
     """By hand: 4·0.005, 3·0.01, 2·0.03, then 0.04 raised to the one before."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert holm_adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_adjusted([0.6, 0.9]) == [1.0, 1.0]
+    assert holm_adjusted([]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.sampled_from([0.01, 0.05, 0.2]))
@@ -276,4 +276,4 @@ def test_holm_rejects_what_stepping_down_rejects(p, alpha):
     rejected, left = set(), sorted(range(len(p)), key=lambda i: p[i])
     while left and p[left[0]] * len(left) < alpha:
         rejected.add(left.pop(0))
-    assert {i for i, x in enumerate(holm(p)) if x < alpha} == rejected
+    assert {i for i, x in enumerate(holm_adjusted(p)) if x < alpha} == rejected

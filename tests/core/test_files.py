@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tiewise.core.files import cache_folder, size, sync, write_whole, written_whole
+from tiewise.core.files import atomic_replacement, cache_folder, format_bytes, sync_to_disk, write_atomically
 
 
 def interrupted(path):
@@ -15,8 +15,8 @@ def interrupted(path):
 
 def test_a_block_that_raises_leaves_the_old_file(tmp_path):
     path = tmp_path / "a"
-    write_whole(path, "é")
-    with pytest.raises(KeyboardInterrupt), written_whole(path) as made:
+    write_atomically(path, "é")
+    with pytest.raises(KeyboardInterrupt), atomic_replacement(path) as made:
         interrupted(made)
     assert path.read_bytes() == "é".encode()
     assert list(tmp_path.iterdir()) == [path]
@@ -29,7 +29,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_after(tmp_path, 
         seen.append((os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")), sorted(os.listdir(tmp_path))))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    write_whole(tmp_path / "a", b"1")
+    write_atomically(tmp_path / "a", b"1")
     (neighbour, before), (folder, after) = seen
     assert before == [neighbour]
     assert neighbour != "a"
@@ -41,9 +41,9 @@ def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monk
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    sync(tmp_path)
+    sync_to_disk(tmp_path)
     with pytest.raises(OSError, match="Invalid"):
-        write_whole(tmp_path / "a", b"1")
+        write_atomically(tmp_path / "a", b"1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -63,7 +63,7 @@ def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monk
     ],
 )
 def test_size(value, text):
-    assert size(value) == text
+    assert format_bytes(value) == text
 
 
 @pytest.mark.parametrize(("variable", "folder"), [(None, "home/.cache"), ("", "home/.cache"), ("other", "other")])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.core.text import BINS, asymmetric_bigrams, bin_of, token_counts
+from tiewise.core.text import BINS, asymmetric_bigrams, frequency_bins, token_counts
 
 tokens_lists = st.lists(st.integers(0, 9), max_size=80)
 
@@ -26,8 +26,8 @@ def test_token_outside_the_vocabulary():
 
 def test_frequency_bins_are_decades():
     counts = np.array([0, 1, 9, 10, 99, 100, 999, 1000, 9999, 10_000, 5_000_000, 0])
-    assert bin_of(counts).tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 0]
-    assert bin_of(counts).dtype == np.int64
+    assert frequency_bins(counts).tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 0]
+    assert frequency_bins(counts).dtype == np.int64
     assert BINS == ("0", "1–9", "10–99", "100–999", "1000–9999", "≥10000")
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise
+from tiewise.core.disk_errors import disk_error, quiet_threads
 from tiewise.core.errors import RunError
-from tiewise.core.files import disk_error, quiet_threads
 from tiewise.training import folder
 from tiewise.training.folder import folder_name, locked, newest_checkpoint, read_json, saved_run, starting, write_json
 from tiewise.training.settings import FILE, Settings

@@ -91,7 +91,7 @@ MOMENTS = {
     },
     "flax": {
         "at a step of the second run": (STEPS, "_step", 60),
-        "checkpoint with half its arrays": (FLAX, "write_whole", 2, half_of_the_arrays),
+        "checkpoint with half its arrays": (FLAX, "write_atomically", 2, half_of_the_arrays),
         "checkpoint without its state": (FLAX, "write_json", 3),
         "checkpoint not in its place": (FLAX, "replace_path", 4),
         "half a line of metrics": (FLAX, "add_line", 13, half_a_line),

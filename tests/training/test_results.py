@@ -12,7 +12,7 @@ from scipy import stats
 from tests.training.conftest import refusal
 
 from tiewise.core.errors import RunError
-from tiewise.core.estimates import detectable
+from tiewise.core.estimates import detectable_difference
 from tiewise.training import results
 from tiewise.training.results import (
     SCHEMA,
@@ -140,7 +140,9 @@ def test_holm_moves_what_is_detectable_with_what_is_detected():
     found = correct_by_holm(family)
     assert [d.p for d in found] == pytest.approx([0.003, 0.04, 0.5, None])
     assert [d.detected for d in found] == [True, True, False, True]
-    assert [d.detectable for d in found] == pytest.approx([*(detectable(2, 0.05 / m) for m in (3, 2, 1)), 0.0])
+    assert [d.detectable for d in found] == pytest.approx(
+        [*(detectable_difference(2, 0.05 / m) for m in (3, 2, 1)), 0.0]
+    )
 
 
 @pytest.mark.parametrize(

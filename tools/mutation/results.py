@@ -107,7 +107,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % Wilson interval of a share; all of 0 to 1 without a trial."""
     if trials == 0:
         return 0.0, 1.0
-    return estimates.wilson(successes / trials, trials)
+    return estimates.wilson_interval(successes / trials, trials)
 
 
 def summary(file: ResultFile) -> str:

@@ -26,7 +26,7 @@ from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import following_links, path_inside
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, refuse_live_model
-from tiewise.core.files import strict
+from tiewise.core.records import to_strict_json
 
 SCHEMA = 1
 MOST_OF_A_KIND = 10  # findings that are reported one by one
@@ -135,7 +135,7 @@ class Audit:
             "findings": [asdict(finding) for finding in self.findings],
             "rules": {"ran": self.ran, "skipped": self.skipped},
         }
-        finite: dict[str, Any] = strict(record)
+        finite: dict[str, Any] = to_strict_json(record)
         return finite
 
     def _repr_html_(self) -> str:

@@ -18,7 +18,7 @@ from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference,
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import Late
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -68,7 +68,7 @@ def _title(audit: Audit) -> RenderableType:
     kind = audit.kind
     if audit.as_class is not None:
         kind += f" as {audit.as_class}"
-    about = f"  {kind}, {audit.tensors:,} tensors, {size(audit.nbytes)}"
+    about = f"  {kind}, {audit.tensors:,} tensors, {format_bytes(audit.nbytes)}"
     title: RenderableType = rich_text.Text.assemble((str(audit.path), "bold"), about, overflow="fold")
     return title
 
@@ -201,7 +201,7 @@ def _single_rows(parts: Iterable[Part]) -> Iterator[Row]:
 
 def _described(tensor: Stored) -> str:
     """Return name, type, shape and bytes of a tensor."""
-    return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
+    return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {format_bytes(tensor.nbytes)}"
 
 
 def _absent_head(audit: Audit) -> Iterator[Row]:
@@ -229,7 +229,7 @@ def _rows_by_role(audit: Audit) -> Iterator[Row]:
     for role, tensors in by_role.items():
         value = _described(tensors[0])
         if len(tensors) > 1:
-            value += f" and {len(tensors) - 1:,} more, {size(sum(tensor.nbytes for tensor in tensors))} in all"
+            value += f" and {len(tensors) - 1:,} more, {format_bytes(sum(tensor.nbytes for tensor in tensors))} in all"
         yield role, value
 
 
@@ -239,7 +239,7 @@ def _likeness(audit: Audit) -> Iterator[Row]:
     if audit.ends is not None:
         value = difference(audit.ends)
         if audit.spare:
-            value += f"; {size(audit.spare)} stored twice"
+            value += f"; {format_bytes(audit.spare)} stored twice"
         yield "the two are", value
         return
     if roles is None or audit.kind == "draft":

@@ -18,7 +18,7 @@ from tiewise.checkpoint.composite_ends import PartPlace, with_head_of_part, with
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.family_record import ClassEnds, ends_from, family_data
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import packaged_json
+from tiewise.core.files import read_packaged_json
 
 POSITION = re.compile(r"(^|\.)(wpe|(positions?|positional|pos)_embed\w*|embed_positions?|pos_emb)(\.|$)")
 PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # the bytes of a quantised table
@@ -54,7 +54,7 @@ class UsualNames(NamedTuple):
 @lru_cache(maxsize=1)
 def usual_names() -> UsualNames:
     """Return the hand-written names."""
-    data = packaged_json("checkpoint/data/usual_names.json")
+    data = read_packaged_json("checkpoint/data/usual_names.json")
     pairs = [(pair["input"], pair["output"]) for pair in data["pairs"]]
     pairs.sort(key=_depth_of_input, reverse=True)
     names = {key: tuple(data[key]) for key in UsualNames._fields}

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import packaged_json
+from tiewise.core.files import read_packaged_json
 
 NONE, RMS, LAYER = "none", "rms", "layer"  # kinds of norms
 
@@ -319,28 +319,28 @@ class Family:
 @lru_cache(maxsize=1)
 def family_data() -> dict[str, Any]:
     """Return the architecture data as stored; "transformers" is the version that it was made from."""
-    data: dict[str, Any] = packaged_json("checkpoint/data/families.json")
+    data: dict[str, Any] = read_packaged_json("checkpoint/data/families.json")
     return data
 
 
 @lru_cache(maxsize=1)
 def class_defaults() -> dict[str, dict[str, dict[str, Any]]]:
     """Return `defaults` and `names` of each model type, as in `ConfigKeys`."""
-    data: dict[str, dict[str, dict[str, Any]]] = packaged_json("checkpoint/data/class_defaults.json")
+    data: dict[str, dict[str, dict[str, Any]]] = read_packaged_json("checkpoint/data/class_defaults.json")
     return data
 
 
 @lru_cache(maxsize=1)
 def estimated_families() -> dict[str, list[str]]:
     """Return model types of transformers 5.23: estimated, not_counted (both without a reader), and headless."""
-    data: dict[str, list[str]] = packaged_json("checkpoint/data/estimated_families.json")
+    data: dict[str, list[str]] = read_packaged_json("checkpoint/data/estimated_families.json")
     return data
 
 
 @lru_cache(maxsize=1)
 def mlx_data() -> dict[str, Any]:
     """Return the outcomes of loading tiny models with mlx-lm; tools/make_mlx_outcomes.py writes them."""
-    data: dict[str, Any] = packaged_json("checkpoint/data/mlx_lm.json")
+    data: dict[str, Any] = read_packaged_json("checkpoint/data/mlx_lm.json")
     return data
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from tiewise.core.errors import CheckpointError, to_printable
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 Item = TypeVar("Item")
 
@@ -279,7 +279,9 @@ def require_memory(needed: int, purpose: str) -> None:
         return
     if needed > free:
         remedy = "close other programs, or run it on a larger machine"
-        raise CheckpointError(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free", remedy)
+        raise CheckpointError(
+            f"{purpose} needs {format_bytes(needed)} of memory, and {format_bytes(free)} are free", remedy
+        )
 
 
 def short(text: Any, most: int = 60) -> str:

@@ -171,13 +171,13 @@ def diff(
 
     Only the tables are read. A fine-tuned model, an adapter that was merged, a resized table: what of it changed?
     """
-    from tiewise.core.files import strict
+    from tiewise.core.records import to_strict_json
     from tiewise.inspection.tables.row_changes import diff as compared
 
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
         changes = compared(old, new, top=top)
     if json_:
-        return o.print_json(strict(changes.record()))
+        return o.print_json(to_strict_json(changes.record()))
     _print_changes(changes)
 
 

@@ -179,7 +179,7 @@ def _usage_line(error: Any) -> str:
 def _exit(code: int) -> None:
     """End the process."""
     ranks = sys.modules.get("tiewise.core.ranks")
-    if "RANK" not in os.environ or ranks is None or not ranks.launched():
+    if "RANK" not in os.environ or ranks is None or not ranks.is_launched():
         sys.exit(code)
     # One of several processes goes without taking the interpreter down. Threads of the process group outlive it (the
     # wrapped model holds it) and may drop a tensor while the interpreter goes, which aborts the process

@@ -14,8 +14,8 @@ import typer
 from tiewise.checkpoint.rewrite.registry import CommandOption, Verb, find
 from tiewise.cli import options as o
 from tiewise.core.errors import RunError, TiewiseError
-from tiewise.core.files import to_record
 from tiewise.core.interrupts import graceful_signals
+from tiewise.core.records import to_record
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.rewrite.engine import Receipt
@@ -165,12 +165,12 @@ def _heldout_passages(heldout: str | None, dry_run: bool) -> list[str]:
         raise RunError("--text with --dry-run", "leave one of them out: what is not written cannot be measured")
     o.need_torch()
     o.hush_libraries()
-    from tiewise.core.text import pieces
+    from tiewise.core.text import cut_pieces
     from tiewise.inspection.running.passages import passages
     from tiewise.training.data.documents import ended
     from tiewise.training.data.sources import open_sources
 
-    return passages(text for text, _ in pieces(ended(open_sources(heldout))))
+    return passages(text for text, _ in cut_pieces(ended(open_sources(heldout))))
 
 
 def _cost_meter(source: Path, to: Path, texts: list[str]) -> Callable[[], CostChange | None]:

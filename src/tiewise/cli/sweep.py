@@ -77,7 +77,7 @@ def _grid(name: str | None, quick: bool) -> StudyGrid | None:
 @contextmanager
 def _disk_errors(out: Path, fix: str) -> Iterator[None]:
     """Raise a RunError that says `fix` if the disk of `out` takes no more within this context."""
-    from tiewise.core.files import disk_error, quiet_threads
+    from tiewise.core.disk_errors import disk_error, quiet_threads
 
     try:
         with quiet_threads():

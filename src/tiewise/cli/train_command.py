@@ -40,14 +40,14 @@ class _TrainingCommand:
     def carry_out(self) -> Any:
         """Do the work; see `carry_out_command`."""
         o.need_torch()
-        from tiewise.core.files import quiet_threads
+        from tiewise.core.disk_errors import quiet_threads
 
         if self.element is not None:
             refuse_beside_element(self.element, self.out, self.launcher, resume=self.parameters["resume"])
         try:
             with quiet_threads():
                 result = self._work()
-                prints = ranks.first()
+                prints = ranks.is_first()
         except (Exception, KeyboardInterrupt) as error:
             self._stop(error)
         ranks.leave(together=False)
@@ -109,11 +109,11 @@ class _TrainingCommand:
     def _stop(self, error: BaseException) -> NoReturn:
         """End the command by an error: print what happened and how to resume, and exit."""
         code = 2
-        if isinstance(error, ranks.Elsewhere):
+        if isinstance(error, ranks.RemoteError):
             pass  # the process in which it happened prints it
         elif is_caused_by_ctrl_c(error):
             code = 130
-            if ranks.first() and self.can_resume:
+            if ranks.is_first() and self.can_resume:
                 remains = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
                 o.tell(f"tiewise: interrupted, {remains}; {self._resume_command()} goes on")
         else:
@@ -123,12 +123,12 @@ class _TrainingCommand:
             if ranks.size() == 1:
                 raise expected from None
             o.tell(f"tiewise: {expected}")
-        ranks.leave(together=ranks.known(error))
+        ranks.leave(together=ranks.is_raised_everywhere(error))
         raise typer.Exit(code) from None
 
     def _expected_error(self, error: BaseException) -> TiewiseError | None:
         """Return the one-line error of a cause that a user can remove; None for a defect."""
-        from tiewise.core.files import disk_error
+        from tiewise.core.disk_errors import disk_error
 
         if isinstance(error, TiewiseError):
             return error
@@ -136,7 +136,7 @@ class _TrainingCommand:
         if self.can_resume:
             fix = f"make room there, then {self._resume_command()}"
         full_disk = disk_error(error, self.out, fix)
-        if full_disk is None and ranks.lost(error):
+        if full_disk is None and ranks.is_lost_peer(error):
             fix = f"{self._resume_command()} goes on from the last checkpoint"
             return RunError("another process of this run has ended", fix)
         return full_disk

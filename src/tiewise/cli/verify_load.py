@@ -25,7 +25,7 @@ from tiewise.checkpoint.rewrite.registry import LOGITS_DIFFER, Verb, registered
 from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 MOST_BYTES = 2_000_000_000  # of tensors, of the source and of the result
 MOST_SECONDS = 180
@@ -98,7 +98,7 @@ def _reason_against_folder(folder: Folder) -> str | None:
         return "it is quantised"
     nbytes = sum(tensor.nbytes for tensor in folder.tensors.values())
     if nbytes > MOST_BYTES:
-        return f"it has {size(nbytes)} of tensors, and up to {size(MOST_BYTES)} are loaded"
+        return f"it has {format_bytes(nbytes)} of tensors, and up to {format_bytes(MOST_BYTES)} are loaded"
     return None
 
 

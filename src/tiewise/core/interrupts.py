@@ -53,7 +53,10 @@ def was_ctrl_c_pressed() -> bool:
 
 
 class NotedCtrlC:
-    """Signal handler that records Ctrl-C until the program can act on it; a second Ctrl-C raises at once."""
+    """Signal handler that records Ctrl-C until the program can act on it.
+
+    A second Ctrl-C raises at once.
+    """
 
     def __init__(self, pressed: bool = False) -> None:
         self.pressed = pressed
@@ -76,7 +79,10 @@ def set_ctrl_c_handler(handler: Any) -> Any:
 
 
 def is_caused_by_ctrl_c(error: BaseException) -> bool:
-    """Return whether Ctrl-C caused an error: as the error itself, in its chain of causes, or before it."""
+    """Return whether Ctrl-C caused an error.
+
+    It did if the error or one of its causes is Ctrl-C, or if Ctrl-C was pressed before.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, (Interrupted, KeyboardInterrupt)):
         cause = cause.__cause__ or cause.__context__

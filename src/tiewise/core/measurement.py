@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 MINUS, NONE = "−", "–"
 NATS = "nats per token"
@@ -133,7 +133,7 @@ class Quantity:
         if math.isnan(self.value):
             return NONE
         if self.unit == "bytes":
-            return size(self.value)
+            return format_bytes(self.value)
         value = self._written(self.value)
         mark = " %" if self.unit == "%" else ""
         if not math.isnan(self.low):

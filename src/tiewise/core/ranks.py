@@ -1,12 +1,12 @@
-"""Several processes of one run, as `torchrun` or `accelerate launch` start them: what they agree on.
+"""Coordination of the processes of one run, as `torchrun` or `accelerate launch` start them.
 
-The first process prepares, measures, writes and speaks; all of them train. Whatever only one of them can know (a
-file, an error, Ctrl-C) they agree on before any of them acts on it, so that all go the same way and none waits for
-one that is gone. Alone, every function here does the plain thing at no cost.
+Rank 0 prepares, measures, writes and prints; all ranks train. A fact that only one process can see (a file, an error,
+Ctrl-C) is exchanged before any process acts on it. So all processes take the same branch, and none waits for one that
+ended. In a run of one process these functions do the same work without communication.
 
-    text = on_rank_zero(prepare)   the first process works, the others wait and get its value, or end as it ended
-    with agreed(): write()         an error within one of them ends all of them here
-    if any_of(pressed): ...        true for all where it is true for one
+    text = on_rank_zero(prepare)   rank 0 works; the others wait and get its value, or end as it ended
+    with agreed(): write()         an error in one process ends all of them here
+    if any_of(pressed): ...        true in every process if it is true in one
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tiewise.core.errors import Interrupted, RunError, TiewiseError, one_line_me
 from tiewise.core.interrupts import NotedCtrlC, is_caused_by_ctrl_c, raise_at_ctrl_c, set_ctrl_c_handler
 
 T = TypeVar("T")
-E = TypeVar("E", bound=BaseException)
-AUTO, KEEP, GATHER = TABLES = ("auto", "keep", "gather")  # what fsdp does with a model's tables
-_PATIENCE = timedelta(days=30)  # that others wait while the first prepares; a process that dies ends it at once
-_NOBODY = "check MASTER_ADDR and MASTER_PORT, or start the run with torchrun"
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+AUTO, KEEP, GATHER = TABLES = ("auto", "keep", "gather")  # whether FSDP keeps a model's tables sharded or gathers them
+_PATIENCE = timedelta(days=30)  # the other ranks wait so long for rank 0; if a process dies, they stop at once
+_REMEDY = "check MASTER_ADDR and MASTER_PORT, or start the run with torchrun"
 
 
-class Elsewhere(TiewiseError):
-    """Another process of this run ended with an error, which it says itself."""
+class RemoteError(TiewiseError):
+    """An error that ended another process of this run; that process prints it."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """How one process failed, in a form that survives pickling whatever its error is."""
+    """Description of one process's failure, which can be pickled for any error."""
 
     how: str  # "interrupted", "stopped" by Ctrl-C, or "failed"
-    text: str  # the run to resume of an interrupted process, otherwise its error
+    text: str  # the run's folder if `how` is "interrupted", else the error message
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
@@ -47,65 +47,72 @@ class _Failure:
         return cls("stopped" if is_caused_by_ctrl_c(error) else "failed", f"{type(error).__name__}: {error}")
 
     def error(self, rank: int) -> BaseException:
-        """Return the error that another process raises for this one of process `rank`."""
+        """Return the error that other processes raise for this failure of process `rank`."""
         if self.how == "interrupted":
             return Interrupted(self.text)
         if self.how == "stopped":
             return KeyboardInterrupt()
-        return Elsewhere(f"process {rank} ended ({self.text})")
+        return RemoteError(f"process {rank} ended ({self.text})")
 
 
 class _Group:
-    """The processes that joined; `dist` is `torch.distributed`, or None where there is one process."""
+    """The processes that joined.
+
+    `dist` is `torch.distributed`, or None if there is one process.
+    """
 
     def __init__(self, dist: Any = None) -> None:
         self.dist = dist
         self.rank, self.size = 0, 1
-        self.agreeing: Any = None  # a second group of the same processes: on the CPU whatever trains, and patient
+        self.agreeing: Any = None  # a second group of the same processes: on the CPU, with a long timeout
         if dist is not None:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.fsdp = self.tp = 1  # fsdp · tp processes hold one model between them
-        self.tables = AUTO  # what fsdp does with its tables
-        self.press = NotedCtrlC()  # where Ctrl-C is not handled as training does: until all can act on it
+        self.tables = AUTO  # one of TABLES
+        self.press = NotedCtrlC()  # outside of training, records Ctrl-C until all processes can act on it
 
     def gather(self, mine: Any) -> list[Any]:
-        """Return what every process brought, by rank."""
-        found: list[Any] = [None] * self.size
-        self.dist.all_gather_object(found, mine, group=self.agreeing)
-        return found
+        """Return the values of all processes, by rank."""
+        values: list[Any] = [None] * self.size
+        self.dist.all_gather_object(values, mine, group=self.agreeing)
+        return values
 
 
 _group = _Group()
 
 
-def launched() -> bool:
-    """Whether a launcher started this process as one of several."""
+def is_launched() -> bool:
+    """Return whether a launcher started this process as one of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
 def join(fsdp: int = 1, tp: int = 1, tables: str = AUTO) -> None:
-    """Meet the other processes of this run, if there are any; `fsdp` · `tp` of them hold a model between them.
+    """Join the other processes of this run, if there are any.
 
-    Those of one `tp` follow one another, and see the same tokens. A RunError where they cannot meet, or be so divided.
+    Each `fsdp` · `tp` processes hold one model. The ranks of one tensor-parallel group are consecutive and read the
+    same tokens. `tables` is one of `TABLES`.
+
+    Raises:
+        RunError: the processes cannot connect, or their number is no multiple of `fsdp` · `tp`.
     """
     global _group
-    if not launched():
+    if not is_launched():
         _check(fsdp, tp, tables)
-    if not launched() or _group.dist is not None:
+    if not is_launched() or _group.dist is not None:
         return
-    import torch  # slow to import, and alone nobody waits for it before the settings are checked
+    import torch  # slow: a run of one process checks its settings before it imports torch
     import torch.distributed as dist
 
-    is_kept_on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    on_cuda = torch.cuda.is_available() and not is_kept_on_cpu
+    uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    on_cuda = torch.cuda.is_available() and not uses_cpu
     if on_cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
     try:
         dist.init_process_group("nccl" if on_cuda else "gloo")
         _group = _Group(dist)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"the processes of this run cannot meet: {one_line_message(error)}", _NOBODY) from None
+        raise RunError(f"the processes of this run cannot meet: {one_line_message(error)}", _REMEDY) from None
     set_ctrl_c_handler(_group.press)
     on_rank_zero(lambda: _check(fsdp, tp, tables))
     _group.fsdp, _group.tp, _group.tables = fsdp, tp, tables
@@ -122,13 +129,13 @@ def _check(fsdp: int, tp: int, tables: str) -> None:
     if min(fsdp, tp) < 1:
         raise RunError(options, "give numbers of processes, from 1")
     if size() % (fsdp * tp):
-        fix = f"start {fsdp * tp}, or a multiple: torchrun --nproc_per_node {fsdp * tp} -m tiewise …"
+        remedy = f"start {fsdp * tp}, or a multiple: torchrun --nproc_per_node {fsdp * tp} -m tiewise …"
         processes = "1 process" if size() == 1 else f"{size()} processes"
-        raise RunError(f"{options} and {processes}", fix)
+        raise RunError(f"{options} and {processes}", remedy)
 
 
 def leave(*, together: bool) -> None:
-    """End the group; with `together`, not before all of them are here and have said what they say."""
+    """End the group; if `together`, first wait until every process calls this."""
     global _group
     if _group.dist is None:
         return
@@ -150,7 +157,7 @@ def rank() -> int:
 
 
 def sharded() -> tuple[int, int, int] | None:
-    """Return (replicas, fsdp, tp) whose product is `size`, where processes hold each model between them; else None."""
+    """Return (replicas, fsdp, tp), whose product is `size`; None if each process holds a full model."""
     processes_per_model = _group.fsdp * _group.tp
     if processes_per_model == 1:
         return None
@@ -158,49 +165,58 @@ def sharded() -> tuple[int, int, int] | None:
 
 
 def tables() -> str:
-    """Return what fsdp is to do with a model's tables: one of `TABLES`."""
+    """Return how FSDP treats a model's tables: one of `TABLES`."""
     return _group.tables
 
 
-def first() -> bool:
-    """Whether this process is the one that writes and speaks."""
+def is_first() -> bool:
+    """Return whether this process is rank 0, which writes and prints."""
     return _group.rank == 0
 
 
-def share(batch: int) -> int:
-    """Return how many rows of a batch each process takes, so that all together take `batch`; those of a tp the same."""
-    parts, of = size() // _group.tp, f"groups of {_group.tp}" if _group.tp > 1 else "processes"
+def rows_per_rank(batch: int) -> int:
+    """Return the number of a batch's rows that each process trains on.
+
+    All processes of a tensor-parallel group train on the same rows.
+
+    Raises:
+        RunError: the processes cannot divide `batch` evenly.
+    """
+    parts, unit = size() // _group.tp, f"groups of {_group.tp}" if _group.tp > 1 else "processes"
     if batch % parts:
-        fix = f"use --set batch={batch + -batch % parts}, or a number of processes that divides it"
-        raise RunError(f"a batch of {batch} cannot be divided between {parts} {of}", fix)
+        remedy = f"use --set batch={batch + -batch % parts}, or a number of processes that divides it"
+        raise RunError(f"a batch of {batch} cannot be divided between {parts} {unit}", remedy)
     return batch // parts
 
 
 def all_of(value: T) -> list[T]:
-    """Return what every process brings, by rank; it must be picklable, and all must ask."""
+    """Return the values of all processes, by rank.
+
+    Every process must call this. The value must be picklable.
+    """
     if _group.dist is None:
         return [value]
     return _group.gather(value)
 
 
 def any_of(flag: bool) -> bool:
-    """Whether `flag` holds in any process; all must ask."""
+    """Return whether `flag` is true in any process; every process must call this."""
     return any(all_of(flag))
 
 
 def on_rank_zero(work: Callable[[], T]) -> T:
-    """Let the first process do `work`; return its value, which must be picklable, in every process.
+    """Run `work` in rank 0 and return its value, which must be picklable, in every process.
 
-    `work` may not call for the others: they wait for its end. Where it raises, they raise `Elsewhere`; Ctrl-C is Ctrl-C
-    in all of them.
+    `work` must not communicate with the other processes: they wait for its end. If it raises, they raise `RemoteError`.
+    Ctrl-C in rank 0 raises KeyboardInterrupt in all of them.
     """
     if _group.dist is None:
         return work()
     value, error = None, None
-    if first():
-        before = set_ctrl_c_handler(raise_at_ctrl_c)  # nothing here needs a step to be finished
+    if is_first():
+        before = set_ctrl_c_handler(raise_at_ctrl_c)  # no training step must be finished here
         try:
-            if _group.press.pressed:  # before this line: all end by it now, and not after the work
+            if _group.press.pressed:  # all processes end now, not after the work
                 raise KeyboardInterrupt
             value = work()
         except BaseException as raised:
@@ -212,8 +228,8 @@ def on_rank_zero(work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def first_holds(context: AbstractContextManager[T]) -> Iterator[T]:
-    """Within this context the first process is in another one, for all of them; each gets what that yields."""
+def hold_on_rank_zero(context: AbstractContextManager[T]) -> Iterator[T]:
+    """Enter a context in rank 0 for a block; yield its value in every process."""
     with ExitStack() as stack:
         yield on_rank_zero(lambda: stack.enter_context(context))
         on_rank_zero(stack.close)
@@ -221,33 +237,39 @@ def first_holds(context: AbstractContextManager[T]) -> Iterator[T]:
 
 @contextmanager
 def agreed() -> Iterator[None]:
-    """Go on when all processes have come through this block; where one raised, all of them end.
+    """Wait at the block's end for all processes. If one of them raised, all raise.
 
-    What stands in the block may not need the other processes, unless by these functions. The others raise `Elsewhere`.
+    Those that did not raise get a `RemoteError`. Within the block, processes communicate through this module only.
     """
     try:
         yield
     except BaseException as error:
-        if not known(error):
+        if not is_raised_everywhere(error):
             _agree(error)
         raise
     _agree(None)
 
 
-def known(error: BaseException) -> bool:
-    """Whether all processes know of `error` and end by it."""
+def is_raised_everywhere(error: BaseException) -> bool:
+    """Return whether all processes raise `error`."""
     return _group.dist is None or getattr(error, "_everywhere", False)
 
 
-def lost(error: BaseException) -> bool:
-    """Whether an error is how one process sees that another has ended."""
-    said = ("closed by peer", "reset by peer", "Broken pipe")
-    return size() > 1 and isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether an error means that another process ended."""
+    messages = ("closed by peer", "reset by peer", "Broken pipe")
+    return size() > 1 and isinstance(error, RuntimeError) and any(words in str(error) for words in messages)
 
 
 @contextmanager
-def met(doing: str, way: str) -> Iterator[None]:
-    """Within this block a group that somebody else started is this run's; a RunError if one of its processes ends."""
+def existing_group(task: str, remedy: str) -> Iterator[None]:
+    """Join a process group that other code started, for the duration of a block.
+
+    Without such a group, the block runs in one process.
+
+    Raises:
+        RunError: another process ended; the message names the `task` and the `remedy`.
+    """
     global _group
     import torch.distributed as dist
 
@@ -257,17 +279,17 @@ def met(doing: str, way: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not lost(error):
+        if not is_lost_peer(error):
             raise
-        raise RunError(f"another process ended while {doing}", way) from None
+        raise RunError(f"another process ended while {task}", remedy) from None
     finally:
         if joined:
             dist.destroy_process_group(_group.agreeing)
             _group = _Group()
 
 
-def everywhere(error: E) -> E:
-    """Mark an error that all processes raise at the same moment."""
+def raised_everywhere(error: ErrorT) -> ErrorT:
+    """Mark an error that all processes raise at the same point, and return it."""
     error._everywhere = True  # type: ignore[attr-defined]
     return error
 
@@ -286,6 +308,6 @@ def _agree(error: BaseException | None, value: Any = None) -> Any:
         if failure is None:
             continue
         if rank == _group.rank and error is not None:
-            raise everywhere(error)
-        raise everywhere(failure.error(rank))
+            raise raised_everywhere(error)
+        raise raised_everywhere(failure.error(rank))
     return outcomes[0][1]

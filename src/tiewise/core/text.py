@@ -1,8 +1,8 @@
-"""A text and its tokens: cut where no tokenizer sees it, bytes as letters, and what the tokens of a text say.
+"""Texts in pieces for a tokenizer, byte letters, and statistics of tokens.
 
-A text of any size becomes pieces and these batches, which keep several threads at work. Of tokens it is counted how
-often each occurs, in which decade that lies, and which pairs are one-way; the counts are of the training split: whether
-a token is rare is a matter of what the model saw.
+A text of any size is cut into pieces, and these are gathered in batches, which use several threads of the tokenizer.
+The statistics are the count of each token, the decade of that count, and pairs of tokens that follow each other in one
+order only. Counts come from the training split, because they describe how often the model saw a token.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from tiewise.core.errors import DataError
 
-_BATCH = 1 << 19  # characters handed to the tokenizer at once; it takes about 100 bytes per token while it works
-PIECE = 1 << 14  # characters after which a longer document is cut, so that a batch has work for several threads
-# Tokenizers begin a word at a single space between letters: what is cut there has the tokens of the text left whole.
+_BATCH = 1 << 19  # characters per call of the tokenizer, which uses about 100 bytes per token
+PIECE = 1 << 14  # characters; longer documents are cut, so that a batch occupies several threads
+# Tokenizers start a word at a single space between letters: a cut there leaves the tokens of the text unchanged.
 _SAFE = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
 
-def pieces(texts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[tuple[str, bool]]:
-    """Join the parts of documents and cut these anew, where no tokenizer sees it: (text, whether a document ends).
+def cut_pieces(texts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[tuple[str, bool]]:
+    """Yield (text, whether a document ends there) of documents, cut where tokens do not change.
 
-    Pieces have `size` letters or a few more; where no single space stands between letters for long, the cut is at a
-    line end, or anywhere.
+    `texts` are parts of documents in the same form. A piece has `size` characters or a few more. If there is no single
+    space between letters for 3 · `size` more characters, the cut is at a line end, or at any character.
     """
     text, start = "", 0
     for part, ends in texts:
@@ -37,7 +37,7 @@ def pieces(texts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[tup
                 end = safe.start()
             elif len(text) > stop:
                 end = text.rfind("\n", start + size, stop) + 1 or stop
-            else:  # more of the text may bring a safe place
+            else:  # the next part of the text may contain a safe cut
                 break
             yield text[start:end], False
             start = end
@@ -46,8 +46,8 @@ def pieces(texts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[tup
             text, start = "", 0
 
 
-def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Gather pieces until they are enough for the tokenizer."""
+def batch_pieces(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Yield lists of pieces, each large enough for one call of the tokenizer."""
     batch, size = list[tuple[str, bool]](), 0
     for piece in pieces:
         batch.append(piece)
@@ -59,10 +59,14 @@ def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
         yield batch
 
 
-def begins_spaced(engine: Any) -> bool:
-    """Whether a tokenizer begins every text with a space, as SentencePiece does: what goes on must not bring one."""
+def prepends_space(engine: Any) -> bool:
+    """Return whether a tokenizer adds a space before every text, as SentencePiece does.
+
+    A continuation of a text must then not start with a space.
+    """
 
     def ids(text: str) -> list[int]:
+        """Return the token ids of a text."""
         tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
         return tokens
 
@@ -72,43 +76,53 @@ def begins_spaced(engine: Any) -> bool:
 
 
 def byte_letters() -> dict[str, int]:
-    """Return {letter: byte} of all bytes as byte-level tokenizers write them: as they print, others from 256 on."""
+    """Return {letter: byte} for the letters by which byte-level tokenizers write bytes.
+
+    A printable byte is its own letter; the others have letters from code point 256 on.
+    """
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
     return {chr(byte if byte in prints else 256 + others.index(byte)): byte for byte in range(256)}
 
 
-# what the tokens of a text say
+# statistics of tokens
 
 BINS = ("0", "1–9", "10–99", "100–999", "1000–9999", "≥10000")  # decades of training counts
-_EDGES = (1, 10, 100, 1000, 10_000)  # where each but the first begins
+_EDGES = (1, 10, 100, 1000, 10_000)  # smallest count of each bin but the first
 CHUNK = 1 << 22  # tokens counted at once
 
 
 def token_counts(tokens: np.ndarray, vocab: int, chunk: int = CHUNK) -> np.ndarray:
-    """Return how often each token occurs, int64[V], from `tokens` of any size; a DataError for one outside of V."""
+    """Return how often each token occurs, int64 [V].
+
+    Raises:
+        DataError: a token is outside of the vocabulary.
+    """
     counts = np.zeros(vocab, np.int64)
     for start in range(0, len(tokens), chunk):
-        found = np.bincount(tokens[start : start + chunk], minlength=vocab)
-        if len(found) > vocab:
-            raise DataError(f"token {len(found) - 1} in a vocabulary of {vocab}", "prepare the text again")
-        counts += found
+        chunk_counts = np.bincount(tokens[start : start + chunk], minlength=vocab)
+        if len(chunk_counts) > vocab:
+            raise DataError(f"token {len(chunk_counts) - 1} in a vocabulary of {vocab}", "prepare the text again")
+        counts += chunk_counts
     return counts
 
 
-def bin_of(counts: np.ndarray) -> np.ndarray:
-    """Return the index in `BINS` of every token, int64[V], from its count."""
+def frequency_bins(counts: np.ndarray) -> np.ndarray:
+    """Return the index in `BINS` of every token, int64 [V], from its count."""
     return np.searchsorted(_EDGES, counts, side="right").astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Bigram:
-    """Two tokens that follow each other one way more than the other, which a symmetric direct path cannot tell."""
+    """Two tokens that follow each other more often in one order than in the other.
+
+    A symmetric direct path cannot represent the difference.
+    """
 
     left: int
     right: int
-    forward: int  # times that left, right occurs
-    backward: int  # times that right, left does
+    forward: int  # occurrences of left, right
+    backward: int  # occurrences of right, left
     p_forward: float  # p(next is right | left)
     p_backward: float  # p(next is left | right)
 
@@ -124,9 +138,9 @@ def asymmetric_bigrams(
 ) -> list[Bigram]:
     """Return the `top` adjacent pairs with the largest p_forward − p_backward, largest first.
 
-    Only the `paired` most frequent tokens are paired (2,000² counts take 32 MB), and only pairs that occur `minimum`
-    times (once in 5,000 tokens and 5 times, unless given); a token is not paired with itself, nor with `eos_id`, across
-    which nothing follows.
+    Only the `paired` most frequent tokens are paired (2,000² counts take 32 MB). A pair must occur `minimum` times; by
+    default that is once in 5,000 tokens, and at least 5 times. No token is paired with itself or with `eos_id`, which
+    separates documents.
     """
     minimum = max(5, len(tokens) // 5000) if minimum is None else minimum
     counts = token_counts(tokens, vocab, chunk)
@@ -134,14 +148,14 @@ def asymmetric_bigrams(
     frequent = ranked[(ranked != (-1 if eos_id is None else eos_id)) & (counts[ranked] > 0)][:paired]
     # how often frequent[i] is followed by frequent[j], int64[K, K]
     size = len(frequent)
-    place = np.full(vocab, -1, np.int64)
-    place[frequent] = np.arange(size)
+    index_of = np.full(vocab, -1, np.int64)  # token → index in `frequent`, or -1
+    index_of[frequent] = np.arange(size)
     flat = np.zeros(size * size, np.int64)
     for start in range(0, len(tokens) - 1, chunk):
-        places = place[tokens[start : start + chunk + 1]]
-        left, right = places[:-1], places[1:]
-        known = (left >= 0) & (right >= 0)
-        flat += np.bincount(left[known] * size + right[known], minlength=size * size)
+        indices = index_of[tokens[start : start + chunk + 1]]
+        left, right = indices[:-1], indices[1:]
+        are_frequent = (left >= 0) & (right >= 0)
+        flat += np.bincount(left[are_frequent] * size + right[are_frequent], minlength=size * size)
     pairs = flat.reshape(size, size)
     rates = pairs / counts[frequent][:, None]
     gain = np.where(pairs >= minimum, rates - rates.T, 0.0)

@@ -29,10 +29,10 @@ from tiewise.core.errors import (
     suggest_choices,
     to_printable,
 )
-from tiewise.core.estimates import Estimate, holm, p_value
-from tiewise.core.files import strict
+from tiewise.core.estimates import Estimate, holm_adjusted, p_value
 from tiewise.core.measurement import NATS, NEITHER, ONE, TWO, Measurement, Quantity
 from tiewise.core.progress import ProgressListener, listen_to_progress
+from tiewise.core.records import to_strict_json
 from tiewise.inspection import sections as sections_folder
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.inspection.workspace import (
@@ -240,7 +240,7 @@ class SectionMeasurement:
 
     def record(self) -> dict[str, Any]:
         """Return everything as strict JSON takes it: a value that is no number is None."""
-        records = {label: strict(result.record()) for label, result in self.found.items()}
+        records = {label: to_strict_json(result.record()) for label, result in self.found.items()}
         return {"found": records, "left_out": dict(self.left_out)}
 
 
@@ -532,7 +532,7 @@ def _with_p(quantity: Quantity, of: str) -> Quantity:
 
 def _corrected(rows: list[tuple[str, Quantity]]) -> list[tuple[str, Quantity]]:
     """Adjust p by Holm over all rows that have one; a row that is no longer significant favours no side."""
-    adjusted = iter(holm([quantity.p for _, quantity in rows if quantity.p is not None]))
+    adjusted = iter(holm_adjusted([quantity.p for _, quantity in rows if quantity.p is not None]))
     corrected = []
     for name, quantity in rows:
         if quantity.p is not None:

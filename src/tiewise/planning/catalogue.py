@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from tiewise.core.errors import PlanError, nearest_name, similar_names, suggest_choices
-from tiewise.core.files import packaged_json
+from tiewise.core.files import read_packaged_json
 
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
 NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
@@ -102,7 +102,7 @@ def models() -> tuple[Model, ...]:
     """Return all rows, in the catalogue's order."""
     return tuple(
         Model(**{**row, "class_default": tuple(row.get("class_default", ()))})
-        for row in packaged_json("planning/data/models.json")
+        for row in read_packaged_json("planning/data/models.json")
     )
 
 

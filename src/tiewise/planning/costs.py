@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
-from tiewise.core.files import packaged_json, require, require_one
+from tiewise.core.files import read_packaged_json
+from tiewise.core.records import require, require_choice
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import Architecture, Budget
@@ -47,7 +48,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
-        require_one(self, "dtype", DTYPES, PlanError)
+        require_choice(self, "dtype", DTYPES, PlanError)
         require(self, "std", lambda std: 0 < std < float("inf"), "give a positive number", PlanError)
         if self.world % (self.tp * (self.fsdp or 1)):
             cut = f"tp {self.tp}" if self.fsdp is None else f"fsdp {self.fsdp} × tp {self.tp}"
@@ -365,7 +366,9 @@ def kept_losses() -> dict[str, Computed]:
     They are stored under all that they depend on, so that any other is computed; `tools/make_first_losses.py` writes
     the file.
     """
-    return {depends_on: (nll, cosine) for depends_on, nll, cosine in packaged_json("planning/data/first_losses.json")}
+    return {
+        depends_on: (nll, cosine) for depends_on, nll, cosine in read_packaged_json("planning/data/first_losses.json")
+    }
 
 
 def first_loss(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from tiewise.core.files import packaged_json
+from tiewise.core.files import read_packaged_json
 
 ALBERT_AVERAGE = "Avg"  # over SQuAD 1.1 and 2.0, MNLI, SST-2 and RACE: not a GLUE average
 
@@ -43,5 +43,5 @@ class Result:
 @cache
 def results(metric: str | None = None) -> tuple[Result, ...]:
     """All results of one metric, or all, in the ledger's order."""
-    rows = packaged_json("planning/data/ledger.json")
+    rows = read_packaged_json("planning/data/ledger.json")
     return tuple(Result(**row) for row in rows if metric in (None, row["metric"]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tiewise.core.errors import PlanError
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.core.measurement import MINUS, NONE, Listing, Quantity, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
@@ -114,24 +114,24 @@ class _PlanRows:
         """Add bytes of checkpoints by dtype."""
         self.add_heading("checkpoint")
         for dtype in SHOWN_DTYPES:
-            self.add(dtype, size, self.part("checkpoint_bytes"), dtype, "checkpoint_bytes")
+            self.add(dtype, format_bytes, self.part("checkpoint_bytes"), dtype, "checkpoint_bytes")
 
     def add_training(self, dtype: str) -> None:
         """Add bytes of training by optimizer."""
         self.add_heading(f"training, {dtype}")
         for optimizer, label in OPTIMIZERS.items():
             of_optimizer = [training[optimizer] for training in self.part("training_bytes")]
-            self.add(label, size, of_optimizer, "total", "training_bytes")
+            self.add(label, format_bytes, of_optimizer, "total", "training_bytes")
 
     def add_step(self, activations: Record) -> None:
         """Add bytes of logits and activations in a step."""
         self.add_heading("beside them")
         logits = self.part("logits_bytes")
-        self.add("logits, plain loss", size, logits, "plain", "logits_bytes")
-        self.add("logits, fused loss (GPU)", size, logits, "fused_cuda", "logits_bytes")
+        self.add("logits, plain loss", format_bytes, logits, "plain", "logits_bytes")
+        self.add("logits, fused loss (GPU)", format_bytes, logits, "fused_cuda", "logits_bytes")
         if activations["kept"]:  # else the layers are not known, nor is what they keep
             for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
-                estimate = f"≈ {size(activations[key])}"
+                estimate = f"≈ {format_bytes(activations[key])}"
                 self.rows.append([name, *[estimate] * len(self.choices)])
 
     def add_tables(self) -> None:
@@ -139,7 +139,7 @@ class _PlanRows:
         self.add_heading("tables alone, with scales where packed")
         names = self.choices[0]["table_bytes"] if self.choices else ()
         for name in names:
-            self.add(name, size, self.part("table_bytes"), name, "table_bytes")
+            self.add(name, format_bytes, self.part("table_bytes"), name, "table_bytes")
 
     def add_work_and_loss(self, log_vocab: float) -> None:
         """Add operations, bytes of decoding, and the first loss next to ln V."""
@@ -148,8 +148,8 @@ class _PlanRows:
         self.add("forward, per token", operations, flops, "forward", "flops_per_token")
         self.add("backward, per token", operations, flops, "backward", "flops_per_token")
         if any(decoding):
-            self.add("read per decoded token", size, decoding, "weights", "decode_bytes")
-            self.add("cache added per token", size, decoding, "cache_per_token", "decode_bytes")
+            self.add("read per decoded token", format_bytes, decoding, "weights", "decode_bytes")
+            self.add("cache added per token", format_bytes, decoding, "cache_per_token", "decode_bytes")
         label, losses = f"first loss (ln V = {log_vocab:.2f})", self.part("first_loss")
         self.add(label, lambda nll: plain(nll, 2), losses, "nll", "first_loss", lambda nll: f"{nll:.3g}")
 
@@ -158,13 +158,13 @@ class _PlanRows:
         self.add_heading(cut(layout))
         ranks = [of_choice[place] for of_choice in self.part("ranks")]
         tables = [rank["table_memory"] for rank in ranks]
-        self.add("weights, gradients, AdamW", size, ranks, "memory", "ranks.memory")
-        self.add("tables alone", size, tables, "total", "ranks.table_memory")
+        self.add("weights, gradients, AdamW", format_bytes, ranks, "memory", "ranks.memory")
+        self.add("tables alone", format_bytes, tables, "total", "ranks.table_memory")
         if layout["axes"]["fsdp"] > 1:
-            self.add("tables or states gathered", size, tables, "gathered", "ranks.table_memory")
-        self.add("logits and loss", size, ranks, "loss", "ranks.loss")
-        self.add("sent per step", size, ranks, "sent", "ranks.sent")
-        self.add("of it for tables", size, ranks, "sent_for_tables", "ranks.sent_for_tables")
+            self.add("tables or states gathered", format_bytes, tables, "gathered", "ranks.table_memory")
+        self.add("logits and loss", format_bytes, ranks, "loss", "ranks.loss")
+        self.add("sent per step", format_bytes, ranks, "sent", "ranks.sent")
+        self.add("of it for tables", format_bytes, ranks, "sent_for_tables", "ranks.sent_for_tables")
         if layout["break_even_tokens"] is not None:
             label, path = "saves below, tokens a rank", "ranks.break_even_tokens"
             self.add(label, count, ranks, "break_even_tokens", path)
@@ -233,7 +233,8 @@ def _gathered_or_sharded(boundary: str, gathered: Record, sharded: Record, token
     better = "keep" if group_tokens < limit else "gather"
     return [
         f"{boundary}, fsdp over {shards}: {better} the tables to send less: "
-        f"gathered {size(gathered['sent_for_tables'])} a step, kept sharded {size(sharded['sent_for_tables'])}; "
+        f"gathered {format_bytes(gathered['sent_for_tables'])} a step, "
+        f"kept sharded {format_bytes(sharded['sent_for_tables'])}; "
         f"N = {count(group_tokens)} tokens of the group, "
         f"and kept sends less below {count(limit)} (about V/2 where tied)",
         f"gathering holds {_bytes_next_to_shards(gathered)} beside its shards, with the loss; "
@@ -243,7 +244,7 @@ def _gathered_or_sharded(boundary: str, gathered: Record, sharded: Record, token
 
 def _bytes_next_to_shards(rank: Record) -> str:
     """Return the bytes that a rank holds of others, and of its loss."""
-    return size(rank["table_memory"]["gathered"] + (rank["loss"] or 0))
+    return format_bytes(rank["table_memory"]["gathered"] + (rank["loss"] or 0))
 
 
 def component(name: str) -> str:

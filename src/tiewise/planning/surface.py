@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.core.estimates import Estimate, critical
+from tiewise.core.estimates import Estimate, critical_t
 from tiewise.core.measurement import plain
 
 Array = NDArray[np.float64]
@@ -41,7 +41,7 @@ class Surface:
         """What a setting is predicted to have, were it trained with so many seeds: 95 % interval of that figure."""
         row = _features(np.atleast_2d(np.asarray(point, float)) - self.points.mean(0), self.products)[0]
         spread = math.sqrt(float(row @ self.covariance @ row) + self.between + self.within / seeds)
-        value, half = float(row @ self.beta), critical(len(self.points) - len(self.beta)) * spread
+        value, half = float(row @ self.beta), critical_t(len(self.points) - len(self.beta)) * spread
         return Estimate(value, value - half, value + half, len(self.points))
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.core.estimates import interaction
-from tiewise.core.files import size
+from tiewise.core.estimates import interaction_residuals
+from tiewise.core.files import format_bytes
 from tiewise.core.measurement import NATS, NONE, Curve, Grid, Listing, Quantity, count, plain, signed
 from tiewise.planning.costs import training_bytes
 from tiewise.report import comparison_measurement
@@ -215,7 +215,7 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
     panels = [stacked(parts, title, "unique parameters", count, caption, first="body", total="total")]
     memory = _training_memory(runs)
     if memory:
-        panel = stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together")
+        panel = stacked(memory, "Memory of training, as counted", "bytes", format_bytes, MEMORY, total="together")
         panel.figure.update_xaxes(ticksuffix="B")
         panels.append(panel)
     return panels
@@ -242,7 +242,7 @@ def direct_path_panels(comparison: Comparison) -> list[Panel]:
     norms that would drown the rest.
     """
     paths = [path for path in comparison.direct_path if path.tokens]
-    interactions = [interaction(np.array(path.logits)) for path in paths]
+    interactions = [interaction_residuals(np.array(path.logits)) for path in paths]
     top = _largest_off_diagonal(interactions) or 1.0
     panels = []
     for path, values in zip(paths, interactions, strict=True):

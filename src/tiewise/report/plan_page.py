@@ -14,7 +14,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from tiewise.core.files import size, write_result
+from tiewise.core.files import format_bytes, write_result
 from tiewise.core.measurement import Curve, Listing, count, rounded
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
@@ -172,7 +172,9 @@ def memory_panel(record: Record) -> Panel:
             parts["activations (estimate)"] = activations
         bars[name] = parts
     why = "With AdamW and the fused loss."
-    panel = stacked(bars, "Memory of a training step", "bytes", _about_if(record["model"]["estimated"], size), why)
+    panel = stacked(
+        bars, "Memory of a training step", "bytes", _about_if(record["model"]["estimated"], format_bytes), why
+    )
     panel.figure.update_xaxes(tickformat="~s", ticksuffix="B")
     return panel
 

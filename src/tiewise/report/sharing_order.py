@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain, combinations
 
-from tiewise.core.estimates import holm
+from tiewise.core.estimates import holm_adjusted
 from tiewise.core.measurement import Listing, plain, signed
 from tiewise.core.sharing_spec import KINDS
 from tiewise.planning.ledger import ALBERT_AVERAGE, results
@@ -98,7 +98,7 @@ def _worse_minus_better(boundary: str, runs: RunsBySharing, better: str, worse: 
 
 def _adjusted_by_holm(pairs: Sequence[Difference]) -> list[Difference]:
     """Return differences with Holm's p over all of them. Those without a p stay as they are."""
-    p_values = iter(holm([pair.p for pair in pairs if pair.p is not None]))
+    p_values = iter(holm_adjusted([pair.p for pair in pairs if pair.p is not None]))
     adjusted = []
     for pair in pairs:
         if pair.p is not None:

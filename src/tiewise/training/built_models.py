@@ -108,6 +108,6 @@ def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bo
     s, vocab = job.settings, job.text.vocab
     width = int(model.config.get_text_config().hidden_size)
     tables = budget(from_sizes(Sizes(vocab, width, 1)), job.spec.plainly(), SharingSpec())
-    setting = Setting(ranks.share(s.batch), s.length, world=math.prod(sizes), fsdp=fsdp)
+    setting = Setting(ranks.rows_per_rank(s.batch), s.length, world=math.prod(sizes), fsdp=fsdp)
     by_layout = {costs["layout"]: costs for costs in costs_of_ranks(tables, setting, vocab)}
     return keeps(by_layout[KEPT], by_layout[FSDP], s.accumulate)

@@ -33,8 +33,8 @@ from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, product_cho
 from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError
-from tiewise.core.files import from_record
 from tiewise.core.progress import listen_to_progress
+from tiewise.core.records import from_record
 from tiewise.core.text import Bigram, asymmetric_bigrams
 from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
 from tiewise.training.data.corpus import PreparedText, load_prepared
@@ -76,7 +76,7 @@ class Display:
 
         Nothing is shown if `quiet`, nor by any process but the first.
         """
-        if quiet or not ranks.first():
+        if quiet or not ranks.is_first():
             return cls(lambda line: None)
         # writes above a bar that is on the screen
         return cls(lambda line: tqdm.write(line, file=sys.stderr), bars=sys.stderr.isatty())
@@ -188,7 +188,7 @@ def start(
         """Return the seconds since this call of `start`."""
         return time.monotonic() - began
 
-    with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
+    with ranks.hold_on_rank_zero(starting(out, overwrite=overwrite)) as stage:
         checked = ranks.on_rank_zero(lambda: _prepare_stage(settings, stage, display))
         text = load_prepared(stage / DATA)
         products = ranks.on_rank_zero(lambda: products_for(checked, text.vocab))

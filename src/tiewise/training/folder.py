@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from tiewise.core.errors import RunError
-from tiewise.core.files import size, write_whole
+from tiewise.core.files import format_bytes, write_atomically
 from tiewise.core.spec import MODEL_TYPE
 from tiewise.training.remote_worker import TOKEN
 from tiewise.training.results import DENSE, FINAL
@@ -129,7 +129,7 @@ def seed_folder(out: Path, arm: str, seed: int) -> Path:
 
 def write_json(path: Path, record: Any) -> None:
     """Write JSON so that a kill leaves the old file or the new one."""
-    write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -149,7 +149,7 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
 def keep_lines(path: Path, step: int) -> None:
     """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
     lines = [line for line in read_lines(path) if line["step"] <= step]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ def how_it_loads(run: Path) -> str:
     if config.get("model_type") != MODEL_TYPE:
         return ""
     dense = sum(path.stat().st_size for path in (run / DENSE).glob("*"))
-    other = f", {DENSE} beside it ({size(dense)}) with any transformers" if dense else ""
+    other = f", {DENSE} beside it ({format_bytes(dense)}) with any transformers" if dense else ""
     return f"loads with tiewise.load{other}"
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from tiewise.core.errors import Interrupted, RunError, one_line_message
-from tiewise.core.files import write_whole
+from tiewise.core.files import write_atomically
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.remote_worker import TOKEN, find_mismatch, installed_versions, stream_messages
 from tiewise.training.worker_process import Message, Work
@@ -128,7 +128,7 @@ class OnRay(Workers):
             remedy = "see that it runs, or unset RAY_ADDRESS"
             raise RunError(f"no Ray cluster {where}: {one_line_message(error)}", remedy) from None
         self.nodes = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-        write_whole(self.out / TOKEN, self.token)
+        write_atomically(self.out / TOKEN, self.token)
         self.cleanup.callback((self.out / TOKEN).unlink, missing_ok=True)
         for node in self.nodes:
             self._check_node(node)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.core.text import BINS, bin_of
+from tiewise.core.text import BINS, frequency_bins
 from tiewise.training.results import MASKED, BinNll, Share
 
 
@@ -40,7 +40,7 @@ def measure_by_frequency(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.nda
     if not loss_parts:
         return MeasuredSplit(math.nan, 0, [BinNll(label, 0, None) for label in BINS])
     losses = np.concatenate(loss_parts)
-    bins = bin_of(counts[np.concatenate(target_parts)])
+    bins = frequency_bins(counts[np.concatenate(target_parts)])
     sums, sizes = np.bincount(bins, losses, len(BINS)), np.bincount(bins, minlength=len(BINS))
     by_bin = []
     for label, total, size in zip(BINS, sums, sizes, strict=True):

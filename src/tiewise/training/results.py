@@ -26,8 +26,8 @@ from typing import Any
 
 from tiewise.core import estimates
 from tiewise.core.errors import RunError
-from tiewise.core.files import from_record, to_record
 from tiewise.core.measurement import NONE, Quantity, count, plain, signed
+from tiewise.core.records import from_record, to_record
 from tiewise.planning.evidence import Expectation
 
 SCHEMA = 1
@@ -63,7 +63,7 @@ class Share:
     @classmethod
     def of(cls, right: int, count: int, nll: float) -> Share:
         """Return the share of `right` among `count`, with its interval."""
-        return cls(right / count, *estimates.wilson(right / count, count), count, nll)
+        return cls(right / count, *estimates.wilson_interval(right / count, count), count, nll)
 
 
 @dataclass(frozen=True)
@@ -277,13 +277,15 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     if n == 1:
         return _without_interval(arm, metric, n, mean)
     error = stdev(d) / math.sqrt(n)
-    half = estimates.critical(n - 1) * error
+    half = estimates.critical_t(n - 1) * error
     low, high = mean - half, mean + half
     if error:
-        p = estimates.two_sided(mean / error, n - 1)
+        p = estimates.two_sided_p(mean / error, n - 1)
     else:
         p = float(mean == 0)  # all pairs differ by the same amount: p is 0, or 1 if that is zero
-    return Difference(arm, metric, n, mean, low, high, estimates.detectable(n - 1) * error, low > 0 or high < 0, p)
+    return Difference(
+        arm, metric, n, mean, low, high, estimates.detectable_difference(n - 1) * error, low > 0 or high < 0, p
+    )
 
 
 def _without_interval(arm: str, metric: str, n: int, mean: float) -> Difference:
@@ -296,7 +298,7 @@ def correct_by_holm(family: Sequence[Difference]) -> list[Difference]:
     Differences without a p are not tested and stay as they are.
     """
     p = [d.p for d in family if d.p is not None]
-    adjusted = iter(zip(estimates.holm(p), estimates.levels(p), strict=True))
+    adjusted = iter(zip(estimates.holm_adjusted(p), estimates.holm_levels(p), strict=True))
     corrected = []
     for d in family:
         if d.p is not None:
@@ -312,8 +314,8 @@ def _at_level(d: Difference, p: float, level: float) -> Difference:
     """
     assert d.low is not None
     assert d.high is not None
-    error = (d.high - d.low) / 2 / estimates.critical(d.n - 1)
-    return replace(d, p=p, detected=p < ALPHA, detectable=estimates.detectable(d.n - 1, level) * error)
+    error = (d.high - d.low) / 2 / estimates.critical_t(d.n - 1)
+    return replace(d, p=p, detected=p < ALPHA, detectable=estimates.detectable_difference(d.n - 1, level) * error)
 
 
 def complete(comparison: Comparison) -> Comparison:

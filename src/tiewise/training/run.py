@@ -42,7 +42,7 @@ from tiewise.boundary.sharded_tables import fill_from_shards
 from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core import ranks
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
-from tiewise.core.files import from_record, to_record
+from tiewise.core.records import from_record, to_record
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
 from tiewise.training.built_models import cut
@@ -131,7 +131,7 @@ class Kind(ABC):
 
     def check_processes(self, settings: Settings) -> None:
         """Raise for settings that these processes cannot train together, before any training."""
-        ranks.share(settings.batch)
+        ranks.rows_per_rank(settings.batch)
         if ranks.size() == 1:
             return
         if self.alone is not None:
@@ -222,7 +222,7 @@ class Kind(ABC):
             else:
                 trainer.train(resume_from_checkpoint=str(checkpoint))
         if ranks.any_of(interrupt.pressed):
-            raise ranks.everywhere(Interrupted(str(job.folder)))
+            raise ranks.raised_everywhere(Interrupted(str(job.folder)))
         record = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RunRecord))
         return record.steps, record.seconds
 
@@ -372,7 +372,7 @@ def train(job: Job) -> Outcome:
         RunError: another process trains this run.
     """
     kind, folder = kind_of(job.settings), job.folder
-    with ranks.first_holds(locked(folder)), without_bars():
+    with ranks.hold_on_rank_zero(locked(folder)), without_bars():
         outcome, checkpoint, step = ranks.on_rank_zero(lambda: (read_outcome(folder), *newest_checkpoint(folder)))
         if outcome is not None:
             return outcome
@@ -389,7 +389,7 @@ def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trai
     start: InitialFigures | None = None
     with ranks.agreed():
         installed = kind.build(job)
-        if ranks.first():
+        if ranks.is_first():
             std, predicted = kind.table_std(job), kind.first_loss(job)
             start = InitialFigures(std, predicted, kind.measure(job, installed, job.split, point=True).nll)
         sizes = ranks.sharded()

@@ -19,7 +19,7 @@ from typing import Any, Protocol, get_type_hints, runtime_checkable
 import yaml
 
 from tiewise.core.errors import RunError, one_line_message, suggest_choices
-from tiewise.core.files import require, require_one, setting
+from tiewise.core.records import read_setting, require, require_choice
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
@@ -152,9 +152,9 @@ class Settings:
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
         require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
-        require_one(self, "match", ("width", "parameters", "flops"))
-        require_one(self, "split", (RANDOM, CONTIGUOUS))
-        require_one(self, "backend", ("torch", "flax"))
+        require_choice(self, "match", ("width", "parameters", "flops"))
+        require_choice(self, "split", (RANDOM, CONTIGUOUS))
+        require_choice(self, "backend", ("torch", "flax"))
 
     def _check_heads(self) -> None:
         """Raise RunError if a built-in decoder cannot have this number of heads."""
@@ -244,7 +244,7 @@ def _read_values(
             raise RunError(
                 f"unknown setting {name!r} in {source}", f"{names}; for those of other models add --recipe NAME"
             )
-        values[name] = setting(hints[name], value, f"{name} in {source}")
+        values[name] = read_setting(hints[name], value, f"{name} in {source}")
         if name in ("arms", "text") and not values[name]:
             raise RunError(f"{name} in {source} must be a list of text", "write [tied, untied], say")
     return values

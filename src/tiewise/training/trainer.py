@@ -255,7 +255,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
             logs = {**logs, "loss": logs["loss"] - means.pop("penalty", 0.0), **means}
             if math.isnan(logs.get("cosine", 0.0)):
                 del logs["cosine"]  # untied: the two gradients have no common table
-            if self._evaluator is not None and (ranks.first() or self._sharded):
+            if self._evaluator is not None and (ranks.is_first() or self._sharded):
                 logs |= self._evaluator()
                 reshard(self.model)  # the next save and the optimizer need the parts
         super().log(logs, start_time)
@@ -285,7 +285,7 @@ def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
     s = job.settings
     window, on_gpu = logging_window(s.steps), torch.cuda.is_available()
     recipe = {
-        "per_device_train_batch_size": ranks.share(s.batch),
+        "per_device_train_batch_size": ranks.rows_per_rank(s.batch),
         "optim": "adamw_torch_fused",
         "adam_beta2": 0.98,
         "lr_scheduler_type": "cosine",
@@ -378,7 +378,7 @@ class RunRecord(CheckpointedCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Append the training loss of the window and the noted values."""
-        if logs and "loss" in logs and ranks.first():
+        if logs and "loss" in logs and ranks.is_first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
             measured = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm", "epoch")}
             add_line(self.path, line | measured)
@@ -392,7 +392,7 @@ class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no ty
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)
+        super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.is_first() else None)
 
     on_train_begin = ranks.agreed()(TensorBoardCallback.on_train_begin)
     on_train_end = ranks.agreed()(TensorBoardCallback.on_train_end)

@@ -28,7 +28,7 @@ import tiewise
 from tiewise.boundary.sharded import save_load
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError, RunError, TiewiseError, UnsupportedError
-from tiewise.core.files import write_whole
+from tiewise.core.files import write_atomically
 
 # name → (vocabulary, tied, how two processes cut it, how four do)
 CASES = {
@@ -190,7 +190,7 @@ def refuse(folder):
             tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
         assert sorted(os.listdir(place)) == files
     with raising(CheckpointError, "no space left while writing"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save_load, "write_whole", full_disk)  # of the index
+        patch.setattr(save_load, "write_atomically", full_disk)  # of the index
         tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
     assert sorted(os.listdir(place)) == files
     with raising(CheckpointError, "cannot be written .No such file"):
@@ -264,13 +264,13 @@ def killed(folder):
 
         def dies(path, *given):
             if into == "named":
-                write_whole(path, *given)
+                write_atomically(path, *given)
             else:  # what is being written has another name until it is whole
                 half = path if into != "unnamed" else path.with_name(f".{path.name}.1.partial")
                 half.write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(save_load, "write_whole" if KILLED[into] == 0 else "write_tensors", dies)
+        setattr(save_load, "write_atomically" if KILLED[into] == 0 else "write_tensors", dies)
     try:
         tiewise.save_sharded(folder / into, model, notes={"step": 2})
     except RunError as error:

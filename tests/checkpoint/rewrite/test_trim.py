@@ -39,7 +39,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rewrite import trim
 from tiewise.checkpoint.rewrite.tokenizer_file import TokenizerFile
 from tiewise.core.errors import CheckpointError
-from tiewise.core.text import pieces
+from tiewise.core.text import cut_pieces
 
 TEXT = prose(60_000)
 OTHER = prose(30_000, 200_000)
@@ -340,7 +340,7 @@ def test_what_other_text_costs_is_measured_on_text_that_chose_nothing(tmp_path):
     receipt = trim(tmp_path / "a", tmp_path / "b", text=text_file(tmp_path / "t.txt", text))
     note = next(note for note in receipt.notes if "only its start chose" in note)
     size = len(text.encode())
-    parts = [piece for piece, _ in pieces([(text, True)], size // 50)]
+    parts = [piece for piece, _ in cut_pieces([(text, True)], size // 50)]
     starts = np.cumsum([0, *(len(piece.encode()) for piece in parts)])[:-1]
     first, last = ("".join(p for p, at in zip(parts, starts, strict=True) if (at < 0.9 * size) == w) for w in (1, 0))
     trim(tmp_path / "a", tmp_path / "c", text=text_file(tmp_path / "first.txt", first))
@@ -403,7 +403,7 @@ def test_a_million_letters_that_chose_nothing(kind, tmp_path):
     left = new.get_vocab()
     to = {number: left[token] for token, number in old.get_vocab().items() if token in left}
     letters = kept = gone = 0
-    for piece, _ in pieces([(other, True)]):
+    for piece, _ in cut_pieces([(other, True)]):
         before, after = (by_word(words.encode(piece, add_special_tokens=False)) for words in (old, new))
         assert before.keys() == after.keys()
         for word, tokens in before.items():

@@ -9,7 +9,7 @@ from tests.inspection.running.test_two_paths import asked, logits_of, opened, te
 
 from tiewise import install
 from tiewise.boundary.locate import locate
-from tiewise.core.text import BINS, bin_of
+from tiewise.core.text import BINS, frequency_bins
 from tiewise.inspection.running.loaded import Opened
 from tiewise.inspection.sections.bottleneck import bottleneck_of
 
@@ -47,8 +47,8 @@ def test_shares_by_an_explicit_projection(name, tied, tmp_path):
     assert found[SHARE].value == pytest.approx(by_window.mean(), rel=1e-9)
     assert found[SHARE].chance == model.ends.head.weight.shape[1] / V
     assert found["norm that is lost"].value == pytest.approx(1 - by_window.mean() ** 0.5, rel=1e-9)
-    for band in np.unique(bin_of(counts)[targets]):
-        its = bin_of(counts)[targets] == band
+    for band in np.unique(frequency_bins(counts)[targets]):
+        its = frequency_bins(counts)[targets] == band
         value = found[f"next token occurs {BINS[band]} times"].value
         assert value == pytest.approx(passed[its].sum() / whole[its].sum(), rel=1e-9)
     assert found.answer.endswith(f"{100 * found[SHARE].chance:.1f} % by chance")

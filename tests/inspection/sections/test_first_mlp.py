@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.errors import CheckpointError, DataError, InstallError
-from tiewise.core.estimates import interaction
+from tiewise.core.estimates import interaction_residuals
 from tiewise.core.measurement import plain
 from tiewise.inspection.running.loaded import open_model
 from tiewise.inspection.sections.first_mlp import first_block, first_mlp_of, through_first_mlp
@@ -116,7 +116,7 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     text, _, through = result.grids
     shown = [WORDS.index(word) for word in text.rows]
     assert set(shown) == set(np.argsort(-pi, kind="stable")[:6].tolist()) | {3, 7, 0}
-    expected = interaction(logs[np.ix_(shown, shown)] - np.log(pi[shown]))
+    expected = interaction_residuals(logs[np.ix_(shown, shown)] - np.log(pi[shown]))
     np.testing.assert_allclose(through.values, expected, atol=5.1e-4)  # a figure has three digits
     loss = result["loss on the text's pairs, with the first MLP"]
     assert loss.value == pytest.approx(-logs[ids, np.roll(ids, -1)].mean(), abs=1e-10)

@@ -13,7 +13,7 @@ from tests.inspection.running.test_two_paths import KINDS, by_hand, opened, text
 from tiewise.core.errors import DataError
 from tiewise.core.measurement import NEITHER, ONE, Quantity, count, plain
 from tiewise.core.progress import listen_to_progress
-from tiewise.core.text import BINS, bin_of
+from tiewise.core.text import BINS, frequency_bins
 from tiewise.inspection.running.two_paths import NEXT, AdamPaths, RowSums, TextLoss, parted, row_sums
 from tiewise.inspection.sections import gradients
 from tiewise.inspection.sections.gradients import (
@@ -88,7 +88,7 @@ def test_shares_by_row_and_bin_by_numpy(tmp_path):
     wanted = (plain(rows_a[best]), plain(rows_b[best]), str(Quantity("", share[best], unit="%")))
     assert longest.rows[0][:6] == (f"w{best}", str(best), str(seen[best]), *wanted)
     for label, row, index in zip(BINS, bins.rows, range(6), strict=True):
-        inside = bin_of(longer) == index
+        inside = frequency_bins(longer) == index
         assert row[1:4] == (str(inside.sum()), count(longer[inside].sum()), plain(np.linalg.norm(a[inside])))
         if inside.any():
             of_b = (b[inside] ** 2).sum() / (b**2).sum()

@@ -12,7 +12,7 @@ from scipy.special import log_softmax, softmax
 from tiny_tables import exact, random_chain
 
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import interaction
+from tiewise.core.estimates import interaction_residuals
 from tiewise.inspection.tables import bigram_paths as module
 from tiewise.inspection.tables import model_tables as tables
 from tiewise.inspection.tables.bigram_counts import Chain, frequent
@@ -179,7 +179,7 @@ def test_interaction_and_likeness_against_least_squares():
     said += 0.8 * wanted
     wanted[generator.random((9, 9)) < 0.3] = np.nan
     off = ~np.isnan(wanted) & ~np.eye(9, dtype=bool)
-    np.testing.assert_allclose(interaction(wanted), wanted - additive(wanted, off), atol=1e-9)
+    np.testing.assert_allclose(interaction_residuals(wanted), wanted - additive(wanted, off), atol=1e-9)
     moved = said + np.arange(9)[:, None] * 5.0 - np.arange(9) ** 2  # what rows and columns have in common
     (follows, p), (direction, _) = likeness(wanted, moved, permutations=99)
     a, b = (np.where(off, values - additive(values, off), 0.0) for values in (wanted, said))
@@ -192,7 +192,7 @@ def test_interaction_and_likeness_against_least_squares():
 @given(st.integers(1, 8).flatmap(lambda n: arrays(float, (n, n), elements=st.floats(-5, 5))))
 def test_the_interaction_of_any_map_is_what_least_squares_leave(values):
     expected = values - additive(values, ~np.eye(len(values), dtype=bool))
-    np.testing.assert_allclose(interaction(values), expected, atol=1e-9)
+    np.testing.assert_allclose(interaction_residuals(values), expected, atol=1e-9)
 
 
 def test_the_null_holds_for_unrelated_maps():

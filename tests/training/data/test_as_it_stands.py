@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tiewise.core.text import pieces
+from tiewise.core.text import cut_pieces
 from tiewise.training.data.corpus import prepare
 from tiewise.training.data.tokenizer import read_tokens
 
@@ -105,7 +105,7 @@ def test_tokens_of_a_long_file_are_those_of_its_text(kind, tmp_path):
 
 def test_pieces_are_the_text_and_stay_short():
     texts = [("a b " * 40_000, False), ("c\n" * 70_000, False), ("日本" * 90_000, True), ("", True), ("end", True)]
-    found = list(pieces(texts))
+    found = list(cut_pieces(texts))
     documents = "".join(text + "\0" * ends for text, ends in found)
     assert documents == "".join(text + "\0" * ends for text, ends in texts)
     assert max(len(text) for text, _ in found) <= 1 << 16

@@ -300,7 +300,7 @@ def test_interrupted_keeps_what_was_there(source, out, stage):
 
 def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
-    monkeypatch.setattr("tiewise.training.data.corpus.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("tiewise.training.data.corpus.sync_to_disk", lambda folder: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         prepare([str(source)], "bytes", out, length=8, split="contiguous")
     with pytest.raises(DataError, match="no prepared text"):

@@ -203,7 +203,7 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeyp
 
     monkeypatch.setattr(type(KIND), "measure", lambda *a, **k: SimpleNamespace(nll=0.0))
     monkeypatch.setattr(recurrent, "measure_streams", lambda *a, **k: SimpleNamespace(nll=next(told)))
-    monkeypatch.setattr(recurrent, "written_whole", noted)
+    monkeypatch.setattr(recurrent, "atomic_replacement", noted)
     trainer = KIND.trainer(job(chosen, tmp_path), KIND.build(job(chosen)))
     trainer.train()
     assert next(told, None) is None  # the last epoch was asked about, too

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from tiewise.core.estimates import holm
+from tiewise.core.estimates import holm_adjusted
 from tiewise.training.results import paired
 from tiewise.training.study.grid import StudyGrid
 from tiewise.training.study.study import Study, SweepRow
@@ -40,6 +40,6 @@ def planted(
                     vocab=vocab, tokens=tokens, seen=10**6, demo=False, command=f"tiewise compare --out {cell}",
                 )
             )  # fmt: skip
-    for i, p in enumerate(holm([row.heldout.p for row in rows])):
+    for i, p in enumerate(holm_adjusted([row.heldout.p for row in rows])):
         rows[i] = replace(rows[i], heldout=replace(rows[i].heldout, p=p, detected=p < 0.05))
     return Study(grid, tuple(rows), 0, folder)

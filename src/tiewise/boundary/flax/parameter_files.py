@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 from tiewise.boundary.flax.boundary import PureBoundary
 from tiewise.core.errors import CheckpointError, one_line_message
-from tiewise.core.files import written_whole
+from tiewise.core.files import atomic_replacement
 
 SHARED = {"table_out": "table_in"}
 
@@ -51,7 +51,7 @@ def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] 
     arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
     metadata = dict(notes) if notes else None  # None leaves the entry out of the header
     try:
-        with written_whole(path) as unfinished:
+        with atomic_replacement(path) as unfinished:
             save_file(arrays, unfinished, metadata=metadata)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}", "name another place") from None

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.core.files import cache_folder, written_whole
+from tiewise.core.files import atomic_replacement, cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # of the library's `instruction_sets()`, bit by bit; its functions are compiled for what they use and nothing else is
@@ -152,7 +152,7 @@ def build() -> Path:
     version = _run([compiler, "--version"], "the compiler does not run")
     path = folder / f"{_key()}-{hashlib.sha256(version.encode()).hexdigest()[:8]}.so"
     try:
-        with written_whole(path) as unfinished:
+        with atomic_replacement(path) as unfinished:
             _compile(compiler, unfinished)
     except OSError as error:
         raise RunError(f"the kernels could not be written: {error}", ELSEWHERE) from None

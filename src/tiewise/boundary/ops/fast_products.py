@@ -40,7 +40,7 @@ from torch import Tensor
 from tiewise.boundary.ops import devices
 from tiewise.boundary.ops.compiled_kernels import kernels
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
-from tiewise.core.files import cache_folder, write_whole
+from tiewise.core.files import cache_folder, write_atomically
 
 PRODUCTS = ("auto", "default", "onednn")
 VARIABLE = "TIEWISE_PRODUCTS"
@@ -296,7 +296,7 @@ def remembered(
     with suppress(OSError, RuntimeError):  # then the next process tries again
         cache_folder().mkdir(parents=True, exist_ok=True)
         trials[key] = what | times
-        write_whole(cache_folder() / file, json.dumps(trials, indent=1) + "\n")
+        write_atomically(cache_folder() / file, json.dumps(trials, indent=1) + "\n")
     return times
 
 

@@ -24,8 +24,9 @@ from tiewise.checkpoint.rewrite.new_folder import copy_file, destination, rename
 from tiewise.checkpoint.stored import BITS
 from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES
 from tiewise.checkpoint.untrusted import require_memory
+from tiewise.core.disk_errors import disk_error
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import disk_error, sync
+from tiewise.core.files import sync_to_disk
 
 _LOAD_IT = "load it into your own model on one process: load_sharded(folder, model)"
 
@@ -64,7 +65,7 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
                 if (saved.folder / name).is_file():
                     copy_file(saved.folder / name, partial / name)
             for path in (*partial.iterdir(), partial):
-                sync(path)
+                sync_to_disk(path)
         for finding in errors_of_result(check(partial), index.config):
             what = f"{saved.folder}: the result was not kept: {finding.rule} at {finding.where}: {finding.evidence}"
             raise CheckpointError(what, "the save itself is as it was")

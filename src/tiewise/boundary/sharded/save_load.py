@@ -43,7 +43,7 @@ from tiewise.checkpoint.stored import BITS, CHUNK_BYTES
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError, UnsupportedError
-from tiewise.core.files import write_whole, written_whole
+from tiewise.core.files import atomic_replacement, write_atomically
 
 
 class _TensorReport(NamedTuple):
@@ -100,7 +100,7 @@ def save_sharded(
         RunError: the optimizer has other parameters than the model, or another process ended meanwhile.
     """
     save_folder = Path(os.fspath(folder))
-    with ranks.met(f"{save_folder} was saved", "the folder holds this save or the one before it, whole"):
+    with ranks.existing_group(f"{save_folder} was saved", "the folder holds this save or the one before it, whole"):
         try:
             with ranks.agreed():
                 live = find_live_state(model, optimizer)
@@ -110,7 +110,7 @@ def save_sharded(
             with ranks.agreed():
                 division = _divide_parts(reports)
             with ranks.agreed(), wrap_write_errors(save_folder):
-                if ranks.first():
+                if ranks.is_first():
                     save_folder.mkdir(exist_ok=True)
                     remove_old_files(save_folder)
             # new file names: the save before this one is loaded until the index is replaced
@@ -123,10 +123,12 @@ def save_sharded(
                 VERSION, plain_notes, files, division.layouts, division.tensors, *state, *describe_model(model)
             )
             with ranks.agreed(), wrap_write_errors(save_folder):
-                if ranks.first():
+                if ranks.is_first():
                     _write_index(save_folder, index)
         except BaseException as error:
-            if ranks.first() and ranks.known(error):  # otherwise another process may have seen the save succeed
+            if ranks.is_first() and ranks.is_raised_everywhere(
+                error
+            ):  # otherwise another process may have seen the save succeed
                 remove_old_files(save_folder)
             raise
     return save_folder
@@ -147,7 +149,7 @@ def _write_index(save_folder: Path, index: Index) -> None:
     if missing:
         what = f"{save_folder}: {missing[0]}, which another process wrote, is not there"
         raise RunError(what, "give a folder on a file system that all processes share")
-    write_whole(save_folder / INDEX, json.dumps(asdict(index), separators=(",", ":")))  # JSON with infinities
+    write_atomically(save_folder / INDEX, json.dumps(asdict(index), separators=(",", ":")))  # JSON with infinities
     remove_old_files(save_folder)
 
 
@@ -247,7 +249,7 @@ def _write_shard(save_folder: Path, name: str, live: LiveState, division: _Divis
         # a function yields the bytes, so that a save needs no second copy in memory
         write = _byte_source(live.tensors[key])
         tensors.append(NewTensor(key, division.tensors[key].dtype, shape, name, write))
-    with wrap_write_errors(save_folder), written_whole(save_folder / name) as partial:
+    with wrap_write_errors(save_folder), atomic_replacement(save_folder / name) as partial:
         write_tensors(partial, tensors, {})
         return ShardFile(name, partial.stat().st_size, sha256(partial))
 
@@ -284,7 +286,7 @@ def load_sharded(folder: str | os.PathLike[str], model: nn.Module, optimizer: An
         UnsupportedError: as `save_sharded`.
     """
     save_folder = Path(os.fspath(folder))
-    with ranks.met(f"{save_folder} was loaded", "start again"):
+    with ranks.existing_group(f"{save_folder} was loaded", "start again"):
         with ranks.agreed():
             saved = ShardedSave(save_folder)
             saved.verify()

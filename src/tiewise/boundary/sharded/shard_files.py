@@ -55,7 +55,7 @@ from tiewise.checkpoint.stored import CHUNK_BYTES, Header, Reader, Stored, read_
 from tiewise.checkpoint.untrusted import open_regular, path_inside, read_json, short
 from tiewise.core import ranks
 from tiewise.core.errors import CheckpointError, RunError
-from tiewise.core.files import from_record
+from tiewise.core.records import from_record
 
 INDEX = "sharded.json"
 VERSION = 1

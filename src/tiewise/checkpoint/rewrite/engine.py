@@ -30,7 +30,8 @@ from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.untrusted import path_inside, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size, to_record
+from tiewise.core.files import format_bytes
+from tiewise.core.records import to_record
 
 SCHEMA = 1  # of a receipt's record
 MOST_LISTED = 6  # names of tensors in one line
@@ -80,7 +81,7 @@ class Receipt:
             lines.append(("tensors out", names(self.dropped, MOST_LISTED)))
         lines += [
             ("files", self._counts_of_files()),
-            ("bytes", f"{size(self.bytes_before)} → {size(self.bytes_after)}"),
+            ("bytes", f"{format_bytes(self.bytes_before)} → {format_bytes(self.bytes_after)}"),
             ("logits at one state", f"largest change {self.logit_change:.3g}"),
             ("input rows", f"largest change {self.input_change:.3g}"),
             ("measured", self.measured_on),

@@ -13,7 +13,7 @@ from tiewise.checkpoint.rewrite.change import NewTensor
 from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
 from tiewise.checkpoint.rewrite.new_folder import copy_file, link_or_copy
 from tiewise.checkpoint.untrusted import path_inside
-from tiewise.core.files import sync
+from tiewise.core.files import sync_to_disk
 from tiewise.core.progress import advance_progress, progress_of
 
 
@@ -35,9 +35,9 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
             linked.append(file)
     for file, data in {PROVENANCE: provenance, **plan.texts}.items():
         (target / file).write_bytes(data)
-        sync(target / file)
+        sync_to_disk(target / file)
     for place, _, _ in os.walk(target, topdown=False):
-        sync(Path(place))
+        sync_to_disk(Path(place))
     return tuple(linked)
 
 
@@ -64,7 +64,7 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
             if count != tensor.nbytes:
                 raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
             done += count
-    sync(path)
+    sync_to_disk(path)
     return done
 
 

@@ -24,7 +24,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.stored import CHUNK_BYTES
 from tiewise.checkpoint.untrusted import open_regular
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import sync
+from tiewise.core.files import sync_to_disk
 from tiewise.core.interrupts import graceful_signals
 
 fcntl: Any
@@ -120,7 +120,7 @@ def rename_to_destination(path: Path, real: Path) -> None:
             problem = f"{real}: the finished result cannot get its name ({error.strerror})"
             raise CheckpointError(problem, "something else was put there meanwhile: give another place") from None
         with suppress(OSError):  # a parent that may be written but not read; the result is complete all the same
-            sync(real.parent)
+            sync_to_disk(real.parent)
 
 
 def remove_leftovers(real: Path) -> None:

@@ -14,7 +14,7 @@ from tiewise.checkpoint.rewrite.file_plan import PROVENANCE, FilePlan
 from tiewise.checkpoint.untrusted import open_regular
 from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import to_record
+from tiewise.core.records import to_record
 
 VERSION = 1  # of `tiewise.json`
 

@@ -15,7 +15,7 @@ from tiewise.checkpoint.untrusted import MOST_BYTES, path_inside, read_bytes, sh
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import advance_progress, progress_of
-from tiewise.core.text import PIECE, batches, begins_spaced, pieces
+from tiewise.core.text import PIECE, batch_pieces, cut_pieces, prepends_space
 
 tokenizers = Late("tokenizers")  # no part of a base install
 BLOCK = 1 << 20  # characters of a text read at once
@@ -46,7 +46,7 @@ def encode_text(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int,
 
     Progress in bytes under `purpose`.
     """
-    spaced = begins_spaced(tokenizer)
+    spaced = prepends_space(tokenizer)
     count = 0
     try:
         if not text.is_file():
@@ -68,7 +68,7 @@ def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> I
     piece_length = max(LEAST_PIECE, min(PIECE, size // 50))
     done = 0
     with progress_of(purpose, size):
-        for batch in batches(pieces(_blocks(text), piece_length)):
+        for batch in batch_pieces(cut_pieces(_blocks(text), piece_length)):
             parts = [part for part, _ in batch]
             read = parts
             if spaced:  # the tokenizer begins each piece with a space, so a later piece must not bring its own

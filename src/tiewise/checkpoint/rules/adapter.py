@@ -16,7 +16,7 @@ from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, d
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.core.progress import progress_of
 
 
@@ -325,7 +325,7 @@ def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Obse
     if rows and changed <= rows // 2:
         where, row_bytes = short(copy.name), copy.nbytes // rows
         what = f"{where} is a copy of {describe(table)}; rows that are not the base's: {changed:,} of {rows:,}"
-        what += f", {size(changed * row_bytes)} of {size(copy.nbytes)}"
+        what += f", {format_bytes(changed * row_bytes)} of {format_bytes(copy.nbytes)}"
         yield where, what, facts.command("slim")
 
 

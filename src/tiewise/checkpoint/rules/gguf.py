@@ -7,7 +7,7 @@ from tiewise.checkpoint.rules.gguf_file import BY_NAME, HEAD, TABLE, TOKENS, Ggu
 from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
 
@@ -109,7 +109,7 @@ def gguf_types(facts: GgufFacts) -> Observations:
     if facts.head is None:
         yield from _coarse_table(facts, facts.table)
     elif facts.equal:
-        what = f"{HEAD} repeats {TABLE} byte for byte: {size(facts.head.nbytes)} of {size(facts.size)}"
+        what = f"{HEAD} repeats {TABLE} byte for byte: {format_bytes(facts.head.nbytes)} of {format_bytes(facts.size)}"
         fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
         yield Observation(HEAD, what, fix, severity="info")
 

@@ -26,7 +26,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import LFS_POINTER, open_regular, path_inside, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import packaged_json
+from tiewise.core.files import read_packaged_json
 from tiewise.core.progress import progress_of
 
 DAMAGED = "the file is damaged or was cut short: download or convert it again"
@@ -45,7 +45,9 @@ class GgmlType(NamedTuple):
         return 8 * self.nbytes / self.block
 
 
-BY_NUMBER = {int(n): GgmlType(*entry) for n, entry in packaged_json("checkpoint/data/ggml_types.json")["types"].items()}
+BY_NUMBER = {
+    int(n): GgmlType(*entry) for n, entry in read_packaged_json("checkpoint/data/ggml_types.json")["types"].items()
+}
 BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays

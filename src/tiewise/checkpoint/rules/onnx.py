@@ -7,7 +7,7 @@ from tiewise.checkpoint.rules.onnx_file import OnnxFacts
 from tiewise.checkpoint.rules.rule import Observation, Observations, describe, names, rule, tensor_names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 EXPORT = "export it again with one initialiser for both ends (onnxruntime-genai: shared_embeddings=true)"
 
@@ -49,7 +49,7 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
     """Report initialisers that repeat the table."""
     copies = facts.copies
     if copies:
-        spare = size(sum(copy.nbytes for copy in copies))
+        spare = format_bytes(sum(copy.nbytes for copy in copies))
         what = f"{tensor_names(copies)} repeats {describe(table)}: {spare} stored more than once"
         yield short(copies[0].name), what, EXPORT
 
@@ -61,8 +61,8 @@ def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Observations:
     for head in facts.heads:
         # a head of the same type and size either is a copy, reported already, or has other values
         if (head.dtype, head.nbytes) != (table.dtype, table.nbytes):
-            what = f"its source has one table, and the file has {describe(table)} ({size(table.nbytes)})"
-            what += f" and {describe(head)} ({size(head.nbytes)})"
+            what = f"its source has one table, and the file has {describe(table)} ({format_bytes(table.nbytes)})"
+            what += f" and {describe(head)} ({format_bytes(head.nbytes)})"
             yield short(head.name), what, EXPORT
             return
 

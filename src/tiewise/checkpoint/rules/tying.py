@@ -23,7 +23,7 @@ from tiewise.checkpoint.rules.rule import (
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 
 
 @rule("B010", "fatal", "the input table is stored under a name that a loader knows")
@@ -287,7 +287,7 @@ def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     where = short(pair.head.name)
     if facts.roles.headless:
         return _not_read(facts, where)
-    what = f"{_equal_tables(pair)}, {size(pair.head.nbytes)} stored twice"
+    what = f"{_equal_tables(pair)}, {format_bytes(pair.head.nbytes)} stored twice"
     if pair.likeness.nan:
         what += "; some values are NaN, so that transformers 5 keeps both"
     return Observation(where, what, facts.command("dedupe"), safe=True)
@@ -297,7 +297,7 @@ def _packed_alike(facts: Facts) -> Observation:
     """Return the finding about a packed head that repeats the packed table."""
     table, head = facts.roles.input_end, facts.roles.output_end
     parts = list(head.parts.values())
-    spare = size(sum(part.nbytes for part in parts))
+    spare = format_bytes(sum(part.nbytes for part in parts))
     what = f"{short(head.module)} and {short(table.module)} are packed alike, byte for byte ({names(head.parts)})"
     what += f", {spare} stored twice"
     where = short(parts[0].name)
@@ -341,7 +341,7 @@ def equal_but_not_tied(facts: Facts) -> Observations:
     how = "no config says whether they tie"
     if facts.claims.levels:
         how = f"the config says {said(facts.tied)}"
-    what = f"{_equal_tables(pair)}, and {how}: {size(pair.head.nbytes)} twice"
+    what = f"{_equal_tables(pair)}, and {how}: {format_bytes(pair.head.nbytes)} twice"
     fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
     yield short(pair.head.name), what, fix
 

@@ -25,7 +25,7 @@ from tiewise.checkpoint.table_scans import RowScan, all_zero, duplicates, outlyi
 from tiewise.checkpoint.tokenizer_ids import Tokenizer
 from tiewise.checkpoint.untrusted import items_of, path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.core.progress import progress_of
 
 FP32_ROUNDING = 2.0**-23  # next to rows of the median length, the logits of shorter rows vanish in fp32
@@ -325,6 +325,6 @@ def stored_twice(facts: Facts) -> Observations:
             continue  # B013 and B014 say it
         first = group[0]
         spare = first.nbytes * (len(group) - 1)
-        what = f"{names(alike)} hold the same bytes: {size(spare)} stored more than once"
+        what = f"{names(alike)} hold the same bytes: {format_bytes(spare)} stored more than once"
         fix = "none needed; layers that share parameters need one copy where their loader knows of it"
         yield short(first.name), what, fix

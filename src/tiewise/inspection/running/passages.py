@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, jackknife, ratio
-from tiewise.core.files import to_record
 from tiewise.core.progress import report_progress
+from tiewise.core.records import to_record
 from tiewise.inspection.running.loaded import Opened, open_model
 from tiewise.training.data.tokenizer import make_tokenizer, plain_engine
 

@@ -27,7 +27,7 @@ from torch.utils.data import default_collate
 
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.core.measurement import NATS, Curve, Measurement, Quantity
 from tiewise.core.progress import report_progress
 from tiewise.core.text import token_counts
@@ -174,7 +174,7 @@ def _answer(block: Repeat, best: int, most: int, more: Quantity) -> str:
 
 def _parameter_quantities(parameters: int, separate: int) -> Iterator[Quantity]:
     """Yield the parameters of the model, and how many it would have if nothing were shared."""
-    shared_size, separate_size = size(TRAINING * parameters), size(TRAINING * separate)
+    shared_size, separate_size = format_bytes(TRAINING * parameters), format_bytes(TRAINING * separate)
     yield Quantity("parameters", parameters, why=f"AdamW in fp32: {shared_size}, {separate_size} if none were shared")
     yield Quantity("parameters if each application had its own", separate, main=False)
 

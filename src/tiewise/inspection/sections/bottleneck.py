@@ -22,7 +22,7 @@ from tiewise.core.errors import non_finite_error
 from tiewise.core.estimates import ratio
 from tiewise.core.measurement import Measurement, Quantity
 from tiewise.core.progress import report_progress
-from tiewise.core.text import BINS, bin_of, token_counts
+from tiewise.core.text import BINS, frequency_bins, token_counts
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import TextLoss
 from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
@@ -55,7 +55,7 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
     basis = _basis(head.weight.detach())
     if counts is None:
         counts = token_counts(windows.reshape(-1), opened.vocab)
-    bands = bin_of(counts)
+    bands = frequency_bins(counts)
     passed, total = np.zeros((2, len(windows), len(BINS)))  # ‖P g‖² and ‖g‖², by window and band
     at_head = _HeadLogits()
     with head.register_forward_hook(at_head.keep):

@@ -22,7 +22,7 @@ from tiewise.core.errors import DataError, non_finite_error
 from tiewise.core.estimates import ratio
 from tiewise.core.measurement import NATS, ONE, Curve, Listing, Measurement, Quantity, count, plain, visible
 from tiewise.core.progress import report_progress
-from tiewise.core.text import BINS, bin_of, token_counts
+from tiewise.core.text import BINS, frequency_bins, token_counts
 from tiewise.inspection.running.loaded import Opened, leaves_model
 from tiewise.inspection.running.two_paths import (
     NEXT,
@@ -254,7 +254,7 @@ class _FrequencyBin:
 
 def _frequency_bins(measured: PathGradients) -> list[_FrequencyBin]:
     """Measure the rows of tokens of like frequency."""
-    bin_of_row = bin_of(measured.counts)
+    bin_of_row = frequency_bins(measured.counts)
     bins = []
     for index, label in enumerate(BINS):
         inside = bin_of_row == index

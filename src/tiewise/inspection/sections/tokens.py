@@ -26,7 +26,7 @@ from tiewise.core.measurement import (
     visible,
 )
 from tiewise.core.progress import progress_of
-from tiewise.core.text import BINS, bin_of
+from tiewise.core.text import BINS, frequency_bins
 from tiewise.inspection.tables.align_tables import Score
 from tiewise.inspection.tables.bigram_counts import Contexts, contexts
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, TokenTable, views_of
@@ -132,7 +132,7 @@ class _Vocabulary:
         """Group the tokens by frequency and by script, as far as either is available."""
         groups: dict[str, Groups] = {}
         if self.counts is not None:
-            groups[FREQUENCY] = Groups(BINS, bin_of(self.counts))
+            groups[FREQUENCY] = Groups(BINS, frequency_bins(self.counts))
         if self.texts is not None:
             unused = [] if self.unused is None else self.unused.tolist()
             groups[SCRIPT] = by_script(self.texts, unused)
@@ -184,7 +184,7 @@ class _Sample:
         """Return the group of each token by frequency, and the names of the groups."""
         if self.counts is None:
             return (0,) * len(self.labels), ("tokens",)
-        return tuple(int(band) for band in bin_of(self.counts)), BINS
+        return tuple(int(band) for band in frequency_bins(self.counts)), BINS
 
     @property
     def caption(self) -> str:

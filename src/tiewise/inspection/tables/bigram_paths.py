@@ -13,8 +13,8 @@ holds; what is merged can no longer be told apart, and H and I are those of that
 Heat maps set a few tokens against each other, in one unit: log p(j | i) − log π_j in nats [K, K], how much likelier
 token j is behind token i than anywhere. For the text that is log(Q_ij / (π_i π_j)), NaN for pairs that it never has; a
 path's own softmax over the whole vocabulary is set against the same π. What a whole row or a whole column has in common
-says how frequent a token is, not what follows what. `interaction` is a map less its best fit m + a_i + b_j; maps are
-drawn and compared by it.
+says how frequent a token is, not what follows what. `interaction_residuals` is a map less its best fit m + a_i + b_j;
+maps are drawn and compared by it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import DataError, non_finite_error
-from tiewise.core.estimates import Estimate, Z, interaction
+from tiewise.core.estimates import Estimate, Z, interaction_residuals
 from tiewise.core.measurement import Grid, Quantity
 from tiewise.inspection.tables.bigram_counts import Chain, frequent
 from tiewise.inspection.tables.model_tables import Array, Ids, Mask
@@ -226,7 +226,7 @@ def heat_maps(
     tokens = frequent(chain, most, also)
     of_text = text_map(chain, tokens)
     is_coloured = ~np.eye(len(of_text), dtype=bool) & ~np.isnan(of_text)
-    top = float(np.abs(interaction(of_text)[is_coloured]).max(initial=0.0))
+    top = float(np.abs(interaction_residuals(of_text)[is_coloured]).max(initial=0.0))
     drawn = _MapAxes(read_as(folder, tokens.tolist()), top or 1.0)
     grids = [drawn.grid("Bigrams", of_text, "the text", IN_TEXT)]
     follows = []
@@ -247,7 +247,7 @@ class _MapAxes:
     def grid(self, name: str, values: Array, of: str, why: str) -> Grid:
         """Draw the interaction of a map [K, K]."""
         rows = []
-        for row in interaction(values).tolist():
+        for row in interaction_residuals(values).tolist():
             rows.append(tuple(round(value, 3) for value in row))
         return Grid(name, self.texts, self.texts, tuple(rows), self.top, ("current token", "next token"), of, why)
 
@@ -298,7 +298,7 @@ def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: i
 
 def _interactions(values: Array, off: Mask, both: Mask) -> tuple[Array, Array]:
     """Return a map's interactions at the pairs `off` [K, K], and differences of both orders at `both`."""
-    fitted = interaction(np.where(off, values, np.nan))
+    fitted = interaction_residuals(np.where(off, values, np.nan))
     return fitted[off], (fitted - fitted.T)[both]
 
 

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from tiewise.checkpoint.family_record import NONE
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError, non_finite_error
-from tiewise.core.estimates import Estimate, wilson
+from tiewise.core.estimates import Estimate, wilson_interval
 from tiewise.core.measurement import Quantity, visible
 from tiewise.core.progress import advance_progress
 from tiewise.inspection.tables.model_tables import Array, Ids, Mask
@@ -287,7 +287,7 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
         excess = (diagonal - elsewhere) / math.sqrt(variance)
     ids = sampled(path.rows, sample, seed)
     share, chance = float(_is_first(path, ids).mean()), 1 / path.output.rows
-    low, high = wilson(share, len(ids))
+    low, high = wilson_interval(share, len(ids))
     why = "tokens that have no likelier successor than themselves"
     return [
         Quantity("own token first", share, low, high, len(ids), chance, unit="%", why=why),

@@ -27,7 +27,7 @@ from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError, DataError, RunError, UnsupportedError
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.core.measurement import count
 from tiewise.core.text import token_counts
 from tiewise.inspection.tables.open_path import final_norm_of, path_of
@@ -65,7 +65,7 @@ def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Seq
     note = ""
     if not _all_rows(tables, ids):
         table_bytes = sum(len(ids) * table.nbytes // table.rows for table in tables)
-        part = f"This page holds {_rows_in_words(tables, ids)} of {name} ({size(vector_bytes + table_bytes)})"
+        part = f"This page holds {_rows_in_words(tables, ids)} of {name} ({format_bytes(vector_bytes + table_bytes)})"
         note = f"{part}: {_chosen(frequent, words)}. Ranks and neighbours are among them. Drop the folder for the rest."
     return {
         "name": name,

@@ -24,7 +24,7 @@ from typing import Any
 
 from tiewise.checkpoint.claims import usual_names
 from tiewise.core.errors import RunError
-from tiewise.core.files import size, write_result
+from tiewise.core.files import format_bytes, write_result
 from tiewise.core.measurement import COLOURS, DIVERGING, PATHS, PLACES, count, plain
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import models
@@ -57,7 +57,7 @@ class Explorer:
         self.picture = picture  # SVG, for where no script runs
 
     def __repr__(self) -> str:
-        return f"Explorer: a page of {size(len(self.html))}; .write(path) keeps it"
+        return f"Explorer: a page of {format_bytes(len(self.html))}; .write(path) keeps it"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         frame = f'<iframe srcdoc="{escape(self.html)}" {_FRAME}></iframe>'

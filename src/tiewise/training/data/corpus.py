@@ -28,9 +28,9 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError, TiewiseError, suggest_choices
-from tiewise.core.files import sync, write_whole, written_whole
+from tiewise.core.files import atomic_replacement, sync_to_disk, write_atomically
 from tiewise.core.progress import advance_progress, progress_of, report_progress
-from tiewise.core.text import pieces, token_counts
+from tiewise.core.text import cut_pieces, token_counts
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.training.data.sources import Source, read_sources, resolve
 from tiewise.training.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, windows, write_tokens
@@ -141,8 +141,8 @@ def install_prepared(work: Path, folder: Path, facts: dict[str, Any]) -> None:
         (work / f"{name}.bin").replace(folder / f"{name}.bin")
     shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
     (work / TOKENIZER).rename(folder / TOKENIZER)
-    sync(folder)
-    write_whole(folder / FACTS, json.dumps(facts, indent=2))
+    sync_to_disk(folder)
+    write_atomically(folder / FACTS, json.dumps(facts, indent=2))
 
 
 def prepare(
@@ -241,7 +241,7 @@ def _save_stdin(folder: Path, created: list[Path]) -> Source:
     """Return standard input as a file of the folder, copied there by the first call, which adds it to `created`."""
     path = folder / "stdin.txt"
     if not path.exists():
-        with written_whole(path) as partial, partial.open("wb") as file:
+        with atomic_replacement(path) as partial, partial.open("wb") as file:
             for piece in decode(sys.stdin.buffer, "standard input"):
                 file.write(piece.encode())
             if not file.tell():
@@ -298,7 +298,7 @@ def _train_tokenizer(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedT
     # every k-th part of the training split: a folder's first files may be of one kind
     every = -(-characters // _LEARNT)
     sample = train[::every]
-    return make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(sample))))
+    return make_tokenizer(kind, lambda: (text for text, _ in cut_pieces(spool.read(sample))))
 
 
 def _write_splits(work: Path, spool: _Spool, split_of: np.ndarray, encoder: StreamEncoder) -> dict[str, dict[str, Any]]:

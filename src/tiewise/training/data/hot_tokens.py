@@ -24,7 +24,8 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, equal_units, ratio_interval
-from tiewise.core.files import to_record, write_result
+from tiewise.core.files import write_result
+from tiewise.core.records import to_record
 from tiewise.training.data.corpus import PreparedText, prepare
 
 FEWEST_TOKENS = 512  # held out

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.token_bytes import BYTE
 from tiewise.core.errors import DataError, suggest_choices
-from tiewise.core.files import require
+from tiewise.core.records import require
 from tiewise.core.text import byte_letters
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 
 from tiewise.core.errors import DataError, TiewiseError
-from tiewise.core.files import require, setting
+from tiewise.core.records import read_setting, require
 
 NAME = "synthetic"
 CLASSES, STAYS, LENGTH = 3, 7 / 8, 128
@@ -65,7 +65,7 @@ class Language:
                 listed = ", ".join(f"{option}={default}" for option, default in defaults.items())
                 raise DataError(f"{text!r} has no {name!r}", f"known, with their defaults: {listed}")
             number = int(value) if value.isdecimal() else value
-            options[name] = setting(type(defaults[name]), number, f"{name} in {text!r}")
+            options[name] = read_setting(type(defaults[name]), number, f"{name} in {text!r}")
         return options
 
     def _check(self) -> None:

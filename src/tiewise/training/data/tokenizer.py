@@ -22,9 +22,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, one_line_message
-from tiewise.core.files import sync
+from tiewise.core.files import sync_to_disk
 from tiewise.core.progress import advance_progress
-from tiewise.core.text import batches, begins_spaced, byte_letters, pieces
+from tiewise.core.text import batch_pieces, byte_letters, cut_pieces, prepends_space
 from tiewise.training.data.documents import ended
 from tiewise.training.data.sources import Text, open_sources
 
@@ -156,7 +156,7 @@ class StreamEncoder:
         self._engine = plain_engine(tokenizer)
         self._eos_id = tokenizer.eos_token_id
         self._dtype = dtype
-        self._begins_spaced = begins_spaced(self._engine)
+        self._begins_spaced = prepends_space(self._engine)
         self._ended = True  # whether the last piece was the end of a document
 
     def encode(self, batch: list[tuple[str, bool]]) -> np.ndarray:
@@ -185,13 +185,13 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
     """Write the tokens of all `texts` (text, whether a document ends with it) to `path`; return how many these are."""
     count, characters = 0, 0
     with path.open("wb") as file:
-        for batch in batches(pieces(texts)):
+        for batch in batch_pieces(cut_pieces(texts)):
             tokens = encoder.encode(batch)
             file.write(tokens.tobytes())
             count += len(tokens)
             characters += sum(len(piece) for piece, _ in batch)
             advance_progress(characters)
-    sync(path)
+    sync_to_disk(path)
     return count
 
 
@@ -210,7 +210,7 @@ def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, mo
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
     count = 0
-    for batch in batches(pieces(ended(open_sources(texts)))):
+    for batch in batch_pieces(cut_pieces(ended(open_sources(texts)))):
         ids = encoder.encode(batch)
         if end >= vocab:
             ids = ids[ids != end]

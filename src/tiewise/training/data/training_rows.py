@@ -29,7 +29,8 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
-from tiewise.core.files import require, write_whole
+from tiewise.core.files import write_atomically
+from tiewise.core.records import require
 from tiewise.training.data.corpus import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.training.data.sentence_pairs import (
     MARKS,
@@ -65,7 +66,7 @@ def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[st
         raise DataError(problem, "use a few tokens fewer")
     facts = {**text.facts, "tokenizer": {**text.facts["tokenizer"], "vocab": vocab}}
     tokenizer.save_pretrained(text.folder / TOKENIZER)
-    write_whole(text.folder / FACTS, json.dumps(facts, indent=2))
+    write_atomically(text.folder / FACTS, json.dumps(facts, indent=2))
     return load_prepared(text.folder)
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.undisturbed import seed_generators
 from tiewise.core.errors import DataError, RunError, SpecError
-from tiewise.core.files import require, require_one, to_record
+from tiewise.core.records import require, require_choice, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import ALBERT_RUN
@@ -83,7 +83,7 @@ class AlbertOptions:
     def checked(self) -> AlbertOptions:
         """Return these options, `share` in its canonical form."""
         for name, choices in _CHOICES.items():
-            require_one(self, name, choices)
+            require_choice(self, name, choices)
         numbers = " ".join(item.name for item in fields(self) if isinstance(item.default, float))
         require(self, numbers, lambda x: math.isfinite(x) and x >= 0, "use zero or a positive number")
         require(self, "embedding inner", lambda n: n >= 1, "use 1 or more")

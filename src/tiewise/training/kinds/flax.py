@@ -25,7 +25,7 @@ from tiewise.boundary.flax.parameter_files import read
 from tiewise.boundary.flax.training import Fitting, OptaxRecipe, TrainingPoint, token_losses
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
-from tiewise.core.files import sync, write_whole
+from tiewise.core.files import sync_to_disk, write_atomically
 from tiewise.core.spec_options import FLAX_RUN
 from tiewise.training.folder import METRICS, add_line, keep_lines, read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
@@ -112,10 +112,10 @@ def save_checkpoint(fitting: Fitting, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     arrays = {name: np.asarray(value) for name, value in fitting.arrays().items()}
-    write_whole(partial / ARRAYS, save(arrays))
+    write_atomically(partial / ARRAYS, save(arrays))
     write_json(partial / STATE, {"global_step": fitting.step, "fitting": fitting.record()})
     replace_path(partial, final)
-    sync(folder)
+    sync_to_disk(folder)
     by_step = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     for path in by_step[:-MOST_CHECKPOINTS]:
         shutil.rmtree(path)

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from tiewise.boundary.install import Installed
 from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.core.files import require, written_whole
+from tiewise.core.files import atomic_replacement
+from tiewise.core.records import require
 from tiewise.training.built_models import build_with_random_tables, causal_model
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.data.documents import RANDOM
@@ -171,7 +172,7 @@ class Annealing(CheckpointedCallback):
         return nll if math.isfinite(nll) else 1e30
 
     def _save_best(self) -> None:
-        with written_whole(self.job.folder / BEST) as path:
+        with atomic_replacement(self.job.folder / BEST) as path:
             torch.save(self.installed.model.state_dict(), path)
 
 

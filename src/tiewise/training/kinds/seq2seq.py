@@ -36,7 +36,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import RunError, SpecError
-from tiewise.core.files import require
+from tiewise.core.records import require
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import first_step, sound_std
 from tiewise.training.built_models import build_with_random_tables

@@ -41,7 +41,7 @@ from tiewise.boundary.saved import DepthTying, is_family_config
 from tiewise.boundary.sharing.layout import ENTRY, make_layout
 from tiewise.boundary.sharing.share import build_shared, is_relaxed
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.core.files import require
+from tiewise.core.records import require
 from tiewise.core.sharing_spec import SharingSpec
 
 # Lan et al. 2020, Table 1, for V = 30,000; the MLPs are four times as wide, the heads as in the released models.

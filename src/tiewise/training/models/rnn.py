@@ -49,7 +49,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from tiewise.boundary.link import divisor
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.core.files import require, require_one
+from tiewise.core.records import require, require_choice
 
 LayerState = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, LayerState], LayerState]
@@ -344,7 +344,7 @@ class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no ty
         super().__post_init__(**kwargs)
         sizes = "vocab_size hidden_size num_hidden_layers output_vocab_size embedding_size last_hidden_size"
         require(self, sizes, lambda n: isinstance(n, int) and n >= 1, "sizes are whole numbers, 1 or more", SpecError)
-        require_one(self, "cell", CELLS, SpecError)
+        require_choice(self, "cell", CELLS, SpecError)
         require(self, "lstm_bias", ("one", "two").__contains__, "choose one or two", SpecError)
         if self.cell == "gru" and self.lstm_bias == "one":
             raise SpecError("a GRU with one bias is another function: a gate stands between", "use lstm_bias two")

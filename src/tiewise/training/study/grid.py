@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from tiewise.core.errors import RunError, TiewiseError, suggest_choices
-from tiewise.core.files import write_whole
+from tiewise.core.files import write_atomically
 from tiewise.training.folder import folder_name
 from tiewise.training.settings import Settings, read_yaml, recipe
 
@@ -120,4 +120,4 @@ class StudyGrid:
 
     def save(self, folder: Path) -> None:
         """Write `grid.yaml`."""
-        write_whole(folder / GRID, yaml.safe_dump(asdict(self), sort_keys=False))
+        write_atomically(folder / GRID, yaml.safe_dump(asdict(self), sort_keys=False))

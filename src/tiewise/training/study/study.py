@@ -21,8 +21,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from tiewise.core.estimates import critical
-from tiewise.core.files import strict, write_whole, written_whole
+from tiewise.core.estimates import critical_t
+from tiewise.core.files import atomic_replacement, write_atomically
+from tiewise.core.records import to_strict_json
 from tiewise.training.results import Comparison, Difference, correct_by_holm, differences
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.study.grid import StudyGrid
@@ -73,7 +74,7 @@ class SweepRow:
     @property
     def error(self) -> float:
         """Standard error of the held-out difference, which its interval is made of."""
-        return self.half / critical(max(self.heldout.n - 1, 1))
+        return self.half / critical_t(max(self.heldout.n - 1, 1))
 
     def measure(self, axis: str) -> float:
         """Return the size of this cell along an axis, nan of one without: tokens of a text, V of a tokenizer."""
@@ -99,7 +100,7 @@ class SweepRow:
         for name, value in vars(self).items():
             if name != "at":
                 row.setdefault(name, value)
-        return {name: strict(value) for name, value in row.items()}
+        return {name: to_strict_json(value) for name, value in row.items()}
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class Study:
         writer = csv.DictWriter(text, list(table[0]))
         writer.writeheader()
         writer.writerows(table)
-        write_whole(self.folder / f"{TABLE}.csv", text.getvalue())
-        with written_whole(self.folder / f"{TABLE}.parquet") as path:
+        write_atomically(self.folder / f"{TABLE}.csv", text.getvalue())
+        with atomic_replacement(self.folder / f"{TABLE}.parquet") as path:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
 
     def record(self) -> dict[str, Any]:

@@ -34,10 +34,10 @@ from tiewise.checkpoint.rules.rule import names
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import items_of, require_memory, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size
+from tiewise.core.files import format_bytes
 from tiewise.core.progress import progress_of
 from tiewise.core.spec import BoundarySpec, largest_rank
-from tiewise.core.text import BINS, bin_of
+from tiewise.core.text import BINS, frequency_bins
 
 MEASURED = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
 
@@ -165,7 +165,7 @@ def _groups(counts: Any, rows: int) -> list[TokenGroup]:
     """
     if counts is None:
         return []
-    bins = bin_of(read_counts(counts, rows))
+    bins = frequency_bins(read_counts(counts, rows))
     groups = [TokenGroup(label, bins == number) for number, label in enumerate(BINS)]
     return [group for group in groups if group.mask.any()]
 
@@ -207,7 +207,7 @@ def _factored(table: Stored, rank: int) -> FactoredTable:
 
     Raise if a row of the narrow table overflows the table's type.
     """
-    name, memory = short(table.name), size(memory_needed(table.shape[1], rank))
+    name, memory = short(table.name), format_bytes(memory_needed(table.shape[1], rank))
     with progress_of(f"decomposing {name} (needs {memory} of memory)", table.nbytes):
         factored = low_rank(table, rank)
     with progress_of(f"measuring {name}", table.nbytes):

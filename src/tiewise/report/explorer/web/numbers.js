@@ -32,7 +32,7 @@ export function abbreviated(value) {
   return `${String(Number(value.toPrecision(3))).replace("-", MINUS)}${units[place]}`;
 }
 
-/** 12.3 MB, in powers of ten, as core/files.size has them. */
+/** 12.3 MB, in powers of ten, as core/files.format_bytes has them. */
 export function size(bytes) {
   for (const unit of ["bytes", "kB", "MB", "GB", "TB"]) {
     if (bytes < 999.5 || unit === "TB") {
