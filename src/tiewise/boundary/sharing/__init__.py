@@ -1,6 +1,6 @@
-"""Layers that share parameters across depth: in any Hugging Face stack, saved once, loaded shared.
+"""Layers of any Hugging Face model that share parameters, are saved once and load shared.
 
-- `share`: `share_layers(model, "ffn")` and its handle `Shared`, which separates them again.
+- `share`: `share_layers(model, "ffn")` and its handle `Shared`, which separates the layers again.
 - `stacks`: the stacks of layers in a model, and the part of a layer that each parameter belongs to.
-- `layout`: which parameters of which layers are shared, kept in the model's config.
+- `layout`: the shared parameters of each stack, stored in the model's config.
 """

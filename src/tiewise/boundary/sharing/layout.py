@@ -1,10 +1,11 @@
-"""The layout of shared layers: made from a spec, written in a config and read back.
+"""Layout of shared layers: made from a spec, written to a config and read back.
 
     "tiewise_sharing": {"spec": "ffn", "stacks": {"bert.encoder.layer": [
         {"layers": [0, 0, 0, 0], "names": ["intermediate.dense.weight", "intermediate.dense.bias", ...]}]}}
 
-`layers` gives for every layer the first one that holds the same Parameters; a layer that shares with none names itself.
-The layout is written out, not derived again, so that a checkpoint loads as it was saved whatever later versions decide.
+For every layer, `layers` names the first layer with the same Parameters; a layer that shares with none names itself.
+The config stores the layout in full, so that a checkpoint loads as it was saved even if a later version would choose
+another layout.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from tiewise.core.sharing_spec import SharingSpec
 
 ENTRY = "tiewise_sharing"
 _SAVE_AGAIN = "save the model again with tiewise"
-_SEVERAL_PARTS = {"all": (ATTENTION, FFN, NEITHER)}  # kinds of a spec that share more than the part of their name
+_PARTS_OF_KIND = {
+    "all": (ATTENTION, FFN, NEITHER)
+}  # spec kind → parts that it shares, for kinds that are not the name of a part
 
 
 def groups_of(sources: Sequence[int]) -> list[list[int]]:
-    """Return the layers that share, two or more each.
+    """Return the groups of layers that share, each of two or more layers.
 
-    `sources` has for every layer the first one with the same Parameter.
+    `sources` has, for every layer, the first layer with the same Parameter.
     """
     groups: dict[int, list[int]] = {}
     for layer, source in enumerate(sources):
@@ -45,15 +48,19 @@ class Layout:
     stacks: dict[str, dict[str, tuple[int, ...]]]
 
     def record(self) -> dict[str, Any]:
-        """Return it as a config stores it."""
-        stacks = {stack: _entries(shared) for stack, shared in self.stacks.items()}
+        """Return the layout as a config stores it."""
+        stacks = {stack: _to_entries(shared) for stack, shared in self.stacks.items()}
         return {"spec": str(self.spec), "stacks": stacks}
 
     @classmethod
     def read(cls, value: Any) -> Layout:
-        """Read the output of `record`, from a file that anybody may have written."""
+        """Return the layout in an untrusted config entry, which `record` writes.
+
+        Raises:
+            InstallError: the entry is not a layout.
+        """
         try:
-            stacks = {str(stack): _sources(entries) for stack, entries in value["stacks"].items()}
+            stacks = {str(stack): _from_entries(entries) for stack, entries in value["stacks"].items()}
             spec = SharingSpec.parse(str(value["spec"]))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
             what = f"config.json: {ENTRY} is not a layout of shared layers ({type(error).__name__})"
@@ -63,16 +70,16 @@ class Layout:
         return cls(spec, stacks)
 
 
-def _entries(shared: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
-    """Return the entries of one stack in a config, from the sources of each parameter's name."""
+def _to_entries(shared: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Return the entries of one stack in a config, from the sources of each parameter."""
     names: dict[tuple[int, ...], list[str]] = {}
     for name, sources in shared.items():
         names.setdefault(sources, []).append(name)
     return [{"layers": list(sources), "names": alike} for sources, alike in names.items()]
 
 
-def _sources(entries: Any) -> dict[str, tuple[int, ...]]:
-    """Return the sources of each parameter's name from the entries of one stack in a config."""
+def _from_entries(entries: Any) -> dict[str, tuple[int, ...]]:
+    """Return the sources of each parameter, from the entries of one stack in a config."""
     sources = {}
     for entry in entries:
         layers = tuple(map(int, entry["layers"]))
@@ -82,7 +89,7 @@ def _sources(entries: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _require_earlier_sources(all_sources: Iterable[tuple[int, ...]]) -> None:
-    """Raise an InstallError unless each layer names itself, or an earlier one that names itself."""
+    """Raise an InstallError for a layer whose source is not itself or an earlier source."""
     for sources in all_sources:
         for layer, source in enumerate(sources):
             if not 0 <= source <= layer or sources[source] != source:
@@ -90,16 +97,13 @@ def _require_earlier_sources(all_sources: Iterable[tuple[int, ...]]) -> None:
 
 
 def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
-    """Decide what `stacks` share under `spec`: like with like.
+    """Return the layout of `stacks` under `spec`: parameters are shared only with similar ones.
 
-    With a rank, they share matrices of linear maps alone.
-
-    Raises:
-        SpecError: no layer has the part that the spec shares, or there are too few layers for its groups.
+    If the spec has a rank, only the matrices of linear maps are shared.
     """
     shared_stacks = {}
     for stack, layers in stacks.items():
-        shared = _shared_names(layers, spec)
+        shared = _find_shared(layers, spec)
         if shared:
             shared_stacks[stack] = shared
     if spec.kind not in {"all", *_present_parts(stacks)}:
@@ -115,43 +119,43 @@ def _present_parts(stacks: Stacks) -> set[str]:
     return present
 
 
-def _shared_names(layers: list[PlacedLayer], spec: SharingSpec) -> dict[str, tuple[int, ...]]:
+def _find_shared(layers: list[PlacedLayer], spec: SharingSpec) -> dict[str, tuple[int, ...]]:
     """Return the sources of every parameter that layers of one stack share, by its name."""
-    first_with: dict[Hashable, int] = {}  # the first layer of each group with parameters like these
+    first_with: dict[Hashable, int] = {}  # the first layer with similar parameters, for each group, name and likeness
     sources: dict[str, list[int]] = {}
     for index, (layer, parts) in enumerate(layers):
         group = spec.group_of(index, len(layers))
-        for name, likeness in _shareable(layer, parts, spec).items():
+        for name, likeness in _find_shareable(layer, parts, spec).items():
             layer_sources = sources.setdefault(name, list(range(len(layers))))
             layer_sources[index] = first_with.setdefault((group, name, likeness), index)
-    return {name: tuple(of_layers) for name, of_layers in sources.items() if groups_of(of_layers)}
+    return {name: tuple(by_layer) for name, by_layer in sources.items() if groups_of(by_layer)}
 
 
-def _shareable(layer: nn.Module, parts: dict[str, str], spec: SharingSpec) -> dict[str, Hashable]:
-    """Return what layers must have in common to share parameters, by their names.
+def _find_shareable(layer: nn.Module, parts: dict[str, str], spec: SharingSpec) -> dict[str, Hashable]:
+    """Return the likenesses of a layer's parameters that the spec shares, by their names.
 
-    The names are those of a layer's parameters under the spec.
+    Two layers share a parameter only if its likeness is equal in both.
     """
     names_by_part: dict[str, list[str]] = {}
     for name, part in parts.items():
         names_by_part.setdefault(part, []).append(name)
     shareable: dict[str, Hashable] = {}
-    for kind in _SEVERAL_PARTS.get(spec.kind, (spec.kind,)):
-        likenesses = _likenesses(layer, names_by_part.get(kind, []))
+    for kind in _PARTS_OF_KIND.get(spec.kind, (spec.kind,)):
+        likenesses = _find_likenesses(layer, names_by_part.get(kind, []))
         for name, likeness in likenesses.items():
             if not spec.rank or _is_weight_of_linear(layer, name):
                 shareable[name] = (kind, likeness)
     return shareable
 
 
-def _likenesses(layer: nn.Module, names: list[str]) -> dict[str, Hashable]:
-    """Return what two layers must have in common to share parameters, by their names.
+def _find_likenesses(layer: nn.Module, names: list[str]) -> dict[str, Hashable]:
+    """Return the properties that must be equal in two layers that share a parameter, by name.
 
-    A table needs its own shape in common, every other parameter the shapes of all others too. T5 has a table of
-    relative positions in its first layer for all, which must not keep that layer from sharing the rest.
+    For a table it is its shape; for any other parameter it is the shapes of all parameters except tables. T5 has one
+    table of relative positions, in its first layer, which must not prevent that layer from sharing the rest.
     """
     shapes = {name: tuple(layer.get_parameter(name).shape) for name in names}
-    tables = {name: shape for name, shape in shapes.items() if isinstance(_owner(layer, name), nn.Embedding)}
+    tables = {name: shape for name, shape in shapes.items() if isinstance(_module_of(layer, name), nn.Embedding)}
     all_but_tables = frozenset(shapes.items() - tables.items())
     likenesses: dict[str, Hashable] = {name: (shape, all_but_tables) for name, shape in shapes.items()}
     for name, shape in tables.items():
@@ -159,11 +163,11 @@ def _likenesses(layer: nn.Module, names: list[str]) -> dict[str, Hashable]:
     return likenesses
 
 
-def _owner(layer: nn.Module, name: str) -> nn.Module:
-    """Return the module that holds a parameter."""
+def _module_of(layer: nn.Module, name: str) -> nn.Module:
+    """Return the module that contains a parameter."""
     return layer.get_submodule(name.rpartition(".")[0])
 
 
 def _is_weight_of_linear(layer: nn.Module, name: str) -> bool:
-    """Return whether a parameter is a linear map's matrix, which can have a low-rank difference."""
-    return name.endswith(".weight") and type(_owner(layer, name)) in (nn.Linear, Conv1D)
+    """Return whether a parameter is the matrix of a linear map, which allows a low-rank difference."""
+    return name.endswith(".weight") and type(_module_of(layer, name)) in (nn.Linear, Conv1D)

@@ -1,13 +1,14 @@
-"""Stacks of layers in a model, and the part of a layer that each parameter belongs to: attention, ffn or neither.
+"""Stacks of layers in a model, and the part (attention, ffn or neither) of each parameter.
 
     (stack, layers), *_ = find_stacks(model).items()      # "bert.encoder.layer", of 12
     layer, parts = layers[0]
     parts["output.LayerNorm.weight"]                      # "ffn"
 
-A stack is an outermost list of modules that a forward pass on token ids runs. A module that mixes tokens is recognised
-by its name (attention, attn, mixer, …), as every family of transformers has it; all other matrices are ffn. Norms are
-placed by watching one forward pass. If layers begin with a norm, it goes with the matrices that read its output, or
-with neither part if both read it. Otherwise, and if no matrix reads it, it goes with the matrix that ran before it.
+A stack is an outermost list of modules that run in a forward pass on token ids. A module that mixes tokens is
+recognised by its name (attention, attn, mixer, …), which every family of transformers uses; all other matrices are ffn.
+One observed forward pass assigns the norms. If layers begin with a norm, each norm belongs to the part whose matrices
+read its output, and to neither part if both read it. Otherwise, and if no matrix reads it, it belongs to the part of
+the matrix that ran before it.
 """
 
 from __future__ import annotations
@@ -28,31 +29,34 @@ from tiewise.core.errors import InstallError
 
 ATTENTION, FFN, NEITHER = "attention", "ffn", "own"  # parts of a layer
 _MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
-_ROWS, _LENGTH = 2, 5  # of the random ids
+_ROWS, _LENGTH = 2, 5  # shape of the random ids
 _FIX = "sharing works on models that run on token ids"
-PlacedLayer = tuple[nn.Module, dict[str, str]]  # a layer, and the part of every parameter by the parameter's name
-Stacks = dict[str, list[PlacedLayer]]  # by a stack's name its layers in order
+PlacedLayer = tuple[nn.Module, dict[str, str]]  # a layer, and the part of every parameter by name
+Stacks = dict[str, list[PlacedLayer]]  # name of a stack → its layers in order
 
 
 @dataclass(frozen=True)
 class Call:
-    """States that a module's first call read and wrote; None without a tensor of numbers."""
+    """Hidden states that a module's first call read and wrote.
+
+    A field is None if the call had no floating-point tensor there.
+    """
 
     read: Tensor | None
     wrote: Tensor | None
 
 
-Calls = dict[str, Call]  # by the path of a module that holds parameters, in the order in which they ran
+Calls = dict[str, Call]  # path of a module with parameters → its call, in the order of the calls
 
 
 def find_stacks(model: Any) -> Stacks:
-    """Find the stacks of a model and place every parameter, by running it on random ids.
+    """Find the stacks of a model and each parameter's part, by running random ids.
 
     Raises:
         InstallError: the model is on the meta device, sharded, or has no list of layers that token ids run through.
     """
     _require_local_values(model)
-    lists = _outermost_lists(model)
+    lists = _find_outermost_lists(model)
     calls = _record_calls(model, list(chain.from_iterable(lists.values())))
     stacks: Stacks = {}
     for name, layers in lists.items():
@@ -65,7 +69,7 @@ def find_stacks(model: Any) -> Stacks:
 
 
 def _require_local_values(model: nn.Module) -> None:
-    """Raise an InstallError if parameters lack values, or have only a part of them here."""
+    """Raise an InstallError if parameters have no values, or are sharded."""
     kind = type(model).__name__
     if is_on_meta(model):
         raise InstallError(f"{kind} is on the meta device", "load its weights first")
@@ -83,8 +87,8 @@ def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls]) -> list
     return placed
 
 
-def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
-    """Return the outermost lists, by name, in which each module has a matrix."""
+def _find_outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """Return the outermost lists in which each module has a matrix, by name."""
     lists: dict[str, nn.ModuleList] = {}
     inside: set[int] = set()
     for name, module in model.named_modules():
@@ -92,7 +96,7 @@ def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
             continue
         inside |= {id(part) for part in module.modules()}
         has_matrix = {_has_matrix(layer, recurse=True) for layer in module}
-        if has_matrix == {True}:  # of an empty list it is the empty set
+        if has_matrix == {True}:  # the set is empty if the list is
             lists[name] = module
     return lists
 
@@ -100,14 +104,14 @@ def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
 def _has_matrix(module: nn.Module, *, recurse: bool) -> bool:
     """Return whether a module has a parameter of two or more dimensions.
 
-    It may be in a module within only with `recurse`.
+    With `recurse`, parameters of the modules inside count too.
     """
     dimensions = [value.ndim for value in module.parameters(recurse)]
     return max(dimensions, default=0) > 1
 
 
 def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
-    """Return whether the first module of a layer that runs, tables apart, has no matrix."""
+    """Return whether the first module of a layer that runs, except tables, has no matrix."""
     modules = [layer.get_submodule(path) for path in calls]
     first = next(module for module in modules if not isinstance(module, nn.Embedding))
     return not _has_matrix(first, recurse=False)
@@ -117,18 +121,18 @@ def _begins_with_norm(layer: nn.Module, calls: Calls) -> bool:
 
 
 def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
-    """Return the calls within every layer, by its id, in one forward pass.
+    """Return the calls within every layer, by the layer's id, in one forward pass.
 
-    The pass on random ids leaves no trace.
+    The pass on random ids leaves the model unchanged.
     """
     calls: dict[int, Calls] = {id(layer): {} for layer in layers}
-    batch = _random_batch(model)
+    batch = _draw_batch(model)
     with ExitStack() as hooks:
-        for layer in dict.fromkeys(layers):  # each once, where a list repeats a layer
+        for layer in dict.fromkeys(layers):  # each layer once, even if the list repeats it
             _hook_modules(layer, calls[id(layer)], hooks)
         try:
             run_without_trace(model, batch)
-        except Exception as error:  # a family that needs more than ids raises anything
+        except Exception as error:  # a family that needs more than ids may raise any error
             reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
             what = f"{type(model).__name__} does not run on token ids alone ({reason})"
             raise InstallError(what, _FIX) from None
@@ -136,25 +140,26 @@ def _record_calls(model: Any, layers: list[nn.Module]) -> dict[int, Calls]:
 
 
 def _hook_modules(layer: nn.Module, calls: Calls, hooks: ExitStack) -> None:
-    """Let every module of a layer with parameters record its first call, until `hooks` closes."""
+    """Make every module of a layer with parameters record its first call, until `hooks` closes."""
     for path, module in layer.named_modules():
         if list(module.parameters(recurse=False)):
-            handle = module.register_forward_hook(_recorder(path, calls), with_kwargs=True)
+            handle = module.register_forward_hook(_make_recorder(path, calls), with_kwargs=True)
             hooks.callback(handle.remove)
 
 
-def _recorder(path: str, calls: Calls) -> Callable[..., None]:
+def _make_recorder(path: str, calls: Calls) -> Callable[..., None]:
     """Return a forward hook that records the first call of a module under its path."""
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Record the module's input and output if this is its first call."""
         if path not in calls:
-            calls[path] = Call(_first_tensor((*args, *kwargs.values())), _first_tensor((output,)))
+            calls[path] = Call(_find_tensor((*args, *kwargs.values())), _find_tensor((output,)))
 
     return record
 
 
-def _random_batch(model: Any) -> dict[str, Tensor]:
-    """Return a batch of random ids of the vocabulary's upper half.
+def _draw_batch(model: Any) -> dict[str, Tensor]:
+    """Return a batch of random ids from the upper half of the vocabulary.
 
     Special tokens are rare there.
     """
@@ -169,13 +174,13 @@ def _random_batch(model: Any) -> dict[str, Tensor]:
     return batch
 
 
-def _first_tensor(values: tuple[Any, ...]) -> Tensor | None:
-    """Return the first tensor of numbers among a call's values, at any depth."""
+def _find_tensor(values: tuple[Any, ...]) -> Tensor | None:
+    """Return the first floating-point tensor among a call's values, at any depth."""
     for value in values:
         if isinstance(value, tuple | list):
-            value = _first_tensor(tuple(value))
+            value = _find_tensor(tuple(value))
         if isinstance(value, Tensor) and value.is_floating_point():
-            return value.detach()  # it stays alive, so that no other tensor gets its address
+            return value.detach()  # the reference keeps it alive, so that no other tensor gets its address
     return None
 
 
@@ -184,8 +189,8 @@ def _first_tensor(values: tuple[Any, ...]) -> Tensor | None:
 
 def place_parameters(stack: str, layer: nn.Module, calls: Calls, norm_first: bool) -> dict[str, str]:
     """Return the part of every parameter of a layer, by the parameter's name."""
-    part_of = _parts_of_matrices(stack, layer)
-    norms = _Norms(part_of, calls, norm_first)
+    part_of = _assign_matrices(stack, layer)
+    norms = _NormParts(part_of, calls, norm_first)
     parts = {}
     for name, _ in layer.named_parameters(remove_duplicate=False):
         path = name.rpartition(".")[0]
@@ -198,7 +203,7 @@ def place_parameters(stack: str, layer: nn.Module, calls: Calls, norm_first: boo
     return parts
 
 
-def _parts_of_matrices(stack: str, layer: nn.Module) -> dict[str, str]:
+def _assign_matrices(stack: str, layer: nn.Module) -> dict[str, str]:
     """Return the part of every module with a matrix, by its path."""
     list_name = stack.rpartition(".")[2]
     parts = {}
@@ -216,18 +221,24 @@ def _part_by_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Norms:
-    """Places the modules without a matrix by the calls of one layer."""
+class _NormParts:
+    """Assignment of the modules without a matrix to parts, by the calls of one layer.
 
-    part_of: dict[str, str]  # of the modules with a matrix
+    Attributes:
+        part_of: path of each module with a matrix → its part.
+        calls: calls of the layer.
+        norm_first: whether layers begin with a norm.
+    """
+
+    part_of: dict[str, str]
     calls: Calls
-    norm_first: bool  # whether layers begin with a norm
+    norm_first: bool
 
     def part(self, path: str) -> str:
         """Return the part of one norm; neither if it did not run, or no matrix ran."""
         if not path or path not in self.calls:
             return NEITHER
-        readers = self._readers(path)
+        readers = self._find_readers(path)
         if len(readers) > 1:
             return NEITHER
         if readers:
@@ -235,9 +246,9 @@ class _Norms:
         return self._part_of_nearest(path)
 
     def _part_of_nearest(self, path: str) -> str:
-        """Return the part of the matrix that ran last before a norm, else of the first.
+        """Return the part of the matrix that ran last before a norm.
 
-        It is neither if no matrix ran.
+        If none ran before it, it is that of the first matrix; if no matrix ran, it is neither.
         """
         order = list(self.calls)
         before = order[: order.index(path)]
@@ -246,8 +257,11 @@ class _Norms:
                 return self.part_of[module]
         return NEITHER
 
-    def _readers(self, path: str) -> set[str]:
-        """Return the parts whose matrices read what a norm wrote. Only layers that begin with a norm have any."""
+    def _find_readers(self, path: str) -> set[str]:
+        """Return the parts whose matrices read the output of a norm.
+
+        If layers do not begin with a norm, there is none.
+        """
         output = self.calls[path].wrote
         if not self.norm_first or output is None:
             return set()
@@ -257,7 +271,7 @@ class _Norms:
                 same_tensor.add(part)
             if torch.equal(states.flatten(), output.flatten()):
                 same_values.add(part)
-        # two norms may give equal values, as new ones do; a cast gives another tensor
+        # two norms may return equal values, as untrained ones do; a cast returns another tensor
         return same_tensor or same_values
 
     def _inputs_of_matrices(self, size: int) -> Iterator[tuple[str, Tensor]]:
