@@ -1,8 +1,11 @@
-"""What a checkpoint really holds, read as a stranger's: no torch, nothing executed, no file believed.
+"""Checks and rewrites of stored checkpoints.
 
-- `untrusted`, `stored`: may a file be opened, what does its header say, rows without a map of the file.
-- `hf_folder`: what lies in the folder; `table_scans`: what whole tables hold.
-- `claims`, `roles`: what the config claims, and which tensor plays which part.
-- `facts`: all of it, read once and only when asked. `rules`: what is wrong; `loaders`: what each loader makes of it.
-- `audit`: `check(folder)`, the answer.
+A checkpoint is untrusted: the package runs without torch, executes nothing and verifies what a file states.
+
+- `untrusted`, `stored`: safe opening of files, headers, and rows read without a memory map.
+- `hf_folder`: contents of a folder; `table_scans`: contents of full tables.
+- `claims`, `roles`: the config's claims on tying, and the role of each stored tensor.
+- `facts`: all of these for one checkpoint, each read at most once and only on use.
+- `rules`: problems of a checkpoint; `loaders`: the outcome of loading it with each loader.
+- `audit`: `check(folder)`, the public entry point. `rewrite`: commands that write a changed copy.
 """

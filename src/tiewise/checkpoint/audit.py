@@ -1,4 +1,4 @@
-"""Check of a checkpoint: run the rules, and report what was read next to their findings."""
+"""Check of a checkpoint: its facts, and the findings of the rules."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tiewise.core.records import to_strict_json
 SCHEMA = 1
 MOST_OF_A_KIND = 10  # findings that are reported one by one
 AnyPath: TypeAlias = "str | os.PathLike[str]"
-view = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs it
+view = Late("tiewise.checkpoint.audit_view")  # imported late: a check from Python never needs it
 _FILES = (".gguf", ".onnx")
-# rules on models that stand alone: their ends, tokenizer and loaders; a draft, half a model, has B083 to B085
-_ALONE = ("B01", "B02", "B03", "B042", "B080")
-# arguments of `check` → what must be stored for them, and what to say of anything else
+# prefixes of rules on complete models: ends, tokenizer, loaders. A draft is half a model and has B083 to B085.
+_COMPLETE_MODEL_RULES = ("B01", "B02", "B03", "B042", "B080")
+# {argument of `check`: (kind of checkpoint that it needs, message for any other kind)}
 _NEEDED_BY = {
     "base": ("adapter", "this is not an adapter's folder"),
     "beside": ("file", "this is no GGUF or ONNX file"),
@@ -43,7 +43,7 @@ _NEEDED_BY = {
     "target": ("model", "this is no draft model"),
     "quantise": ("model", "this is not a whole checkpoint"),
 }
-_KINDS = {  # of rules, in words
+_RULE_KINDS = {  # {kind of a rule: its name in a message}
     "folder": "whole checkpoints",
     "adapter": "adapters",
     "gguf": "GGUF files",
@@ -53,9 +53,9 @@ _KINDS = {  # of rules, in words
 
 
 class Part(NamedTuple):
-    """A stored tensor and its part.
+    """A stored tensor and its role.
 
-    The part is "input", "output", "both" (of a file with one table), "bias", "position", "map", or the role of an
+    The role is "input", "output", "both" (the one table of a file), "bias", "position", "map", or the role of an
     `IndexedTensor`.
     """
 
@@ -63,7 +63,7 @@ class Part(NamedTuple):
     tensor: Stored
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the part as a JSON object."""
         return {
             "role": self.role,
             "name": self.tensor.name,
@@ -78,22 +78,23 @@ class Part(NamedTuple):
 class Audit:
     """Result of checking one checkpoint. A notebook renders it as the command prints it."""
 
-    path: Path  # what was given
+    path: Path  # the argument of `check`
     kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter", "gguf" or "onnx"
-    claims: Claims = field(default_factory=Claims)  # of the config; without levels where there is none
-    roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter, GGUF or ONNX
-    parts: tuple[Part, ...] = ()  # their tensors, the two ends first
-    ends: TableLikeness | None = None  # how alike the two tables are; None where not both stored, comparable and read
-    spare: int = 0  # bytes that a second, equal copy of the table takes
-    tensors: int = 0  # number of tensors, and
-    nbytes: int = 0  # their bytes
-    outcomes: tuple[LoaderOutcome, ...] = ()  # what each loader will make of it; only of a model of its own
-    findings: tuple[Finding, ...] = ()  # the most severe first, then by id
+    claims: Claims = field(default_factory=Claims)  # claims of the config on tying; no levels without a config
+    roles: Roles | None = None  # the stored parts of the boundary; None for an adapter, GGUF or ONNX
+    parts: tuple[Part, ...] = ()  # the tensors of `roles`; input embedding and output head first
+    # likeness of input table and output table; None unless both are stored, comparable and read
+    ends: TableLikeness | None = None
+    spare: int = 0  # bytes of a second, equal copy of the table
+    tensors: int = 0  # number of tensors
+    nbytes: int = 0  # bytes of all tensors
+    outcomes: tuple[LoaderOutcome, ...] = ()  # outcome of loading with each loader; empty unless a complete model
+    findings: tuple[Finding, ...] = ()  # sorted by severity, the most severe first, then by id
     ran: tuple[str, ...] = ()  # ids of the rules that ran
-    skipped: dict[str, str] = field(default_factory=dict)  # id → why a rule did not run
-    scan: bool = True  # the tables were read, not only headers
+    skipped: dict[str, str] = field(default_factory=dict)  # {id of a rule that did not run: the reason}
+    scan: bool = True  # tables were read; False: headers only
     deep: bool = False  # every row was read
-    as_class: str | None = None  # the class that it was judged as; None for the one that its config names
+    as_class: str | None = None  # class that the check assumed; None: the class that the config names
 
     @property
     def worst(self) -> str | None:
@@ -103,18 +104,21 @@ class Audit:
         return self.findings[0].severity
 
     def at_least(self, severity: str) -> tuple[Finding, ...]:
-        """Return findings of this severity ("info", "warning", "error", "fatal") or a worse one.
+        """Return the findings of this severity or a worse one.
+
+        Args:
+            severity: "info", "warning", "error" or "fatal".
 
         Raises:
-            CheckpointError: no such severity.
+            CheckpointError: there is no such severity.
         """
         if severity not in SEVERITIES:
             raise CheckpointError(f"there is no severity {severity!r}", f"choose one of {', '.join(SEVERITIES)}")
-        least = SEVERITIES.index(severity)
-        return tuple(finding for finding in self.findings if SEVERITIES.index(finding.severity) >= least)
+        lowest = SEVERITIES.index(severity)
+        return tuple(finding for finding in self.findings if SEVERITIES.index(finding.severity) >= lowest)
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON can hold it; the fields are described in docs/check-schema.md."""
+        """Return the audit as a JSON object; docs/check-schema.md describes its fields."""
         record = {
             "schema": SCHEMA,
             "versions": {"tiewise": __version__, "python": platform.python_version()},
@@ -144,7 +148,7 @@ class Audit:
 
 
 def _claims_record(claims: Claims) -> dict[str, Any]:
-    """Return the claims of a config as JSON can hold them."""
+    """Return the claims of a config as a JSON object."""
     record: dict[str, Any] = {
         "tied": claims.tied,
         "known": claims.has_family_data,
@@ -156,7 +160,7 @@ def _claims_record(claims: Claims) -> dict[str, Any]:
 
 
 def _roles_record(roles: Roles | None) -> dict[str, Any]:
-    """Return the parts of the boundary as JSON can hold them. An adapter, GGUF or ONNX has null for each."""
+    """Return the parts of the boundary as a JSON object. Each is null for an adapter, GGUF or ONNX."""
     if roles is None:
         return {"found_by": None, "headless": None, "names": None, "scalars": {}}
     return {
@@ -182,24 +186,37 @@ def check(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
 ) -> Audit:
-    """Audit a checkpoint. Nothing is executed, nothing written, no pickle opened.
+    """Check a checkpoint and report the findings of the rules.
+
+    `check` executes nothing, writes nothing and opens no pickle.
 
     Args:
         path: a Hugging Face folder, one `.safetensors`, a PEFT adapter's folder, a GGUF or an ONNX file or its folder.
         deep: read every row of the tables and compare all large tensors.
-        scan: False reads headers only, so that equal tables are not told from different ones.
-        base: of an adapter: the checkpoint that it changes.
-        beside: of a GGUF or ONNX file: the Hugging Face checkpoint that it was made from.
-        target: of a draft model or head: the checkpoint that it proposes tokens to.
-        world: ranks that the tables are to be spread over: B042 says what of them each gets.
-        as_class: of a folder: the class of transformers that loads it, where it is not the one that its config names.
-        quantise: a JSON file with the config of a quantisation that is to come: B051 and B053 judge it beforehand.
-        follow_links: read through links that lead outside the folder too; without it they are refused.
-        select: ids or prefixes of the rules to run, or one of them; none given: all.
-        ignore: ids or prefixes of rules to leave out, or one.
+        scan: compare the tables. False reads headers only, which cannot distinguish equal from different tables.
+        base: for an adapter, the checkpoint that it changes.
+        beside: for a GGUF or ONNX file, the Hugging Face checkpoint that it was made from.
+        target: for a draft model or head, the checkpoint that it proposes tokens to.
+        world: number of ranks that will share the tables; B042 reports the part of each rank.
+        as_class: for a folder, the class of transformers that loads it, if it differs from the class in the config.
+        quantise: JSON file with the config of a planned quantisation, which B051 and B053 check in advance.
+        follow_links: follow links that lead outside the folder, which `check` refuses otherwise.
+        select: ids or prefixes of the rules to run, or one of them. Empty runs all.
+        ignore: ids or prefixes of the rules to skip, or one of them.
+
+    Returns:
+        An `Audit`: the claims of the config, the stored parts, the outcome for each loader, and the findings.
 
     Raises:
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
+
+    >>> import numpy, tempfile
+    >>> from safetensors.numpy import save_file
+    >>> folder = tempfile.mkdtemp()
+    >>> save_file({"lm_head.weight": numpy.zeros((8, 4), "f4")}, f"{folder}/model.safetensors")
+    >>> audit = check(folder, select="B021")
+    >>> audit.kind, audit.tensors, audit.nbytes, audit.ran
+    ('folder', 1, 128, ('B021',))
     """
     refuse_live_model("check", path)
     options = _CheckOptions(Path(path), deep, scan, base, beside, target, world, as_class, quantise)
@@ -211,7 +228,7 @@ def check(
 
 
 class _CheckOptions(NamedTuple):
-    """Arguments of `check`, but for the choice of rules."""
+    """Arguments of `check` without `select` and `ignore`."""
 
     path: Path
     deep: bool
@@ -224,58 +241,55 @@ class _CheckOptions(NamedTuple):
     quantise: AnyPath | None
 
     def require_consistent(self) -> None:
-        """Raise a CheckpointError if the arguments contradict each other, whatever is stored at the path."""
+        """Raise a CheckpointError if the arguments contradict each other for any checkpoint."""
         if self.world is not None and not _is_number_of_ranks(self.world):
             raise CheckpointError(f"world is {self.world!r}", "give a number of ranks, 1 or more")
         if self.deep and not self.scan:
             raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
 
     def require_fitting(self, folder: Folder | None) -> None:
-        """Raise a CheckpointError if an argument does not fit what is stored.
+        """Raise a CheckpointError if an argument does not fit the kind of checkpoint.
 
         `folder` is None for a GGUF or ONNX file.
         """
-        stored = "model"
+        kind = "model"
         if folder is None:
-            stored = "file"
+            kind = "file"
         elif folder.is_adapter:
-            stored = "adapter"
-        for name, (needed, why) in _NEEDED_BY.items():
-            if stored != needed and getattr(self, name) is not None:
+            kind = "adapter"
+        for name, (needed_kind, why) in _NEEDED_BY.items():
+            if kind != needed_kind and getattr(self, name) is not None:
                 raise CheckpointError(f"{name} is given, and {why}", f"leave {name} out")
 
     def source(self) -> Facts | None:
-        """Return the facts of the checkpoint that an adapter changes or a file was made from.
-
-        It is None if none is given.
-        """
+        """Return the facts of `base` or `beside`; None if the caller gave neither."""
         path = self.beside if self.base is None else self.base
         return self.facts_of(path)
 
     def facts_of(self, path: AnyPath | None) -> Facts | None:
-        """Return the facts of another checkpoint that an argument names; None if it names none."""
+        """Return the facts of the checkpoint that an argument names; None for None."""
         if path is None:
             return None
         return Facts(open_folder(path), self.scan)
 
 
 def _is_number_of_ranks(value: Any) -> bool:
-    """Return whether a value is a whole number from 1 on, NumPy's and torch's too."""
+    """Return whether a value is a whole number of 1 or more. Integers of NumPy and torch count."""
     if not hasattr(value, "__index__"):
         return False
     return not value < 1
 
 
-class _CheckSubject(NamedTuple):
-    """A checkpoint before rules have run."""
+class _OpenedCheckpoint(NamedTuple):
+    """A checkpoint before the rules run."""
 
-    facts: AnyFacts  # for the rules
-    audit: Audit  # without findings
-    kinds: set[str]  # of rules that fit it
+    facts: AnyFacts  # input of the rules
+    audit: Audit  # the audit, still without findings
+    rule_kinds: set[str]  # kinds of the rules that apply to it
 
 
-def _open(options: _CheckOptions) -> _CheckSubject:
-    """Read what is stored at the path."""
+def _open(options: _CheckOptions) -> _OpenedCheckpoint:
+    """Open the checkpoint at the path."""
     path, folder = _file_or_folder(options.path)
     options.require_fitting(folder)
     source = options.source()
@@ -283,12 +297,12 @@ def _open(options: _CheckOptions) -> _CheckSubject:
         return _of_file(path, source, options.scan)
     if folder.is_adapter:
         adapter = open_adapter(folder, source, options.scan)
-        return _CheckSubject(adapter, _with_sizes(Audit(path, "adapter"), adapter.tensors), {"any", "adapter"})
+        return _OpenedCheckpoint(adapter, _with_sizes(Audit(path, "adapter"), adapter.tensors), {"any", "adapter"})
     return _of_model(path, folder, options)
 
 
 def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
-    """Return the path of a GGUF or ONNX file, or a path and its folder. A folder may have an ONNX file alone."""
+    """Return (path, folder). The folder is None for a GGUF or ONNX file, or a folder with only ONNX."""
     if path.suffix in _FILES:
         return path, None
     folder = open_folder(path)
@@ -302,20 +316,20 @@ def _file_or_folder(path: Path) -> tuple[Path, Folder | None]:
     return path_inside(path, "model.onnx"), None
 
 
-def _of_file(path: Path, source: Facts | None, scan: bool) -> _CheckSubject:
-    """Read a GGUF or ONNX file, made from the checkpoint `source`."""
+def _of_file(path: Path, source: Facts | None, scan: bool) -> _OpenedCheckpoint:
+    """Read a GGUF or ONNX file that was made from the checkpoint `source`."""
     file = read_onnx(path) if path.suffix == ".onnx" else open_gguf(path)
     facts = replace(file, source=source, scan=scan)
     spare = sum(copy.nbytes for copy in facts.copies)
     kind = path.suffix[1:]
     audit = Audit(path, kind, parts=tuple(_parts_of_file(facts)), spare=spare)
-    return _CheckSubject(facts, _with_sizes(audit, facts.tensors), {"any", kind})
+    return _OpenedCheckpoint(facts, _with_sizes(audit, facts.tensors), {"any", kind})
 
 
 def _parts_of_file(facts: GgufFacts | OnnxFacts) -> Iterator[Part]:
-    """Yield the tensors of the two ends of a GGUF or ONNX file.
+    """Yield the input table and the output tables of a GGUF or ONNX file.
 
-    A table that is both comes once.
+    A table that is both appears once, with the role "both".
     """
     table = facts.table
     if table is not None:
@@ -325,25 +339,25 @@ def _parts_of_file(facts: GgufFacts | OnnxFacts) -> Iterator[Part]:
             yield Part("output", head)
 
 
-def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _CheckSubject:
-    """Gather the facts and the audit of a model's folder or its single file."""
+def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _OpenedCheckpoint:
+    """Open a model's folder or its single file."""
     has_weights = folder.tensors or folder.faults or folder.pickles
     if not has_weights:
         remedy = "give a checkpoint folder, or one .safetensors, .gguf or .onnx file"
         raise CheckpointError(f"{path}: no file of tensors in it", remedy)
     if options.as_class is not None:
-        folder = _judged_as(folder, path, options.as_class)
+        folder = _with_class(folder, path, options.as_class)
     planned = None if options.quantise is None else read_quantisation(options.quantise)
     target = options.facts_of(options.target)
     facts = Facts(folder, options.scan, options.world, options.as_class, planned, target)
     audit = _audit_of_model(path, facts)
-    kinds = {"any", "folder", audit.kind}
+    rule_kinds = {"any", "folder", audit.kind}
     if target is not None:
-        kinds.add("draft")
-    return _CheckSubject(facts, _with_sizes(audit, folder.tensors), kinds)
+        rule_kinds.add("draft")
+    return _OpenedCheckpoint(facts, _with_sizes(audit, folder.tensors), rule_kinds)
 
 
-def _judged_as(folder: Folder, path: Path, as_class: str) -> Folder:
+def _with_class(folder: Folder, path: Path, as_class: str) -> Folder:
     """Return a folder with the config of another class of transformers. `path` is for errors."""
     if folder.config is None:
         remedy = "give the folder that has it"
@@ -352,19 +366,19 @@ def _judged_as(folder: Folder, path: Path, as_class: str) -> Folder:
 
 
 def _audit_of_model(path: Path, facts: Facts) -> Audit:
-    """Return the audit of a model before rules have run, without sizes."""
+    """Return the audit of a model before the rules run, without sizes."""
     kind = "file" if facts.folder.single else "folder"
     if facts.draft is not None:
         kind = "draft"
     parts = tuple(_parts(facts.roles))
-    audit = Audit(path, kind, facts.claims, facts.roles, parts, facts.ends_likeness, _spare(facts))
-    if kind == "draft":  # half a model, which no loader takes alone
+    audit = Audit(path, kind, facts.claims, facts.roles, parts, facts.ends_likeness, _spare_bytes(facts))
+    if kind == "draft":  # half a model, which no loader loads alone
         return audit
     return replace(audit, outcomes=predict(facts))
 
 
 def _parts(roles: Roles) -> Iterator[Part]:
-    """Yield the stored tensors of the boundary, the two ends first."""
+    """Yield the stored tensors of the boundary, the tables of both ends first."""
     outputs = roles.tables[len(roles.input_tables) :]
     for role, tensors in (
         ("input", roles.input_tables),
@@ -379,41 +393,41 @@ def _parts(roles: Roles) -> Iterator[Part]:
         yield Part(other.role, other.tensor)
 
 
-def _spare(facts: Facts) -> int:
+def _spare_bytes(facts: Facts) -> int:
     """Return the bytes of a head that repeats the input table byte by byte, else 0."""
-    pair = facts.compared_ends
-    if pair is None or pair.likeness.kind != IDENTICAL:
+    ends = facts.compared_ends
+    if ends is None or ends.likeness.kind != IDENTICAL:
         return 0
-    return pair.head.nbytes
+    return ends.head.nbytes
 
 
 def _with_sizes(audit: Audit, tensors: Mapping[str, Stored]) -> Audit:
-    """Return an audit with the number of a checkpoint's tensors and their bytes."""
+    """Return an audit with the number of tensors and their bytes filled in."""
     return replace(audit, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in tensors.values()))
 
 
 class _RuleSelection:
-    """The rules that a caller chose, by id."""
+    """Rules that `select` and `ignore` choose."""
 
     def __init__(self, select: str | tuple[str, ...], ignore: Iterable[str]) -> None:
         self.catalogue = rules()
         self.chosen = matching(select) if select else frozenset(self.catalogue)
         self.ignored = matching(ignore)
 
-    def run(self, subject: _CheckSubject, options: _CheckOptions) -> Audit:
-        """Return the audit of a subject with the findings of every rule that fits it."""
+    def run(self, opened: _OpenedCheckpoint, options: _CheckOptions) -> Audit:
+        """Return the audit of a checkpoint with the findings of every rule that applies."""
         ran = list[str]()
         skipped = dict[str, str]()
         findings = list[Finding]()
         for rule in self.catalogue.values():
-            reason = self._reason_to_skip(rule, subject, options)
+            reason = self._reason_to_skip(rule, opened, options)
             if reason is None:
                 ran.append(rule.id)
-                findings += _first_of_each_kind(rule.check(subject.facts))
+                findings += _first_of_each_kind(rule.check(opened.facts))
             else:
                 skipped[rule.id] = reason
         return replace(
-            subject.audit,
+            opened.audit,
             findings=tuple(sorted(findings, key=_by_severity)),
             ran=tuple(ran),
             skipped=skipped,
@@ -422,15 +436,15 @@ class _RuleSelection:
             as_class=options.as_class,
         )
 
-    def _reason_to_skip(self, rule: Rule, subject: _CheckSubject, options: _CheckOptions) -> str | None:
+    def _reason_to_skip(self, rule: Rule, opened: _OpenedCheckpoint, options: _CheckOptions) -> str | None:
         """Return why a rule does not run; None if it runs."""
         if rule.id in self.ignored:
             return "ignored"
         if rule.id not in self.chosen:
             return "not selected"
-        if rule.kind not in subject.kinds:
-            return f"for {_KINDS[rule.kind]}"
-        if subject.audit.kind == "draft" and rule.id.startswith(_ALONE):
+        if rule.kind not in opened.rule_kinds:
+            return f"for {_RULE_KINDS[rule.kind]}"
+        if opened.audit.kind == "draft" and rule.id.startswith(_COMPLETE_MODEL_RULES):
             return "for models that stand alone"
         if rule.scans and not options.scan:
             return "compares the two tables, and only headers were read"
@@ -445,7 +459,7 @@ def _by_severity(finding: Finding) -> tuple[int, str]:
 
 
 def _first_of_each_kind(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield ten findings of each kind of one rule, and one that counts the rest."""
+    """Yield at most ten findings of each kind of one rule, then one that counts the rest."""
     counts = Counter[tuple[str, bool]]()  # by severity and `safe`
     last = dict[tuple[str, bool], Finding]()
     for finding in findings:
@@ -464,9 +478,9 @@ def _first_of_each_kind(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def errors_of_result(result: Audit, config: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Yield the errors that a folder written by tiewise should not have; `config` is its config.json.
+    """Yield the errors of a folder that tiewise wrote; `config` is its config.json.
 
-    No stock loader opens a model of tiewise's types, which B080 reports of a folder that somebody received.
+    B080 is left out for tiewise's own model types. It warns the receiver of a folder that no stock loader opens them.
     """
     is_of_tiewise = config is not None and needs_tiewise(config)
     for finding in result.at_least("error"):

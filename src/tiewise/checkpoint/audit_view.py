@@ -1,6 +1,6 @@
 """Views of an audit and of a rule, as `tiewise check` prints them.
 
-Everything that comes from the checkpoint is `Text`, never markup.
+Text from the checkpoint is always a rich `Text`, never markup.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row: TypeAlias = tuple[str, str]  # label, value
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
 _PLURALS = {"error": "errors", "warning": "warnings"}  # of severities
-ROLES = {  # labels of parts with a line for each tensor; all tensors of any other part share a line
+ROLES = {  # {role with one line per tensor: its label}; all tensors of another role share one line
     "input": "input table",
     "output": "output head",
     "bias": "bias",
@@ -50,7 +50,7 @@ def html(audit: Audit) -> str:
 
 
 def audit_view(audit: Audit) -> Group:
-    """Return an audit as it is printed."""
+    """Return an audit as a renderable block for the terminal."""
     blocks: list[RenderableType] = [_title(audit), _summary(audit)]
     if audit.outcomes:
         blocks.append(_loaders(audit.outcomes))
@@ -99,7 +99,7 @@ def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
 
 
 def _finding(finding: Finding) -> Padding:
-    """Return a finding: its evidence, and the repair in a second line."""
+    """Return a finding as two lines: evidence and repair."""
     severity = (finding.severity, STYLE[finding.severity])
     evidence = rich_text.Text.assemble((finding.rule, "bold"), " ", severity, "  ", finding.evidence)
     safe = "  (safe: tiewise repair does it)" if finding.safe else ""
@@ -149,7 +149,7 @@ def rule_view(rule: Rule) -> Group:
 
 
 def summary_rows(audit: Audit) -> list[Row]:
-    """Return what the config states and what is stored at the two ends, as (label, value)."""
+    """Return (label, value) rows on the config's claims and the stored tensors of both ends."""
     return [*_claims(audit), *_stored(audit)]
 
 
@@ -182,7 +182,7 @@ def _claim(claim: Claim) -> str:
 
 
 def _stored(audit: Audit) -> Iterator[Row]:
-    """Yield a row for each stored part of the boundary, and one for the ends' likeness."""
+    """Yield a row for each stored part of the boundary, and one on the likeness of both tables."""
     inputs = [part for part in audit.parts if part.role == "input"]
     others = [part for part in audit.parts if part.role != "input"]
     yield from _single_rows(inputs)
@@ -193,7 +193,7 @@ def _stored(audit: Audit) -> Iterator[Row]:
 
 
 def _single_rows(parts: Iterable[Part]) -> Iterator[Row]:
-    """Yield a row for each part of the roles whose tensors have a line each."""
+    """Yield a row for each part whose role is in `ROLES`."""
     for part in parts:
         if part.role in ROLES:
             yield ROLES[part.role], _described(part.tensor)
@@ -205,7 +205,7 @@ def _described(tensor: Stored) -> str:
 
 
 def _absent_head(audit: Audit) -> Iterator[Row]:
-    """Yield the row on a head that is not stored next to a stored input table."""
+    """Yield a row on the output head if only the input table is stored."""
     roles = audit.roles
     if roles is None or roles.input is None:
         return
@@ -221,7 +221,7 @@ def _absent_head(audit: Audit) -> Iterator[Row]:
 
 
 def _rows_by_role(audit: Audit) -> Iterator[Row]:
-    """Yield one row for all tensors of each further role."""
+    """Yield one row for each role that is not in `ROLES`."""
     by_role = dict[str, list[Stored]]()
     for part in audit.parts:
         if part.role not in ROLES:
@@ -234,7 +234,7 @@ def _rows_by_role(audit: Audit) -> Iterator[Row]:
 
 
 def _likeness(audit: Audit) -> Iterator[Row]:
-    """Yield the row on the likeness of the two ends, if both are stored."""
+    """Yield a row on the likeness of both tables, if both are stored."""
     roles = audit.roles
     if audit.ends is not None:
         value = difference(audit.ends)

@@ -1,4 +1,4 @@
-"""Numbers of a config that act at the boundary: factors of rows and logits, caps, widths of the tables."""
+"""Numbers of a config that act at the boundary: factors, caps, and table widths."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from tiewise.checkpoint.claims import dotted_path, family_type, finite_number
 from tiewise.checkpoint.families import family
 
-SCALARS = {  # key: the value at which it changes nothing
-    # on the looked-up rows: Granite and Falcon-H1; HRM-Text; MiniCPM
+SCALARS = {  # {key: neutral value}
+    # factor of the looked-up rows: Granite and Falcon-H1; HRM-Text; MiniCPM
     **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb"), 1.0),
-    # logits are divided by it in Granite, else multiplied: HyperCLOVA X, Cohere and MPT, Falcon-H1, Grok (remote code)
+    # logits are divided by it in Granite, and multiplied in HyperCLOVA X, Cohere and MPT, Falcon-H1, Grok (remote code)
     **dict.fromkeys(("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), 1.0),
     # cap · tanh(logits / cap): Gemma 2; xLSTM; RecurrentGemma
     **dict.fromkeys(("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap"), 0.0),
-    # hidden states are divided by hidden_size / it (MiniCPM); rows times sqrt(d_model) where true (BART)
+    # hidden states are divided by hidden_size / value (MiniCPM); if true, rows are times sqrt(d_model) (BART)
     **dict.fromkeys(("dim_model_base", "scale_embedding"), 0.0),
-    "scale_decoder_outputs": 0.0,  # T5: hidden states times 1 / sqrt(d_model) where true
+    "scale_decoder_outputs": 0.0,  # T5: if true, hidden states are times 1 / sqrt(d_model)
     "logits_mup_width_multiplier": 1.0,  # Inkling: hidden states are divided by it
-    # rows times sqrt(hidden_size) where true: AFMoE; BigBird
+    # if true, rows are times sqrt(hidden_size): AFMoE; BigBird
     **dict.fromkeys(("mup_enabled", "rescale_embeddings"), 0.0),
     **{"mup_width_multiplier": 1.0, "mup_embedding_multiplier": 0.0},  # Phi-3-small, remote code
 }
-WIDTHS = ("word_embed_proj_dim", "embedding_size", "input_embedding_size", "output_embedding_size")  # of the table
+WIDTHS = ("word_embed_proj_dim", "embedding_size", "input_embedding_size", "output_embedding_size")  # table widths E
 
 
 def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the numbers that change something, by dotted key: as written, else by the family's default.
+    """Return {dotted key: number} of all scalars that differ from their neutral value.
 
-    A width of the table counts where it is not the hidden width.
+    An absent key has the family's default. A table width is neutral if it equals the hidden width.
     """
     scalars = dict[str, float]()
     for path, level in levels:
@@ -42,7 +42,7 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
 
 
 def _neutral_values(level: Mapping[str, Any]) -> dict[str, float]:
-    """Return {key: the value at which it changes nothing} for the numbers of a level."""
+    """Return {key: neutral value} for the scalars of a level."""
     width = finite_number(level.get("hidden_size", level.get("d_model")))
     if width is None:
         return SCALARS

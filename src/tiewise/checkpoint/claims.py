@@ -1,8 +1,8 @@
-"""Claims of a config on the two ends of its model, and the names that they usually have.
+"""Claims of a config on tying, and the usual names of input embedding and output head.
 
 A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`). Each level may carry the
-flag, and only the level that the class owning the head reads decides. `families.py` has what is known of each family;
-`data/usual_names.json` is written by hand, for families that are not known.
+flag `tie_word_embeddings`. The level that the class with the head reads decides. `families.py` has the facts on each
+family. `data/usual_names.json` is written by hand, for families that the architecture data lacks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import read_packaged_json
 
 POSITION = re.compile(r"(^|\.)(wpe|(positions?|positional|pos)_embed\w*|embed_positions?|pos_emb)(\.|$)")
-PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # the bytes of a quantised table
-QUANTISATION_PARTS = re.compile(
+PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # parameters with packed numbers of a table
+QUANTISATION_PARTS = re.compile(  # the other parameters of a quantised table: scales, zero points, statistics
     r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
     r"|input_scale|absmax|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
 )
-_FOREIGN_STARTS = ("vision_", "audio_", "mtp_")  # of a part of a module's name
-# ends of the names of a family's main class, the first that fits; "" fits any
+_FOREIGN_STARTS = ("vision_", "audio_", "mtp_")  # prefixes of a part of a module's name
+# endings of class names; a family's main class has the first ending that one of its classes has ("" fits any)
 _MAIN_CLASSES = (
     "ForCausalLM",
     "LMHeadModel",
@@ -42,7 +42,7 @@ _MAIN_CLASSES = (
 class UsualNames(NamedTuple):
     """Names that modules and tensors usually have; `data/usual_names.json` describes each list."""
 
-    pairs: tuple[tuple[str, str], ...]  # (input table, head) behind the same prefix, longest paths first
+    pairs: tuple[tuple[str, str], ...]  # (input embedding, output head) after one prefix, longest paths first
     outputs: tuple[str, ...]
     exact_outputs: tuple[str, ...]
     biases: tuple[str, ...]
@@ -53,7 +53,7 @@ class UsualNames(NamedTuple):
 
 @lru_cache(maxsize=1)
 def usual_names() -> UsualNames:
-    """Return the hand-written names."""
+    """Return the names in `data/usual_names.json`."""
     data = read_packaged_json("checkpoint/data/usual_names.json")
     pairs = [(pair["input"], pair["output"]) for pair in data["pairs"]]
     pairs.sort(key=_depth_of_input, reverse=True)
@@ -62,7 +62,7 @@ def usual_names() -> UsualNames:
 
 
 def _depth_of_input(pair: tuple[str, str]) -> int:
-    """Return the number of modules around the input table of a pair."""
+    """Return the number of modules around the input embedding of a pair."""
     return pair[0].count(".")
 
 
@@ -79,7 +79,13 @@ def strip_wrappers(name: str) -> str:
 
 
 def ends_with(module: str, path: str) -> bool:
-    """Return whether a module's name ends with a path of whole parts: model.lm_head with lm_head, not my_lm_head."""
+    """Return whether a module's name ends with a path.
+
+    Only complete parts of the dotted name count.
+
+    >>> ends_with("model.lm_head", "lm_head"), ends_with("model.my_lm_head", "lm_head")
+    (True, False)
+    """
     return f".{module}".endswith(f".{path}")
 
 
@@ -89,7 +95,7 @@ def ends_with_any(module: str, paths: Iterable[str]) -> bool:
 
 
 def in_layer(name: str) -> bool:
-    """Return whether a module is inside a numbered layer. Tables there belong to no end of the model."""
+    """Return whether a module is inside a numbered layer. Tables there are no end of the model."""
     return re.search(r"\.\d+\.", f".{name}.") is not None
 
 
@@ -102,7 +108,7 @@ def is_foreign(name: str) -> bool:
 
 
 def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
-    """Return the ends of a class of this family or of any other. For None, those of the family's main class."""
+    """Return the ends of a class, looked up in its family first. None: the family's main class."""
     classes = family(model_type).ends.classes
     if architecture is None:
         return _main_class(classes)
@@ -115,7 +121,7 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
 
 
 def _main_class(classes: Mapping[str, ClassEnds]) -> ClassEnds | None:
-    """Return the ends of a family's main class, which has a head if any has. None without classes."""
+    """Return the ends of a family's main class, with a head if any class has one. None without classes."""
     for ending in _MAIN_CLASSES:
         for name in sorted(classes):
             if name.endswith(ending):
@@ -124,47 +130,48 @@ def _main_class(classes: Mapping[str, ClassEnds]) -> ClassEnds | None:
 
 
 def config_ends(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return the ends of the class that a config names, with the parts that it chooses. None if unknown.
+    """Return the ends of the class that a config names. None for an unknown class or part.
 
-    VisionEncoderDecoder has the ends of its decoder's class, which the `model_type` of the level `decoder` chooses.
+    The config chooses the parts of a composite class. VisionEncoderDecoder has the ends of its decoder's class, which
+    the `model_type` of the level `decoder` names.
     """
     ends = class_ends(family_type(config), architecture(config))
     return _with_parts(config, ends)
 
 
 def family_ends(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return the same as `config_ends`. Of an unknown class, the ends of the family's main class."""
+    """Return `config_ends`; for an unknown class, the ends of the family's main class."""
     return _with_parts(config, _class_or_main_class(config))
 
 
 def _class_or_main_class(config: Mapping[str, Any]) -> ClassEnds | None:
-    """Return the ends of the class that a config names, without the parts that it chooses.
+    """Return the ends of the class that a config names, before it chooses parts.
 
-    Of an unknown class, those of the family's main class. None if the family is unknown too.
+    For an unknown class, return those of the family's main class. None if the family is unknown too.
     """
-    kind = family_type(config)
-    return class_ends(kind, architecture(config)) or class_ends(kind, None)
+    model_type = family_type(config)
+    return class_ends(model_type, architecture(config)) or class_ends(model_type, None)
 
 
 def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds | None:
-    """Return a composite's ends with the classes that a config chooses as parts. None if one is unknown."""
+    """Return a composite's ends with the part classes that a config chooses. None if one is unknown."""
     if ends is None:
         return None
     if not ends.parts:
         return ends
     levels, defaults = dict(model_levels(config)), family(family_type(config)).ends.levels
     composite = ends
-    for path, (module, how) in ends.parts.items():
+    for path, (module, use) in ends.parts.items():
         default = defaults.get(path)
         if default is None:
             continue
         part = PartPlace(f"{module}.", path)
-        default_ends = part_ends(default, how)
+        default_ends = part_ends(default, use)
         chosen = family_type(levels.get(path, {})) or default
         if chosen == default:
             composite = with_head_of_part(composite, part, default_ends)
             continue
-        chosen_ends = part_ends(chosen, how)
+        chosen_ends = part_ends(chosen, use)
         if family(chosen).is_tokenless:
             chosen_ends = chosen_ends or ClassEnds()
         if chosen_ends is None:
@@ -173,20 +180,23 @@ def _with_parts(config: Mapping[str, Any], ends: ClassEnds | None) -> ClassEnds 
     return composite
 
 
-def part_ends(kind: str, how: str) -> ClassEnds | None:
-    """Return the ends of a family's class as a part of a composite. "lm" has its head, "body" none."""
-    names = family(kind).ends
-    ends = names.classes.get(names.auto.get(how, "")) or class_ends(kind, None)
-    if ends is None or how == "lm":
+def part_ends(model_type: str, use: str) -> ClassEnds | None:
+    """Return the ends of a family's class as a part of a composite model.
+
+    `use` is "lm" for the class with its head, "body" for the class without.
+    """
+    names = family(model_type).ends
+    ends = names.classes.get(names.auto.get(use, "")) or class_ends(model_type, None)
+    if ends is None or use == "lm":
         return ends
     bare = ends.without_prefix()
-    # a table that the part ties to another of its own, by the flag of its own level, is not looked for
+    # leave out a table that the part itself ties to another one, by the flag of its level
     inputs = tuple(name for name in bare.inputs if f"{name}.weight" not in bare.tied)
     return ClassEnds(inputs, positions=bare.positions, maps=bare.maps, layers=bare.layers)
 
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
-    """Return whether a known class has no table of tokens. The data was made from it, and lists none."""
+    """Return whether the architecture data covers a class and lists no token table for it."""
     record = family(model_type)
     if record.is_tokenless:
         return True
@@ -198,9 +208,10 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
 
 
 FLAG = "tie_word_embeddings"
-TIEWISE_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # of checkpoints of this package with factored tables
-TIEWISE_PREFIX = "Tiewise"  # of their class names
-SPEC = "tiewise_boundary"  # the boundary that this package installed
+# model_type of checkpoints with a boundary that only tiewise loads, and the config key of their base family
+TIEWISE_TYPE, BASE_TYPE = "tiewise", "base_model_type"
+TIEWISE_PREFIX = "Tiewise"  # prefix of their class names
+SPEC = "tiewise_boundary"  # config key of the installed boundary's spec
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 MOST_DEPTH, MOST_LEVELS = 4, 64
 _FOREIGN_LEVELS = (
@@ -215,7 +226,7 @@ _FOREIGN_LEVELS = (
     "backbone_config",
     "quantization",
 )
-_PARTS = ("decoder", "encoder", "text_encoder", "generator", "question_encoder", "llm_config", "language_config")
+_MODEL_PARTS = ("decoder", "encoder", "text_encoder", "generator", "question_encoder", "llm_config", "language_config")
 
 
 _HIDDEN_SIZES = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
@@ -223,22 +234,22 @@ _HIDDEN_SIZES = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embe
 
 @dataclass(frozen=True)
 class Claim:
-    """One level of a config: the root, `text_config`, `decoder`, …"""
+    """Claims of one level of a config: the root, `text_config`, `decoder`, …"""
 
     level: str  # dotted path below the root; "" is the root
-    model_type: str | None = None  # of this level; None where absent
-    written: bool | None = None  # the flag as written; None where absent or malformed
-    # what this level's class takes where the flag is absent or null; None where the class is unknown
+    model_type: str | None = None  # `model_type` of this level; None if absent
+    written: bool | None = None  # the flag in the file; None if absent or malformed
+    # the class's default for an absent or null flag; None for an unknown class
     default: bool | None = None
-    decides: bool = False  # the class that owns the head reads this level
-    vocab_size: int | None = None  # of this level; None where absent
-    hidden_size: int | None = None  # width D of this level, under whatever key the family has; None where absent
+    decides: bool = False  # the class with the head reads the flag of this level
+    vocab_size: int | None = None  # vocabulary size V of this level; None if absent
+    hidden_size: int | None = None  # hidden width D of this level, under the family's key; None if absent
     # the flag as text, if it is neither true nor false; else None
     malformed: str | None = None
 
     @property
     def effective(self) -> bool | None:
-        """Return the flag as the class will take it; None where neither written nor known."""
+        """Return the flag that the class uses: the written one, else its default. None if unknown."""
         if self.written is not None:
             return self.written
         return self.default
@@ -246,22 +257,22 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """All levels, the root first."""
+    """Claims of a config on tying, by level."""
 
-    levels: tuple[Claim, ...] = ()  # every level that is a model's config
-    # the family ties its input tables whatever the flag says, and reads the flag for something else too
+    levels: tuple[Claim, ...] = ()  # every level that is a model's config, the root first
+    # the family always ties its input tables; its flag also controls a scale
     t5_like: bool = False
     has_family_data: bool = False  # the family is in the architecture data
-    # the class ties (True) or never ties (False) whatever the flag says; None where the flag rules
+    # the class always ties (True) or never ties (False); None: the flag decides
     fixed: bool | None = None
-    always_ties_others: bool = False  # the class ties its other tensors whatever the flag says
+    always_ties_others: bool = False  # the class always ties its other tensors
 
     @property
     def deciding(self) -> Claim:
-        """Return the level whose flag decides; one that claims nothing without a config.
+        """Return the level whose flag decides; a level without claims if there is no config.
 
-        Where two levels decide, one that says true is enough: that is how transformers 5 lifts the flag of a
-        `text_config` to the root.
+        If two levels decide, one with the flag true is enough: transformers 5 lifts the flag of a `text_config` to
+        the root.
         """
         deciding = [claim for claim in self.levels if claim.decides]
         for claim in deciding:
@@ -272,14 +283,14 @@ class Claims:
 
     @property
     def tied(self) -> bool | None:
-        """Return whether the class ties the two ends by this config. None if that is not known."""
+        """Return whether the class ties both ends with this config. None if unknown."""
         if self.fixed is not None:
             return self.fixed
         return self.deciding.effective
 
     @property
     def ties_others(self) -> bool | None:
-        """Return whether the class ties its other tensors, input tables and biases. None if not known."""
+        """Return whether the class ties its other tensors: input tables and biases. None if unknown."""
         if self.always_ties_others or self.fixed:
             return True
         return self.deciding.effective
@@ -294,18 +305,18 @@ def needs_tiewise(config: Mapping[str, Any]) -> bool:
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
-    """Read every level of a config. Any JSON value is accepted; a value that makes no sense counts as absent."""
+    """Read the claims of every level. A value of the wrong type counts as absent."""
     if not isinstance(config, Mapping):
         return Claims()
-    kind, levels = family_type(config), dict(model_levels(config))
-    record = family(kind)
+    levels = dict(model_levels(config))
+    record = family(family_type(config))
     ends = family_ends(config)
-    # the composite's own, if a part of it is unknown
+    # the composite's default ends, used if a part of it is unknown
     default = _class_or_main_class(config)
     deciding = _deciding_levels(ends or default, levels)
     claims = []
     for path in dict.fromkeys((*levels, *deciding)):
-        level = levels.get(path, {})  # absent: the class takes its own default
+        level = levels.get(path, {})  # absent: the class uses its default
         model_type = family_type(level) or record.ends.levels.get(path)
         claim = _read_level(path, level, model_type, path in deciding)
         claims.append(claim)
@@ -321,12 +332,15 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
 
 
 def _always_shares_inputs(ends: ClassEnds) -> bool:
-    """Return whether a class always ties its head to the table `shared` of its stacks."""
+    """Return whether a class always ties its head to the table `shared` of encoder and decoder."""
     return ends.always and any(ends_with(table, "shared") for table in ends.inputs)
 
 
 def _deciding_levels(ends: ClassEnds | None, levels: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the levels that decide on tying. Of an unknown class, the outermost with the flag, else the root."""
+    """Return the levels that decide on tying.
+
+    For an unknown class, this is the outermost level with the flag, else the root.
+    """
     if ends is not None:
         return ends.decides
     for path, level in levels.items():
@@ -359,7 +373,7 @@ def _read_level(path: str, level: Mapping[str, Any], model_type: str | None, dec
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
-    """Return the class that saved the checkpoint, or its base class if this package did."""
+    """Return the class that saved the checkpoint; for a class of tiewise, its base class."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         return None
@@ -372,7 +386,7 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return (dotted path, mapping) of every level that configures a model of tokens, the root first."""
+    """Return (dotted path, mapping) of every level that configures a token model, the root first."""
     levels, waiting = list[tuple[str, Mapping[str, Any]]](), [("", config, 0)]
     while waiting and len(levels) < MOST_LEVELS:
         path, level, depth = waiting.pop(0)
@@ -388,17 +402,17 @@ def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
 
 
 def dotted_path(path: str, key: str) -> str:
-    """Return the dotted path of a key of the level at `path`. That of the root is ""."""
+    """Return the dotted path of a key in the level at `path`; the root is ""."""
     if not path:
         return key
     return f"{path}.{key}"
 
 
 def _is_model_level(key: Any, part: Mapping[str, Any]) -> bool:
-    """Return whether a part of a config is that of a model of tokens, by key and content."""
+    """Return whether a part of a config configures a token model, by its key and content."""
     if not isinstance(key, str) or is_foreign_level(key):
         return False
-    if key in _PARTS:
+    if key in _MODEL_PARTS:
         return True
     if not key.endswith("_config"):
         return False
@@ -413,7 +427,7 @@ def is_foreign_level(key: str) -> bool:
 
 
 def family_type(level: Mapping[str, Any]) -> str | None:
-    """Return the `model_type` of a level, the base family's if this package wrote it. None if absent."""
+    """Return the `model_type` of a level; for tiewise's type, its base family. None if absent."""
     kind = level.get("model_type")
     if kind == TIEWISE_TYPE:
         kind = level.get(BASE_TYPE)
@@ -423,14 +437,14 @@ def family_type(level: Mapping[str, Any]) -> str | None:
 
 
 def positive_int(value: Any) -> int | None:
-    """Return a positive whole number, else None."""
+    """Return `value` if it is a positive integer, else None."""
     if type(value) is int and 0 < value < 2**63:
         return value
     return None
 
 
 def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
-    """Return the first positive whole number of the levels under one of the keys. None for none."""
+    """Return the first positive integer under one of the keys, level by level. None if none."""
     for level in levels:
         for key in keys:
             size = positive_int(level.get(key))
@@ -440,7 +454,7 @@ def first_count(levels: Iterable[Mapping[str, Any]], *keys: str) -> int | None:
 
 
 def finite_number(value: Any) -> float | None:
-    """Return a finite number, true as 1 and false as 0; None for anything else."""
+    """Return a finite number as a float (true as 1, false as 0), else None."""
     if not isinstance(value, bool | int | float):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Facts about one checkpoint for the rules. Each is read at most once, and only when a rule uses it."""
+"""Facts about one checkpoint for the rules. Each is read at most once, on first use."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.progress import progress_of
 
-# a head unrelated to the table whose rows are this many times shorter looks like one that training never reached
+# A head counts as untrained if it is unrelated to the input table and its rows are this many times shorter.
 UNTRAINED = 10
-SCALED = 10  # an input table is scaled up if its values are so many times as large as those of the layers
+SCALED = 10  # an input table counts as scaled up if its values are this many times those of the layers
 
 
 class ComparedEnds(NamedTuple):
-    """The two stored tables, compared."""
+    """Stored tables of both ends, compared."""
 
-    table: Stored
-    head: Stored
+    table: Stored  # input table [V, E]
+    head: Stored  # output table [V, E]
     likeness: TableLikeness
 
 
 @dataclass(frozen=True)
 class Facts(ClassFacts):
-    """One checkpoint. Everything beyond the headers is read by the first rule that uses it."""
+    """Facts of one checkpoint. The first rule that uses a fact beyond the headers reads it."""
 
-    scan: bool = True  # tables may be read (False: headers only)
-    world: int | None = None  # ranks that its tables are to be spread over
-    as_class: str | None = None  # the class of transformers that it is loaded as, where not that of its own config
-    quantise: Mapping[str, Any] | None = None  # a quantisation that is to come, as a config describes it
-    target: Facts | None = None  # the model that a draft proposes tokens to; None where none was given
+    scan: bool = True  # tables may be read; False: headers only
+    world: int | None = None  # number of ranks that will share the tables
+    as_class: str | None = None  # class of transformers that loads it; None: the class that the config names
+    quantise: Mapping[str, Any] | None = None  # config of a planned quantisation
+    target: Facts | None = None  # model that a draft proposes tokens to; None if the caller names none
 
     @property
     def ends_likeness(self) -> TableLikeness | None:
-        """Return how alike the two tables are. None unless both are stored, comparable, and may be read."""
+        """Return the likeness of both tables. None unless both are stored, comparable and may be read."""
         if self.compared_ends is None:
             return None
         return self.compared_ends.likeness
 
     @cached_property
     def compared_ends(self) -> ComparedEnds | None:
-        """Return the two tables and how alike they are; None as `ends_likeness`."""
+        """Return both tables and their likeness. None if `ends_likeness` is None."""
         table, head = self.roles.input, self.roles.output
         if table is None or head is None:
             return None
-        alike = self.compare(table, head)
-        if alike is None:
+        ends_likeness = self.compare(table, head)
+        if ends_likeness is None:
             return None
-        return ComparedEnds(table, head, alike)
+        return ComparedEnds(table, head, ends_likeness)
 
     @cached_property
     def packed_twice(self) -> bool:
-        """Return whether both ends are stored packed and every part has the same bytes in both."""
+        """Return whether both ends are stored quantised with the same bytes in every part."""
         table, head = self.roles.input_end, self.roles.output_end
         if not table.quantised or not head.quantised:
             return False
@@ -79,26 +79,26 @@ class Facts(ClassFacts):
 
     @cached_property
     def scaled_up(self) -> float | None:
-        """Return how many times larger the input table's values are than those of its layers.
+        """Return the root mean square of the input table over that of a layer's matrix.
 
-        Compared by root mean square. None up to `SCALED` times, for packed tables, and without a scan.
+        None for ratios up to `SCALED`, for a quantised table, and if tables may not be read.
         """
         if not self.scan:
             return None
         table, matrix = self.roles.plain_input_table, self._layer_matrix
         if table is None or matrix is None:
             return None
-        of_layer = root_mean_square(matrix)
-        if of_layer == 0:
+        layer_mean = root_mean_square(matrix)
+        if layer_mean == 0:
             return None
-        ratio = root_mean_square(table) / of_layer
+        ratio = root_mean_square(table) / layer_mean
         if ratio <= SCALED:
             return None
         return ratio
 
     @property
     def _layer_matrix(self) -> Stored | None:
-        """Return the first plain matrix inside a layer; None without one."""
+        """Return the first floating-point matrix inside a layer; None if there is none."""
         for name, tensor in self.folder.tensors.items():
             if not name.endswith(".weight") or not _is_plain_matrix(tensor):
                 continue
@@ -108,7 +108,10 @@ class Facts(ClassFacts):
 
     @cached_property
     def tables_are_tied(self) -> bool | None:
-        """Return whether the tensors are tied. False if a head of other values is stored; None if not known."""
+        """Return whether the stored tensors are tied.
+
+        True if the file has one table for both ends or two equal ones. None if that cannot be decided.
+        """
         if self.roles.headless or not self.is_complete:
             return None
         if self.roles.input is None:
@@ -121,7 +124,7 @@ class Facts(ClassFacts):
 
     @property
     def has_untrained_head(self) -> bool:
-        """Return whether the stored head is unrelated to the table and much shorter. It was never trained."""
+        """Return whether the stored head looks untrained: unrelated to the input table and much shorter."""
         likeness = self.ends_likeness
         if likeness is None or likeness.kind != UNRELATED:
             return False
@@ -129,7 +132,7 @@ class Facts(ClassFacts):
 
     @cached_property
     def draft_heads(self) -> tuple[Stored, ...]:
-        """Return Medusa's heads that are stored as plain matrices."""
+        """Return the draft heads (Medusa) that are stored as floating-point matrices."""
         heads = []
         for other in self.roles.indexed_tensors:
             if other.role == DRAFT_HEAD and _is_plain_matrix(other.tensor):
@@ -138,8 +141,8 @@ class Facts(ClassFacts):
 
     @cached_property
     def vocabulary(self) -> int | None:
-        """Return V by the config, else the rows of the input table, else of Medusa's heads."""
-        for claim in (self.text, *self.claims.levels):  # of a speculator one level down
+        """Return the vocabulary size V: from the config, the input table, or the draft heads, in this order."""
+        for claim in (self.text, *self.claims.levels):  # a speculator names it one level below the root
             if claim.vocab_size is not None:
                 return claim.vocab_size
         for table in (self.roles.plain_input_table, *self.draft_heads):
@@ -149,11 +152,11 @@ class Facts(ClassFacts):
 
     @cached_property
     def draft(self) -> Draft | None:
-        """Return the parts of a draft, which no loader can use alone. None for any other model."""
+        """Return the draft vocabulary of a draft model; None for any other model."""
         size = first_count(self.levels.values(), *DRAFT_SIZE_KEYS)
         heads = self.draft_heads
         if self.roles.input is not None:
-            heads = ()  # those of a whole model make it no draft
+            heads = ()  # a complete model with draft heads is no draft
         draft = read_draft(self.folder.tensors, size, self.vocabulary, heads)
         if draft.has_parts or is_called_draft(architecture(self.config), self.text.model_type):
             return draft
@@ -161,16 +164,16 @@ class Facts(ClassFacts):
 
     @cached_property
     def generation(self) -> Mapping[str, Any] | Fault:
-        """Return generation_config.json; empty without one, a fault if it cannot be read."""
-        return self._further("generation_config.json")
+        """Return generation_config.json: empty if it is missing, a `Fault` if it cannot be read."""
+        return self._read_json("generation_config.json")
 
     @cached_property
     def modelopt(self) -> Mapping[str, Any] | Fault:
-        """Return hf_quant_config.json, ModelOpt's description of a quantisation; empty or a fault as `generation`."""
-        return self._further("hf_quant_config.json")
+        """Return hf_quant_config.json, ModelOpt's quantisation: empty if missing, a `Fault` if unreadable."""
+        return self._read_json("hf_quant_config.json")
 
-    def _further(self, name: str) -> Mapping[str, Any] | Fault:
-        """Return the object of a further JSON file. Empty or a fault as `generation`."""
+    def _read_json(self, name: str) -> Mapping[str, Any] | Fault:
+        """Return the object in a JSON file: empty if the file is missing, a `Fault` if it is unreadable."""
         faults = list[Fault]()
         if self.folder.single or not self.folder.has(name):
             return {}
@@ -180,25 +183,25 @@ class Facts(ClassFacts):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """Return the ids in the tokenizer's files; None without any, and for a single file."""
+        """Return the ids in the tokenizer's files. None without such files, and for a single tensor file."""
         if self.folder.single:
             return None
         return read_tokenizer(self.folder)
 
     def compare(self, a: Stored, b: Stored) -> TableLikeness | None:
-        """Return how alike two tables are; None unless they are comparable and may be read."""
+        """Return the likeness of two tables; None unless they are comparable and may be read."""
         with progress_of(f"comparing {short(a.name)}", a.nbytes):
             if not self.scan:
                 return None
             return likeness(a, b)
 
     def are_equal(self, a: Stored, b: Stored) -> bool:
-        """Return whether one tensor can replace the other: same bytes, or same numbers. Reads them."""
+        """Return whether two tensors have the same bytes or the same numbers. Reads both."""
         with progress_of(f"comparing {short(a.name)}", a.nbytes):
             return same_numbers(a, b)
 
     def command(self, verb: str, *options: str) -> str:
-        """Return the command line of a rewriting verb for this checkpoint."""
+        """Return the command line that rewrites this checkpoint with a verb such as `tie`."""
         return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to NEW_DIR"])
 
 

@@ -1,7 +1,7 @@
 """Columns of loaders: the outcome of loading for each state of the two ends.
 
-The state of a folder is the flag as the loader reads it and the tables that are stored at the two ends. docs/loaders.md
-prints the columns, says where each entry comes from, and how those of `VERIFIED` are verified.
+The outcome depends on the flag that the loader reads, and on the stored tables of input embedding and output head.
+docs/loaders.md prints the columns, the source of each entry, and how the tests verify the classes in `VERIFIED`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tiewise.checkpoint.family_record import family_data
 
-# states of the two ends: the tables that are stored
+# states of the two ends, by their stored tables
 NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
 ROUNDED, UNKNOWN = "equal once rounded", "not known"
 STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
@@ -20,9 +20,10 @@ TIED, UNTIED, UNTIED_WITH_WARNING = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE, NEW_BIAS = "head dropped", "random head", "random table", "new bias"
 NO_SCALE, RANDOM_LAYERS = "scale dropped", "random layers"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
-BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)  # no model, or one that nobody trained
+# outcomes without a model, or with parts that nobody trained
+BROKEN = (RANDOM_HEAD, RANDOM_TABLE, RANDOM_LAYERS, NEW_BIAS, NO_SCALE, ERROR)
 CORRECT = (TIED, UNTIED, UNTIED_WITH_WARNING, NO_HEAD)
-SENTENCES = {
+SENTENCES = {  # {outcome: the usual sentence about it}
     TIED: "The head is the table.",
     UNTIED: "Both are loaded as stored.",
     UNTIED_WITH_WARNING: "Both are loaded as stored; a warning says that they differ.",
@@ -41,29 +42,29 @@ SENTENCES = {
 class LoaderOutcome:
     """Outcome of loading a checkpoint with one loader."""
 
-    loader: str  # its name
-    versions: str  # for which of its versions this holds
-    outcome: str  # one of the short words above
-    sentence: str  # what happens, and why
-    right: bool | None  # the model computes what the tensors say; None if that cannot be known from the folder
-    source: str  # the public thread, or the test, that shows it
-    # from the loader's source or its threads; False where this package's tests load this very case
+    loader: str  # name of the loader
+    versions: str  # versions of the loader that give this outcome
+    outcome: str  # short name, such as "tied" or "load error"
+    sentence: str  # the outcome and its reason
+    right: bool | None  # the loaded model uses the stored tensors; None if the folder does not decide it
+    source: str  # public thread, source file or test that shows it
+    # derived from the loader's source or threads; False if the tests of tiewise load this case
     predicted: bool = True
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Loader's name, its versions, the source of its column, and its column."""
+    """Loader with its versions, its column, and the source of the column."""
 
     name: str
     versions: str
     source: str
-    tied: tuple[str, ...]  # outcomes for each of `STATES` if the flag that it reads is true
-    untied: tuple[str, ...]  # and if it is false
-    compares: bool = False  # it compares the numbers of two stored tables, and NaN equals nothing
+    tied: tuple[str, ...]  # outcomes for each of `STATES` if the flag is true
+    untied: tuple[str, ...]  # outcomes for each of `STATES` if the flag is false
+    compares: bool = False  # it compares the numbers of two stored tables; NaN differs from every number
 
 
-# ends of columns: a head alone, and neither table
+# last two entries of columns: states `ALONE` and `NEITHER`
 _RAISES = (ERROR, ERROR)
 _DRAWS_TABLE = (RANDOM_TABLE, RANDOM_TABLE)
 # columns, in the order of `STATES`
@@ -89,27 +90,27 @@ TRANSFORMERS_5 = Loader(
 )
 VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _OVERWRITES_HEAD, _DRAWS_HEAD)
 VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", _KEEPS_OTHER_HEAD, _LOADS_AS_STORED, compares=True)
-# models whose class has no head of its own to load one into: cohere2_moe is one more
+# models whose class has no separate head to load weights into; cohere2_moe is one too
 VLLM_HEADLESS = Loader("vLLM", "since August 2026", "vllm#51665, vllm#53170", _REFUSES_HEAD, _REFUSES_HEAD, True)
-# the one class that fills its head only from a stored one, though its flag says tied
+# the class that loads its head only from a stored tensor, even if its flag is true
 VLLM_SEPARATE_HEAD = Loader("vLLM", "before #53020", "vllm#53019, vllm#53020", _DRAWS_MISSING, _DRAWS_MISSING)
-VLLM_NAMED = {"": VLLM_AFTER, "no head": VLLM_HEADLESS}  # by `vllm` of a family's record
+VLLM_NAMED = {"": VLLM_AFTER, "no head": VLLM_HEADLESS}  # {`vllm` of a family's record: loader}
 SGLANG = replace(TRANSFORMERS_4, name="SGLang", versions="at bf7a0e2", source="models/llama.py, load_weights")
 
 
 def _llama_cpp(source: str, column: tuple[str, ...]) -> Loader:
-    """Return a column of llama.cpp, which reads no flag."""
+    """Return a column of llama.cpp, which ignores the flag."""
     return Loader("llama.cpp", "convert_hf_to_gguf", source, column, column)
 
 
 LLAMA_CPP = _llama_cpp("llama.cpp#13328, llama.cpp#12456", _LOADS_AS_STORED)
 LLAMA_CPP_GEMMA = _llama_cpp("llama.cpp#9065, conversion/gemma.py at 061b8c5", _SKIPS_HEAD)
-# its tensor map has no name for a head of these, and the converter stops at a tensor without a name
+# models for which its tensor map lacks a name for the head; the converter stops at such a tensor
 LLAMA_CPP_UNNAMED = _llama_cpp("gguf 0.19.0 (run), conversion/command_r.py (00487aa)", _REFUSES_HEAD)
-# its loader requires a head of these, and converters store what the folder has (their own classes were not read)
+# models for which its loader requires a head; converters store only what the folder has (classes not examined)
 LLAMA_CPP_REQUIRED = _llama_cpp("src/models/qwen2moe.cpp (623ac8d), stablelm.cpp (82234e0)", _REQUIRES_HEAD)
 LLAMA_CPP_T5 = _llama_cpp("llama.cpp#8055, llama.cpp#8141", _LOADS_AS_STORED)
-LLAMA_CPP_NAMED = {  # by `llama_cpp` of a family's record
+LLAMA_CPP_NAMED = {  # {`llama_cpp` of a family's record: loader}
     "": LLAMA_CPP,
     "no head": LLAMA_CPP_GEMMA,
     "head unnamed": LLAMA_CPP_UNNAMED,
@@ -117,10 +118,11 @@ LLAMA_CPP_NAMED = {  # by `llama_cpp` of a family's record
     "T5": LLAMA_CPP_T5,  # the only encoder-decoder
 }
 MLX = Loader("mlx-lm", "0.2x", "models/llama.py: sanitize", _OVERWRITES_HEAD, _REQUIRES_HEAD)
-MODEL_FILES_ALONE = ("llama.cpp", "mlx-lm")  # loaders that open model*.safetensors and no other file
+MODEL_FILES_ALONE = ("llama.cpp", "mlx-lm")  # loaders that open only model*.safetensors
+# outcomes of test runs in data/mlx_lm.json
 MLX_LETTERS = {"t": TIED, "u": UNTIED, "d": DROPPED, "e": ERROR}
 
-# classes, and flags by level with which the tests load each in every state of the matrix
+# {class: flags by level of the config} that the tests load in every one of `STATES`
 _ROOT: tuple[dict[str, bool], ...] = ({"": True}, {"": False}, {})
 _NESTED: tuple[dict[str, bool], ...] = (
     *_ROOT,
@@ -141,7 +143,7 @@ VERIFIED = {
 
 
 def outcome_of(loader: Loader, word: str, sentence: str = "") -> LoaderOutcome:
-    """Return one outcome of a loader, with the usual sentence unless one is given."""
+    """Return an outcome of a loader, by default with the usual sentence."""
     is_right = None
     if word not in (DEPENDS, NOT_SERVED):
         is_right = word in CORRECT

@@ -1,4 +1,4 @@
-"""State of the two stored ends as loaders see it, and a column's entry for it."""
+"""State of the two stored ends for a loader, and the entry of its column for that state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ CANONICAL = "The class saves its shared table under the head's name: its own cod
 
 
 def stored_state(facts: Facts, compares: bool = False) -> str:
-    """Return one of `STATES`, `ROUNDED` or `UNKNOWN`, by the tables that a loader reads. `compares` as in `Loader`."""
+    """Return the state of the tables that a loader reads: one of `STATES`, `ROUNDED` or `UNKNOWN`.
+
+    Args:
+        facts: the checkpoint.
+        compares: as in `Loader`.
+    """
     table, head = facts.roles.loaded_input, facts.roles.loaded_output
     if not facts.is_complete:
         return UNKNOWN
@@ -46,21 +51,21 @@ def stored_state(facts: Facts, compares: bool = False) -> str:
 
 
 def is_saved_as_head(facts: Facts) -> bool:
-    """Return whether the only stored table has the head's name, under which the class saves a shared table."""
+    """Return whether the only stored table is a shared one, saved under the head's name."""
     return facts.roles.saves_shared_table_as_head and stored_state(facts) == ALONE
 
 
 def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -> str:
-    """Return the state of two stored tables: the same numbers, others, or not known."""
+    """Return the state of two stored tables: equal, different, or unknown."""
     likeness = facts.ends_likeness
     if likeness is None:
         return _state_without_scan(facts, table, head)
     if compares and likeness.nan:
         return DIFFERENT
     if likeness.kind == SAME_VALUES:
-        # equal in the narrower of their types, and so to a loader that works in that type
-        _, narrower = min((BITS[table.dtype], table.dtype), (BITS[head.dtype], head.dtype))
-        if _working_type(facts) != narrower:
+        # equal in the narrower of their types, so also for a loader that uses that type
+        _, narrower_type = min((BITS[table.dtype], table.dtype), (BITS[head.dtype], head.dtype))
+        if _config_dtype(facts) != narrower_type:
             return ROUNDED
         return SAME
     if likeness.equal:
@@ -69,19 +74,19 @@ def _compared_state(facts: Facts, table: Stored, head: Stored, compares: bool) -
 
 
 def _state_without_scan(facts: Facts, table: Stored, head: Stored) -> str:
-    """Return the state of two stored tables that are not comparable, or may not be read."""
+    """Return the state of two stored tables that cannot be compared or may not be read."""
     if facts.packed_twice:
         return SAME
     if table.shape == head.shape:
         return UNKNOWN
-    # the shape of a packed table does not count its rows
+    # the shape of a quantised table does not give its rows
     if facts.roles.is_packed(table) or facts.roles.is_packed(head):
         return UNKNOWN
     return DIFFERENT
 
 
-def _working_type(facts: Facts) -> str | None:
-    """Return the stored type of the dtype in the config; None if it names none."""
+def _config_dtype(facts: Facts) -> str | None:
+    """Return the safetensors type of the dtype in the config; None if absent."""
     dtype = facts.config.get("dtype", facts.config.get("torch_dtype"))
     if not isinstance(dtype, str):
         return None
@@ -89,10 +94,10 @@ def _working_type(facts: Facts) -> str | None:
 
 
 def from_column(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    """Return the entry of a loader's column for a flag and the stored ends. A flag of None is not known."""
+    """Return the entry of a loader's column for a flag and the stored ends. None is an unknown flag."""
     state = stored_state(facts, loader.compares)
-    was_read = facts.is_complete and not facts.roles.opaque
-    if state == UNKNOWN and not was_read:
+    all_were_read = facts.is_complete and not facts.roles.opaque
+    if state == UNKNOWN and not all_were_read:
         return outcome_of(loader, DEPENDS, "Some tensors could not be read.")
     words = _possible_words(loader, flag, state)
     if words == {TIED} and facts.roles.unloaded_names:
@@ -118,22 +123,22 @@ def _cause(flag: bool | None, state: str) -> str:
 
 
 def _possible_words(loader: Loader, flag: bool | None, state: str) -> set[str]:
-    """Return all entries of a column that the flag and the state allow. Either may be unknown."""
+    """Return the possible entries of a column. Flag and state may be unknown."""
     states = [state]
     if state in (ROUNDED, UNKNOWN):
         states = [SAME, DIFFERENT]
     words = set[str]()
     for possible in states:
-        place = STATES.index(possible)
+        index = STATES.index(possible)
         if flag is not False:
-            words.add(loader.tied[place])
+            words.add(loader.tied[index])
         if flag is not True:
-            words.add(loader.untied[place])
+            words.add(loader.untied[index])
     return words
 
 
 def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
-    """Return the outcome if one table serves both ends and another's name is not read."""
+    """Return the outcome if one table serves both ends because the other's name is not loaded."""
     name, expected = next(iter(facts.roles.unloaded_names.items()))
     why = f"{short(name)} is not read, as the class looks for {expected}; the other end takes its place."
     if facts.ends_likeness is None:
@@ -144,9 +149,9 @@ def _one_table_unread(facts: Facts, loader: Loader) -> LoaderOutcome:
 
 
 def shape_misfit(facts: Facts) -> str | None:
-    """Return the sentence on a tensor of another shape than the class has. None if all fit.
+    """Return a sentence about a tensor whose shape differs from the class. None if all shapes fit.
 
-    Such are rows that are not the vocabulary, a width that nothing explains, a table that is none, and a bias.
+    It checks rows against the vocabulary, widths against the config, and the shapes of end tensors and biases.
     """
     roles = facts.roles
     for table in (roles.loaded_input, roles.loaded_output):
@@ -165,7 +170,7 @@ def shape_misfit(facts: Facts) -> str | None:
 
 
 def _table_misfit(facts: Facts, table: Stored) -> str | None:
-    """Return the sentence on a table's rows or width that the config does not explain. None for none."""
+    """Return a sentence about rows or a width that the config does not explain. None if all fit."""
     vocab_size = facts.text.vocab_size
     if vocab_size is not None and table.rows not in {vocab_size, *facts.text_vocabularies}:
         return f"{short(table.name)} has {table.rows} rows, and the config says {vocab_size}."

@@ -1,6 +1,6 @@
-"""Outcome of loading a checkpoint with each loader: one folder, different models.
+"""Outcome of loading a checkpoint with each loader. One folder may give different models.
 
-docs/loaders.md shows the columns of `loader_columns.py` and says where each entry comes from.
+docs/loaders.md shows the columns of `loader_columns.py` and the source of each entry.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ from tiewise.checkpoint.transformers_loading import WITH_TIEWISE, TransformersLo
 
 
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
-    """Return the outcome of each loader. Empty without a config or tensors to load."""
+    """Return the outcome of each loader. Empty without a config or tensors."""
     claims = facts.claims
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
     with_transformers = tuple(_transformers(facts))
-    if facts.as_class is not None:  # a class of transformers, which no other loader has
+    if facts.as_class is not None:  # only transformers has this class
         return with_transformers
-    kind = claims.levels[0].model_type or ""
+    model_type = claims.levels[0].model_type or ""
     return (
         *with_transformers,
-        *_vllm(facts, kind),
-        server_outcome(facts, LLAMA_CPP_NAMED[family(kind).llama_cpp], claims.tied),
-        MlxLoading(facts, kind).outcome(),
-        *_sglang(facts, kind),
+        *_vllm(facts, model_type),
+        server_outcome(facts, LLAMA_CPP_NAMED[family(model_type).llama_cpp], claims.tied),
+        MlxLoading(facts, model_type).outcome(),
+        *_sglang(facts, model_type),
     )
 
 
 def _transformers(facts: Facts) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of transformers 4 and 5. If this package wrote the checkpoint, that of 5 with it too."""
+    """Yield the outcomes of transformers 4 and 5; for a checkpoint of tiewise, also 5 with tiewise."""
     claims = facts.claims
     flag_of_4 = claims.fixed is not False and _level_of_transformers_4(claims).effective is not False
     yield TransformersLoading(facts, TRANSFORMERS_4, flag_of_4).outcome()
     yield TransformersLoading(facts, TRANSFORMERS_5, claims.tied).outcome()
-    if facts.is_tiewise_type:  # stock transformers raises, and this package's classes load it
-        with_own = replace(TRANSFORMERS_5, name=WITH_TIEWISE)
-        yield TransformersLoading(facts, with_own, claims.tied).outcome()
+    if facts.is_tiewise_type:  # stock transformers raises; the classes of tiewise load it
+        with_tiewise = replace(TRANSFORMERS_5, name=WITH_TIEWISE)
+        yield TransformersLoading(facts, with_tiewise, claims.tied).outcome()
 
 
 def _level_of_transformers_4(claims: Claims) -> Claim:
-    """Return the level whose flag transformers 4 reads. The text part, whose base default is true, if it has one."""
+    """Return the level whose flag transformers 4 reads: a text part with the flag, else the deciding level."""
     for claim in claims.levels:
         if claim.level in TEXT_PARTS and claim.written is not None:
             return claim
     return claims.deciding
 
 
-def _vllm(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of vLLM before and after its change. One class of it never changed."""
-    exception = family(kind).vllm
+def _vllm(facts: Facts, model_type: str) -> Iterator[LoaderOutcome]:
+    """Yield the outcomes of vLLM before and since August 2026. One of its classes did not change."""
+    exception = family(model_type).vllm
     if exception == "own head":
         yield from_column(facts, VLLM_SEPARATE_HEAD, True)
         return
@@ -83,13 +83,13 @@ def _vllm(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
     yield server_outcome(facts, VLLM_NAMED[exception], flag)
 
 
-def _sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
-    """Yield the outcome of SGLang; before it the outcome of earlier versions, if that was another."""
+def _sglang(facts: Facts, model_type: str) -> Iterator[LoaderOutcome]:
+    """Yield the outcome of SGLang, after that of earlier versions if it differs."""
     outcome = server_outcome(facts, SGLANG, facts.claims.tied)
     if outcome.outcome != UNTIED:
         yield outcome
         return
-    if family(kind).sglang == "dropped head":
+    if family(model_type).sglang == "dropped head":
         before = replace(SGLANG, versions="before February 2026", source="sglang#15398, sglang#18024")
         yield outcome_of(before, DROPPED, "The input table is copied over the stored head.")
     if _has_packed_head(facts):
@@ -99,7 +99,7 @@ def _sglang(facts: Facts, kind: str) -> Iterator[LoaderOutcome]:
 
 
 def _has_packed_head(facts: Facts) -> bool:
-    """Return whether the head is packed as compressed-tensors packs it."""
+    """Return whether the head is quantised with compressed-tensors."""
     section = facts.config.get("quantization_config")
     if not isinstance(section, dict) or section.get("quant_method") != "compressed-tensors":
         return False
@@ -107,7 +107,7 @@ def _has_packed_head(facts: Facts) -> bool:
 
 
 def _sglang_with_packed_head(facts: Facts) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of SGLang for a packed head, before and since it loads one."""
+    """Yield the outcomes for a quantised head: SGLang before and since it supports one."""
     before = replace(SGLANG, versions="before 19 August 2026", source="sglang#35228, sglang#28130")
     yield outcome_of(before, NO_SCALE)
     word = NO_SCALE

@@ -26,23 +26,23 @@ from tiewise.checkpoint.untrusted import short
 class MlxLoading:
     """Loading of one checkpoint with mlx-lm.
 
-    A family loads as it was run with a tiny model, else as most classes do.
+    The outcome is that of a recorded run with a tiny model of the family, else the outcome of most classes.
     """
 
-    def __init__(self, facts: Facts, kind: str) -> None:
+    def __init__(self, facts: Facts, model_type: str) -> None:
         self.facts = facts
-        self.record = family(kind)
+        self.record = family(model_type)
         self.flags = _possible_flags(facts)
 
     def outcome(self) -> LoaderOutcome:
-        """Return the outcome."""
+        """Return the outcome of loading the checkpoint."""
         letters = self.record.mlx_letters
-        if letters is None or len(self.flags) > 1:  # runs set the flag at every level, or at none
-            return self._by_usual_class()
-        return self._as_run(letters)
+        if letters is None or len(self.flags) > 1:  # recorded runs set the flag at every level or at none
+            return self._outcome_of_most_classes()
+        return self._outcome_of_run(letters)
 
-    def _by_usual_class(self) -> LoaderOutcome:
-        """Return the outcome for a family that was not run."""
+    def _outcome_of_most_classes(self) -> LoaderOutcome:
+        """Return the outcome for a family without a recorded run."""
         flag = self.facts.claims.fixed
         if flag is None:
             flag = True in self.flags or self.flags <= {None}
@@ -51,11 +51,11 @@ class MlxLoading:
             return outcome
         return outcome_of(MLX, NOT_SERVED)
 
-    def _as_run(self, letters: str) -> LoaderOutcome:
-        """Return the outcome for a family that was run.
+    def _outcome_of_run(self, letters: str) -> LoaderOutcome:
+        """Return the outcome for a family with a recorded run.
 
         Args:
-            letters: outcomes of its runs, by letter for each of the states: with the flag true, false and absent.
+            letters: three words for the flag true, false and absent; each has a letter of `MLX_LETTERS` per state.
         """
         by_flag = dict(zip((True, False, None), letters.split(), strict=True))
         (flag,) = self.flags
@@ -73,9 +73,9 @@ class MlxLoading:
         return replace(outcome, predicted=not is_as_run)
 
     def _misfit(self) -> str | None:
-        """Return the sentence on an end of another name or shape than mlx-lm's. None if all fit.
+        """Return a sentence about an end whose name or shape mlx-lm refuses. None if all fit.
 
-        It loads strictly: such an end stops it.
+        mlx-lm loads strictly, so such an end raises an error.
         """
         misfit = shape_misfit(self.facts)
         if misfit is not None:
@@ -92,11 +92,11 @@ class MlxLoading:
 
 
 def _possible_flags(facts: Facts) -> set[bool | None]:
-    """Return the flags of the levels that mlx-lm may read, as it reads them. None is no flag."""
+    """Return the flags that mlx-lm may read from the config; None is an absent flag."""
     levels = [claim for claim in facts.claims.levels if not claim.level or claim.level in TEXT_PARTS]
-    if len(levels) > 1:  # of a composite it reads the text part's flag, and the root may say anything
+    if len(levels) > 1:  # it reads the flag of a composite's text part, whatever the root has
         return {claim.written for claim in levels}
     root = facts.levels[""]
     if FLAG not in root:
         return {None}
-    return {bool(root[FLAG])}  # `if args.tie_word_embeddings`, to which null is false
+    return {bool(root[FLAG])}  # mlx-lm tests `if args.tie_word_embeddings`: null is false

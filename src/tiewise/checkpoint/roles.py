@@ -1,6 +1,6 @@
-"""The part that each stored tensor plays at the two ends of the vocabulary.
+"""Roles of stored tensors at the two ends of a model: input embedding and output head.
 
-`end_names` finds the names of the two ends, `stored_modules` what is stored under them, and `indexed_tensors` the
+`end_names` finds the names of the two ends, `stored_modules` the tensors stored under them, and `indexed_tensors` the
 other tensors that token ids index. `find_roles` collects all of it as `Roles`.
 """
 
@@ -20,53 +20,53 @@ from tiewise.checkpoint.indexed_tensors import IndexedTensor, token_tables
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.stored_modules import End, StoredModules
 
-_MAP_PARAMETERS = ("weight", "p", "q", "factor")  # of a linear map; of this package's low-rank and definite maps
+# parameter of a linear map; parameters of tiewise's low-rank (p, q) and positive definite (factor) maps
+_MAP_PARAMETERS = ("weight", "p", "q", "factor")
 _HEADLESS = re.compile(r"(Model|Classification|Answering\w*|Choice|Prediction|Retrieval|Reward\w*|Encoder|Regression)$")
 _HEADED = re.compile(r"LMHead|LMModel|DoubleHeads|EncoderDecoderModel|MTModel")
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The parts of the boundary that a checkpoint stores, and the names they should have."""
+    """Stored parts of the boundary, and the names that the class expects for them."""
 
-    source: str  # how they were found: "architecture data", "usual names" or "shapes"
-    input: Stored | None = None  # the input table [V, E]; None where none is stored
-    input_name: str | None = None  # the name under which the class looks for it, stored or not; None where unknown
-    # every stored input table, `input` first (T5 and BART may store `shared` and one for each stack)
+    source: str  # method that identified the ends: "architecture data", "usual names" or "shapes"
+    input: Stored | None = None  # input table [V, E]; None if the checkpoint stores none
+    input_name: str | None = None  # tensor name that the class expects for the input table; None if unknown
+    # every stored input table, `input` first (T5 and BART may store `shared` and one table per stack)
     input_tables: tuple[Stored, ...] = ()
-    output: Stored | None = None  # the output table [V, E]; None where none is stored
-    output_name: str | None = None  # as `input_name`
+    output: Stored | None = None  # output table [V, E]; None if the checkpoint stores none
+    output_name: str | None = None  # tensor name that the class expects for the output table; None if unknown
     biases: tuple[Stored, ...] = ()  # stored biases of the head, [V] or [1, V]
-    positions: tuple[Stored, ...] = ()  # stored position tables; they are long and wide like a vocabulary, and are none
-    # stored matrices between table and hidden width: projections, or the maps of a factored table
+    positions: tuple[Stored, ...] = ()  # stored position tables, which can have the shape of a token table
+    # stored matrices between table width E and hidden width D: projections, or the maps of a factored table
     maps: tuple[Stored, ...] = ()
     headless: bool = False  # the class has no token head (an encoder, a classifier, a reward model)
     # numbers in the config that act at the boundary, by dotted key (`text_config.logits_scaling`)
     scalars: dict[str, float] = field(default_factory=dict)
-    # all that is stored for `input` and for `output`; of a quantised one, the shape of the table is that of the packing
+    # every stored tensor of the two end modules; the shape of a quantised weight is that of its packed numbers
     input_end: End = field(default_factory=End)
     output_end: End = field(default_factory=End)
-    # tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where the class
-    # is not in the architecture data
+    # tensors that the class may tie, {target: source}, by their names in this checkpoint; empty for a class that the
+    # architecture data lacks
     ties: Mapping[str, str] = field(default_factory=dict)
-    class_ends: ClassEnds | None = None  # the class as the architecture data has it; None where it is not there
-    # {name of an end as stored: name that the class looks for}, where transformers does not load the one
+    class_ends: ClassEnds | None = None  # the class in the architecture data; None if the data lacks it
+    # {stored name of an end: name that the class expects}, for stored ends that transformers does not load
     unloaded_names: Mapping[str, str] = field(default_factory=dict)
-    # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
+    # tensors under the name of an end that are no table: packed in an unknown way, or without two axes
     opaque: tuple[Stored, ...] = ()
-    indexed_tensors: tuple[
-        IndexedTensor, ...
-    ] = ()  # all else that token ids index: per layer, by n-grams, for further tokens
+    # other stored tensors that token ids index: per-layer, n-gram and multi-token prediction tables
+    indexed_tensors: tuple[IndexedTensor, ...] = ()
 
     @property
     def tables(self) -> tuple[Stored, ...]:
-        """Return every stored table of both ends, the head's last."""
+        """Return every stored table of both ends, the output table last."""
         if self.output is None:
             return self.input_tables
         return (*self.input_tables, self.output)
 
     def is_packed(self, table: Stored) -> bool:
-        """Return whether one of the two tables is quantised. Its shape then does not count its rows."""
+        """Return whether a table of an end is quantised. Then its shape does not give its rows."""
         if table.dtype not in FLOATING:
             return True
         if self.input_end.quantised and table in self.input_end.parts.values():
@@ -75,20 +75,20 @@ class Roles:
 
     @property
     def plain_input_table(self) -> Stored | None:
-        """Return the stored input table if it has a row for every token, else None."""
+        """Return the stored input table; None if it is quantised or not stored."""
         if self.input is None or self.is_packed(self.input):
             return None
         return self.input
 
     @property
     def one_table_per_end(self) -> tuple[Stored, ...]:
-        """Return the input table and the head, of which one may not be stored."""
-        pair = []
+        """Return the stored ones among `input` and `output`: two tables, one or none."""
+        tables = []
         if self.input is not None:
-            pair.append(self.input)
+            tables.append(self.input)
         if self.output is not None:
-            pair.append(self.output)
-        return tuple(pair)
+            tables.append(self.output)
+        return tuple(tables)
 
     @property
     def saves_shared_table_as_head(self) -> bool:
@@ -114,24 +114,24 @@ class Roles:
 
 
 def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) -> Roles:
-    """Find the roles from architecture data, else from usual names, else from shapes."""
+    """Return the roles by architecture data, else by usual names, else by shapes."""
     if not isinstance(config, Mapping):
         config = {}
     return _RoleSearch(StoredModules(tensors), config).roles()
 
 
 class _RoleSearch:
-    """The two ends of one checkpoint, from which the part of every other tensor follows."""
+    """Search for the roles of one checkpoint, starting from its two ends."""
 
-    class_ends: ClassEnds | None  # the class that the config names; None where the architecture data lacks it
-    source: str  # how the ends were found
-    names: ClassEnds  # their names in this file
-    inputs: list[str]  # modules of the stored input tables, that of the head's partner first
-    stored_ends: list[str]  # `inputs`, and the head's module if it is stored
-    tables: tuple[Stored, ...]  # tables of `inputs`
-    input: str | None  # module of the input table, stored or not
-    output: str | None  # module of the head, stored or not
-    head: Stored | None  # its table
+    class_ends: ClassEnds | None  # the class that the config names; None if the architecture data lacks it
+    source: str  # method that identified the ends
+    names: ClassEnds  # the ends under their names in this file
+    input_modules: list[str]  # modules of the stored input tables; first the one that belongs to the head
+    stored_ends: list[str]  # `input_modules`, and the head's module if it is stored
+    input_tables: tuple[Stored, ...]  # tables of `input_modules`
+    input: str | None  # module of the input embedding, stored or not
+    output: str | None  # module of the output head, stored or not
+    output_table: Stored | None  # table of the output head
     headless: bool  # the class has no token head
 
     def __init__(self, modules: StoredModules, config: Mapping[str, Any]) -> None:
@@ -141,29 +141,29 @@ class _RoleSearch:
         self.source, self.names = find_end_names(modules, config, self.class_ends, tokenless)
         self.input = input_of_head(modules, self.names)
         stored_inputs = [module for module in self.names.inputs if module in modules.tables]
-        self.inputs = sorted(stored_inputs, key=lambda module: module != self.input)
-        self.tables = tuple(modules.tables[module] for module in self.inputs)
+        self.input_modules = sorted(stored_inputs, key=lambda module: module != self.input)
+        self.input_tables = tuple(modules.tables[module] for module in self.input_modules)
         self.output = self._output()
-        self.head = None
-        self.stored_ends = [*self.inputs]
+        self.output_table = None
+        self.stored_ends = [*self.input_modules]
         if self.output in modules.tables:
-            self.head = modules.tables[self.output]
+            self.output_table = modules.tables[self.output]
             self.stored_ends.append(self.output)
         self.headless = tokenless or self._class_lacks_head()
 
     def roles(self) -> Roles:
-        """Return the part of every stored tensor."""
+        """Return the role of every stored tensor."""
         end_tables = [self.modules.tables[module] for module in self.stored_ends]
         output = self.output
-        if self.headless and self.head is None:
-            output = None  # a class without a head looks for none
+        if self.headless and self.output_table is None:
+            output = None  # a class without a head expects no output table
         return Roles(
             self.source,
-            input=next(iter(self.tables), None),
-            input_name=_weight_of(self.input),
-            input_tables=self.tables,
-            output=self.head,
-            output_name=_weight_of(output),
+            input=next(iter(self.input_tables), None),
+            input_name=_weight_name(self.input),
+            input_tables=self.input_tables,
+            output=self.output_table,
+            output_name=_weight_name(output),
             biases=tuple(self._biases({table.rows for table in end_tables})),
             positions=tuple(self._positions()),
             maps=tuple(self._maps()),
@@ -179,7 +179,7 @@ class _RoleSearch:
         )
 
     def _output(self) -> str | None:
-        """Return the module of the head. If a known class stores none there, one under a usual name that fits."""
+        """Return the module of the head: the class's module, else a stored one with a usual name and fitting rows."""
         output = self.names.output
         if self.source != BY_DATA or output is None:
             return output
@@ -188,7 +188,7 @@ class _RoleSearch:
         usual_output = self.modules.find_usual_output()
         if usual_output is None or usual_output in self.names.inputs:
             return output
-        rows = {table.rows for table in self.tables}
+        rows = {table.rows for table in self.input_tables}
         if self.modules.tables[usual_output].rows not in rows:
             return output
         return usual_output
@@ -203,10 +203,10 @@ class _RoleSearch:
         if _HEADED.search(name) and name not in family_data()["bodies"]:
             return False
         # a plain `…Model` that stores a head has one: Qwen2.5-Omni was published so
-        return self.head is None or not name.endswith("Model")
+        return self.output_table is None or not name.endswith("Model")
 
     def _biases(self, rows: set[int]) -> Iterator[Stored]:
-        """Yield the stored biases of the head. Each has as many numbers as an end has `rows`; empty `rows` fit any."""
+        """Yield the stored biases of the head. Their length is one of `rows`; empty `rows` allow any length."""
         bias_names = {*self.names.biases}
         if self.output is not None:
             parent = module_of(self.output)[0]
@@ -218,9 +218,9 @@ class _RoleSearch:
                 yield tensor
 
     def _has_bias_shape(self, name: str, shape: tuple[int, ...], rows: set[int]) -> bool:
-        """Return whether a tensor that is called like a bias has the shape of one.
+        """Return whether a tensor with the name of a bias has the shape of a bias.
 
-        Without a stored end any vector fits, and so does one that the architecture data names.
+        Any vector fits without a stored end, or if the architecture data names it.
         """
         if len(shape) > 2:
             return False
@@ -239,7 +239,7 @@ class _RoleSearch:
                 yield table
 
     def _maps(self) -> Iterator[Stored]:
-        """Yield the stored matrices between table and hidden width."""
+        """Yield the stored matrices between table width E and hidden width D."""
         for name, tensor in self.modules.tensors.items():
             module, parameter = module_of(name)
             if parameter not in _MAP_PARAMETERS or len(tensor.shape) != 2:
@@ -249,7 +249,7 @@ class _RoleSearch:
                 yield tensor
 
     def _opaque(self) -> Iterator[Stored]:
-        """Yield tensors other than biases of modules where the class looks for a table without finding one."""
+        """Yield the tensors, without biases, of end modules that store no table."""
         if self.class_ends is None:
             return
         for module in dict.fromkeys(self.class_ends.spellings):
@@ -260,22 +260,22 @@ class _RoleSearch:
                     yield tensor
 
     def _unloaded_names(self) -> dict[str, str]:
-        """Return {name of a stored end: name that the class looks for} of unread ends."""
-        unread = dict[str, str]()
+        """Return {stored name of an end: name that the class expects} for ends that are not loaded."""
+        unloaded_names = dict[str, str]()
         for module in self.stored_ends:
             name = self.modules.tables[module].name
             stored_module = module_of(name)[0]
             if self.class_ends is None:
-                if stored_module != module:  # of an unknown class, wrappers alone are known
-                    unread[name] = f"{module}.weight"
+                if stored_module != module:  # for an unknown class only wrappers can be judged
+                    unloaded_names[name] = f"{module}.weight"
             elif self.class_ends.loaded_as(stored_module) is None:
                 end = self._end_in_class(module, self.class_ends)
                 saved_as = self.class_ends.disk.get(end, end)
-                unread[name] = f"{saved_as}.weight"
-        return unread
+                unloaded_names[name] = f"{saved_as}.weight"
+        return unloaded_names
 
     def _end_in_class(self, module: str, class_ends: ClassEnds) -> str:
-        """Return the class's name of the end that is stored as `module`. `module` if the class has none."""
+        """Return the class's name of the end stored as `module`, else `module`."""
         if module == self.output:
             return class_ends.output or module
         class_names = dict[str, str]()
@@ -285,13 +285,13 @@ class _RoleSearch:
         return class_names.get(module, first)
 
 
-def _weight_of(module: str | None) -> str | None:
-    """Return the name of a module's table; None for no module."""
+def _weight_name(module: str | None) -> str | None:
+    """Return the tensor name of a module's table; None for None."""
     if module is None:
         return None
     return f"{module}.weight"
 
 
 def _has_usual_bias_name(name: str) -> bool:
-    """Return whether a tensor is called as biases of heads usually are."""
+    """Return whether a tensor has a usual name of a head's bias."""
     return any(claims.ends_with(name, bias) for bias in usual_names().biases)

@@ -1,4 +1,4 @@
-"""Outcome of loading with vLLM, SGLang, llama.cpp or mlx-lm. Their classes are for models that write text."""
+"""Outcome of loading with vLLM, SGLang, llama.cpp or mlx-lm, which serve models that generate text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondG
 
 
 def server_outcome(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    """Return the outcome of the first check that stops the loading, else that of the column."""
+    """Return the outcome of the first failing check, else the entry of the loader's column."""
     for check in (_check_class, _check_files, _check_names):
-        stopped = check(facts, loader)
-        if stopped is not None:
-            return stopped
+        failure = check(facts, loader)
+        if failure is not None:
+            return failure
     return from_column(facts, loader, flag)
 
 
 def _check_class(facts: Facts, loader: Loader) -> LoaderOutcome | None:
-    """Check that a loader has a class for the model."""
+    """Return an outcome if a loader has no class for the model, else None."""
     if facts.is_tiewise_type:
         return outcome_of(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
     if facts.roles.headless:
@@ -41,7 +41,7 @@ def _check_class(facts: Facts, loader: Loader) -> LoaderOutcome | None:
 
 
 def _writes_text(facts: Facts) -> bool:
-    """Return whether the class writes text token by token without an encoder, by its name."""
+    """Return whether the class generates text without an encoder, by its name and config."""
     if facts.config.get("is_encoder_decoder") is True or facts.claims.t5_like:
         return False
     name = architecture(facts.config)
@@ -49,7 +49,7 @@ def _writes_text(facts: Facts) -> bool:
 
 
 def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
-    """Check that tensors are stored in a file that a loader opens."""
+    """Return an outcome if a loader opens none of the files with tensors, else None."""
     if loader.name not in MODEL_FILES_ALONE:
         return None
     for file in facts.folder.headers:
@@ -59,7 +59,7 @@ def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
 
 
 def _check_names(facts: Facts, loader: Loader) -> LoaderOutcome | None:
-    """Check that the ends are stored under names that a loader reads."""
+    """Return an outcome if the ends may have names that a loader does not read, else None."""
     roles = facts.roles
     for name in roles.unloaded_names:
         if strip_wrappers(name) != name:

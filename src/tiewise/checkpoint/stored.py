@@ -1,11 +1,10 @@
-"""Tensors as a safetensors file stores them: their types, the header that places them, and rows read from the file.
+"""Tensors in a safetensors file: types, header, and rows.
 
     8 bytes: length n, little endian │ n bytes: JSON {name: {dtype, shape, data_offsets}, __metadata__} │ tensors
 
-A header that parses here describes tensors that lie one behind the other, from the first byte of data to the last of
-the file, so that nothing read later can fall outside. Rows come by positioned reads into bounded buffers, never by a
-memory map: a map of a file that another process cuts short kills its reader (SIGBUS), a positioned read comes back
-short.
+`read_header` accepts only a header whose tensors fill the file without gaps, from the first byte of data to the last.
+So no later read can leave the file. `Reader` uses positioned reads into bounded buffers, never a memory map. If
+another process truncates the file, a memory map kills its reader (SIGBUS), and a positioned read returns fewer bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.untrusted import LFS_POINTER, is_text_map, open_regular, parse_json, refuse_pointer, short
 from tiewise.core.errors import CheckpointError
 
-# of the format's types those of which numpy can hold one element
+# {type of the format: NumPy type}, for types with a NumPy equivalent
 _KINDS: dict[str, Any] = {
     **{"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"},
     **{"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"},
@@ -37,24 +36,26 @@ _KINDS: dict[str, Any] = {
     **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz},
 }
 NUMPY: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _KINDS.items()}
+# bits of one element, for every type of the format
 BITS = {name: 8 * kind.itemsize for name, kind in NUMPY.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-TORCH_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # by the name in a config
-FLOATING = tuple(TORCH_TYPES.values())  # what a table is stored in, unless it is quantised
+TORCH_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # {dtype in a config: type}
+FLOATING = tuple(TORCH_TYPES.values())  # types of an unquantised table
 
 
 def widened(values: NDArray[Any]) -> NDArray[np.float32] | NDArray[np.float64]:
-    """Return floating values as fp32, fp64 as it is; every stored type fits without rounding."""
+    """Return floating values as fp32, or fp64 unchanged. No stored type is rounded."""
     return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
 
 
 def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] | float = 0.0) -> NDArray[Any]:
     """Return `values + lost` in a stored floating type, rounded once, to nearest even.
-    `lost` is less than half a unit in the last place of `values`: what an addition in fp64 left over.
+
+    `lost` is the rounding error of an addition in fp64: less than half a unit in the last place of `values`.
     """
     if dtype == "F64":
         return values
     values = _with_sticky_bit(values, lost)
-    if dtype == "BF16":  # which numpy reaches by way of fp32, rounding twice
+    if dtype == "BF16":  # numpy casts through fp32 and would round twice
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
         values = _with_sticky_bit(single, values - single)
@@ -62,30 +63,30 @@ def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] |
 
 
 def _with_sticky_bit(values: NDArray[Any], lost: NDArray[Any] | float) -> NDArray[Any]:
-    """Set the last bit if something was lost, so that a narrower type rounds right."""
+    """Set the last bit where `lost` is not zero, so that a cast to a narrower type rounds correctly."""
     even = values.view(f"i{values.itemsize}") & 1 == 0
     return np.where(even & (lost != 0), np.nextafter(values, np.copysign(np.inf, lost).astype(values.dtype)), values)
 
 
-MOST_HEADER = 100_000_000  # the format's own limit
+MOST_HEADER = 100_000_000  # bytes; the limit of the format
 MOST_AXES = 64
 _AGAIN = "the file is damaged or was cut short: download or write it again"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor in a file: `start` and `end` are offsets from the file's first byte."""
+    """One tensor in a file."""
 
     name: str
-    path: Path
-    dtype: str
+    path: Path  # the file
+    dtype: str  # type of the format, such as "BF16"
     shape: tuple[int, ...]
-    start: int
-    end: int
+    start: int  # offset of its first byte in the file
+    end: int  # offset after its last byte
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes on disk."""
+        """Return the number of bytes in the file."""
         return self.end - self.start
 
     @property
@@ -94,39 +95,43 @@ class Stored:
         return self.shape[0] if self.shape else 1
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Return rows [start, stop) in its own type; a `Reader` reads more than once."""
+        """Return rows [start, stop) in the stored type. Use a `Reader` to read more than once."""
         with Reader(self) as reader:
             return reader.rows(start, stop)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Header of one file. Tensors in order of their bytes."""
+    """Header of one file."""
 
     path: Path
-    tensors: dict[str, Stored]
-    metadata: dict[str, str]
-    data_start: int
-    size: int
+    tensors: dict[str, Stored]  # by name, in the order of their bytes
+    metadata: dict[str, str]  # `__metadata__`; empty if absent
+    data_start: int  # offset of the first byte of data
+    size: int  # bytes of the file
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of a safetensors file."""
+    """Read and check the header of a safetensors file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its header contradicts the file.
+    """
     path = Path(path)
     text, size = _header_text(path)
     record = parse_json(text, f"{path}: header", unique=True)
     if not isinstance(record, dict):
         raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
     metadata = _metadata(path, record)
-    data = 8 + len(text)
-    tensors = [_placed(path, name, entry, data) for name, entry in record.items()]
+    data_start = 8 + len(text)
+    tensors = [_parse_entry(path, name, entry, data_start) for name, entry in record.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
-    _require_contiguous(path, tensors, data, size)
-    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data, size)
+    _require_contiguous(path, tensors, data_start, size)
+    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data_start, size)
 
 
 def _header_text(path: Path) -> tuple[bytes, int]:
-    """Return the JSON text of a file's header, and the bytes of the file."""
+    """Return the JSON text of a file's header, and the size of the file in bytes."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
@@ -143,7 +148,7 @@ def _header_text(path: Path) -> tuple[bytes, int]:
 
 
 def _metadata(path: Path, record: dict[str, Any]) -> dict[str, str]:
-    """Take `__metadata__` out of a header's record, and return it; empty if it has none."""
+    """Remove `__metadata__` from a header's record and return it; empty if absent."""
     metadata = record.pop("__metadata__", None)
     if metadata is None:
         return {}
@@ -152,12 +157,9 @@ def _metadata(path: Path, record: dict[str, Any]) -> dict[str, str]:
     return metadata
 
 
-def _require_contiguous(path: Path, tensors: list[Stored], data: int, size: int) -> None:
-    """Raise a CheckpointError unless sorted tensors fill the file.
-
-    They do from `data`, the offset of its data, to its end.
-    """
-    end = data
+def _require_contiguous(path: Path, tensors: list[Stored], data_start: int, size: int) -> None:
+    """Raise a CheckpointError unless sorted tensors fill the file from `data_start` to its end."""
+    end = data_start
     for tensor in tensors:
         if tensor.start != end:
             how = "overlaps the tensor before it" if tensor.start < end else f"leaves {tensor.start - end:,} bytes free"
@@ -169,10 +171,13 @@ def _require_contiguous(path: Path, tensors: list[Stored], data: int, size: int)
         raise CheckpointError(f"{path}: the file goes on {size - end:,} bytes", _AGAIN)
 
 
-def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
-    """Return the tensor of a header's entry, after checking it. `data` is the file's offset that offsets begin at.
+def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> Stored:
+    """Return the tensor that an entry of the header describes.
 
-    Its bytes are as many as its type and shape need.
+    Offsets in the entry count from `data_start`.
+
+    Raises:
+        CheckpointError: a field is malformed, or the offsets do not match the type and shape.
     """
     if not isinstance(entry, dict):
         raise CheckpointError(f"{path}: tensor {short(name)}: its entry is no JSON object", _AGAIN)
@@ -180,19 +185,19 @@ def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
     remedy = _AGAIN
     if not isinstance(dtype, str) or dtype not in BITS:
         wrong, remedy = f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
-    elif not _sizes(shape) or len(shape) > MOST_AXES:
+    elif not _is_list_of_sizes(shape) or len(shape) > MOST_AXES:
         wrong = f"its shape {short(shape)} is none"
-    elif not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    elif not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         wrong = f"its data_offsets {short(offsets)} are none"
     elif BITS[dtype] * math.prod(shape) != 8 * (offsets[1] - offsets[0]):
         wrong = f"{offsets[1] - offsets[0]:,} bytes do not hold {short(f'{dtype} {shape}')}"
     else:
-        return Stored(name, path, dtype, tuple(shape), data + offsets[0], data + offsets[1])
+        return Stored(name, path, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
     raise CheckpointError(f"{path}: tensor {short(name)}: {wrong}", remedy)
 
 
-def _sizes(values: Any) -> TypeGuard[list[int]]:
-    """Return whether a JSON value is a list of whole numbers from 0 on."""
+def _is_list_of_sizes(values: Any) -> TypeGuard[list[int]]:
+    """Return whether a JSON value is a list of integers from 0 to 2**63 − 1."""
     if not isinstance(values, list):
         return False
     for value in values:
@@ -204,11 +209,11 @@ def _sizes(values: Any) -> TypeGuard[list[int]]:
 
 
 CHUNK_BYTES = 4 * 2**20
-DENSE = 3  # a whole span of a file is read where at least one row in three of it is wanted
+DENSE = 3  # `take` reads a contiguous span if it uses at least one row in three of it
 
 
 class Reader:
-    """An open tensor, as a context manager. Rows run along the first axis; a vector has rows of one value."""
+    """Open tensor, as a context manager. Rows are along the first axis; a row of a vector is one value."""
 
     def __init__(self, tensor: Stored) -> None:
         self.tensor = tensor
@@ -222,28 +227,25 @@ class Reader:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row.
-
-        A tensor without a first axis or without rows counts as one row.
-        """
+        """Return the bytes of one row. A scalar and an empty tensor count as one row."""
         return self.tensor.nbytes // max(1, self.tensor.rows)
 
     def read_into(self, buffer: memoryview, offset: int = 0) -> None:
         """Fill `buffer` with the tensor's bytes from `offset` on."""
-        at = self.tensor.start + offset
+        position = self.tensor.start + offset
         while buffer:
             try:
-                count = os.preadv(self._descriptor, [buffer], at)
+                count = os.preadv(self._descriptor, [buffer], position)
             except OSError as error:
-                problem = f"{self.tensor.path}: cannot be read at byte {at:,} ({error.strerror})"
+                problem = f"{self.tensor.path}: cannot be read at byte {position:,} ({error.strerror})"
                 raise CheckpointError(problem, "check the disk") from None
             if count == 0:
                 problem = f"{self.tensor.path}: it became shorter while it was read"
                 raise CheckpointError(problem, "nothing else may write it")
-            buffer, at = buffer[count:], at + count
+            buffer, position = buffer[count:], position + count
 
     def rows(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Return rows [start, stop) in the tensor's own type; a fresh array."""
+        """Return rows [start, stop) in the stored type, as a new array."""
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
             raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")
@@ -256,7 +258,7 @@ class Reader:
         return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))
 
     def take(self, ids: NDArray[np.int64]) -> NDArray[Any]:
-        """Return some rows in the tensor's own type, in any order; a fresh array."""
+        """Return the rows `ids`, in this order and in the stored type, as a new array."""
         low, high = int(ids.min(initial=self.tensor.rows)), int(ids.max(initial=-1)) + 1
         if high - low <= DENSE * len(ids):
             rows = self.rows(low, high)
@@ -265,9 +267,9 @@ class Reader:
             return rows[ids - low]
         row_bytes = self.row_bytes
         raw = memoryview(bytearray(len(ids) * row_bytes))
-        for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
-            start = int(place) * row_bytes
-            self.read_into(raw[start : start + row_bytes], int(ids[place]) * row_bytes)
+        for index in np.argsort(ids, kind="stable"):  # in file order, since a disk reads forward
+            start = int(index) * row_bytes
+            self.read_into(raw[start : start + row_bytes], int(ids[index]) * row_bytes)
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), *self.tensor.shape[1:])
 
     def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
@@ -278,5 +280,5 @@ class Reader:
 
 
 def read_float64(tensor: Stored) -> NDArray[np.float64]:
-    """Return a tensor of numbers, all of it, in fp64."""
+    """Return all rows of a tensor in fp64."""
     return tensor.read().astype(np.float64)

@@ -1,4 +1,4 @@
-"""Outcome of loading a checkpoint with transformers. The first of its checks that applies decides."""
+"""Outcome of loading a checkpoint with transformers. The first check that applies decides."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TransformersLoading:
         self.is_recent = loader.versions == TRANSFORMERS_5.versions
 
     def outcome(self) -> LoaderOutcome:
-        """Return the outcome: of the first check that stops the loading, else of the column."""
+        """Return the outcome of the first failing check, else the entry of the loader's column."""
         checks = (
             self._check_type,
             self._check_opened_file,
@@ -51,22 +51,22 @@ class TransformersLoading:
             self._check_input_tables,
         )
         for check in checks:
-            stopped = check()
-            if stopped is not None:
-                return stopped
+            failure = check()
+            if failure is not None:
+                return failure
         by_column = from_column(self.facts, self.loader, self.flag)
         if by_column.outcome not in BROKEN:
-            lost = self._check_other_tensors()
-            if lost is not None:
-                return lost
+            failure = self._check_other_tensors()
+            if failure is not None:
+                return failure
         return self._with_verification(by_column)
 
     def _outcome(self, word: str, sentence: str = "") -> LoaderOutcome:
-        """Return an outcome of this loader, with the usual sentence unless one is given."""
+        """Return an outcome of this loader, by default with the usual sentence."""
         return outcome_of(self.loader, word, sentence)
 
     def _check_type(self) -> LoaderOutcome | None:
-        """Check that transformers knows the model type, which may be one of this package's."""
+        """Return an outcome if transformers lacks the model type, because it is one of tiewise."""
         if self.loader.name == WITH_TIEWISE or not needs_tiewise(self.facts.config):
             return None
         kind = str(self.facts.config["model_type"])
@@ -76,7 +76,7 @@ class TransformersLoading:
         return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{missing_import}`.")
 
     def _check_opened_file(self) -> LoaderOutcome | None:
-        """Check that the file that transformers opens was read."""
+        """Return an outcome if the check could not read the file that transformers opens."""
         opened = self.facts.folder.opened
         if opened is None:
             return self._outcome(ERROR, f"It finds no {SINGLE} and no index of shards.")
@@ -88,7 +88,7 @@ class TransformersLoading:
         return None
 
     def _check_class(self) -> LoaderOutcome | None:
-        """Check that the architecture data has the class."""
+        """Return an outcome if the architecture data lacks the class."""
         if self.facts.claims.has_family_data:
             return None
         if self.facts.family.has_facts:
@@ -98,17 +98,17 @@ class TransformersLoading:
         return self._outcome(DEPENDS, f"{why}: its own code decides.")
 
     def _check_head(self) -> LoaderOutcome | None:
-        """Return the outcome of a class without a token head; None for a class with one."""
+        """Return the outcome for a class without a token head; None for a class with one."""
         if not self.facts.roles.headless:
             return None
-        if self._draws_table():
+        if self._input_table_is_random():
             return self._outcome(RANDOM_TABLE)
         if self.facts.foreign_layers is not None:
             return self._outcome(RANDOM_LAYERS)
         return self._outcome(NO_HEAD)
 
-    def _draws_table(self) -> bool:
-        """Return whether the input table of a class without a head certainly starts with random values."""
+    def _input_table_is_random(self) -> bool:
+        """Return whether the input table of a class without a head surely starts random."""
         roles = self.facts.roles
         if roles.loaded_input is not None:
             return False
@@ -119,7 +119,7 @@ class TransformersLoading:
         return self.facts.is_complete
 
     def _check_flag(self) -> LoaderOutcome | None:
-        """Check that the config class takes the flag, which may be neither true nor false."""
+        """Return an outcome if the config class refuses a flag that is neither true nor false."""
         deciding = self.facts.claims.deciding
         if not self.is_recent or deciding.malformed is None:
             return None
@@ -131,7 +131,7 @@ class TransformersLoading:
         return self._outcome(ERROR, "The flag is neither true nor false, and its config class refuses that.")
 
     def _check_shapes(self) -> LoaderOutcome | None:
-        """Check that tensors have the shapes of the class."""
+        """Return an outcome if a tensor has another shape than in the class."""
         misfit = shape_misfit(self.facts)
         if misfit is None:
             return None
@@ -139,13 +139,13 @@ class TransformersLoading:
 
     @property
     def _unfilled_ties(self) -> tuple[tuple[str, str], ...]:
-        """Return (random tensor, stored one that it would be tied to). transformers 4 ties them all."""
+        """Return `unfilled_ties` of the facts; empty for transformers 4, which ties all of them."""
         if not self.is_recent:
             return ()
         return self.facts.unfilled_ties
 
     def _check_input_tables(self) -> LoaderOutcome | None:
-        """Check that every input table is stored, or tied to one that is."""
+        """Return an outcome if an input table is neither stored nor tied to a stored one."""
         facts = self.facts
         for target, source in self._unfilled_ties:
             if not target.endswith("bias"):
@@ -161,7 +161,7 @@ class TransformersLoading:
         return None
 
     def _check_other_tensors(self) -> LoaderOutcome | None:
-        """Check that the layers, the tensors before the head and its bias are stored."""
+        """Return an outcome if layers, tensors before the head, or its bias are not stored."""
         facts = self.facts
         if facts.foreign_layers is not None:
             why = _ELSEWHERE.format(facts.foreign_layers, facts.class_ends.layers[0])
@@ -178,10 +178,10 @@ class TransformersLoading:
         return None
 
     def _with_verification(self, outcome: LoaderOutcome) -> LoaderOutcome:
-        """Mark an outcome as verified if the tests load this class with these flags."""
+        """Return the outcome, marked as verified if the tests load this class with these flags."""
         if not self.is_recent or outcome.outcome == DEPENDS:
             return outcome
-        if not _is_like_tests(self.facts):
+        if not _is_like_tested_folders(self.facts):
             return outcome
         claims = self.facts.claims
         flags = {claim.level: claim.written for claim in claims.levels if claim.written is not None}
@@ -191,8 +191,8 @@ class TransformersLoading:
         return replace(outcome, predicted=False, source="loaded by this package's tests")
 
 
-def _is_like_tests(facts: Facts) -> bool:
-    """Return whether a folder is like those of the tests: usual names, plain tables of one type."""
+def _is_like_tested_folders(facts: Facts) -> bool:
+    """Return whether a folder has usual names and plain tables of one type, as in the tests."""
     if facts.is_tiewise_type or facts.folder.single:
         return False
     if facts.quantised or facts.roles.unloaded_names:
@@ -201,7 +201,7 @@ def _is_like_tests(facts: Facts) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Return a text with a capital first letter, unless it begins with a name."""
+    """Return a text with a capital first letter if it begins with "no ", else unchanged."""
     if text.startswith("no "):
         return f"{text[0].upper()}{text[1:]}"
     return text
