@@ -168,7 +168,7 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     assert left_out["tokens left out"] == 1
 
 
-@pytest.mark.parametrize("where", ["inspected", "subjects_of"])
+@pytest.mark.parametrize("where", ["inspected", "open_models"])
 def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt

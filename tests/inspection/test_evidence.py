@@ -11,13 +11,13 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.measurement import NEITHER, ONE, TWO, Measurement, Quantity
-from tiewise.inspection.inspection import NO_INTERVAL, SectionMeasurement, measure, subjects_of, tie_or_not
+from tiewise.inspection.inspection import NO_INTERVAL, SectionMeasurement, measure, open_models, tie_or_not
 
 
 @pytest.fixture
 def drawn(tmp_path):
     """What is drawn of one model from {section: what was found}."""
-    subjects = subjects_of([write_model(tmp_path / "model")])
+    subjects = open_models([write_model(tmp_path / "model")])
 
     def make(found=(), **of_model):
         return tie_or_not(subjects, [*found, *(SectionMeasurement(n, {"model": x}, {}) for n, x in of_model.items())])
@@ -117,7 +117,7 @@ def verdict(tmp_path, losses, reference="tied"):
     models = planted(range(1, len(losses["tied"]) + 1))
     by_seed = {(arm, seed): nll for arm, every in losses.items() for seed, nll in enumerate(every, 1)}
     run = write_run(tmp_path / "run", {reference: models[reference]} | models, by_seed)  # the reference is first
-    return tie_or_not(subjects_of([run]), ())
+    return tie_or_not(open_models([run]), ())
 
 
 @pytest.mark.parametrize("reference", ["tied", "untied"])

@@ -13,7 +13,7 @@ from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.measurement import ONE, Measurement, Quantity
 from tiewise.core.progress import listen_to_progress, report_progress
 from tiewise.inspection import inspection, sections
-from tiewise.inspection.inspection import checked, inspect, inspected, labels, pairs_of, subjects_of
+from tiewise.inspection.inspection import checked, inspect, inspected, labels, open_models, pairs_of
 from tiewise.inspection.workspace import Effort, NotApplicable, Request, Section
 from tiewise.report.inspection_page import inspection_page
 from tiewise.report.views import inspection_view
@@ -43,7 +43,7 @@ MEASURES = (
 
 @pytest.fixture
 def subjects(tmp_path):
-    return subjects_of([write_model(tmp_path / "a"), write_model(tmp_path / "b", tied=False)])
+    return open_models([write_model(tmp_path / "a"), write_model(tmp_path / "b", tied=False)])
 
 
 def test_every_measure_of_every_subject_or_the_reason(subjects):
@@ -165,7 +165,7 @@ def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, err
     for name in files.split():
         (tmp_path / name).write_text("{}")
     with pytest.raises(error, match=said):
-        subjects_of([tmp_path] * times)
+        open_models([tmp_path] * times)
 
 
 SOURCE = """

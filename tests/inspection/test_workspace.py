@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.inspection.inspection import subjects_of
+from tiewise.inspection.inspection import open_models
 from tiewise.inspection.sections.tokens import tokens
 from tiewise.inspection.workspace import Effort, Request, Workspace
 from tiewise.training.data.corpus import prepare
@@ -35,7 +35,7 @@ def write_tokenizer(folder, first=()):
 @pytest.fixture
 def subjects(tmp_path):
     folders = [write_model(tmp_path / name, rows=39, num_attention_heads=2) for name in ("a", "b")]
-    return subjects_of([write_tokenizer(folder) for folder in folders])
+    return open_models([write_tokenizer(folder) for folder in folders])
 
 
 def test_standard_input_is_read_once_for_all_models(subjects, pipe_in):
@@ -50,7 +50,7 @@ def test_standard_input_is_read_once_for_all_models(subjects, pipe_in):
 def test_tokens_of_a_comparison_are_counted_in_the_text_that_it_was_trained_on(tmp_path):
     """The text has half of the words, unequally often, and an end of text that the tokenizer gets with it."""
     folder = write_tokenizer(write_model(tmp_path / "m", rows=40, num_attention_heads=2))
-    (subject,) = subjects_of([folder])
+    (subject,) = open_models([folder])
     draw = np.random.default_rng(0)
     text = [[f"w{min(19, int(i))}" for i in draw.geometric(0.2, 40)] for _ in range(300)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": " ".join(words)}) + "\n" for words in text))

@@ -18,7 +18,7 @@ from tests.inspection.sections.test_table_sections import over_seeds
 from tests.inspection.test_tables_over_seeds import planted, write_run
 
 from tiewise.core.measurement import NEITHER, ONE, TWO, Listing, Measurement, Quantity
-from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, sections, subjects_of, tie_or_not
+from tiewise.inspection.inspection import Inspection, SectionMeasurement, TieOrNot, open_models, sections, tie_or_not
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
@@ -151,7 +151,7 @@ def one(label, place):
 def inspection(tmp_path):
     """Of a comparison of two arms over three seeds: all sections but one measured."""
     run = write_run(tmp_path / "run", planted((1, 2, 3)))
-    subjects = subjects_of([run])
+    subjects = open_models([run])
     names = [section.name for section in sections()]
     made = [SectionMeasurement(n, {s.label: one(s.label, i) for s in subjects}, {}) for i, n in enumerate(names[:-1])]
     made.append(SectionMeasurement(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
@@ -183,7 +183,7 @@ def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspe
 
 def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
     models = planted((1, 2, 3))
-    subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
+    subjects = open_models([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
     folders = {label: checkpoint(tmp_path / label, label == "tied")[0] for label in ("tied", "untied")}
     never, soon = map(
         Measurement, ("not the first choice at half of the positions", "the first choice, after layer 1 of 2")
@@ -231,7 +231,7 @@ def test_a_notebook_shows_what_the_terminal_does(inspection):
 
 
 def test_full_prints_every_table(inspection):
-    text, count = "\n".join(printed(inspection, full=True)), (len(inspection.sections) - 2) * len(inspection.subjects)
+    text, count = "\n".join(printed(inspection, full=True)), (len(inspection.sections) - 2) * len(inspection.models)
     assert MORE not in text
     assert text.count("listed") == count
     assert text.count("0.250") == count

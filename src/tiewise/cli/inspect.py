@@ -47,7 +47,7 @@ def inspect(
 
     Every measure with its interval and its chance level. What needs a text is left out without --text.
     """
-    from tiewise.inspection.inspection import checked, inspected, pairs_of, subjects_of
+    from tiewise.inspection.inspection import checked, inspected, open_models, pairs_of
     from tiewise.inspection.workspace import Effort, Request
 
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out)
@@ -56,7 +56,7 @@ def inspect(
     with o.interruptible("; nothing was written"):
         if out is not None:
             _check_room(out, overwrite)
-        subjects = subjects_of([model] if other is None else [model, other])
+        subjects = open_models([model] if other is None else [model, other])
         _check_packages(request)
         with o.progress_bar(quiet, reads=False):
             inspection = inspected(subjects, request)

@@ -1,5 +1,5 @@
-"""`tiewise.inspect`: every section that a request can have, on every model, and what they say of tying.
+"""`tiewise.inspect`: the sections of an inspection, and the evidence for tying.
 
-- `inspection`: which sections there are, and how they are carried out; `sections/`: one file each.
-- `workspace`: a section, and what it is given: a checkpoint, the request, texts and opened models that all share.
+- `inspection`: the list of sections, and their measurement; `sections/`: one file each.
+- `workspace`: the inputs of a section: a checkpoint, the request, texts and opened models that all share.
 """

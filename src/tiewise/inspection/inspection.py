@@ -1,9 +1,11 @@
-"""`inspect`: every section of every model, the reason where there is none, and what of it speaks for tying.
+"""`inspect`: the results of all sections for all models, and the evidence for tying.
 
-A measurement whose question can favour a side is evidence for one table or for two. It speaks only where its interval
-leaves out all that no effect would give, and still does with Holm's correction for all that could speak: they are
-read side by side. Measures that look the same under both choices are not counted as evidence: every natural text, any
-map or any end of training gives them as well. The loss alone decides, so there is a verdict only where a comparison has
+A section that does not apply to a model has a reason instead of a result.
+
+A quantity whose question can favour a side is evidence for one table or for two. It counts only if its interval
+excludes every value that no effect would give, also after Holm's correction over all such quantities, because a reader
+sees them together. Measures that look the same under both choices are not counted as evidence: every natural text, any
+map or any end of training gives them as well. Only the loss decides, so there is a verdict only if a comparison has
 trained both on several seeds.
 """
 
@@ -36,7 +38,7 @@ from tiewise.core.records import to_strict_json
 from tiewise.inspection import sections as sections_folder
 from tiewise.inspection.tables.token_texts import find_tokens
 from tiewise.inspection.workspace import (
-    LACKS,
+    MISSING_PACKAGES,
     SECTIONS,
     Effort,
     InspectedModel,
@@ -51,23 +53,29 @@ from tiewise.training.results import ALPHA, FINAL, gaps
 from tiewise.training.settings import FILE as RUN
 
 SCHEMA = 1
-ALL = ""  # the label of what is said of all subjects together
-EVIDENCE = "evidence"  # the section that is drawn from all others
+ALL = ""  # the label of a result that covers all models together
+EVIDENCE = "evidence"  # name of the section that combines all others
 LEAST_EFFORT = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}
-GENERIC = frozenset({FINAL, "model", "checkpoint"})  # names of folders that say nothing of a model
-PARTS = 1000  # that progress counts for each call of a section of weight 1
+GENERIC = frozenset({FINAL, "model", "checkpoint"})  # folder names that do not identify a model
+PARTS = 1000  # progress units of a section of weight 1
 NO_VERDICT = "one model cannot tell: `tiewise compare` trains tied and untied side by side"
 FINISH = "finish it with `tiewise compare --resume`"
 NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 
 
 def section_names() -> list[str]:
-    """Return the names of all sections: those of the files, since to import some of them needs torch."""
+    """Return the names of all sections, without importing them.
+
+    The names are those of the files, because some sections import torch.
+    """
     return sorted(module.name for module in pkgutil.iter_modules(sections_folder.__path__))
 
 
 def sections() -> tuple[Section, ...]:
-    """Return every section of the folder, in order; last those that a light install cannot run."""
+    """Return every section of the folder, in order.
+
+    Sections whose packages are not installed come last.
+    """
     lacking = []
     for name in section_names():
         try:
@@ -75,13 +83,13 @@ def sections() -> tuple[Section, ...]:
         except ModuleNotFoundError as error:
             if (error.name or "tiewise").startswith("tiewise"):
                 raise
-            lacking.append(Section(name, name, 0, _lacks))
+            lacking.append(Section(name, name, 0, _refuse))
     return (*sorted(SECTIONS.values(), key=lambda section: section.order), *lacking)
 
 
-def _lacks(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def _refuse(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Raise NotApplicable: the section needs packages that are not installed."""
-    raise NotApplicable(LACKS)
+    raise NotApplicable(MISSING_PACKAGES)
 
 
 # the request and its models
@@ -104,25 +112,28 @@ def inspect(
 ) -> Inspection:
     """Inspect one model, two, or the models of one comparison.
 
+        tiewise.inspect("model", text="text.txt").found("lens")
+
     Args:
         model: a Hugging Face folder, or the folder of a comparison.
         other: a second Hugging Face folder.
-        text: what to run the models on; one source or several, as `--text` takes them. None leaves out what needs one.
-        pairs: token texts (before, after) whose transitions are asked for.
-        only: names of sections; none for all that the models and the text allow.
-        seed: of every draw.
-        windows: pieces of text that models are run on; a quarter as many more are held out for the lenses.
-        length: tokens of each, or as many as the model has positions.
-        tokens: most tokens of the text that are read for bigrams and frequencies.
+        text: the text to run the models on; one source or several, as `--text` takes them. Without it, sections that
+            need a text are left out.
+        pairs: token texts (before, after) whose transitions are reported.
+        only: names of sections; if empty, all that the models and the text allow.
+        seed: of all random draws.
+        windows: windows of text that models run on; a quarter as many more are heldout for the lenses.
+        length: tokens per window, at most the number of positions of the model.
+        tokens: largest number of text tokens that are read for bigrams and frequencies.
         samples: rows of a table that are compared pair by pair.
-        lens_steps: steps that every tuned lens is trained for.
+        lens_steps: training steps of each tuned lens.
         held_out: share of the rows that maps between two tables are not fitted on; 0 fits on all and scores all.
 
     Returns:
-        an `Inspection`; `.found("lens")` gives one section's results by model, `.record()` everything for JSON.
+        An `Inspection`. `.found("lens")` returns one section's results by model, `.record()` everything for JSON.
 
     Raises:
-        TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
+        TiewiseError: a path, text or pair cannot be used, or no section could be measured.
     """
     for each in (model, other):
         refuse_live_model("inspect", each)
@@ -130,11 +141,15 @@ def inspect(
     texts = (text,) if isinstance(text, str | os.PathLike) else text
     sources = tuple(os.fspath(source) for source in texts)
     request = checked(Request(sources, tuple(pairs), tuple(only), seed, effort))
-    return inspected(subjects_of([model] if other is None else [model, other]), request)
+    return inspected(open_models([model] if other is None else [model, other]), request)
 
 
 def checked(request: Request) -> Request:
-    """Return a request after checking that its sections exist and its efforts suffice."""
+    """Return a request after checking its sections and efforts.
+
+    Raises:
+        DataError: a section does not exist, or an effort is too small.
+    """
     names = section_names()
     for name in request.only:
         if name not in names:
@@ -150,7 +165,7 @@ def checked(request: Request) -> Request:
 
 
 def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
-    """Read "New, York" or "New, York; San, Francisco" as pairs of tokens."""
+    """Parse "New, York" or "New, York; San, Francisco" as pairs of tokens."""
     pairs = []
     for text in tokens.split(";"):
         words = [word.strip() for word in text.split(",")]
@@ -161,8 +176,11 @@ def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[InspectedModel, ...]:
-    """Open one or two checkpoints, or each arm's first finished model of one comparison, in its order."""
+def open_models(paths: Sequence[str | os.PathLike[str]]) -> tuple[InspectedModel, ...]:
+    """Open one or two checkpoints, or the models of one comparison.
+
+    Of a comparison, this is each arm's first finished model, in the order of the arms.
+    """
     places = [Path(path) for path in paths]
     comparisons = [place for place in places if _is_comparison(place)]
     if comparisons and len(places) > 1:
@@ -172,11 +190,11 @@ def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[InspectedModel
         return _arms_of(comparisons[0])
     opened = [open_folder(place) for place in places]
     names = labels([place.resolve() for place in places])
-    subjects = []
+    models = []
     for name, place, folder in zip(names, places, opened, strict=True):
         _require_tensors(place, folder)
-        subjects.append(InspectedModel(name, folder))
-    return tuple(subjects)
+        models.append(InspectedModel(name, folder))
+    return tuple(models)
 
 
 def _is_comparison(place: Path) -> bool:
@@ -185,7 +203,7 @@ def _is_comparison(place: Path) -> bool:
 
 
 def _require_tensors(place: Path, folder: Folder) -> None:
-    """Refuse an unfinished comparison, an adapter, and a folder without tensors that can be read."""
+    """Refuse an unfinished comparison, an adapter, and a folder without readable tensors."""
     if (place / RUN).is_file():
         raise RunError(f"{place}: a comparison that is not finished", FINISH)
     if folder.tensors:
@@ -212,7 +230,7 @@ def _arms_of(run: Path) -> tuple[InspectedModel, ...]:
 
 
 def labels(places: Sequence[Path]) -> list[str]:
-    """Name folders by as few last parts of their paths as distinguish them."""
+    """Name folders by the fewest last parts of their paths that are distinct."""
     longest = max(len(place.parts) for place in places)
     for parts in range(1, longest + 1):
         names = ["/".join(place.parts[-parts:]) for place in places]
@@ -227,29 +245,29 @@ def labels(places: Sequence[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class SectionMeasurement:
-    """What one section gave."""
+    """Results of one section for all models."""
 
     name: str
-    found: Mapping[str, Measurement | TieOrNot]  # label of the subject → its findings; of evidence, `ALL` → all of it
-    left_out: Mapping[str, str]  # label → why there is none
+    results: Mapping[str, Measurement | TieOrNot]  # label of the model, or `ALL`, → its result
+    left_out: Mapping[str, str]  # label of the model → why there is no result
 
     @property
     def measured(self) -> dict[str, Measurement]:
-        """Return what was measured of each subject; nothing of the evidence, which is drawn from other sections."""
-        return {label: result for label, result in self.found.items() if isinstance(result, Measurement)}
+        """Return the measurements by model; empty for the evidence, which combines other sections."""
+        return {label: result for label, result in self.results.items() if isinstance(result, Measurement)}
 
     def record(self) -> dict[str, Any]:
-        """Return everything as strict JSON takes it: a value that is no number is None."""
-        records = {label: to_strict_json(result.record()) for label, result in self.found.items()}
+        """Return everything as strict JSON takes it: NaN and infinity become None."""
+        records = {label: to_strict_json(result.record()) for label, result in self.results.items()}
         return {"found": records, "left_out": dict(self.left_out)}
 
 
 @dataclass(frozen=True)
 class TieOrNot:
-    """All evidence of one inspection."""
+    """Evidence of one inspection for one table or for two."""
 
-    rows: tuple[tuple[str, Quantity], ...]  # (section, what it measured of which models), `p` adjusted over all rows
-    verdict: str  # what a comparison of losses says, or that there is none
+    rows: tuple[tuple[str, Quantity], ...]  # (section, quantity and its models); `p` is adjusted over all rows
+    verdict: str  # a sentence about a comparison's losses, or that there is no verdict
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON takes it."""
@@ -275,7 +293,7 @@ def _evidence_record(section: str, quantity: Quantity) -> dict[str, Any]:
 
 
 def measure(q: Quantity) -> str:
-    """Name what was measured, with its unit."""
+    """Return the name of a quantity, with its unit."""
     if not q.unit or q.unit in q.name:
         return q.name
     return f"{q.name}, {q.unit}"
@@ -283,16 +301,19 @@ def measure(q: Quantity) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """All sections, in their order. In a notebook it shows what the command prints; its `repr` is the answers alone."""
+    """Results of all sections, in their order.
+
+    A notebook displays the same view that the command prints. `repr` has the answers alone.
+    """
 
     html_view: ClassVar[Callable[[Inspection], str] | None] = None  # `tiewise.report.views` sets it when it is imported
 
-    subjects: tuple[InspectedModel, ...]
+    models: tuple[InspectedModel, ...]
     request: Request
     sections: tuple[SectionMeasurement, ...]
 
     def __repr__(self) -> str:
-        labels_of_all = ", ".join(subject.label for subject in self.subjects)
+        labels_of_all = ", ".join(model.label for model in self.models)
         lines = [f"Inspection of {labels_of_all}"]
         for section in self.sections:
             lines.append(f"  {section.name}: {_answers(section)}")
@@ -313,30 +334,30 @@ class Inspection:
         return evidence
 
     def section(self, name: str) -> SectionMeasurement | None:
-        """Return one section, or None where it is not part of this inspection."""
+        """Return one section, or None if it is not part of this inspection."""
         return next((section for section in self.sections if section.name == name), None)
 
     def found(self, name: str) -> Mapping[str, Measurement | TieOrNot]:
-        """Return the results of a section by label; nothing where it is not part of this inspection."""
+        """Return the results of a section by model; empty if the section was not requested."""
         section = self.section(name)
         if section is None:
             return {}
-        return section.found
+        return section.results
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON takes it."""
         return {
             "schema": SCHEMA,
-            "subjects": {subject.label: str(subject.folder.path) for subject in self.subjects},
+            "subjects": {model.label: str(model.folder.path) for model in self.models},
             "request": asdict(self.request),
             "sections": {section.name: section.record() for section in self.sections},
         }
 
 
 def _answers(section: SectionMeasurement) -> str:
-    """Return the answers of a section, each with its models, or why it has none."""
+    """Return a section's answers with their models, or the reasons why it has none."""
     models: dict[str, list[str]] = {}
-    for label, result in section.found.items():
+    for label, result in section.results.items():
         answer = result.verdict if isinstance(result, TieOrNot) else result.answer
         models.setdefault(answer, []).append(label)
     if not models:
@@ -348,126 +369,133 @@ def _answers(section: SectionMeasurement) -> str:
 
 
 def inspected(
-    subjects: tuple[InspectedModel, ...], request: Request, every: Sequence[Section] | None = None
+    models: tuple[InspectedModel, ...], request: Request, available: Sequence[Section] | None = None
 ) -> Inspection:
-    """Measure every section of a request; its progress is (what is done, parts done, parts of the whole).
+    """Measure every section of a request on every model.
+
+    Its progress is (current task, parts done, total parts). `available` are the sections to choose from.
 
     Raises:
-        TiewiseError: what was given cannot be used, which ends it before anything is measured; or nothing could be.
+        TiewiseError: a text or pair cannot be used, which is reported before anything is measured; or no section could
+            be measured.
     """
-    workspace = Workspace(request, subjects)
+    workspace = Workspace(request, models)
     _check_pairs_and_texts(workspace)
-    measuring = _Measuring(workspace, _requested(every or sections(), request.only))
-    results = measuring.all()
-    if not any(result.found for result in results):
-        if measuring.faults:
-            raise measuring.faults[0]
+    runner = _SectionRunner(workspace, _requested(available or sections(), request.only))
+    results = runner.measure_all()
+    if not any(section.results for section in results):
+        if runner.errors:
+            raise runner.errors[0]
         raise RunError("nothing to measure", "give --text, or a second model")
-    evidence = SectionMeasurement(EVIDENCE, {ALL: tie_or_not(subjects, results)}, {})
-    return Inspection(subjects, request, (evidence, *results))
+    evidence = SectionMeasurement(EVIDENCE, {ALL: tie_or_not(models, results)}, {})
+    return Inspection(models, request, (evidence, *results))
 
 
 def _check_pairs_and_texts(workspace: Workspace) -> None:
-    """Find the requested tokens and read the given text for every model.
+    """Find the requested tokens and read the requested text for every model.
 
-    Their errors come before anything is measured.
+    Their errors are raised before anything is measured.
     """
     request = workspace.request
-    for subject in workspace.subjects:
+    for model in workspace.models:
         for pair in request.pairs:
-            find_tokens(subject.folder, pair)
-        if request.texts and workspace.reads(subject):
-            workspace.ids(subject)
+            find_tokens(model.folder, pair)
+        if request.texts and workspace.has_text(model):
+            workspace.ids(model)
 
 
 def _requested(every: Sequence[Section], only: Sequence[str]) -> list[Section]:
-    """Return the sections of these names, in their order; all of them without names."""
+    """Return the sections of these names, in their order; without names, all of them."""
     if not only:
         return list(every)
     return [section for section in every if section.name in only]
 
 
-class _Measuring:
-    """All chosen sections of all models, measured one after the other."""
+class _SectionRunner:
+    """Runner of the chosen sections on all models, one after the other."""
 
     def __init__(self, workspace: Workspace, chosen: Sequence[Section]) -> None:
-        """Take the sections; nothing is measured yet."""
+        """Store the sections and count their weights; nothing is measured yet."""
         self.workspace, self.chosen = workspace, chosen
-        self.faults: list[TiewiseError] = []  # that a reader must see if nothing could be measured
+        self.errors: list[TiewiseError] = []  # the first is raised if nothing could be measured
         weight = sum(section.weight for section in chosen)
-        self._total = PARTS * weight * len(workspace.subjects)
+        self._total = PARTS * weight * len(workspace.models)
         self._done = 0
 
-    def all(self) -> list[SectionMeasurement]:
+    def measure_all(self) -> list[SectionMeasurement]:
         """Measure every section of every model."""
-        return [self._section(section) for section in self.chosen]
+        return [self._measure_section(section) for section in self.chosen]
 
-    def _section(self, section: Section) -> SectionMeasurement:
+    def _measure_section(self, section: Section) -> SectionMeasurement:
         """Measure one section of every model.
 
         A model to which it does not apply, or that fails, is left out with the reason.
         """
         measured: dict[str, Measurement] = {}
         left_out: dict[str, str] = {}
-        for subject in self.workspace.subjects:
+        for model in self.workspace.models:
             try:
-                measured[subject.label] = self._of_one_model(section, subject)
+                measured[model.label] = self._measure_model(section, model)
             except TiewiseError as error:
-                left_out[subject.label] = str(error)
+                left_out[model.label] = str(error)
                 # a section that does not apply is a fault only if it was requested by its name
                 if self.workspace.request.only or not isinstance(error, NotApplicable):
-                    self.faults.append(error)
+                    self.errors.append(error)
         return SectionMeasurement(section.name, measured, left_out)
 
-    def _of_one_model(self, section: Section, subject: InspectedModel) -> Measurement:
-        """Return what one section measures of one model.
+    def _measure_model(self, section: Section, model: InspectedModel) -> Measurement:
+        """Return the result of one section for one model.
 
-        Its progress counts as a part of the whole.
+        Its progress is a part of the total progress.
         """
-        part = _PartOfProgress(subject.label, self._done, self._done + PARTS * section.weight, self._total)
+        part = _PartOfProgress(model.label, self._done, self._done + PARTS * section.weight, self._total)
         self._done = part.end
         if section.text:
-            self.workspace.require_text(subject)
+            self.workspace.require_text(model)
         with listen_to_progress(part.listen) as outer:
             part.outer = outer
-            return section.measure(subject, self.workspace).about(subject.label)
+            return section.measure(model, self.workspace).about(model.label)
 
 
 class _PartOfProgress:
-    """Progress inside one call as a part of the whole; a call does not know how many things it will do.
+    """Progress of one call, as a part of the total.
 
-    So each is given half of what is left of the part, and the whole only ever grows.
+    A call does not know how many tasks it will have. So each new task gets half of the rest of the part, and the total
+    progress never falls.
     """
 
     outer: ProgressListener
 
     def __init__(self, label: str, start: int, end: int, total: int) -> None:
-        """Take the part from `start` to `end` of `total`, under the label of a model."""
+        """Store the part from `start` to `end` of `total`, and the label of a model."""
         self.label, self.end, self.total = label, end, total
         self.start = self.now = start
-        self.doing = ""
+        self.task = ""
 
-    def listen(self, what: str, done: float, total: float) -> None:
-        """Report that `done` of `total` of something is done, in parts of the whole."""
-        if what != self.doing:
-            self.start, self.doing = self.now, what
+    def listen(self, task: str, done: float, total: float) -> None:
+        """Report that `done` of `total` steps of a task are done, as parts of the total."""
+        if task != self.task:
+            self.start, self.task = self.now, task
         half = (self.end - self.start) // 2
         reached = int(self.start + half * min(done, total) // max(total, 1))
         self.now = max(self.now, reached)
-        self.outer(f"{self.label}: {what}", self.now, self.total)
+        self.outer(f"{self.label}: {task}", self.now, self.total)
 
 
 # the evidence
 
 
-def tie_or_not(subjects: Sequence[InspectedModel], results: Sequence[SectionMeasurement]) -> TieOrNot:
-    """Collect the evidence for one table or two: the losses of a comparison first, then what sections measured."""
-    loss = _loss(subjects[0])
+def tie_or_not(models: Sequence[InspectedModel], results: Sequence[SectionMeasurement]) -> TieOrNot:
+    """Collect the evidence for one table or two.
+
+    The losses of a comparison come first, then the quantities of sections.
+    """
+    loss = _loss(models[0])
     tested = []
     if loss is not None:
         tested.append(("comparison", _with_p(loss, loss.name)))
-    for (name, quantity), models in _deciding(results).items():
-        tested.append((name, _with_p(quantity, ", ".join(models))))
+    for (name, quantity), labels_of_quantity in _deciding(results).items():
+        tested.append((name, _with_p(quantity, ", ".join(labels_of_quantity))))
     rows = _corrected(tested)
     if loss is None:
         return TieOrNot(tuple(rows), NO_VERDICT)
@@ -476,9 +504,9 @@ def tie_or_not(subjects: Sequence[InspectedModel], results: Sequence[SectionMeas
 
 
 def _deciding(results: Sequence[SectionMeasurement]) -> dict[tuple[str, Quantity], list[str]]:
-    """Return (section, quantity that can favour a side) → models of which it is true.
+    """Return (section, quantity that can favour a side) → labels of the models that have it.
 
-    A quantity of the text alone is true of all models with one tokenizer.
+    All models with one tokenizer have the same quantities of the text.
     """
     models: dict[tuple[str, Quantity], list[str]] = {}
     for section in results:
@@ -489,11 +517,11 @@ def _deciding(results: Sequence[SectionMeasurement]) -> dict[tuple[str, Quantity
     return models
 
 
-def _loss(subject: InspectedModel) -> Quantity | None:
-    """Return untied − tied in validation loss; None without a comparison that has both arms."""
-    if subject.run is None:
+def _loss(model: InspectedModel) -> Quantity | None:
+    """Return untied − tied in validation loss; None without a comparison of both arms."""
+    if model.run is None:
         return None
-    both = gaps(comparison_of(subject.run))
+    both = gaps(comparison_of(model.run))
     if both is None:
         return None
     _, gap = both  # tied − untied
@@ -516,9 +544,9 @@ def _can_decide(quantity: Quantity) -> bool:
 
 
 def _with_p(quantity: Quantity, of: str) -> Quantity:
-    """Return a quantity of these models with its p: that of Student's t behind the interval unless it has another.
+    """Return a quantity with its models and its p.
 
-    Without an interval there is no p.
+    Without a p, it is that of Student's t for the interval. Without an interval, p is None.
     """
     p = quantity.p
     if p is None or math.isnan(quantity.low):
@@ -531,7 +559,10 @@ def _with_p(quantity: Quantity, of: str) -> Quantity:
 
 
 def _corrected(rows: list[tuple[str, Quantity]]) -> list[tuple[str, Quantity]]:
-    """Adjust p by Holm over all rows that have one; a row that is no longer significant favours no side."""
+    """Adjust p by Holm over all rows that have one.
+
+    A row that is no longer significant favours neither side.
+    """
     adjusted = iter(holm_adjusted([quantity.p for _, quantity in rows if quantity.p is not None]))
     corrected = []
     for name, quantity in rows:
@@ -545,7 +576,7 @@ def _corrected(rows: list[tuple[str, Quantity]]) -> list[tuple[str, Quantity]]:
 
 
 def _verdict(loss: Quantity) -> str:
-    """Say what the difference of the losses shows."""
+    """Return a sentence about the difference of the losses."""
     if math.isnan(loss.low):
         return NO_INTERVAL
     finding = f"{loss.speaks} had the lower validation loss"

@@ -1,21 +1,26 @@
-"""Which table of the untied models do a comparison's tied tables resemble? Over seeds, next to training again.
+"""Comparison of tied tables with the untied models' tables, over the seeds of a comparison.
 
-Arms of one seed start from the same input table (`tiewise.training.run`), so a tied table and the input table of its
-seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
-is compared with the untied model of every other seed. Pairs of one seed are reported as well, under their name.
+The question is which untied table a tied one resembles, relative to a second training. Arms of one seed start from the
+same input table (`tiewise.training.run`), so a tied table and the input table of its seed are alike before any
+training.
+The answer is therefore taken from models of different seeds: each tied model is compared with the untied model of every
+other seed. Pairs of one seed are reported as well, under their name.
 
-Such pairs share models, and models of one seed share their data's order: seeds, not pairs, are independent. Intervals
-over pairs of seeds are therefore those of `core.estimates.jackknife`, which leaves out one seed at a time with all
-of its pairs.
+Such pairs share models, and models of one seed share the order of their data: seeds, not pairs, are independent.
+Intervals over pairs of seeds are therefore those of `core.estimates.jackknife`, which leaves out one seed at a time
+with
+all of its pairs.
 
-A table that training hardly moved is mostly its own random start, and aligns with nothing. CKA less its chance level is
-therefore also given corrected for attenuation (Spearman 1904): divided by the geometric mean of what the two tables
-score against themselves trained again. Noise that is independent of seed to seed cancels in it, and it is 1 where two
-tables hold the same and differ by such noise and a rotation only. Scores of fitted maps cannot be corrected so: the map
-itself is found less well where there is more noise.
+A table that training hardly moved is mostly its random start, and aligns with nothing. CKA above its chance level is
+therefore also reported corrected for attenuation (Spearman 1904): divided by the geometric mean of the scores of both
+tables against themselves, trained with another seed. Noise that is independent between seeds cancels. The corrected
+score is 1 if two tables differ only by such noise and a rotation. Scores of fitted maps cannot be corrected in this
+way:
+noise also makes the fit of the map worse.
 
-Tokens of one frequency are alike at the output of any model, so that CKA is given once more for what is left of the
-columns when functions of log frequency in the training text are taken out (`analysis.table_maps`).
+At the output of any model, tokens of equal frequency are alike. So CKA is also reported for the columns without
+functions
+of log frequency in the training text (`analysis.table_maps`).
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
 from tiewise.core.progress import report_progress
-from tiewise.inspection.tables.align_tables import CKA, HELD_OUT, NEIGHBOURS, Alignment, Lean, Score, align
+from tiewise.inspection.tables.align_tables import CKA, HELDOUT, NEIGHBOURS, Alignment, Lean, Score, align
 from tiewise.inspection.tables.model_tables import Ends, Ids, Pairs, TokenTable, ends_of, one_vocabulary
 from tiewise.inspection.tables.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.inspection.workspace import comparison_of
@@ -44,12 +49,12 @@ from tiewise.training.folder import seed_folder
 from tiewise.training.results import FINAL
 
 Models = dict[str, dict[int, Ends]]  # arm → seed → both ends of its final model
-Scored = Sequence[tuple[int, int, float]]  # seeds of the two models that are compared, and their score
+Scored = Sequence[tuple[int, int, float]]  # seeds of the two compared models, and their score
 
 OTHER_SEED, SAME_SEED = "other seed", "same seed"
 AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
 ENDS = ("input", "output")
-SHARED = "table"  # the end of a model whose two ends are one table
+SHARED = "table"  # name of the one table of a tied model
 
 
 class TableOf(NamedTuple):
@@ -57,13 +62,13 @@ class TableOf(NamedTuple):
 
     arm: str
     seed: int
-    end: str  # `input` and `output`, or `table` where there is one
+    end: str  # `input` and `output`, or `table` for a tied model
 
 
 class TablePair(NamedTuple):
     """Two tables to align; maps go from the first to the second."""
 
-    seeds: tuple[int, int]  # of the two models, in the order in which results name them
+    seeds: tuple[int, int]  # of the two models, in the order of the results
     first: TableOf
     second: TableOf
 
@@ -73,21 +78,24 @@ class Against(NamedTuple):
 
     arm: str
     seeds: str  # OTHER_SEED or SAME_SEED
-    end: str  # of the untied models
+    end: str  # the end of the untied models
 
 
-Group = str | Against  # a name of AGAIN or ONE_MODEL: the same table, or model, compared with itself
+Group = str | Against  # a name of AGAIN or ONE_MODEL: one table trained twice, or the ends of one model
 
 
 @dataclass(frozen=True)
 class Leaning(Lean):
-    """A lean of an arm's one table between both of the untied arm: estimates count pairs of models."""
+    """A lean of an arm's one table between both tables of the untied arm.
 
-    arm: str = ""  # with one table
-    seeds: str = OTHER_SEED  # or SAME_SEED: which untied model each tied one is compared with
-    pairs: tuple[tuple[int, int, float, float], ...] = ()  # (seed of the arm, of the untied one, input, output score)
-    # `input`, `output` and `difference` corrected for attenuation; of CKA between different seeds, and only where
-    # training again gives more than 0
+    Its estimates are over pairs of models.
+    """
+
+    arm: str = ""  # name of the arm with one table
+    seeds: str = OTHER_SEED  # OTHER_SEED or SAME_SEED: the untied models that each tied one is compared with
+    pairs: tuple[tuple[int, int, float, float], ...] = ()  # (both models' seeds, input score, output score)
+    # `input`, `output` and `difference` corrected for attenuation; only for CKA between different seeds, and only
+    # if a second training scores above 0
     corrected: Mapping[str, Estimate] = field(default_factory=dict)
 
 
@@ -96,26 +104,29 @@ class OverSeeds:
     """Alignment of the tables of a comparison, over its seeds."""
 
     untied: str  # the arm with two tables that others are compared with
-    arms: tuple[str, ...]  # with one table
-    seeds: tuple[int, ...]  # finished ones of the untied arm
-    tokens: int  # rows that were compared
-    # by arm, kind of pair and measure: maps on held-out rows, neighbours, CKA above chance
+    arms: tuple[str, ...]  # arms with one table
+    seeds: tuple[int, ...]  # finished seeds of the untied arm
+    tokens: int  # number of compared rows
+    # by arm, kind of pair and measure: maps on heldout rows, neighbours, CKA above chance
     leanings: tuple[Leaning, ...]
-    # the same thing trained again: (AGAIN of an arm and its table, or ONE_MODEL of an arm; measure) → its pairs
+    # (AGAIN of an arm and its table, or ONE_MODEL of an arm; measure) → scores of its pairs
     again: Mapping[tuple[str, str], Scored]
-    left_out: tuple[str, ...]  # what could not be compared, and why
-    counted: int | None  # tokens of the training text by which frequency was taken out; None where it is not there
-    frequency: Mapping[str, Estimate]  # arm and end → share of its variance that is a curve in log frequency
+    left_out: tuple[str, ...]  # models and measures that could not be compared, and why
+    counted: int | None  # tokens of the training text from which frequencies were counted; None if it is missing
+    frequency: Mapping[str, Estimate]  # arm and end → share of its variance that a curve in log frequency explains
 
     def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
-        """Return one of them; None where it was not measured."""
+        """Return one leaning; None if it was not measured."""
         for leaning in self.leanings:
             if (leaning.arm, leaning.measure, leaning.seeds) == (arm, measure, seeds):
                 return leaning
         return None
 
-    def told(self, arm: str) -> list[Leaning]:
-        """Return an arm's measures between different seeds, the rotation first; with one seed, those of that seed."""
+    def main_leanings(self, arm: str) -> list[Leaning]:
+        """Return an arm's leanings between different seeds, the rotation first.
+
+        With one seed, they are those of that seed.
+        """
         of_arm = [leaning for leaning in self.leanings if leaning.arm == arm]
         of_other_seeds = [leaning for leaning in of_arm if leaning.seeds == OTHER_SEED]
         return sorted(of_other_seeds or of_arm, key=lambda leaning: leaning.measure != ORTHOGONAL)
@@ -124,9 +135,11 @@ class OverSeeds:
 def over_seeds(
     run: str | os.PathLike[str], settings: AlignSettings, training_counts: Callable[[Path], Ids]
 ) -> OverSeeds:
-    """Compare the tables of all final models of a comparison, by `settings` of `align` but for permutations.
+    """Compare the tables of all final models of a comparison.
 
-    `training_counts` says how often each token occurs in its training text; DataError where that is not there.
+    `settings` are those of `align`, except that there are no permutations. `training_counts` returns how often each
+    token
+    occurs in a run's training text, or raises DataError if the text is missing.
 
     Raises:
         RunError: no finished comparison, or none of an arm with one table and an arm with two.
@@ -165,7 +178,7 @@ def over_seeds(
 
 
 def _final_models(run: Path) -> tuple[Models, list[str]]:
-    """Open all models that are finished; return them, and what is not finished."""
+    """Open all finished models; return them, and notes on the unfinished ones."""
     comparison = comparison_of(run)
     models: Models = {}
     left_out = []
@@ -190,7 +203,10 @@ def _all_ends(models: Models) -> list[Ends]:
 
 
 def _arms_by_tables(run: Path, models: Models) -> tuple[str, tuple[str, ...]]:
-    """Return the first arm whose models all have two tables, and the arms that have a model with one."""
+    """Return the first arm with two tables, and the arms with one.
+
+    An arm has one table if any of its models has.
+    """
     with_two: list[str] = []
     with_one: list[str] = []
     for arm, of_arm in models.items():
@@ -205,14 +221,17 @@ def _arms_by_tables(run: Path, models: Models) -> tuple[str, tuple[str, ...]]:
 
 
 def _usable_pairs(models: Models, rows: int) -> Pairs:
-    """Pair the first `rows` rows of all tables, without those that are zero, repeated or not finite in any model."""
+    """Pair the first `rows` rows of all tables.
+
+    A row that is zero, repeated or not finite in any model is left out.
+    """
     unusable = [ends.unusable()[:rows] for ends in _all_ends(models)]
     is_unusable = np.any(unusable, axis=0)
     return one_vocabulary(rows, rows).without(is_unusable)
 
 
 def _padded(counts: Ids, rows: int) -> Ids:
-    """Extend counts by zeros to a table's rows: it may have more of them than there are tokens."""
+    """Extend counts by zeros to a table's rows; a table may have more rows than tokens."""
     return np.pad(counts, (0, max(0, rows - len(counts))))
 
 
@@ -230,7 +249,10 @@ def _tables_by_place(models: Models) -> dict[TableOf, TokenTable]:
 
 
 def _repeats(models: Models, untied: str) -> dict[Group, list[TablePair]]:
-    """Pair each table with itself of every other seed, and the two ends of each untied model."""
+    """Pair each table with itself of every other seed.
+
+    The two ends of each untied model are also a pair.
+    """
     groups: dict[Group, list[TablePair]] = {}
     for arm, of_arm in models.items():
         if arm != untied:
@@ -250,7 +272,10 @@ def _trained_again(arm: str, end: str, seeds: Iterable[int]) -> list[TablePair]:
 
 
 def _against_untied(models: Models, untied: str, arms: Sequence[str]) -> dict[Group, list[TablePair]]:
-    """Pair the one table of each arm with both ends of the untied models, of other seeds and of its own."""
+    """Pair the one table of each arm with both ends of the untied models.
+
+    The untied models are those of other seeds, and separately those of the same seed.
+    """
     groups: dict[Group, list[TablePair]] = {}
     for arm, end in product(arms, ENDS):
         common = [seed for seed in models[arm] if seed in models[untied]]
@@ -271,10 +296,10 @@ class _Scores:
 
     by_group: dict[Group, dict[str, list[tuple[int, int, float]]]]
     chance: dict[str, float] = field(default_factory=dict)  # measure → score of unrelated tables
-    taken_out: dict[TableOf, float] = field(default_factory=dict)  # table → share of it that frequency takes out
+    taken_out: dict[TableOf, float] = field(default_factory=dict)  # table → share of it that frequency explains
 
     def add(self, group: Group, pair: TablePair, alignment: Alignment) -> None:
-        """Add what one alignment measured."""
+        """Add the scores of one alignment."""
         for score in alignment.scores:
             if not _is_reported(score):
                 continue
@@ -284,12 +309,15 @@ class _Scores:
             else:
                 self.chance[score.measure] = score.chance
             self.by_group[group].setdefault(score.measure, []).append((*pair.seeds, value))
-        for first, second in alignment.taken_out.values():  # the curve is last, and stays
+        for first, second in alignment.taken_out.values():  # the curve comes last, so it overwrites the line
             self.taken_out[pair.first] = first
             self.taken_out[pair.second] = second
 
     def again(self) -> dict[tuple[str, str], Scored]:
-        """Return the scores of tables trained again and of both ends of one model, by group and measure."""
+        """Return the scores of repeated trainings and of the two ends of one model.
+
+        The keys are (group, measure).
+        """
         again: dict[tuple[str, str], Scored] = {}
         for group, by_measure in self.by_group.items():
             if isinstance(group, Against):
@@ -299,7 +327,7 @@ class _Scores:
         return again
 
     def leanings(self, untied: str, arms: Sequence[str]) -> Iterator[Leaning]:
-        """Yield how far the one table of each arm leans to either end, by every measure."""
+        """Yield the leaning of each arm's one table, by every measure."""
         for arm, seeds in product(arms, (OTHER_SEED, SAME_SEED)):
             of_output = self.by_group[Against(arm, seeds, "output")]
             for measure, to_input in self.by_group[Against(arm, seeds, "input")].items():
@@ -307,7 +335,10 @@ class _Scores:
                 yield self._leaning(untied, _BothEnds(arm, seeds, measure, to_input, to_output))
 
     def _leaning(self, untied: str, scores: _BothEnds) -> Leaning:
-        """Return one leaning with its intervals over seeds; CKA between different seeds is corrected as well."""
+        """Return one leaning with its intervals over seeds.
+
+        CKA between different seeds is corrected as well.
+        """
         pairs = scores.pairs()
         corrected: dict[str, Estimate] = {}
         if scores.measure.startswith(CKA) and scores.seeds == OTHER_SEED:
@@ -337,7 +368,10 @@ class _Scores:
         return self.by_group[AGAIN.format(arm, end)][measure]
 
     def frequency_shares(self, tables: Iterable[TableOf]) -> dict[str, Estimate]:
-        """Return the share of each arm's ends that frequency takes out, over the models of the arm."""
+        """Return the share of each table that frequency explains, as a mean over its arm's models.
+
+        The keys are arm and end.
+        """
         shares: dict[str, list[float]] = {}
         for place in tables:
             if place in self.taken_out:
@@ -356,16 +390,19 @@ class _BothEnds:
     output: Scored  # of the same pairs of models
 
     def pairs(self) -> tuple[tuple[int, int, float, float], ...]:
-        """Join the two scores of each pair of models: (both seeds, score with the input, score with the output)."""
+        """Join the two scores of each pair of models.
+
+        A result is (seed of the arm, seed of the untied model, score with the input, score with the output).
+        """
         both = zip(self.input, self.output, strict=True)
         return tuple((a, b, to_input, to_output) for (a, b, to_input), (_, _, to_output) in both)
 
 
 def _is_reported(score: Score) -> bool:
-    """Return True for CKA, neighbours, and maps as they score centred rows that they were not fitted on."""
+    """Return True for CKA, neighbours, and maps on centred heldout rows."""
     if score.measure.startswith(CKA) or score.measure == NEIGHBOURS:
         return True
-    return (score.rows, score.view) == (HELD_OUT, CENTRED)
+    return (score.rows, score.view) == (HELDOUT, CENTRED)
 
 
 def _align_groups(
@@ -375,7 +412,10 @@ def _align_groups(
     settings: AlignSettings,
     counts: Ids | None,
 ) -> _Scores:
-    """Align every pair of tables; with counts [rows] of the training text, once more without frequency."""
+    """Align every pair of tables, also without frequency if there are counts.
+
+    `counts` [rows] are those of the training text.
+    """
     settings = replace(settings, permutations=0)
     of_pairs = None if counts is None else counts[pairs.a]
     scores = _Scores({group: {} for group in groups})
@@ -392,7 +432,7 @@ def _align_groups(
 
 @dataclass(frozen=True)
 class _Attenuation:
-    """Scores of a table with both ends, and of all three trained again."""
+    """Scores of a table with both ends, and of all three trained with another seed."""
 
     table: Scored
     with_input: Scored
@@ -403,7 +443,7 @@ class _Attenuation:
     def corrected(self) -> dict[str, Estimate]:
         """Correct both scores and their difference for attenuation (Spearman).
 
-        An end is left out where a pair of it, or of the table, with itself trained again scores 0 or less.
+        An end is left out if a pair of it, or of the table, with itself from another seed scores 0 or less.
         """
         seeds = list(dict.fromkeys(a for a, _, _ in self.with_input))
         statistics: dict[str, Callable[[Sequence[int]], float]] = {}

@@ -1,12 +1,13 @@
-"""A section, and what it is given: one checkpoint under a name, and a `Workspace` that all sections share.
+"""`Workspace` and `section`: the inputs that all sections share, and their registry.
 
     @section(question="Would applying the shared block more or less often predict better?", order=120, text=True)
     def applications(model, workspace) -> Measurement: ...
 
-A section is such a function in a file of the folder `sections`, found by itself: `--only` takes its name, and words,
-table, figures and JSON follow from what it finds. What a model does not allow raises `NotApplicable`, with the reason.
+A section is such a function in its own file of the folder `sections`; no list names it. `--only` takes the function's
+name. Sentences, table, figures and JSON are made from the `Measurement` that it returns. If a section does not apply to
+a model, it raises `NotApplicable` with the reason.
 
-On the bench lie texts in each model's own tokens, and models that are loaded once.
+The workspace reads the text in each model's tokens and loads each model once.
 """
 
 from __future__ import annotations
@@ -36,51 +37,51 @@ from tiewise.training.results import Comparison
 if TYPE_CHECKING:
     from tiewise.inspection.running.loaded import Opened
 
-FULL = find_spec("torch") is not None and find_spec("transformers") is not None  # else tables alone are read
-LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
+HAS_TORCH = find_spec("torch") is not None and find_spec("transformers") is not None  # without: only stored tables
+MISSING_PACKAGES = "needs torch and transformers: pip install 'tiewise[torch]'"
 _CORPUS, _TOKENIZER = Late("tiewise.training.data.corpus"), Late("tiewise.training.data.tokenizer")
 _LOADED = Late("tiewise.inspection.running.loaded")
-FEWEST = 10  # windows: eight to measure on, two to hold out
+FEWEST = 10  # windows: eight to measure on, two heldout
 STDIN = "-"
-BYTES = 64  # of standard input that are kept for each token that is read: no text needs so many
+BYTES = 64  # of standard input that are copied per token to be read; no text needs more
 T = TypeVar("T")
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is read and run; more of each makes intervals shorter."""
+    """Amounts of text, rows and steps; larger ones make intervals shorter."""
 
-    windows: int = 64  # pieces of text that models are run on; a quarter as many more are held out for the lenses
-    length: int = 128  # tokens of each, or as many as the model has positions
-    tokens: int = 2_000_000  # most tokens of the text that are read for bigrams and frequencies
+    windows: int = 64  # windows of text that models run on; a quarter as many more are heldout for the lenses
+    length: int = 128  # tokens per window, at most the number of positions of the model
+    tokens: int = 2_000_000  # largest number of text tokens that are read for bigrams and frequencies
     samples: int = 4000  # rows of a table that are compared pair by pair
-    lens_steps: int = 250  # steps that every tuned lens is trained for
-    held_out: float = 0.2  # share of the rows that maps between two tables are not fitted on; 0 fits and scores all
+    lens_steps: int = 250  # training steps of each tuned lens
+    held_out: float = 0.2  # share of the rows that no map between two tables is fitted on; 0 fits and scores all
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to inspect a model for."""
+    """Options of one inspection."""
 
-    texts: tuple[str, ...] = ()  # sources of text, as `--text` takes them; none leaves out what needs a text
-    pairs: tuple[tuple[str, str], ...] = ()  # token texts (before, after) whose transitions are asked for
-    only: tuple[str, ...] = ()  # names of sections; none for all that the models and the text allow
-    seed: int = 0  # of every draw
-    effort: Effort = Effort()  # how much work
+    texts: tuple[str, ...] = ()  # sources of text, as `--text` takes them; () leaves out sections that need one
+    pairs: tuple[tuple[str, str], ...] = ()  # token texts (before, after) whose transitions are reported
+    only: tuple[str, ...] = ()  # names of sections; if empty, all that the models and the text allow
+    seed: int = 0  # of all random draws
+    effort: Effort = Effort()  # amounts of text, rows and steps
 
 
 @dataclass(frozen=True)
 class InspectedModel:
     """One checkpoint under a name."""
 
-    label: str  # what it is called in words and figures
-    folder: Folder  # the checkpoint
-    run: Path | None = None  # the comparison's folder, where it comes from one
+    label: str  # the model's name in sentences and figures
+    folder: Folder  # the opened checkpoint
+    run: Path | None = None  # folder of the comparison that the model belongs to, if any
 
 
 def comparison_of(run: Path) -> Comparison:
-    """Read what a comparison measured."""
+    """Read the results of a comparison from its folder."""
     record = read_json(run / RESULTS)
     if record is None:
         raise RunError(f"{run / RESULTS} cannot be read", "run the comparison again")
@@ -92,43 +93,43 @@ class Workspace:
     """Texts and models of one inspection, read and loaded at first use."""
 
     request: Request
-    subjects: tuple[InspectedModel, ...]
-    _results: dict[object, Any] = field(default_factory=dict)  # of `once`, by name
+    models: tuple[InspectedModel, ...]
+    _results: dict[object, Any] = field(default_factory=dict)  # results of `once`, by name
 
     def once(self, name: object, make: Callable[[], T]) -> T:
-        """Call `make` the first time that this name is used, and return its result every time."""
+        """Return the result of `make`, which is called the first time that this name is used."""
         if name not in self._results:
             self._results[name] = make()
         result: T = self._results[name]
         return result
 
-    def reads(self, subject: InspectedModel) -> bool:
-        """Return True if there is a text for this model, and the packages that read it."""
-        return FULL and (bool(self.request.texts) or subject.run is not None)
+    def has_text(self, model: InspectedModel) -> bool:
+        """Return True if this model has a text and the packages that read it are installed."""
+        return HAS_TORCH and (bool(self.request.texts) or model.run is not None)
 
-    def require_text(self, subject: InspectedModel) -> None:
-        """Raise NotApplicable where there is none, or nothing that reads it."""
-        if not FULL:
-            raise NotApplicable(LACKS)
-        if not self.reads(subject):
+    def require_text(self, model: InspectedModel) -> None:
+        """Raise NotApplicable if this model has no text, or the packages that read it are missing."""
+        if not HAS_TORCH:
+            raise NotApplicable(MISSING_PACKAGES)
+        if not self.has_text(model):
             raise NotApplicable("needs a text", "give --text")
 
-    def ids(self, subject: InspectedModel) -> Ids:
+    def ids(self, model: InspectedModel) -> Ids:
         """Return the text in this model's tokens [N].
 
-        Without a requested text, that is the text that the comparison held out.
+        Without a requested text, it is the heldout text of the model's comparison.
 
         Raises:
             DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
         """
-        return self.once(("ids", subject.label), lambda: self._read(subject))
+        return self.once(("ids", model.label), lambda: self._read(model))
 
-    def _read(self, subject: InspectedModel) -> Ids:
+    def _read(self, model: InspectedModel) -> Ids:
         """Read the text in a model's tokens [N]; DataError if it is too short."""
-        if not self.request.texts and subject.run is not None:
-            ids = self._held_out(subject.run)
+        if not self.request.texts and model.run is not None:
+            ids = self._heldout_tokens(model.run)
         else:
-            ids = self._given(subject.folder)
+            ids = self._requested_tokens(model.folder)
         length = self.request.effort.length
         least = FEWEST * length
         if len(ids) < least:
@@ -136,85 +137,91 @@ class Workspace:
             raise DataError(what, "give a longer text, or --length")
         return ids
 
-    def _held_out(self, run: Path) -> Ids:
-        """Return the tokens of the text that a comparison held out, as many as are read."""
+    def _heldout_tokens(self, run: Path) -> Ids:
+        """Return the first `effort.tokens` tokens of a comparison's heldout text."""
         tokens = _CORPUS.load_prepared(run / DATA).split("heldout")
         ids: Ids = tokens[: self.request.effort.tokens].astype("int64")
         return ids
 
-    def _given(self, folder: Folder) -> Ids:
-        """Return the tokens of the requested texts by a folder's own tokenizer."""
+    def _requested_tokens(self, folder: Folder) -> Ids:
+        """Return the tokens of the requested texts by the tokenizer in a model's folder."""
         table = Facts(folder).roles.input
         if table is None:
             raise CheckpointError(f"{folder.path}: no input table is stored", "`tiewise check` says what is")
         most, texts = self.request.effort.tokens, self.request.texts
         if STDIN in texts:
-            path, _ = self.once(STDIN, lambda: _copied_stdin(BYTES * most))
+            path, _ = self.once(STDIN, lambda: _copy_stdin(BYTES * most))
             texts = tuple(path if text == STDIN else text for text in texts)
         ids: Ids = _TOKENIZER.read_tokens(folder.path, texts, table.rows, most)
         return ids
 
-    def counts(self, subject: InspectedModel, rows: int) -> Ids:
+    def counts(self, model: InspectedModel, rows: int) -> Ids:
         """Return how often each token of a table of `rows` rows occurs.
 
-        For a model of a comparison without a text of its own, in the text that it was trained on; otherwise in the text
-        that was given.
+        The text is the requested one. For a model of a comparison without a requested text, it is the training text.
         """
-        run = subject.run
-        if run is None or not self.of_training_text(subject):
-            of_text: Ids = token_counts(self.ids(subject), rows)
+        run = model.run
+        if run is None or not self.counts_training_text(model):
+            of_text: Ids = token_counts(self.ids(model), rows)
             return of_text
         of_training = self.once(("training", run), lambda: self.training_counts(run))[:rows]
         counts = np.zeros(rows, np.int64)
         counts[: len(of_training)] = of_training
         return counts
 
-    def of_training_text(self, subject: InspectedModel) -> bool:
+    def counts_training_text(self, model: InspectedModel) -> bool:
         """Return True if `counts` are those of the text that the model was trained on."""
-        return subject.run is not None and not self.request.texts
+        return model.run is not None and not self.request.texts
 
-    def windows(self, subject: InspectedModel) -> tuple[Ids, Ids]:
-        """Return (windows to measure on [n, T], windows held out [m, T]).
+    def windows(self, model: InspectedModel) -> tuple[Ids, Ids]:
+        """Return (windows to measure on [n, T], heldout windows [m, T]).
 
-        They are taken in turn from the whole text.
+        Both are spread over the entire text: every fifth window is heldout.
         """
         effort = self.request.effort
-        length = min(effort.length, self.opened(subject).longest or effort.length)
-        ids = self.ids(subject)
+        length = min(effort.length, self.opened(model).longest or effort.length)
+        ids = self.ids(model)
         count = min(effort.windows + effort.windows // 4, len(ids) // length)
         windows: Ids = _TOKENIZER.windows(ids, length, count)
-        is_held_out = np.arange(count) % 5 == 4
-        return windows[~is_held_out], windows[is_held_out]
+        is_heldout = np.arange(count) % 5 == 4
+        return windows[~is_heldout], windows[is_heldout]
 
-    def opened(self, subject: InspectedModel) -> Opened:
-        """Return the model, loaded; raises as `open_model`."""
+    def opened(self, model: InspectedModel) -> Opened:
+        """Return the loaded model; raises as `open_model`."""
 
         def load() -> Opened:
-            model: Opened = _LOADED.open_model(subject.folder.path)
-            return model
+            """Load the model."""
+            loaded: Opened = _LOADED.open_model(model.folder.path)
+            return loaded
 
-        return self.once(("model", subject.label), load)
+        return self.once(("model", model.label), load)
 
     @staticmethod
     def training_counts(run: Path) -> Ids:
         """Return how often each token occurs in a comparison's training text.
 
         Raises:
-            DataError: the prepared text is not there, or what reads it.
+            DataError: the prepared text is missing, or the packages that read it are.
         """
-        if not FULL:
-            raise DataError(LACKS)
+        if not HAS_TORCH:
+            raise DataError(MISSING_PACKAGES)
         counts: Ids = _CORPUS.load_prepared(run / DATA).counts
         return counts
 
 
 def mean_of(name: str, values: ArrayLike, **more: Any) -> Quantity:
-    """Return the mean of independent values (of windows, batches or seeds) and its interval, under a name."""
+    """Return the mean of independent values and its interval as a named quantity.
+
+    The values are of windows, batches or seeds.
+    """
     return Quantity.of_estimate(name, mean_interval(values), **more)
 
 
 def longer_path(share: Quantity) -> str:
-    """Name the use of a table whose gradient is longer, by the interval of the head path's share of both norms."""
+    """Name the use of a table that has the longer gradient.
+
+    `share` is the head path's share of both norms; "neither clearly" if its interval includes one half.
+    """
     if share.low > 0.5:
         return "the head"
     if share.high < 0.5:
@@ -223,41 +230,44 @@ def longer_path(share: Quantity) -> str:
 
 
 class NotApplicable(TiewiseError):
-    """A section that has no meaning for these subjects: left out, and the reason said."""
+    """Error of a section that does not apply to a model; its message is the reason."""
 
 
-Measured = Callable[[InspectedModel, Workspace], Measurement]
+Measure = Callable[[InspectedModel, Workspace], Measurement]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section."""
+    """A question about a model, and the function that measures the answer."""
 
     name: str
     question: str  # its title
     order: int  # sections are reported in rising order; no two have the same
-    measure: Measured
-    text: bool = False  # whether it needs a text
-    weight: int = 1  # how many times as long it takes as most others, roughly; for progress
+    measure: Measure
+    text: bool = False  # True if the section needs a text
+    weight: int = 1  # approximate duration relative to most other sections, for progress
 
 
 SECTIONS: dict[str, Section] = {}
 
 
-def section(*, question: str, order: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
+def section(*, question: str, order: int, text: bool = False, weight: int = 1) -> Callable[[Measure], Measure]:
     """Register a function of the folder `sections` as a section."""
 
-    def registered(measure: Measured) -> Measured:
+    def register(measure: Measure) -> Measure:
+        """Register the function under its name and return it."""
         SECTIONS[measure.__name__] = Section(measure.__name__, question, order, measure, text, weight)
         return measure
 
-    return registered
+    return register
 
 
-def _copied_stdin(most: int) -> tuple[str, TemporaryDirectory[str]]:
-    """Copy whole lines of standard input, which passes once, until they have `most` bytes.
+def _copy_stdin(most: int) -> tuple[str, TemporaryDirectory[str]]:
+    """Copy full lines of standard input to a file until they have `most` bytes.
 
-    Returns the file and its folder, which is removed with this object.
+    Standard input can be read once only. The result is the file's path and its folder, which is deleted with the
+    returned
+    object.
     """
     folder = TemporaryDirectory(prefix="tiewise-")
     path = os.path.join(folder.name, STDIN)

@@ -169,7 +169,7 @@ def absent(sections: Iterable[SectionMeasurement]) -> list[str]:
     """Return the names of sections without any finding, and why; those of one reason together."""
     pairs: list[tuple[str, str]] = []  # section, reason
     for section in sections:
-        if not section.found:
+        if not section.results:
             pairs += [(section.name, reason) for reason in dict.fromkeys(section.left_out.values())]
     return [f"{', '.join(names)}: {reason}" for reason, names in _grouped(pairs).items()]
 
@@ -209,8 +209,8 @@ Inspection.html_view = staticmethod(inspection_html)
 
 def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
     """Yield the models, the verdict, what can decide, and one sentence for each section. With `full` its tables too."""
-    yield from _subject_lines(inspection.subjects)
-    yield from _verdict_parts(inspection.evidence, [subject.label for subject in inspection.subjects])
+    yield from _subject_lines(inspection.models)
+    yield from _verdict_parts(inspection.evidence, [subject.label for subject in inspection.models])
     for section in inspection.sections:
         if section.measured:
             yield Text(title(section.name), "bold")

@@ -15,7 +15,16 @@ from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 from tiewise.inspection.running.loaded import Opened
-from tiewise.inspection.running.two_paths import HALF, HIDDEN, NEXT, AdamPaths, TextLoss, cosine_null, parted, row_sums
+from tiewise.inspection.running.two_paths import (
+    HALF,
+    HIDDEN,
+    NEXT,
+    AdamPaths,
+    TextLoss,
+    cosine_null,
+    row_sums,
+    separate_leaves,
+)
 
 T = 12
 MASK = 2
@@ -82,7 +91,7 @@ def by_hand(found, windows):
 
 
 def divided(found, windows):
-    with parted(found.ends) as leaves:
+    with separate_leaves(found.ends) as leaves:
         return leaves.gradient(TextLoss(found, windows), torch.arange(len(windows)))
 
 
@@ -136,7 +145,7 @@ def test_the_model_is_left_as_it_was(tmp_path):
     assert all(p.grad is None for p in model.parameters() if p is not table)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
-    with pytest.raises(DataError, match="stop False"), parted(found.ends):
+    with pytest.raises(DataError, match="stop False"), separate_leaves(found.ends):
         raise DataError(f"stop {model.lm_head.weight is table}")
     assert model.lm_head.weight is table
 
@@ -144,7 +153,7 @@ def test_the_model_is_left_as_it_was(tmp_path):
 def test_pieces_of_a_batch_give_the_same_gradient(tmp_path):
     found, windows = opened(build("gpt2"), tmp_path), text(7)
     loss = TextLoss(found, windows)
-    with parted(found.ends) as leaves:
+    with separate_leaves(found.ends) as leaves:
         whole = leaves.gradient(loss, torch.arange(7))
         loss.at_once = 2
         pieces = leaves.gradient(loss, torch.arange(7))

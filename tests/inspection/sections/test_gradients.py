@@ -14,7 +14,7 @@ from tiewise.core.errors import DataError
 from tiewise.core.measurement import NEITHER, ONE, Quantity, count, plain
 from tiewise.core.progress import listen_to_progress
 from tiewise.core.text import BINS, frequency_bins
-from tiewise.inspection.running.two_paths import NEXT, AdamPaths, RowSums, TextLoss, parted, row_sums
+from tiewise.inspection.running.two_paths import NEXT, AdamPaths, RowSums, TextLoss, row_sums, separate_leaves
 from tiewise.inspection.sections import gradients
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,
@@ -37,7 +37,7 @@ def batches(found, windows, size, seed=0):
     """Each whole batch's (A, B) as dense arrays, in the order in which they are taken."""
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
     loss = TextLoss(found, windows, seed)
-    with parted(found.ends) as leaves:
+    with separate_leaves(found.ends) as leaves:
         made = [leaves.gradient(loss, which) for which in order.split(size) if len(which) == size]
     return [(g.a.numpy(), g.b.numpy()) for g in made]
 

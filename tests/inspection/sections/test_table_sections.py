@@ -20,7 +20,7 @@ from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import across, measurement_over_seeds
 from tiewise.inspection.tables.align_tables import CKA, CKA_CURVE, Score, align, nearer_end
 from tiewise.inspection.tables.bigram_counts import contexts
-from tiewise.inspection.tables.model_tables import HeldTable, one_vocabulary
+from tiewise.inspection.tables.model_tables import ArrayTable, one_vocabulary
 from tiewise.inspection.tables.table_maps import AlignSettings
 from tiewise.inspection.tables.token_rows import directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.inspection.tables_over_seeds import AGAIN, OTHER_SEED, SAME_SEED, Leaning, OverSeeds
@@ -268,7 +268,7 @@ def test_correlations_part_at_the_p_where_their_intervals_meet():
 
 
 def test_tokens_carry_the_measured_numbers(shorter):
-    table = HeldTable(scaled(-1.0)[0])
+    table = ArrayTable(scaled(-1.0)[0])
     sums, around = moments(table), contexts(text(), V)
     filled = next(q for q in directions("x", table, sums, 1, main=True) if q.name == "directions filled, x")
     decades = [sums.norms[COUNTS == 0], *(sums.norms[(10**d <= COUNTS) & (10 ** (d + 1) > COUNTS)] for d in range(5))]
@@ -300,7 +300,7 @@ def test_every_table_is_drawn_in_one_plane_with_half_of_it_frequent_tokens(short
     shown = [WORDS.index(label) for label in first.labels]
     assert len(set(shown)) == 20
     assert set(np.argsort(-COUNTS, kind="stable")[:10]) <= set(shown)
-    table = HeldTable(scaled(-1.0)[0])
+    table = ArrayTable(scaled(-1.0)[0])
     assert np.array(first.xy) == pytest.approx(plane(table, moments(table), np.array(shown)))
     assert first.named == second.named
     share = shorter["variance along the first axis, output"].value

@@ -17,7 +17,7 @@ from tiewise.inspection.tables import bigram_paths as module
 from tiewise.inspection.tables import model_tables as tables
 from tiewise.inspection.tables.bigram_counts import Chain, frequent
 from tiewise.inspection.tables.bigram_paths import fit_path, frequent_loss, likeness, path_loss, path_map, text_map
-from tiewise.inspection.tables.model_tables import HeldTable
+from tiewise.inspection.tables.model_tables import ArrayTable
 from tiewise.inspection.tables.open_path import DirectPath
 
 
@@ -98,7 +98,7 @@ def test_the_loss_with_all_others_as_one_state_equals_dense_sums(most, monkeypat
     ids = text()
     kept, state, reduced = states_of(ids, most)
     table, other = np.random.default_rng(1).normal(size=(2, V, 4))
-    path = DirectPath(HeldTable(table), HeldTable(other), bias=np.linspace(-1, 1, V), softcap=3.0)
+    path = DirectPath(ArrayTable(table), ArrayTable(other), bias=np.linspace(-1, 1, V), softcap=3.0)
     p = softmax(3.0 * np.tanh((table @ other.T + path.bias) / 3.0), axis=1)
     counts = np.bincount(ids, minlength=V).astype(float)
     member = np.eye(len(kept) + 1)[state]  # [V, states]
@@ -113,7 +113,7 @@ def test_the_loss_with_all_others_as_one_state_equals_dense_sums(most, monkeypat
 
 def test_drawn_tokens_stand_for_many():
     ids, table = text(), np.random.default_rng(1).normal(size=(V, 4))
-    path, (kept, _, reduced) = DirectPath(HeldTable(table), HeldTable(table)), states_of(ids, 4)
+    path, (kept, _, reduced) = DirectPath(ArrayTable(table), ArrayTable(table)), states_of(ids, 4)
     exact_loss = frequent_loss(path, Chain.of(ids, V), kept, reduced)
     found = np.array([frequent_loss(path, Chain.of(ids, V), kept, reduced, seed, most_others=10) for seed in range(20)])
     assert abs(found.mean() - exact_loss) < 4 * found.std(ddof=1) / np.sqrt(20) + 0.02
@@ -124,7 +124,7 @@ def example(vocabulary=30):
     """(path, chain, the path's loss on it by its definition)."""
     e, u = np.random.default_rng(0).normal(size=(2, vocabulary, 4))
     chain = Chain.of(np.random.default_rng(1).integers(0, vocabulary, 3000) ** 2 // vocabulary, vocabulary)
-    return DirectPath(HeldTable(e), HeldTable(u)), chain, -(chain.dense() * log_softmax(e @ u.T, axis=1)).sum()
+    return DirectPath(ArrayTable(e), ArrayTable(u)), chain, -(chain.dense() * log_softmax(e @ u.T, axis=1)).sum()
 
 
 def test_all_pairs_are_exact_and_a_sample_covers_the_truth():
@@ -142,7 +142,7 @@ def test_all_pairs_are_exact_and_a_sample_covers_the_truth():
 def test_the_best_symmetric_path_pays_the_irreversibility():
     _, chain, _ = example(12)
     q = chain.dense() + 1e-12  # no pair unseen: its logit would be infinite
-    path = DirectPath(HeldTable(np.eye(12)), HeldTable(np.log(q + q.T)))
+    path = DirectPath(ArrayTable(np.eye(12)), ArrayTable(np.log(q + q.T)))
     assert path_loss(path, chain).value == pytest.approx(chain.entropy + chain.irreversibility, abs=1e-8)
 
 
@@ -159,7 +159,7 @@ def test_maps_are_the_log_ratio_of_counts_and_a_softmax_over_all_tokens():
     assert 0 < np.isnan(expected).sum() < expected.size
     np.testing.assert_allclose(text_map(chain, shown), expected, atol=1e-10)
     table, other = np.random.default_rng(1).normal(size=(2, V, 4))
-    found = path_map(DirectPath(HeldTable(table), HeldTable(other)), chain, shown)
+    found = path_map(DirectPath(ArrayTable(table), ArrayTable(other)), chain, shown)
     logs = log_softmax(table @ other.T, axis=1) - np.log(np.maximum(pi, 1e-9))
     np.testing.assert_allclose(found, logs[np.ix_(shown, shown)], atol=1e-10)
 

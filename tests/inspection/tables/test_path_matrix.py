@@ -10,14 +10,14 @@ from tiewise.core.errors import DataError
 from tiewise.core.progress import listen_to_progress, progress_of
 from tiewise.inspection.tables import model_tables as tables
 from tiewise.inspection.tables import path_matrix as module
-from tiewise.inspection.tables.model_tables import HeldTable
+from tiewise.inspection.tables.model_tables import ArrayTable
 from tiewise.inspection.tables.open_path import DirectPath, Norm
 from tiewise.inspection.tables.path_matrix import (
     asymmetric_pairs,
     asymmetry,
     eigenvalues,
     grams,
-    own_token,
+    self_prediction,
     transitions,
 )
 
@@ -49,8 +49,8 @@ def paths(draw, rows=(2, 14), width=(1, 5)):
     """Any small path: tied or not, every norm, gains of both signs, scales, bias, soft-cap."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     v, e = draw(st.integers(*rows)), draw(st.integers(*width))
-    table = HeldTable(generator.normal(size=(v, e)) + draw(st.sampled_from([0.0, 3.0])))
-    other = table if draw(st.booleans()) else HeldTable(generator.normal(size=(v, e)))
+    table = ArrayTable(generator.normal(size=(v, e)) + draw(st.sampled_from([0.0, 3.0])))
+    other = table if draw(st.booleans()) else ArrayTable(generator.normal(size=(v, e)))
     kind = draw(st.sampled_from(["none", "rms", "layer"])) if e > 1 else "none"
     gain = generator.normal(size=e) if draw(st.booleans()) else None
     shift = generator.normal(size=e) if draw(st.booleans()) else None
@@ -90,7 +90,7 @@ def test_factored_equals_dense(path):
     v, size = len(matrix), max(1, np.abs(matrix).max())
     middle = np.eye(v) - 1 / v
     check_energy(asymmetry(found.centred), middle @ matrix @ middle, (matrix**2).sum())
-    _, diagonal, _ = own_token(path, found)
+    _, diagonal, _ = self_prediction(path, found)
     expected = matrix.diagonal().mean(), matrix[~np.eye(v, dtype=bool)].mean()
     assert (diagonal.value, diagonal.chance) == pytest.approx(expected, abs=1e-10 * size)
 
@@ -108,9 +108,9 @@ def test_eigenvalues_equal_dense(path):
 
 def test_same_sums_in_many_small_chunks(monkeypatch):
     generator = np.random.default_rng(3)
-    path = DirectPath(HeldTable(generator.normal(size=(50, 4))), HeldTable(generator.normal(size=(53, 4))))
+    path = DirectPath(ArrayTable(generator.normal(size=(50, 4))), ArrayTable(generator.normal(size=(53, 4))))
     whole, rows = grams(path), transitions(path, [(1, 2), (49, 52), (1, 52)])
-    own = own_token(path, whole)
+    own = self_prediction(path, whole)
     monkeypatch.setattr(tables, "CHUNK_VALUES", 12)
     told = []
     with listen_to_progress(lambda what, done, total: told.append(done)), progress_of("rows", 50):
@@ -119,7 +119,7 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
     assert len(told) == 17
     for name in ("left", "right", "cross", "left_sum", "right_sum", "diagonal"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
-    assert own_token(path, whole) == own
+    assert self_prediction(path, whole) == own
     for before, after in zip(rows, transitions(path, [(1, 2), (49, 52), (1, 52)]), strict=True):
         np.testing.assert_allclose(after, before, atol=1e-12)
 
@@ -127,7 +127,7 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
 @pytest.mark.parametrize("gain", [None, [0.5, -2.0, 1.5]])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
-    table = HeldTable(np.random.default_rng(0).normal(size=(900, 3)).astype(dtype))
+    table = ArrayTable(np.random.default_rng(0).normal(size=(900, 3)).astype(dtype))
     path = DirectPath(table, table, Norm("rms", 1e-6, None if gain is None else np.array(gain)), 3.0)
     assert asymmetry(grams(path.linear))[1] == asymmetry(grams(path.linear).centred)[1] == 0.0
     assert asymmetry(grams(path))[1] > 1e-3  # rows of unequal length: the norm alone makes it asymmetric
@@ -136,12 +136,12 @@ def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
 
 
 def test_equal_logits_share_a_place():
-    table = HeldTable([[1, 0.5], [0.8, 0.9], [0.3, 1.2]])  # New, York, City
+    table = ArrayTable([[1, 0.5], [0.8, 0.9], [0.3, 1.2]])  # New, York, City
     path = DirectPath(table, table)
     logits, _, ranks = transitions(path, np.argwhere(np.ones((3, 3))))
     assert logits == pytest.approx([1.25, 1.25, 0.9, 1.25, 1.45, 1.32, 0.9, 1.32, 1.53])
     assert ranks.tolist() == [0, 0, 2, 2, 0, 1, 2, 1, 0]
-    own = own_token(path, grams(path))[0]
+    own = self_prediction(path, grams(path))[0]
     assert (own.value, own.n, own.chance) == (1.0, 3, 1 / 3)  # New and York share New's first place
 
 
@@ -155,20 +155,20 @@ def test_probabilities_equal_a_dense_softmax(path):
     np.testing.assert_allclose(logits, dense_of.ravel(), rtol=0, atol=1e-10)
     above = dense_of[i] - dense_of[i, j][:, None]  # a soft-cap can bring logits close to each other
     assert (((above > 1e-10).sum(1) <= ranks) & (ranks <= (above > 1e-13).sum(1))).all()
-    own = own_token(path, grams(path))[0].value
+    own = self_prediction(path, grams(path))[0].value
     behind = dense_of.max(1)[: path.rows] - dense_of.diagonal()
     assert (behind <= 1e-13).mean() - 1e-12 <= own <= (behind <= 1e-10).mean() + 1e-12
 
 
 def test_large_logits_do_not_overflow():
-    path = DirectPath(HeldTable([[1e4], [-1e4]]), HeldTable([[1.0], [-1.0]]))
+    path = DirectPath(ArrayTable([[1e4], [-1e4]]), ArrayTable([[1.0], [-1.0]]))
     assert transitions(path, [(0, 0), (0, 1)])[1].tolist() == [0.0, -2e4]
 
 
 @pytest.mark.parametrize("top", [1, 5, 10_000])
 def test_pairs_equal_a_dense_search(top):
     generator = np.random.default_rng(top)
-    path = DirectPath(HeldTable(generator.normal(size=(40, 4))), HeldTable(generator.normal(size=(40, 4))))
+    path = DirectPath(ArrayTable(generator.normal(size=(40, 4))), ArrayTable(generator.normal(size=(40, 4))))
     for ids in (np.arange(40), module.sampled(40, 25, seed=1)):
         found = asymmetric_pairs(path, ids, top, block=7)
         matrix = dense(path)
@@ -182,25 +182,25 @@ def test_pairs_equal_a_dense_search(top):
 def test_tables_of_different_length_use_common_rows_and_the_whole_softmax():
     generator = np.random.default_rng(0)
     e, u = generator.normal(size=(6, 2)), generator.normal(size=(4, 2))
-    path = DirectPath(HeldTable(e), HeldTable(u))
+    path = DirectPath(ArrayTable(e), ArrayTable(u))
     assert grams(path).rows == path.rows == 4
     check_energy(asymmetry(grams(path)), e[:4] @ u.T)
     assert transitions(path, [(5, 1)])[1].item() == pytest.approx(log_softmax(e[5] @ u.T)[1])
 
 
-ONES = HeldTable(np.ones((3, 2)))
+ONES = ArrayTable(np.ones((3, 2)))
 
 
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda: DirectPath(ONES, HeldTable(np.ones((3, 3)))), "2 wide, the output table 3"),
+        (lambda: DirectPath(ONES, ArrayTable(np.ones((3, 3)))), "2 wide, the output table 3"),
         (lambda: DirectPath(ONES, ONES, bias=np.ones(2)), "a bias of shape"),
         (lambda: DirectPath(ONES, ONES, Norm(gain=np.ones(3))), "a norm of shape"),
         (lambda: transitions(DirectPath(ONES, ONES), [(0, 3)]), "token 3 is outside"),
         (lambda: transitions(DirectPath(ONES, ONES), [(-1, 0)]), "token -1 is outside"),
-        (lambda: grams(DirectPath(HeldTable([[np.nan, 1.0]]), ONES)), "no numbers"),
-        (lambda: own_token(DirectPath(HeldTable([[1.0]]), HeldTable([[1.0]])), None), "needs another"),
+        (lambda: grams(DirectPath(ArrayTable([[np.nan, 1.0]]), ONES)), "no numbers"),
+        (lambda: self_prediction(DirectPath(ArrayTable([[1.0]]), ArrayTable([[1.0]])), None), "needs another"),
         (lambda: module.sampled_asymmetry([np.ones((3, 2))], np.ones((3, 2))), "3 tokens; sample 8 tokens or more"),
     ],
 )

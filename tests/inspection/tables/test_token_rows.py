@@ -9,7 +9,7 @@ from tiny_tables import gaussian, llama
 
 from tiewise.core.errors import DataError
 from tiewise.inspection.tables import token_rows
-from tiewise.inspection.tables.model_tables import HeldTable, StoredTable
+from tiewise.inspection.tables.model_tables import ArrayTable, StoredTable
 from tiewise.inspection.tables.token_rows import directions, mean_cosine, moments, near_unused, norms_by_count, plane
 
 
@@ -21,7 +21,7 @@ def cone(rows=400, width=12):
 
 def measured(values, seed=0):
     """{what: quantity} of a table called x."""
-    table = HeldTable(values)
+    table = ArrayTable(values)
     return {q.name.removesuffix(", x"): q for q in directions("x", table, moments(table), seed, main=True)}
 
 
@@ -32,17 +32,17 @@ def cosines(values):
 
 def test_mean_cosine_is_that_of_all_pairs_and_its_interval_the_jackknifes():
     values = cone(120)
-    found = mean_cosine(moments(HeldTable(values)))
+    found = mean_cosine(moments(ArrayTable(values)))
     assert found.value == pytest.approx(cosines(values).mean(), abs=1e-13)
     without = np.array([cosines(np.delete(values, row, axis=0)).mean() for row in range(len(values))])
     deviation = np.sqrt((len(values) - 1) * without.var())
     assert (found.high - found.low) / 2 / 1.959964 == pytest.approx(deviation, rel=0.03)
-    with_zeros = mean_cosine(moments(HeldTable(np.vstack([values, np.zeros((3, 12))]))))  # which have no direction
+    with_zeros = mean_cosine(moments(ArrayTable(np.vstack([values, np.zeros((3, 12))]))))  # which have no direction
     assert (with_zeros.rows, with_zeros.value) == (120, pytest.approx(found.value, abs=1e-12))
 
 
 def test_spread_of_the_mean_cosine_of_random_rows():
-    drawn = [mean_cosine(moments(HeldTable(gaussian(40, 10, seed)))).value for seed in range(400)]
+    drawn = [mean_cosine(moments(ArrayTable(gaussian(40, 10, seed)))).value for seed in range(400)]
     assert np.std(drawn) == pytest.approx(math.sqrt(2 / (40 * 39 * 10)), rel=0.15)
     assert measured(gaussian(40, 10))["mean cosine"].why.startswith(f"0 ± {1.96 * math.sqrt(2 / 15600):.4f}")
     assert abs(np.mean(drawn)) < 5 * np.std(drawn) / 20
@@ -52,7 +52,7 @@ def test_spectrum_equals_the_dense_decomposition():
     values = cone()
     found = measured(values)
     squares = np.linalg.svd(values - values.mean(0), compute_uv=False) ** 2
-    assert moments(HeldTable(values)).shares == pytest.approx(squares / squares.sum(), abs=1e-12)
+    assert moments(ArrayTable(values)).shares == pytest.approx(squares / squares.sum(), abs=1e-12)
     assert found["variance in 10 directions"].value == pytest.approx((squares / squares.sum())[:10].sum())
     assert found["directions filled"].value == pytest.approx(squares.sum() ** 2 / (squares**2).sum())
     of_mean = len(values) * (values.mean(0) ** 2).sum() / (values**2).sum()
@@ -62,7 +62,7 @@ def test_spectrum_equals_the_dense_decomposition():
 @pytest.mark.parametrize(("rows", "width"), [(600, 60), (80, 60), (40, 60)])
 def test_gaussian_levels_are_those_of_gaussian_tables(rows, width):
     found = [measured(gaussian(rows, width, seed)) for seed in range(12)]
-    shares = np.mean([moments(HeldTable(gaussian(rows, width, seed))).shares for seed in range(12)], axis=0)
+    shares = np.mean([moments(ArrayTable(gaussian(rows, width, seed))).shares for seed in range(12)], axis=0)
     assert token_rows.gaussian_shares(rows, width) == pytest.approx(shares, abs=0.12 * shares[0])
     assert token_rows.gaussian_spectrum(rows, width).sum() == pytest.approx(width, rel=1e-3)
     off = {"directions filled": 0.03, "variance in 1 direction": 0.08, "variance in 10 directions": 0.08}
@@ -89,9 +89,9 @@ def test_values_that_are_no_numbers_and_empty_tables():
     values = cone(20)
     values[3, 1] = np.nan
     with pytest.raises(DataError, match="values that are no numbers"):
-        moments(HeldTable(values))
+        moments(ArrayTable(values))
     with pytest.raises(DataError, match="a table of 0 rows that are not zero"):
-        moments(HeldTable(np.zeros((5, 3))))
+        moments(ArrayTable(np.zeros((5, 3))))
 
 
 def test_norms_follow_counts_as_scipy_says():
@@ -113,7 +113,7 @@ def test_no_correlation_without_different_counts(counts):
 
 def test_plane_is_the_leading_plane():
     values = cone()
-    table = HeldTable(values)
+    table = ArrayTable(values)
     ids = np.array([0, 7, 399])
     found = plane(table, moments(table), ids)
     centred = values - values.mean(0)
@@ -126,9 +126,9 @@ def test_plane_is_the_leading_plane():
 
 def test_a_plane_is_turned_to_the_one_beside_it():
     values = cone()
-    first = plane(HeldTable(values), moments(HeldTable(values)), np.arange(50))
+    first = plane(ArrayTable(values), moments(ArrayTable(values)), np.arange(50))
     turned = values * np.where(np.arange(12) % 2, 1, -1)
-    second = plane(HeldTable(turned), moments(HeldTable(turned)), np.arange(50), beside=first)
+    second = plane(ArrayTable(turned), moments(ArrayTable(turned)), np.arange(50), reference=first)
     assert second == pytest.approx(first, abs=1e-9)
 
 
@@ -143,7 +143,7 @@ def test_planted_rows_are_found(tmp_path):
     stored = llama(tmp_path / "m", values, gaussian(V, 8, 1)).tensors["model.embed_tokens.weight"]
     counts = np.ones(V, np.int64)
     counts[[1, 2, 3]] = 0
-    found, named = token_rows.saying_little("x", StoredTable(stored), np.empty(0, np.int64), counts)
+    found, named = token_rows.untrained_looking("x", StoredTable(stored), np.empty(0, np.int64), counts)
     assert {q.name: q.value for q in found} == {
         "rows of zeros, x": 2,
         "rows equal to another, x": 6,
@@ -159,7 +159,7 @@ def test_rows_left_where_unused_ones_are():
     unused, left = np.arange(180, 200), np.array([17, 40, 99])
     values[unused] = 5 + 0.1 * generator.standard_normal((20, 16))
     values[left] = 5 + 0.05 * generator.standard_normal((3, 16))
-    reach, rows, cosines = near_unused(HeldTable(values), unused)
+    reach, rows, cosines = near_unused(ArrayTable(values), unused)
     assert set(rows.tolist()) == set(left.tolist())
     own = [np.linalg.norm(values[row] - values[unused[unused != row]].mean(0)) for row in unused]
     assert reach == pytest.approx(np.quantile(own, 0.95))
@@ -174,4 +174,4 @@ def test_rows_left_where_unused_ones_are():
 def test_by_chance_trained_rows_are_not_near():
     values = np.random.default_rng(4).standard_normal((400, 32))
     values[:30] *= 0.1
-    assert len(near_unused(HeldTable(values), np.arange(30))[1]) == 0
+    assert len(near_unused(ArrayTable(values), np.arange(30))[1]) == 0

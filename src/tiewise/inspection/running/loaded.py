@@ -1,4 +1,7 @@
-"""Open a checkpoint to run it: weights in fp32, evaluation mode, both ends found. Nothing is unpickled or executed."""
+"""Checkpoints opened to run: weights in fp32, evaluation mode, ends located.
+
+Nothing is unpickled, and no code of a checkpoint is executed.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +35,39 @@ LOGITS_AT_ONCE = 2**26
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that can be run."""
+    """A checkpoint loaded as a model that can run."""
 
-    folder: Folder  # what lies on disk
+    folder: Folder  # the checkpoint on disk
     model: PreTrainedModel  # in evaluation mode (no dropout), on the CPU, in fp32
-    ends: ModelEnds  # its lookups and its head
+    ends: ModelEnds  # its input embeddings and its output head
 
     @property
     def vocab(self) -> int:
-        """Return V, the rows of the table that is looked up."""
+        """Return V, the number of rows of the input table."""
         return int(self.ends.source.weight.shape[0])
 
     @property
     def longest(self) -> int | None:
-        """Return how many positions the model has, where its config limits them."""
+        """Return the number of positions of the model; None if its config has no limit."""
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if isinstance(positions, int) and positions > 0:
             return positions
         return None
 
     def at_once(self, length: int) -> int:
-        """Return how many windows of a length are run at once: states and logits of a few thousand tokens."""
+        """Return how many windows of this length one forward takes.
+
+        It limits the states and logits that are in memory to those of a few thousand tokens.
+        """
         tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // self.vocab)
         return max(1, tokens // length)
 
     def checked(self, windows: Ids) -> Tensor:
-        """Return windows of ids [n, T] that the model can be run on.
+        """Return windows of ids [n, T] as a tensor, after checks that the model accepts them.
 
         Raises:
-            DataError: none, of fewer than two tokens, longer than the model has positions, ids without a row.
+            DataError: there are no windows; a window has fewer than two tokens, or more than the model has positions;
+                an id has no row.
         """
         if windows.ndim != 2 or not len(windows) or windows.shape[1] < 2:
             raise DataError(f"windows of shape {windows.shape}", "give at least one window of two tokens or more")
@@ -75,12 +82,14 @@ class Opened:
 
 
 def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Opened:
-    """Load a Hugging Face folder with transformers' own class, or a boundary's where it was saved with one.
+    """Load a Hugging Face folder with transformers' class, without executing its code.
+
+    A folder that was saved with a boundary is loaded with the boundary's class.
 
     Raises:
-        CheckpointError: not a folder with config.json and safetensors, too large for the memory that is free, or
-            transformers cannot load it.
-        InstallError: its config names no class of transformers, or its ends are none that `install` takes.
+        CheckpointError: not a folder with config.json and safetensors, too large for the free memory, or transformers
+            cannot load it.
+        InstallError: its config names no class of transformers, or `install` does not support its ends.
     """
     folder = open_folder(path)
     if folder.config is None:
@@ -93,11 +102,11 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
-        with preserve_generators():  # tensors that the folder lacks are drawn
+        with preserve_generators():  # loading draws the tensors that the folder lacks at random
             model = model_class(config, folder.path).from_pretrained(folder.path, config=config, **options)
     except TiewiseError:
         raise
-    except Exception as error:  # transformers raises whatever its hundreds of config classes do
+    except Exception as error:  # the config classes of transformers raise errors of any type
         what = f"{folder.path}: transformers cannot load it ({_load_failure(error)})"
         raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
     model.eval()
@@ -105,17 +114,18 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
 
 
 def _load_failure(error: Exception) -> str:
-    """Say why transformers cannot load a model."""
-    # the message for another shape names an option of transformers instead of the reason
+    """Return the reason why transformers cannot load a model."""
+    # the message for a mismatched shape names an option of transformers instead of the reason
     if "ignore_mismatched_sizes" in str(error):
         return "a stored tensor has another shape than its config says"
     return one_line_message(error)
 
 
 def leaves_model(measure: Callable[Concatenate[Opened, P], R]) -> Callable[Concatenate[Opened, P], R]:
-    """Decorate a measure of an opened model: afterwards model and random generators are as they were."""
+    """Decorate a measure of an opened model: it restores the model and the random generators."""
 
     def measured(opened: Opened, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the measure, then restore the model and the generators."""
         with undisturbed(opened.model):
             return measure(opened, *args, **kwargs)
 

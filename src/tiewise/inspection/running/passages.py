@@ -1,7 +1,8 @@
-"""What a text costs a model, passage by passage: models with different tokenizers are compared in bits per byte.
+"""Loss of models on passages of a text, in bits per byte.
 
-A passage is a few hundred characters of one document. Its cost is −log p of all its tokens, the first of them read
-after the model's start token alone; so each model is asked for the same bytes, however it cuts them, and they pair up.
+Bits per byte compare models with different tokenizers. A passage is a few hundred characters of one document. Its cost
+is −log p of all its tokens; the first is predicted from the model's start token alone. So every model predicts the same
+bytes, however it splits them into tokens, and costs can be compared in pairs.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from tiewise.core.records import to_record
 from tiewise.inspection.running.loaded import Opened, open_model
 from tiewise.training.data.tokenizer import make_tokenizer, plain_engine
 
-SHORTEST, LARGEST = 100, 400  # characters of a passage: a fortieth of the text, within these
-FEWEST, MOST = 10, 200  # passages
-READ = 4_000_000  # characters of a text that passages are taken from
-LONGEST = 1024  # tokens read at once, where a model has more positions
+SHORTEST, LARGEST = 100, 400  # characters of a passage: a fortieth of the text, within these limits
+FEWEST, MOST = 10, 200  # number of passages
+READ = 4_000_000  # characters of the text that passages are taken from
+LONGEST = 1024  # tokens in one forward, if the model has more positions
 Nats = NDArray[np.float64]
 
 
 def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[str]:
-    """Cut texts into passages, at white space, and return at most `most` of them, evenly apart.
+    """Cut texts into passages at white space, and return at most `most`, evenly spaced.
 
-    No text is taken after `read` characters.
+    Once `read` characters are read, no further text is taken.
 
     Raises:
-        DataError: they are too short for ten.
+        DataError: the texts are too short for ten passages.
     """
     taken: list[str] = []
     total = 0
@@ -59,7 +60,10 @@ def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[s
 
 
 def _cut(text: str, size: int) -> Iterator[str]:
-    """Yield passages of at most `size` characters, cut at the last white space of their second half."""
+    """Yield passages of at most `size` characters.
+
+    Each is cut at the last white space of its second half.
+    """
     start = 0
     while len(text) - start >= size:
         space = max(text.rfind(white, start + size // 2, start + size) for white in " \n")
@@ -70,11 +74,13 @@ def _cut(text: str, size: int) -> Iterator[str]:
 
 @torch.no_grad()
 def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
-    """Return −log p of each passage [n] by the model in a folder, with its own tokenizer.
+    """Return −log p [n] of passages by the model in a folder, in nats.
+
+    The folder's tokenizer encodes the passages.
 
     Raises:
         CheckpointError, InstallError: as `open_model`.
-        DataError: no tokenizer in the folder that can be read, or one that names tokens without a row.
+        DataError: the folder has no readable tokenizer, or the tokenizer names tokens without a row.
     """
     opened, tokenizer = open_model(path), make_tokenizer(os.fspath(path))
     windows = _windows_of(tokenizer, texts, min(LONGEST, opened.longest or LONGEST))
@@ -94,16 +100,16 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
 
 
 class _Window(NamedTuple):
-    """Tokens of a passage, or of a part of it, that are read at once."""
+    """Tokens of a passage, or of a part of it, that one forward reads."""
 
-    passage: int  # its number
+    passage: int  # number of the passage
     ids: list[int]  # the start token, then those of the passage
 
 
 def _windows_of(tokenizer: Any, texts: Sequence[str], longest: int) -> list[_Window]:
     """Encode passages, and cut them into windows of at most `longest` tokens.
 
-    Each begins with the start token.
+    Each starts with the start token.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     length = longest - 1
@@ -116,7 +122,10 @@ def _windows_of(tokenizer: Any, texts: Sequence[str], longest: int) -> list[_Win
 
 
 def _window_nats(opened: Opened, windows: Sequence[Sequence[int]], padding: int) -> list[float]:
-    """Return −log p of each window without its first token; windows are padded behind, where no causal model looks."""
+    """Return −log p of each window without its first token, in nats.
+
+    Windows are padded at the end, which a causal model cannot see.
+    """
     longest = max(len(window) for window in windows)
     padded = []
     for window in windows:
@@ -131,14 +140,14 @@ def _window_nats(opened: Opened, windows: Sequence[Sequence[int]], padding: int)
 
 @dataclass(frozen=True)
 class CostChange:
-    """Cost of passages by one model and by another, in bits per byte."""
+    """Costs of passages by one model and by another, in bits per byte."""
 
     before: float
     after: float
     more: Estimate  # after − before, with its delete-one interval over passages
 
     def said(self) -> str:
-        """Return it in a line."""
+        """Return the change as one line of text."""
         interval = f"{self.more.value:+.4f}, 95 % interval {self.more.low:+.4f} to {self.more.high:+.4f}"
         return f"{self.before:.4f} → {self.after:.4f} bits per byte ({interval}, {self.more.rows} passages)"
 
@@ -148,6 +157,7 @@ def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
     bits = math.log(2) * np.array([len(text.encode()) for text in texts])
 
     def per_byte(nats: Nats, units: Sequence[int]) -> float:
+        """Return bits per byte over the passages of these numbers."""
         return float(nats[list(units)].sum() / bits[list(units)].sum())
 
     every = range(len(texts))
@@ -157,19 +167,19 @@ def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
 
 @dataclass(frozen=True)
 class Healed:
-    """Loss of a rewrite on held-out text, and the share that came back."""
+    """Loss of a rewrite on heldout text, and the share that healing recovered."""
 
     model: str  # folder of the healed model
-    lost: CostChange  # from the teacher to the model as it was given
+    lost: CostChange  # from the teacher to the model before healing
     left: CostChange  # from the teacher to the healed model
-    share: Estimate  # of the loss that came back, with its delete-one interval over passages
+    share: Estimate  # of the lost nats that healing recovered, with its delete-one interval over passages
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return all fields as JSON takes them."""
         return to_record(self)
 
     def said(self) -> str:
-        """Return it in a sentence."""
+        """Return the result as one sentence."""
         lost, share = self.lost, self.share
         figures = f"{lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {lost.before:.4f}"
         if not lost.more.low > 0:
@@ -179,12 +189,16 @@ class Healed:
 
 
 def healed(model: str | os.PathLike[str], before: str, teacher: str, texts: Sequence[str]) -> Healed:
-    """Measure a healed model, what it was before, and its teacher. Raises as `passage_nats`."""
+    """Measure a healed model, the model before healing, and its teacher.
+
+    Raises as `passage_nats`.
+    """
     original = passage_nats(teacher, texts)
     was = passage_nats(before, texts)
     now = passage_nats(model, texts)
 
     def share(units: Sequence[int]) -> float:
+        """Return the recovered share of the lost nats, over the passages of these numbers."""
         chosen = list(units)
         came_back, lost = (was - now)[chosen].sum(), (was - original)[chosen].sum()
         return ratio(float(came_back), float(lost))

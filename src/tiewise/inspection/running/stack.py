@@ -1,19 +1,19 @@
-"""A model as a stack: its layers in the order of application, and what it makes of the last one's output.
+"""A model as a stack: its layers in the order of application, then its logits.
 
     stack = find_stack(opened)
     states = stack.states(ids)           # residual stream before each layer, and after the last
     stack.to_logits(states[-1])          # the model's own logits
 
-No family is known by name. Layers are observed: modules of one list, each reading what the one before it wrote. What
-follows the last layer (norm, maps, scale, bias, soft-cap) is not rebuilt: the model's own forward is run with every
-layer replaced by one that returns the given states. That its logits depend on nothing else is checked on a random
-batch.
+No family is recognised by its name. Layers are observed: modules of one list, each of which reads what the previous one
+wrote. The steps after the last layer (norm, maps, scale, bias, soft-cap) are not rebuilt: `to_logits` runs the model's
+forward with every layer replaced by one that returns the states to decode. `find_stack` checks on a random batch that
+the logits depend on these states alone.
 
     calls = stack.calls(ids)             # one `LayerCall` per application
     repeats(keys(calls))                 # runs of applications that use the same parameters again
-    one_block(calls)                     # the run that is all of them, where a model repeats one block and no more
+    one_block(calls)                     # the run of all applications, if a model repeats one block and nothing else
 
-Layers are the same where they use the same Parameter objects in the same places, whatever modules hold them.
+Two layers are the same if they use the same Parameter objects under the same names, whichever modules hold them.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import UnsupportedError, one_line_message
 from tiewise.inspection.running.loaded import Opened, leaves_model
 
-LOGITS = 2**24  # of states that are read, held at once
-TOLERANCE = 1e-5  # of the largest logit, in fp32
+LOGITS = 2**24  # V · positions: the most logits in memory
+TOLERANCE = 1e-5  # relative to the largest logit, in fp32
 _ROWS, _LENGTH = 2, 7
 _FIX = "this measure needs one stack of layers between a table of tokens and a token head"
 
 
 @dataclass(frozen=True)
 class AppliedStack:
-    """Layers as they are applied, and the model's own way from the last one's output to logits."""
+    """Layers as they are applied, and the model's path from their output to logits."""
 
     opened: Opened  # the model that runs
-    applications: tuple[LayerCall, ...]  # L in order, of a random batch; a repeated layer stands once for each
-    causal: bool  # whether the logits of a position do not depend on what stands after it
+    applications: tuple[LayerCall, ...]  # L in order, of a random batch; a repeated layer is listed each time
+    causal: bool  # True if the logits of a position do not depend on later tokens
     width: int  # D, of the residual stream
-    token: int  # an id without a special meaning: the input where only shapes matter
+    token: int  # an ordinary token id: the input if only shapes matter
 
     @torch.no_grad()
     def calls(self, ids: Tensor, **options: Tensor) -> list[LayerCall]:
-        """Run ids [B, T] and return the L applications, each ready to be called again.
+        """Run ids [B, T] and return the L applications, each of which can be called again.
 
-        `options` is what else the model's forward takes, as a mask. Where the family can, logits are computed for the
+        `options` are further arguments of the model's forward, such as a mask. If the family can, it computes logits
+        for the
         last position only.
         """
         with _recorded({layer.name: layer.module for layer in self.applications}) as calls:
@@ -62,18 +63,24 @@ class AppliedStack:
         return calls
 
     def states(self, ids: Tensor) -> list[Tensor]:
-        """Return the residual stream of ids [B, T] before each application and after the last: L + 1 × [B, T, D]."""
+        """Return the residual stream around all applications on ids [B, T].
+
+        These are L + 1 states [B, T, D]; the first is the input of the first application.
+        """
         return states_of(self.calls(ids))
 
     def parts(self, count: int) -> Iterator[slice]:
-        """Yield slices of `count` positions whose logits are in memory at once."""
+        """Yield slices of `count` positions whose logits fit in memory together."""
         size = max(1, LOGITS // self.opened.vocab)
         for start in range(0, count, size):
             yield slice(start, min(start + size, count))
 
     def to_logits(self, hidden: Tensor) -> Tensor:
-        """Return the model's logits [..., V] if its last layer had written `hidden` [..., D]; differentiable in it."""
-        flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position each: no limit on how many
+        """Return the model's logits [..., V] from outputs `hidden` [..., D] of its last layer.
+
+        They are differentiable in `hidden`.
+        """
+        flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position per sequence: no length limit
         ids = torch.full((len(flat), 1), self.token, device=hidden.device)
         with ExitStack() as undo:
             layers = {id(call.module): call for call in self.applications}  # each module once
@@ -89,7 +96,7 @@ class AppliedStack:
 
 @leaves_model
 def find_stack(opened: Opened) -> AppliedStack:
-    """Find the layers of a model and its way from the last of them to the logits, by running it.
+    """Find the layers of a model and its path to the logits by running it.
 
     Raises:
         UnsupportedError: no single chain of layers, or logits that depend on more than the last layer's output.
@@ -102,7 +109,7 @@ def find_stack(opened: Opened) -> AppliedStack:
     try:
         with torch.no_grad(), _recorded(_listed_modules(model)) as calls:
             logits = _logits(model, ids)
-    except Exception as error:  # a family that wants more than ids raises anything
+    except Exception as error:  # a family whose forward needs more than ids raises errors of any type
         raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line_message(error)})", _FIX) from None
     if not logits.isfinite().all():
         raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
@@ -126,7 +133,10 @@ def _listed_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _is_causal(model: Any, ids: Tensor, logits: Tensor) -> bool:
-    """Return True if another last token leaves the logits of all earlier positions of ids [B, T] where they are."""
+    """Return True if a change of the last token changes no earlier logits.
+
+    `logits` are those of ids [B, T].
+    """
     other = ids.clone()
     other[:, -1] = ids[:, 0]
     other[ids[:, 0] == ids[:, -1], -1] = ids.max()
@@ -137,12 +147,15 @@ def _is_causal(model: Any, ids: Tensor, logits: Tensor) -> bool:
 
 
 def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
-    """Refuse a model whose logits depend on more than what its last layer wrote on a random batch."""
+    """Refuse a model whose logits depend on more than its last layer's output.
+
+    The check uses the states of a random batch.
+    """
     kind = type(stack.opened.model).__name__
     try:
         with torch.no_grad():
             again = stack.to_logits(stack.applications[-1].wrote)
-    except Exception as error:  # whatever a family's forward does without its layers
+    except Exception as error:  # a family's forward may fail in any way without its layers
         raise UnsupportedError(f"{kind} does not run without its layers ({one_line_message(error)})", _FIX) from None
     if again.shape != logits.shape:
         raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
@@ -154,13 +167,16 @@ def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
 
 
 def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
-    """Return the logits of a forward without a cache; `options` are passed where the family's forward names them."""
+    """Return the logits of a forward without a cache.
+
+    An option is passed only if the family's forward has a parameter of its name.
+    """
     parameters = inspect.signature(model.forward).parameters
     options = {"use_cache": False, **options}
     options = {key: value for key, value in options.items() if key in parameters}
     with undisturbed(model):
         output = model(input_ids=ids, **options)
-    # by part of the name, as BERT's `prediction_logits`; a head that judges pairs of sentences comes after it
+    # the first match: families prefix the name (BERT's `prediction_logits`); heads for sentence pairs come later
     every_logits = [value for key, value in output.items() if "logits" in key]
     logits: Tensor = computed(every_logits[0])
     return logits
@@ -168,23 +184,26 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a module that takes a tensor of floats and returns one.
+    """One call of a module that takes a float tensor and returns one.
 
     `read` and `wrote` are copies, because models work in place.
     """
 
     name: str  # of the module in its model
     module: nn.Module
-    args: tuple[Any, ...]  # what it was called with, but for what it read
-    kwargs: dict[str, Any]  # and by name
-    place: int | str  # of what it read: in `args` or in `kwargs`
-    read: Tensor  # the first tensor of floats that it was given
-    wrote: Tensor  # what it returned, or the first element of the tuple that it returned
+    args: tuple[Any, ...]  # positional arguments, with None for the state
+    kwargs: dict[str, Any]  # keyword arguments, with None for the state
+    place: int | str  # position of the state: index in `args` or key in `kwargs`
+    read: Tensor  # the state: the first float tensor among the arguments
+    wrote: Tensor  # the output, or its first element if it is a tuple
     returns: int  # length of that tuple, 0 for a bare tensor
-    inside: bool  # whether it was called by another recorded module
+    inside: bool  # True if another recorded module made this call
 
     def again(self, state: Tensor) -> Tensor:
-        """Apply the module to a copy of another state [B, T, D], with the other arguments of its call."""
+        """Apply the module to another state [B, T, D], with the other arguments of its call.
+
+        It receives a copy of the state.
+        """
         args, kwargs = list(self.args), dict(self.kwargs)
         if isinstance(self.place, int):
             args[self.place] = state.clone()
@@ -195,7 +214,10 @@ class LayerCall:
         return wrote
 
     def constant(self, states: Tensor) -> Callable[..., Tensor | tuple[Tensor | None, ...]]:
-        """Return a forward that computes nothing and returns `states`, in a tuple where the module returns one."""
+        """Return a forward that computes nothing and returns `states`.
+
+        If the module returns a tuple, so does this forward.
+        """
         output: Tensor | tuple[Tensor | None, ...] = states
         if self.returns:
             output = (states, *([None] * (self.returns - 1)))
@@ -208,7 +230,12 @@ def states_of(calls: list[LayerCall]) -> list[Tensor]:
 
 
 def relative(new: Tensor, old: Tensor) -> Tensor:
-    """Return the mean over tokens of ‖new − old‖ / ‖old‖ [B] of two states [B, T, D]; 0 where neither is anything."""
+    """Return the relative change [B] from `old` to `new` states [B, T, D].
+
+    It is the mean over tokens of ‖new − old‖ / ‖old‖. A token whose state did not change counts as 0, also if the state
+    is
+    zero.
+    """
     size = torch.linalg.vector_norm(old, dim=-1)
     change = torch.linalg.vector_norm(new - old, dim=-1)
     return torch.where(change == 0, change, change / size).mean(-1)
@@ -229,13 +256,13 @@ class _Recorder:
     """Hooks that record calls of modules; a call may be inside another one."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        """Take the modules' names by their identity."""
+        """Store the modules' names by their identity."""
         self.names = names
         self.calls: list[LayerCall] = []
-        self._running: list[tuple[int | str, Tensor] | None] = []  # of each call that has not ended, what it read
+        self._running: list[tuple[int | str, Tensor] | None] = []  # for each unfinished call: position and state
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the first tensor of floats that a module is called with, and its place."""
+        """Store the first float tensor of a call, and its position among the arguments."""
         places: list[int | str] = [*range(len(args)), *kwargs]
         for place, value in zip(places, (*args, *kwargs.values()), strict=True):
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -252,7 +279,7 @@ class _Recorder:
         if noted is None or not isinstance(wrote, Tensor):
             return
         place, read = noted
-        # what it read is stored once, apart from the other arguments
+        # the state is stored once, apart from the other arguments
         other_args: list[Any] = list(args)
         other_kwargs = dict(kwargs)
         if isinstance(place, int):
@@ -274,7 +301,10 @@ class _Recorder:
 
 
 def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall]:
-    """Return the calls of the members `<list>.<index>` of one list that hand states [*shape, D] on."""
+    """Return the calls of members of one list, each of which reads the previous output.
+
+    The members are named `<list>.<index>`; states are [*shape, D].
+    """
     lists: dict[str, list[LayerCall]] = {}
     for call in calls:
         is_layer = call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape
@@ -292,14 +322,17 @@ def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[La
     return layers
 
 
-# which applications are one and the same layer, and repeat
+# which applications are the same layer, and which repeat
 
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """`times` applications of the same block of `period` layers, the first of them at `first` (counted from 0)."""
+    """A run of `times` applications of a block of `period` layers.
+
+    `first` is the number of its first application, counted from 0.
+    """
 
     first: int
     period: int
@@ -307,7 +340,7 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """Return the application after the last."""
+        """Return the number of the application after the last."""
         return self.first + self.period * self.times
 
 
@@ -322,7 +355,10 @@ def keys(calls: Iterable[LayerCall]) -> list[Key]:
 
 
 def repeats(of_calls: list[Key]) -> list[Repeat]:
-    """Find runs in which a block of applications follows itself, from the left, the shortest block first."""
+    """Find runs of applications in which a block is repeated at once.
+
+    The search goes from left to right and takes the shortest block first.
+    """
     runs: list[Repeat] = []
     start = 0
     while start < len(of_calls):
@@ -336,7 +372,7 @@ def repeats(of_calls: list[Key]) -> list[Repeat]:
 
 
 def _repeat_from(of_calls: list[Key], start: int) -> Repeat | None:
-    """Return the run of the shortest block from `start` on that follows itself."""
+    """Return the run of the shortest block at `start` that is repeated at once."""
     for period in range(1, (len(of_calls) - start) // 2 + 1):
         block = of_calls[start : start + period]
         run = Repeat(start, period, times=1)
@@ -351,7 +387,7 @@ def one_block(calls: list[LayerCall]) -> Repeat:
     """Return the shortest block that all applications repeat.
 
     Raises:
-        UnsupportedError: there is none; the reason names what the layers share instead.
+        UnsupportedError: there is none; the message says how far the layers share parameters.
     """
     of_calls, count = keys(calls), len(calls)
     for period in range(1, count // 2 + 1):
@@ -366,7 +402,10 @@ def one_block(calls: list[LayerCall]) -> Repeat:
 
 
 def shared_fractions(calls: Iterable[LayerCall]) -> list[float]:
-    """Return the fraction of every application's parameters (by elements) that an earlier one has used already."""
+    """Return the fraction of each application's parameters that an earlier one used.
+
+    Parameters count by their elements.
+    """
     seen: set[int] = set()
     fractions = []
     for call in calls:

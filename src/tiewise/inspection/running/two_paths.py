@@ -1,18 +1,18 @@
-"""The two gradients of one table on a text, separate; their norms row by row; and Adam's step divided between them.
+"""The two gradients of one table on a text, separately, and Adam's step divided between them.
 
     lookups  →  leaf a  ┐  one storage, two leaves:    loss.backward gives ∂L/∂a = A, the lookup path [V, E]
     head     →  leaf b  ┘                                                  ∂L/∂b = B, the head path [V, E]
 
-A tied table's gradient is A + B. The values are the table's own memory, nothing is copied, and the model is given its
-parameters back afterwards, with the `.grad` they had.
+A tied table's gradient is A + B. Both leaves use the table's memory; nothing is copied. Afterwards the model gets its
+parameters back, with their `.grad`. Norms are summed row by row.
 
 Adam's step is linear in its first moment, and the moment of a sum is the sum of moments (Kingma & Ba, arXiv:1412.6980,
 algorithm 1). Two tables have a v each:
 
     u = m̂ / (√v̂ + ε)      m of A + B = m_A + m_B      →      u = u_A + u_B, exactly, with the v of the sum
 
-The loss is the one that a model's family is trained with. It is found by asking the model, not by its name: a model
-predicts the next token where no position sees a later one.
+The loss is the one that the model's family is trained with. It follows from the model's behaviour, not from its name: a
+model predicts the next token if no position sees a later one.
 
     next token    position i predicts token i + 1
     hidden        15 % of a window's tokens are replaced by the mask token and predicted (no random replacements)
@@ -42,19 +42,21 @@ from tiewise.inspection.running.loaded import Opened
 from tiewise.training.data.tokenizer import Ids
 
 NEXT, HIDDEN, HALF = "next token", "hidden", "second half"
-HIDDEN_SHARE = 0.15  # of a window's tokens, as BERT hides (arXiv:1810.04805, §3.1)
+HIDDEN_SHARE = 0.15  # of a window's tokens; BERT hides as many (arXiv:1810.04805, §3.1)
 _MASKS = ("[MASK]", "<mask>")
-_MOST_LOGITS = 1 << 26  # in one forward: 256 MB of fp32
-_PROBED = 8  # tokens on which a model is asked what it sees
-_ROWS = 4096  # of a table, taken to fp64 at once
+_MOST_LOGITS = 1 << 26  # of one forward: 256 MB of fp32
+_PROBED = 8  # tokens that are used to test which positions a model sees
+_ROWS = 4096  # of a table, converted to fp64 together
 Floats = NDArray[np.float64]
 
 
 class TextLoss:
-    """Negative log-likelihood of windows of a text [n, T], and how many tokens each predicts.
+    """Negative log-likelihood of windows of a text [n, T].
+
+    `per_window` is the number of tokens that each window predicts.
 
     Raises:
-        DataError: windows that this model cannot be run on, or a masked model without a mask token in its tokenizer.
+        DataError: this model cannot run on the windows, or a masked model's tokenizer has no mask token.
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
 
@@ -67,12 +69,12 @@ class TextLoss:
         self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.kind]
         if self.kind == HIDDEN:
             self._mask = _mask_token(opened.folder)
-            draws = np.random.default_rng(seed).random(windows.shape)  # the lowest of each window are hidden
+            draws = np.random.default_rng(seed).random(windows.shape)  # the lowest draws of each window are hidden
             self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
         self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
 
     def predicted(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (logits [n, V], tokens [n]) that the windows `which` [b] predict, one after the other.
+        """Return (logits [n, V], tokens [n]) that the windows `which` [b] predict, in order.
 
         n = b·`per_window`.
         """
@@ -91,7 +93,10 @@ class TextLoss:
         return logits.flatten(0, -2), targets.flatten()
 
     def total(self, which: Tensor) -> Tensor:
-        """Return the sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
+        """Return the sum of −ln p over all tokens that windows predict: a scalar, in nats.
+
+        `which` [b] are the numbers of the windows.
+        """
         return F.cross_entropy(*self.predicted(which), reduction="sum")
 
 
@@ -109,7 +114,10 @@ def _mask_token(folder: Folder) -> int:
 
 
 def _kind(opened: Opened, windows: Tensor) -> str:
-    """Return what the model predicts, by random upstream gradients on the first tokens of one window."""
+    """Return the kind of prediction, measured by gradients on the first tokens of one window.
+
+    The upstream gradients are random.
+    """
     model: Any = opened.model
     if model.config.is_encoder_decoder:
         if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
@@ -119,6 +127,7 @@ def _kind(opened: Opened, windows: Tensor) -> str:
     looked_up: list[Tensor] = []
 
     def watch(module: nn.Module, arguments: object, rows: Tensor) -> Tensor:
+        """Record the looked-up rows as a leaf, and pass on a copy."""
         looked_up.append(rows.detach().requires_grad_())
         return looked_up[-1].clone()
 
@@ -126,7 +135,7 @@ def _kind(opened: Opened, windows: Tensor) -> str:
         logits = model(input_ids=windows[:1, :_PROBED]).logits
     if not logits.isfinite().all():
         raise DataError(f"{opened.folder.path}: logits that are no numbers", "`tiewise check --deep` names the rows")
-    # where no position sees a later one, the last token's gradient from the logits before it is 0 and not merely small
+    # if no position sees a later one, the last token's gradient from the logits before it is exactly 0
     earlier = logits[:, :-1]
     upstream = torch.randn(earlier.shape, generator=torch.Generator().manual_seed(0)).to(earlier)
     (gradient,) = torch.autograd.grad(earlier, looked_up[0], upstream)
@@ -137,23 +146,26 @@ def _kind(opened: Opened, windows: Tensor) -> str:
 class BatchGradient:
     """Gradients of the mean loss of some windows."""
 
-    a: Tensor  # of the input table through the lookups [V_in, E]
-    b: Tensor  # of the output table through the head [V_out, E]
+    a: Tensor  # of the input table, through the lookups [V_in, E]
+    b: Tensor  # of the output table, through the head [V_out, E]
     nll: float  # the mean loss, nats per predicted token
-    rows_l2: float  # L2 norm of the gradient at the lookups' outputs [b, T, D], before rows of one token are added up
-    rows_l1: float  # its L1 norm
+    rows_l2: float  # L2 norm of the gradient at the lookups' outputs [b, T, D], before the rows of one token are summed
+    rows_l1: float  # L1 norm of the same gradient
 
 
 @dataclass(frozen=True)
 class TwoLeaves:
-    """The ends of a model while they are `parted`."""
+    """Separate leaves of the input table and the output table, as `separate_leaves` yields them."""
 
     a: nn.Parameter
     b: nn.Parameter
-    looked_up: list[Tensor]  # what the lookups gave in the forward of now
+    looked_up: list[Tensor]  # the lookups' outputs in the current forward
 
     def gradient(self, loss: TextLoss, which: Tensor) -> BatchGradient:
-        """Differentiate the mean loss per predicted token of the windows `which` [b], a few windows at a time."""
+        """Differentiate the mean loss per predicted token of the windows `which` [b].
+
+        A few windows are run at a time.
+        """
         a, b = torch.zeros_like(self.a), torch.zeros_like(self.b)
         nll = squares = absolute = 0.0
         tokens = loss.per_window * len(which)
@@ -171,13 +183,14 @@ class TwoLeaves:
 
 
 @contextmanager
-def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
-    """Give lookups and head separate leaves within this context; then the model is as it was."""
+def separate_leaves(ends: ModelEnds) -> Iterator[TwoLeaves]:
+    """Give lookups and head separate leaves within this context, then restore the model."""
     table, output = ends.source.weight, ends.head.weight
     lookups = list({id(module): module for _, module in ends.lookups if module.weight is table}.values())
     leaves = TwoLeaves(nn.Parameter(table.detach()), nn.Parameter(output.detach()), [])
 
     def keep(module: nn.Module, arguments: object, rows: Tensor) -> None:
+        """Store the output of a lookup."""
         if rows.requires_grad:
             leaves.looked_up.append(rows)
 
@@ -194,12 +207,15 @@ def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
 
 @dataclass(frozen=True)
 class PathSplit:
-    """Norms of two parts A and B, gradients or steps, and the shares of B; nan where there is no number."""
+    """Norms of two parts A and B, gradients or steps, and the shares of B.
+
+    A value is NaN where it is not defined.
+    """
 
     a: float  # ‖A‖, Frobenius
     b: float
-    total: float  # ‖A + B‖ of one table; √(‖A‖² + ‖B‖²) of two
-    cosine: float  # between A and B; nan for two tables
+    total: float  # ‖A + B‖ for one table; √(‖A‖² + ‖B‖²) for two
+    cosine: float  # between A and B; NaN for two tables
     b_l1: float  # sum of |B|
     share_b: float  # ‖B‖ / (‖A‖ + ‖B‖)
     energy_b: float  # ‖B‖² / (‖A‖² + ‖B‖²)
@@ -212,7 +228,7 @@ class RowSums:
 
     a2: Floats  # ‖A_r‖²
     b2: Floats
-    ab: Floats  # A_r·B_r; nan for two tables
+    ab: Floats  # A_r·B_r; NaN for two tables
     a1: Floats  # sum of |A_r|
     b1: Floats
 
@@ -228,7 +244,7 @@ class RowSums:
 
     @property
     def share_b(self) -> Floats:
-        """Return ‖B_r‖ / (‖A_r‖ + ‖B_r‖) of every row [V]; nan where both are zero."""
+        """Return ‖B_r‖ / (‖A_r‖ + ‖B_r‖) of every row [V]; NaN where both are zero."""
         a, b = np.sqrt(self.a2), np.sqrt(self.b2)
         both = a + b
         shares: Floats = np.divide(b, both, out=np.full_like(b, np.nan), where=both > 0)
@@ -256,7 +272,10 @@ class RowSums:
 
 
 def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:
-    """Count A [V, E] and B [V', E'] row by row in fp64; a shorter table's missing rows are zero."""
+    """Sum A [V, E] and B [V', E'] row by row in fp64.
+
+    Missing rows of the shorter table count as zero.
+    """
     rows = max(len(a), len(b))
     sums = RowSums(*np.zeros((5, rows)))
     if not one_table:
@@ -273,14 +292,14 @@ def row_sums(a: Tensor, b: Tensor, one_table: bool) -> RowSums:
 
 
 def _add_rows(sums: Floats, start: int, values: Tensor) -> None:
-    """Write the sums of each row of `values` [n, E] to the places from `start` on."""
+    """Write the row sums of `values` [n, E] into `sums` from index `start` on."""
     sums[start : start + len(values)] = values.sum(1).numpy()
 
 
 def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int) -> tuple[float, float]:
-    """Return (lowest, highest) cosine of A and B over permutations of A's rows among `rows` [U].
+    """Return (lowest, highest) cosine of A and B over permutations of A's rows.
 
-    Outside of these A must be zero.
+    The rows `rows` [U] are permuted; all other rows of A must be zero.
     """
     source = torch.Generator().manual_seed(seed)
     of_a, of_b = F.embedding(rows, a), F.embedding(rows, b)
@@ -296,7 +315,10 @@ def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int
 
 
 class AdamPaths:
-    """Moments of both paths. `add` a step's gradients; `step` gives the update per unit of learning rate."""
+    """First and second moments of both paths under Adam.
+
+    `add` takes the gradients of a step; `step` returns the update per unit of learning rate.
+    """
 
     def __init__(self, a: Tensor, b: Tensor, one_table: bool, betas: tuple[float, float], eps: float) -> None:
         self.betas, self.eps, self.one_table, self.steps = betas, eps, one_table, 0
@@ -304,7 +326,7 @@ class AdamPaths:
         self._v = (torch.zeros_like(a),) if one_table else (torch.zeros_like(a), torch.zeros_like(b))
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Take in the gradients of one step."""
+        """Update the moments by the gradients of one step."""
         self.steps += 1
         for moment, gradient in zip(self._m, (a, b), strict=True):
             moment.lerp_(gradient, 1 - self.betas[0])
@@ -312,9 +334,9 @@ class AdamPaths:
             square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """Return (u_A, u_B) with bias correction: what weights lose per unit of learning rate.
+        """Return (u_A, u_B), the bias-corrected decrease of the weights per unit of learning rate.
 
-        The moments are overwritten: this ends the object's use.
+        The moments are overwritten, so the object cannot be used afterwards.
         """
         first, second = (1 - beta**self.steps for beta in self.betas)
         below = [v.div_(second).sqrt_().add_(self.eps) for v in self._v]

@@ -13,10 +13,10 @@ from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 
 @section(question="Are input and output table alike?", order=40)
-def alignment(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def alignment(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Align the input table of a model with its output table."""
     request = workspace.request
-    return alignment_of(subject.folder, seed=request.seed, held_out=request.effort.held_out)
+    return alignment_of(model.folder, seed=request.seed, held_out=request.effort.held_out)
 
 
 def alignment_of(
@@ -31,7 +31,7 @@ def alignment_of(
     """
     ends = ends_of(folder)
     if ends.tied:
-        notes = (f"input and output are {ends.names[0]}", *ends.notes, *left_out(ends.beside))
+        notes = (f"input and output are {ends.names[0]}", *ends.notes, *left_out(ends.indexed_tensors))
         return Measurement("they are one table", notes=notes)
     every = one_vocabulary(ends.input.rows, ends.output.rows)
     unusable = ends.unusable()
@@ -49,7 +49,7 @@ def alignment_of(
         answer=answer,
         quantities=tuple(quantities),
         curves=(*_spectrum_curves(measured), *_subspace_curves(measured)),
-        notes=(*measured.left_out, *ends.notes, *left_out(ends.beside)),
+        notes=(*measured.left_out, *ends.notes, *left_out(ends.indexed_tensors)),
     )
 
 

@@ -44,10 +44,10 @@ Values = NDArray[np.float64]
 
 
 @section(question="Would applying the shared block more or less often predict better?", order=120, text=True)
-def applications(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def applications(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
-    effort, opened = workspace.request.effort, workspace.opened(subject)
-    return applications_of(opened, workspace.ids(subject), effort.length, effort.windows, workspace.request.seed)
+    effort, opened = workspace.request.effort, workspace.opened(model)
+    return applications_of(opened, workspace.ids(model), effort.length, effort.windows, workspace.request.seed)
 
 
 @leaves_model

@@ -45,12 +45,10 @@ class Fits:
 
 
 @section(question="What must a direct path pay for word order in this text?", order=30, text=True)
-def bigrams(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def bigrams(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     fitted: Fitted = workspace.once("bigrams", dict)  # models of one tokenizer and width share their fits
-    return bigrams_of(
-        workspace.ids(subject), subject.folder, workspace.request.pairs, None, workspace.request.seed, fitted
-    )
+    return bigrams_of(workspace.ids(model), model.folder, workspace.request.pairs, None, workspace.request.seed, fitted)
 
 
 def bigrams_of(

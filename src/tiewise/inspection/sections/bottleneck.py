@@ -32,11 +32,11 @@ _ROWS = 4096  # of a table, taken to fp64 at once
 
 
 @section(question="How much of the loss's gradient passes the head?", order=72, text=True)
-def bottleneck(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def bottleneck(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Project the gradient at the logits on the head's columns, by how often the token occurs that is predicted."""
-    opened = workspace.opened(subject)
-    counts = workspace.counts(subject, opened.vocab)
-    measured_on, _ = workspace.windows(subject)
+    opened = workspace.opened(model)
+    counts = workspace.counts(model, opened.vocab)
+    measured_on, _ = workspace.windows(model)
     return bottleneck_of(opened, measured_on, counts, workspace.request.seed)
 
 

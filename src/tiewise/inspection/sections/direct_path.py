@@ -22,10 +22,10 @@ APPLIED, CENTRED = "as the model applies it", "less row and column means"
 
 
 @section(question="Does the direct path know the order of words?", order=10)
-def direct_path(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def direct_path(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure M = A Bᵀ [V, V] of input rows and output rows, and what it makes of the requested pairs."""
     request = workspace.request
-    return direct_path_of(subject.folder, request.pairs, request.effort.samples, request.seed)
+    return direct_path_of(model.folder, request.pairs, request.effort.samples, request.seed)
 
 
 def direct_path_of(
@@ -49,7 +49,7 @@ def direct_path_of(
         with progress_of("direct path without its norm", path.rows):
             linear = path_matrix.grams(path.linear)
     with progress_of("own tokens", path.output.rows):
-        own = path_matrix.own_token(path, applied, OWN_TOKENS, seed)
+        own = path_matrix.self_prediction(path, applied, OWN_TOKENS, seed)
     kinds = {APPLIED: applied, "by gain and scales alone": linear, CENTRED: applied.centred}
     orders = path_matrix.word_orders(path, words, ids)
     chosen = path_matrix.sampled(path.rows, samples, seed)

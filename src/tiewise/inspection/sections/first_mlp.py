@@ -30,7 +30,7 @@ from tiewise.core.measurement import NATS, NONE, Grid, Listing, Measurement, Qua
 from tiewise.core.progress import progress_of
 from tiewise.inspection.running.loaded import Opened
 from tiewise.inspection.tables.bigram_counts import Chain, pair_counts
-from tiewise.inspection.tables.bigram_paths import SHOWN, heat_maps, path_loss
+from tiewise.inspection.tables.bigram_paths import MAP_TOKENS, heat_maps, path_loss
 from tiewise.inspection.tables.model_tables import Array, Ids, MappedTable
 from tiewise.inspection.tables.open_path import DirectPath, open_path
 from tiewise.inspection.tables.path_matrix import WordOrders, find_pairs, sampled, sampled_asymmetry, word_orders
@@ -41,12 +41,12 @@ TITLES = ("Direct path", "With the first MLP")  # of the heat maps of both paths
 
 
 @section(question="How much word order does the first MLP give back?", order=20)
-def first_mlp(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def first_mlp(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare the direct path with the same path through the first MLP: a symmetric path knows no order of words."""
-    opened, request = workspace.opened(subject), workspace.request
+    opened, request = workspace.opened(model), workspace.request
     chain = None
-    if workspace.reads(subject):
-        chain = Chain.of(workspace.ids(subject), opened.vocab)
+    if workspace.has_text(model):
+        chain = Chain.of(workspace.ids(model), opened.vocab)
     return first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain)
 
 
@@ -56,7 +56,7 @@ def first_mlp_of(
     samples: int = 4000,
     seed: int = 0,
     chain: Chain | None = None,
-    most: int = SHOWN,
+    most: int = MAP_TOKENS,
 ) -> Measurement:
     """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows a text.
 

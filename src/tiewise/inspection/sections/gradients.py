@@ -33,8 +33,8 @@ from tiewise.inspection.running.two_paths import (
     TextLoss,
     TwoLeaves,
     cosine_null,
-    parted,
     row_sums,
+    separate_leaves,
 )
 from tiewise.inspection.tables.token_texts import read_as
 from tiewise.inspection.workspace import InspectedModel, Workspace, longer_path, mean_of, section
@@ -53,11 +53,11 @@ MOVED = "Which tokens each path moves"
 
 
 @section(question="Which use of the table pulls harder, and do both pull the same way?", order=70, text=True)
-def gradients(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def gradients(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
-    opened = workspace.opened(subject)
-    counts = workspace.counts(subject, opened.vocab)
-    measured_on, _ = workspace.windows(subject)
+    opened = workspace.opened(model)
+    counts = workspace.counts(model, opened.vocab)
+    measured_on, _ = workspace.windows(model)
     return gradients_of(opened, measured_on, seed=workspace.request.seed, counts=counts)
 
 
@@ -113,7 +113,7 @@ def gradients_of(
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
     mean = math.nan, math.nan
     one_table = opened.ends.tied  # while they are parted, the ends are two parameters
-    with parted(opened.ends) as leaves:
+    with separate_leaves(opened.ends) as leaves:
         sums = _TextSums(leaves, one_table, betas, eps)
         for done, which in enumerate(torch.split(order, batch), 1):
             # the gradient is freed before the next one is computed

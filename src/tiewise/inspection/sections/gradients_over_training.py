@@ -35,11 +35,11 @@ LOGGED = "Means over seeds and logging windows."
 
 
 @section(question="Which use of the table pulls harder as training goes on?", order=80)
-def gradients_over_training(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def gradients_over_training(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Follow both paths' gradients over the training of one arm of a comparison."""
-    if subject.run is None:
+    if model.run is None:
         raise NotApplicable("needs a comparison", "give the folder of `tiewise compare`")
-    return gradients_over_training_of(subject.run, subject.label)
+    return gradients_over_training_of(model.run, model.label)
 
 
 def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Measurement:

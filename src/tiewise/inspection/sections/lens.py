@@ -50,10 +50,10 @@ UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies",
 
 
 @section(question="How much of the prediction can be read off before the last layer?", order=100, text=True, weight=20)
-def lens(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def lens(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
-    (run_on, held_out), steps = workspace.windows(subject), workspace.request.effort.lens_steps
-    return lens_of(workspace.opened(subject), run_on, held_out, steps, workspace.request.seed)
+    (run_on, held_out), steps = workspace.windows(model), workspace.request.effort.lens_steps
+    return lens_of(workspace.opened(model), run_on, held_out, steps, workspace.request.seed)
 
 
 class LensRead(NamedTuple):

@@ -22,7 +22,7 @@ from tiewise.core.estimates import mean_interval
 from tiewise.core.measurement import NATS, Listing, Measurement, Quantity
 from tiewise.core.progress import report_progress
 from tiewise.inspection.running.loaded import Opened, leaves_model
-from tiewise.inspection.running.two_paths import TextLoss, TwoLeaves, parted
+from tiewise.inspection.running.two_paths import TextLoss, TwoLeaves, separate_leaves
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 from tiewise.training.data.tokenizer import Ids
 
@@ -34,9 +34,9 @@ _AT_ONCE = 1 << 22  # values of a table that are rounded at once
 
 
 @section(question="Which end tolerates fewer bits?", order=75, text=True, weight=4)
-def precision(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def precision(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Round the lookup's table, the head's and both to 8 and to 4 bits."""
-    return precision_of(workspace.opened(subject), workspace.windows(subject)[0], workspace.request.seed)
+    return precision_of(workspace.opened(model), workspace.windows(model)[0], workspace.request.seed)
 
 
 def int8_by_row(table: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Measurement:
     """
     loss, tied = TextLoss(opened, windows, seed), opened.ends.tied
     measured: dict[Choice, list[Tensor]] = {(end, bits): [] for bits, end in product(ROUNDED, ENDS)}
-    with parted(opened.ends) as leaves, torch.no_grad():
+    with separate_leaves(opened.ends) as leaves, torch.no_grad():
         ends = _EndsToRound.of(leaves)
         for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):
             ends.restore()

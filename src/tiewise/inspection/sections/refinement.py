@@ -67,10 +67,10 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
 
 
 @section(question="Do the layers refine one state, and does a repeated one come to rest?", order=110, text=True)
-def refinement(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def refinement(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
-    _, held_out = workspace.windows(subject)
-    return refinement_of(workspace.opened(subject), held_out, workspace.request.seed)
+    _, held_out = workspace.windows(model)
+    return refinement_of(workspace.opened(model), held_out, workspace.request.seed)
 
 
 @dataclass(frozen=True)

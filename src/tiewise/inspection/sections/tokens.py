@@ -38,7 +38,7 @@ from tiewise.inspection.tables.token_rows import (
     moments,
     norms_by_count,
     plane,
-    saying_little,
+    untrained_looking,
 )
 from tiewise.inspection.tables.token_texts import Groups, Texts, by_script, read_texts, token_names
 from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
@@ -52,17 +52,17 @@ NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and
 
 
 @section(question="Which rows do tokens have, and what stands on both sides?", order=90)
-def tokens(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def tokens(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
     effort, seed = workspace.request.effort, workspace.request.seed
-    if not workspace.reads(subject):
-        return tokens_of(subject.folder, None, effort.samples, seed)
-    views, _ = views_of(subject.folder)
+    if not workspace.has_text(model):
+        return tokens_of(model.folder, None, effort.samples, seed)
+    views, _ = views_of(model.folder)
     rows = min(table.rows for table in views.values())
-    counts = workspace.counts(subject, rows)
-    report = tokens_of(subject.folder, workspace.ids(subject), effort.samples, seed, counts)
+    counts = workspace.counts(model, rows)
+    report = tokens_of(model.folder, workspace.ids(model), effort.samples, seed, counts)
     whose = "the given text, which need not be that of training"
-    if workspace.of_training_text(subject):
+    if workspace.counts_training_text(model):
         whose = "the text that the model was trained on"
     return replace(report, notes=(*report.notes, f"Token counts are those of {whose}."))
 
@@ -226,7 +226,7 @@ class _TablesReport:
             self._norms_by_group(name, norms, kind, of)
         self.quantities += directions(name, table, sums, self.seed, main=not correlated)
         if isinstance(table, StoredTable):
-            counted, listed = saying_little(name, table, self.vocabulary.unused, self.vocabulary.counts)
+            counted, listed = untrained_looking(name, table, self.vocabulary.unused, self.vocabulary.counts)
             self.quantities += counted
             self._little += listed
         self.shares[name] = sums.shares

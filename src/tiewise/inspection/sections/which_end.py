@@ -15,7 +15,7 @@ from tiewise.inspection.tables.align_tables import (
     CKA,
     CKA_CURVE,
     NEIGHBOURS,
-    NOT_KNOWN,
+    UNDETERMINED,
     Alignment,
     Lean,
     align,
@@ -35,30 +35,30 @@ READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference a reader
 
 
 @section(question="Which end does a tied table resemble?", order=50)
-def which_end(subject: InspectedModel, workspace: Workspace) -> Measurement:
+def which_end(model: InspectedModel, workspace: Workspace) -> Measurement:
     """Compare a model with one table with a model with two; of a comparison each tied arm, over seeds."""
-    if subject.run is not None:
-        return _of_comparison(subject, subject.run, workspace)
-    if len(workspace.subjects) != 2:
+    if model.run is not None:
+        return _of_comparison(model, model.run, workspace)
+    if len(workspace.models) != 2:
         raise NotApplicable("needs two models, or a comparison")
     request = workspace.request
-    first, second = workspace.subjects
+    first, second = workspace.models
     ends = workspace.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
     labels = first.label, second.label
     reporting = labels[_model_with_one_table(ends) or 0]
-    if subject.label != reporting:
+    if model.label != reporting:
         raise NotApplicable(f"{reporting} is held against it", "see there")
     return across(*ends, labels, seed=request.seed, held_out=request.effort.held_out)
 
 
-def _of_comparison(subject: InspectedModel, run: Path, workspace: Workspace) -> Measurement:
+def _of_comparison(model: InspectedModel, run: Path, workspace: Workspace) -> Measurement:
     """Compare the tied arm of this subject with the untied arm of its comparison, over seeds."""
     settings = AlignSettings(seed=workspace.request.seed, sampled=2048)
     of_run = workspace.once("which_end", lambda: over_seeds(run, settings, workspace.training_counts))
-    if subject.label not in of_run.arms:
+    if model.label not in of_run.arms:
         arms = ", ".join(of_run.arms)
         raise NotApplicable(f"{arms}: held against its two tables", "see there")
-    return measurement_over_seeds(of_run, subject.label)
+    return measurement_over_seeds(of_run, model.label)
 
 
 # two models
@@ -282,14 +282,14 @@ def _leanings_of(comparison: OverSeeds, arm: str) -> list[Leaning]:
 
 def _answer_over_seeds(comparison: OverSeeds, arm: str) -> str:
     """Say to which table an arm leans: by CKA corrected for attenuation, or else by the first measure there is."""
-    leanings = comparison.told(arm)
+    leanings = comparison.main_leanings(arm)
     if not leanings:
         return "no model to compare"
     difference = _corrected_difference(comparison, arm, CKA)
     if difference is None:
         first = leanings[0]
         answer = _side(comparison, first.difference)
-        if toward(first.difference) == NOT_KNOWN:
+        if toward(first.difference) == UNDETERMINED:
             return answer
         return f"{answer} {spelled(first.measure)}"
     answer = _side(comparison, difference)
@@ -315,7 +315,7 @@ def _corrected_difference(comparison: OverSeeds, arm: str, measure: str) -> Esti
 def _side(comparison: OverSeeds, difference: Estimate) -> str:
     """Say to which table of the untied arm a difference output − input leans."""
     side = toward(difference)
-    if side == NOT_KNOWN:
+    if side == UNDETERMINED:
         return "fewer than three seeds cannot tell"
     if side == NEITHER:
         return f"it shows no lean to either table of {comparison.untied}"
@@ -324,7 +324,7 @@ def _side(comparison: OverSeeds, difference: Estimate) -> str:
 
 def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
     """Yield corrected scores, every score, every difference, scores of training again, and shares of frequency."""
-    leanings, first = _leanings_of(comparison, arm), comparison.told(arm)
+    leanings, first = _leanings_of(comparison, arm), comparison.main_leanings(arm)
     for leaning in leanings:
         yield from _corrected_quantities(comparison, leaning)
     for leaning in sorted(leanings, key=lambda leaning: leaning not in first):

@@ -1,13 +1,13 @@
-"""Align any two tables, each measure with its interval and with what chance would give.
+"""Alignment of any two tables; each measure has its interval and its chance level.
 
     with map       identity, orthogonal, linear, reduced rank: mean cosine of mapped rows with their partners, on rows
-                   that the map was fitted on and on rows held out, beside the analytic chance level and a null of
-                   permuted rows to which the maps are fitted again
+                   that the map was fitted on and on heldout rows; compared with the analytic chance level and with a
+                   null of permuted rows to which the maps are fitted again
     without map    nearest neighbours, CKA, norms, shared subspaces, spectra
 
 Memory holds a few d×d matrices and a piece of the rows, or the sampled rows of one table.
 
-`nearer_end` asks whether one table is more like the first or the second of two others, paired over the same tokens.
+`nearer_end` compares one table with the input and the output table of another model, over the same tokens.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from tiewise.inspection.tables.table_maps import (
 
 NEIGHBOURS, CKA, CKA_LINE, CKA_CURVE = "neighbours", "CKA", "CKA, frequency out (line)", "CKA, frequency out"
 NORMS, NORMS_BY_RANK = "norms", "norms, by rank"
-FITTED, HELD_OUT = "fitted", "held out"
-NOT_KNOWN = "not known"
+FITTED, HELDOUT = "fitted", "held out"
+UNDETERMINED = "not known"
 SPELLED = {
     IDENTITY: "as they stand",
     ORTHOGONAL: "after the best rotation",
@@ -56,29 +56,32 @@ SPELLED = {
     CKA_LINE: "by CKA above chance, a line in log frequency taken out",
 }
 BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
-_NOTHING_LEFT = 1e-12  # share of a table below which what is left of it is rounding
+_NOTHING_LEFT = 1e-12  # share of a table below which the rest is rounding
 
 
 def spelled(measure: str) -> str:
-    """Spell a measure in words: "after the best rotation"."""
+    """Return a measure in words: "after the best rotation"."""
     return SPELLED.get(measure, f"after the best map of {measure}")
 
 
 @dataclass(frozen=True)
 class Score:
-    """One measure of how alike two tables are."""
+    """One measure of the similarity of two tables."""
 
-    measure: str  # a map: mean cosine of mapped rows with their partners; or one of those that need none
+    measure: str  # name of a map (mean cosine of mapped rows with their partners), or of a measure without a map
     estimate: Estimate  # over scored rows; a map's interval is over rows, for the map as it was fitted
-    chance: float  # the mean for unrelated tables: independent Gaussian ones for a map, all permutations for CKA
-    deviation: float = math.nan  # of the chance level over draws of as many rows, where it is known
-    null: tuple[float, ...] = ()  # the same with the rows of B permuted and maps fitted again, for each permutation
+    chance: float  # mean for unrelated tables: independent Gaussian ones for a map, all permutations for CKA
+    deviation: float = math.nan  # of the chance level over draws of as many rows; NaN if not derived
+    null: tuple[float, ...] = ()  # score of each permutation: rows of B permuted and maps fitted again
     rows: str = ""  # of a map: the rows that are scored, `fitted` or `held out`
     view: str = CENTRED  # `centred` (rows less the mean of the fitting rows) or `raw`
 
     @property
     def p(self) -> float:
-        """Return (1 + permutations that reach the score) / (1 + permutations); small values need many of them."""
+        """Return (1 + permutations that reach the score) / (1 + permutations).
+
+        Small values need many permutations.
+        """
         reached = [value for value in self.null if value >= self.estimate.value]
         return (1 + len(reached)) / (1 + len(self.null))
 
@@ -90,34 +93,38 @@ class Score:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Measures of how alike two tables are."""
+    """Measures of the similarity of two tables."""
 
-    pairs: int  # tokens in both tables; `matched` says how they were matched
+    pairs: int  # number of tokens in both tables; `matched` is the method of matching
     matched: str
     fitted_rows: int  # pairs that maps were fitted on
     zero_rows: int  # pairs whose row is zero in either table; their cosine counts as 0
-    precision: str  # fp32 or fp64, in which rows were multiplied; sums are in fp64
+    precision: str  # fp32 or fp64, the type of row products; sums are in fp64
     error: float  # relative error of a product of 1024 rows against fp64, measured; 0 in fp64
     scores: tuple[Score, ...]  # maps by rows, map and view; neighbours, CKA, norms
     k: int  # neighbours of each row that were compared
-    taken_out: dict[str, tuple[float, float]]  # measure of CKA without frequency → share of A and B that went with it
-    left_out: tuple[str, ...]  # maps that do not apply, and why
+    taken_out: dict[str, tuple[float, float]]  # measure of CKA without frequency → removed shares of A and B
+    left_out: tuple[str, ...]  # reasons why maps do not apply
     spectra: tuple[Spectrum, Spectrum]  # of both tables, over all pairs
-    subspaces: tuple[Subspace, ...]  # leading ones that both have, over all pairs
+    subspaces: tuple[Subspace, ...]  # leading subspaces of both tables, over all pairs
 
-    def score(self, measure: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
-        """Return one score; `rows` and `view` are a map's. KeyError where there is none."""
+    def score(self, measure: str, rows: str = HELDOUT, view: str = CENTRED) -> Score:
+        """Return one score; `rows` and `view` are a map's.
+
+        Raises:
+            KeyError: there is no such score.
+        """
         scores = {(score.measure, score.rows or rows, score.view): score for score in self.scores}
         return scores[measure, rows, view]
 
     def quantities(self, of: str = "", decides: bool = False) -> Iterator[Quantity]:
-        """Yield every measure as a section reports it: maps on rows that they have not seen first.
+        """Yield every measure as a section reports it, maps on unseen rows first.
 
-        `of` says whose two tables they are, where the section's model does not; `decides` whether they could be one
+        `of` names the model of the two tables, if it is not the section's. `decides` is True if they could be one
         table.
         """
         title = f"The two tables of {of}" if of else "Input against output"
-        unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
+        unseen = HELDOUT if self.fitted_rows < self.pairs else FITTED
         for score in sorted(self.scores, key=lambda score: not _is_main_map(score, unseen)):
             if score.rows:
                 wording, below, above = _map_wording(score, unseen, decides), TWO, ONE
@@ -131,7 +138,7 @@ class Alignment:
         yield from self._further(of)
 
     def _further(self, of: str) -> Iterator[Quantity]:
-        """Yield subspaces, spectra, and on how many rows everything was measured."""
+        """Yield subspaces, spectra, and the numbers of rows."""
         for space in self.subspaces:
             name, unit = f"{space.k} leading directions over {space.over}", "mean squared cosine"
             yield Quantity(name, space.value, chance=space.chance, unit=unit, of=of, main=False)
@@ -153,23 +160,26 @@ class _Wording(NamedTuple):
     unit: str
     why: str
     question: str
-    is_main: bool  # part of the table that a reader sees first
+    is_main: bool  # True if it is in the table that a reader sees first
 
 
 def _is_main_map(score: Score, unseen: str) -> bool:
-    """Return True for a map as it scores centred rows that it has not seen."""
+    """Return True for a map's score on centred rows that the map was not fitted on."""
     return (score.rows, score.view) == (unseen, CENTRED)
 
 
 def _map_wording(score: Score, unseen: str, decides: bool) -> _Wording:
-    """Return the words of a map's score; `decides` says that the two tables could be one."""
+    """Return the words of a map's score.
+
+    `decides` is True if the two tables could be one.
+    """
     is_main = _is_main_map(score, unseen)
     relation, on_rows = "has not seen", "held out"
     if score.rows == FITTED:
         relation, on_rows = "was fitted on", "it was fitted on"
     chance = f"{plain(score.chance, 3)} {score.by_chance}"
     question, why = "", f"tokens that the map {relation}; by chance {chance}"
-    if decides and is_main and (score.measure, score.rows) == (IDENTITY, HELD_OUT):
+    if decides and is_main and (score.measure, score.rows) == (IDENTITY, HELDOUT):
         question = "Are input and output table alike?"
         why = "above chance both stored tables point the same way row by row, whether trained or started so"
     name = spelled(score.measure)
@@ -193,13 +203,14 @@ def _measure_wording(score: Score, k: int) -> _Wording:
 def align(
     a: AnyTable, b: AnyTable, pairs: Pairs, settings: AlignSettings | None = None, counts: ArrayLike | None = None
 ) -> Alignment:
-    """Align table A [V, d1] with table B [V', d2], whose rows `pairs` brings together; maps go from A to B.
+    """Align table A [V, d1] with table B [V', d2] over their paired rows.
 
-    With `counts`, how often each pair's token occurs [pairs], CKA is also given with frequency taken out.
+    Maps go from A to B. `counts` [pairs] are frequencies of the pairs' tokens; with them, CKA is also reported without
+    frequency.
 
     Raises:
         CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.
-        DataError: counts of other tokens, or that are none.
+        DataError: `counts` has another length, or values that are no counts.
     """
     settings = settings or AlignSettings()
     if counts is not None and np.shape(counts) != (len(pairs),):
@@ -214,10 +225,10 @@ def align(
     if k:
         scores.append(_neighbour_score(fitter, settings, which, k))
     # maps are fitted: from here on the sums are over all pairs
-    products, norms_of_held, _ = fitter.sums(fitter.held, onto=fitter.products)
+    products, heldout_norms, _ = fitter.sums(fitter.heldout, onto=fitter.products)
     cka_scores, taken_out = _cka_scores(products)
-    norms_a = np.concatenate([fitter.norms[0], norms_of_held[0]])
-    norms_b = np.concatenate([fitter.norms[1], norms_of_held[1]])
+    norms_a = np.concatenate([fitter.norms[0], heldout_norms[0]])
+    norms_b = np.concatenate([fitter.norms[1], heldout_norms[1]])
     by_value, by_rank = norm_correlations(norms_a, norms_b)
     both_spectra, subspaces = spectra(products, settings.subspaces)
     is_zero = (norms_a == 0) | (norms_b == 0)
@@ -238,20 +249,20 @@ def align(
 
 
 def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
-    """Score every map on rows that it was fitted on and on held-out ones, and refit it to permuted rows."""
-    fit, held = fitter.rows, fitter.held
+    """Score every map on fitting rows and on heldout ones, and refit it to permuted rows."""
+    fit, heldout = fitter.rows, fitter.heldout
     generator = np.random.default_rng([settings.seed, 1])
-    most = settings.scored if len(held) else len(fit)
+    most = settings.scored if len(heldout) else len(fit)
     place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
     scored = {FITTED: _ScoredRows(FITTED, fit[place])}
-    if len(held):
-        scored[HELD_OUT] = _ScoredRows(HELD_OUT, held)
+    if len(heldout):
+        scored[HELDOUT] = _ScoredRows(HELDOUT, heldout)
     maps = fitter.fit()
     for rows in scored.values():
         rows.cosines = fitter.cosines(maps, rows.which, rows.which)
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
-        partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}
+        partners = {FITTED: order[place], HELDOUT: generator.permutation(heldout)}
         refitted = fitter.fit(order)
         for kind, rows in scored.items():
             rows.permuted.append(fitter.cosines(refitted, rows.which, partners[kind]))
@@ -263,15 +274,18 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
 
 @dataclass
 class _ScoredRows:
-    """Pairs that maps are scored on, and the cosines of these by every map."""
+    """Pairs that maps are scored on, and their cosines by every map."""
 
     kind: str  # FITTED or HELD_OUT
     which: Ids  # the pairs [n]
-    cosines: dict[Key, Matrix] = field(default_factory=dict)  # of each map [n]
-    permuted: list[dict[Key, Matrix]] = field(default_factory=list)  # the same with permuted rows, maps fitted again
+    cosines: dict[Key, Matrix] = field(default_factory=dict)  # map → cosines [n]
+    permuted: list[dict[Key, Matrix]] = field(default_factory=list)  # the same for each permutation
 
     def scores(self, fitted: int, widths: tuple[int, int]) -> Iterator[Score]:
-        """Yield the score of every map, fitted on `fitted` pairs of rows of these widths."""
+        """Yield the score of every map.
+
+        The maps were fitted on `fitted` pairs of rows of these widths.
+        """
         for (name, view), values in self.cosines.items():
             chance = 0.0
             if self.kind == FITTED:
@@ -288,7 +302,10 @@ class _ScoredRows:
 
 
 def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int) -> Score:
-    """Return the share of each row's k nearest others, within pairs `which`, that both tables have in common."""
+    """Return the share of each row's k nearest neighbours that both tables have in common.
+
+    Neighbours are searched within the pairs `which`.
+    """
     ids_a = nearest(fitter.a, fitter.pairs.a[which], k, fitter.dtype)
     ids_b = nearest(fitter.b, fitter.pairs.b[which], k, fitter.dtype)
     generator = np.random.default_rng(settings.seed)
@@ -297,20 +314,20 @@ def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int
         order = generator.permutation(len(which))
         permuted = np.argsort(order)[ids_b[order]]
         null.append(float(shared(ids_a, permuted).mean()))
-    # rows share neighbours, so that the interval is a little narrow
+    # rows share neighbours, so the interval is slightly too narrow
     estimate = mean_interval(shared(ids_a, ids_b))
     return Score(NEIGHBOURS, estimate, _neighbour_chance(k, len(which)), null=tuple(null))
 
 
 def _neighbour_chance(k: int, rows: int) -> float:
-    """Return the share of k neighbours among `rows` rows that unrelated tables share."""
+    """Return the share of k neighbours among `rows` rows that unrelated tables have in common."""
     return k / (rows - 1)
 
 
 def _cka_scores(products: Products) -> tuple[list[Score], dict[str, tuple[float, float]]]:
-    """Return CKA as it is and with frequency taken out.
+    """Return CKA with frequency and without it.
 
-    The second result has, by measure, the shares of A and B that went with the frequency.
+    The second result has, by measure, the shares of A and B that were removed with the frequency.
     """
     centred = products.without()
     highest = products.along_a.shape[1]
@@ -325,7 +342,10 @@ def _cka_scores(products: Products) -> tuple[list[Score], dict[str, tuple[float,
 
 
 def _cka_score(products: Products, centred: Products, powers: int) -> tuple[Score, tuple[float, float]]:
-    """Return CKA without the first `powers` powers of log frequency, and the shares of A and B that go with them."""
+    """Return CKA without the first `powers` powers of log frequency, and the removed shares.
+
+    The shares are those of A and B.
+    """
     rest = products.without(powers)
     shares = _share_taken(rest.gram_a, centred.gram_a), _share_taken(rest.gram_b, centred.gram_b)
     value, chance = cka(rest, powers)
@@ -338,7 +358,7 @@ def _cka_score(products: Products, centred: Products, powers: int) -> tuple[Scor
 
 
 def _share_taken(rest: Matrix, gram: Matrix) -> float:
-    """Return the share of a table's variance that is missing in what is left of it."""
+    """Return the share of a table's variance that was removed from it."""
     total = np.trace(gram)
     if not total:
         return 0.0
@@ -346,9 +366,11 @@ def _share_taken(rest: Matrix, gram: Matrix) -> float:
 
 
 def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> Ids:
-    """Return places [n, k], within `which` [n > k], of each row's k nearest others by cosine of rows less their mean.
+    """Return indices [n, k], within `which` [n > k], of each row's k nearest neighbours.
 
-    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all. Each pair of blocks is read once.
+    Similarity is the cosine of centred rows. The indices have no order, and equal cosines are chosen arbitrarily. Rows
+    of
+    zeros have cosine 0 with all. Each pair of blocks is read once.
     """
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
@@ -372,15 +394,15 @@ def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> 
 
 
 class _Nearest:
-    """Each row's k nearest others among the tiles of similarities so far."""
+    """Each row's k nearest neighbours among the tiles of similarities so far."""
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[np.floating]) -> None:
-        """Begin with no neighbours."""
+        """Start without neighbours."""
         self.similarity: Rows = np.full((rows, k), -np.inf, dtype)
         self.ids = np.zeros((rows, k), np.int64)
 
     def merge(self, start: int, tile: Rows, first: int) -> None:
-        """Take in a tile of rows from `start` on, whose columns are rows from `first` on."""
+        """Merge a tile of similarities: rows from `start` on, columns are rows from `first` on."""
         k, rows = self.ids.shape[1], slice(start, start + len(tile))
         if self.similarity[start, 0] == -np.inf:  # the first tile of these rows
             tile = np.ascontiguousarray(tile)
@@ -388,7 +410,7 @@ class _Nearest:
             values = np.take_along_axis(tile, columns, axis=1)
         else:
             values, columns = _above(tile, self.similarity[rows].min(axis=1))
-        # neighbours so far come first, in their columns
+        # current neighbours come first, in their columns
         values = np.concatenate([self.similarity[rows], values], axis=1)
         columns = np.concatenate([self.ids[rows], columns + first], axis=1)
         top = np.argpartition(values, -k, axis=1)[:, -k:]
@@ -399,11 +421,11 @@ class _Nearest:
 def _above(tile: Rows, least: Rows) -> tuple[Rows, Ids]:
     """Return (values, columns) of each row of a tile above `least` [n], padded with -inf.
 
-    They are few once some tiles are merged.
+    Few are left once some tiles are merged.
     """
     at, column = np.nonzero(np.ascontiguousarray(tile > least[:, None]))
     counts = np.bincount(at, minlength=len(tile))
-    place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each within its row
+    place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)  # index of each within its row
     values: Rows = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
     columns = np.zeros(values.shape, np.int64)
     values[at, place], columns[at, place] = tile[at, column], column
@@ -411,18 +433,20 @@ def _above(tile: Rows, least: Rows) -> tuple[Rows, Ids]:
 
 
 def shared(ids_a: Ids, ids_b: Ids) -> Matrix:
-    """Return the share of each row's neighbours [n, k] that are in both, [n]."""
+    """Return the share [n] of each row's neighbours [n, k] that are in both."""
     common = (ids_a[:, :, None] == ids_b[:, None, :]).sum(axis=(1, 2))
     shares: Matrix = common / ids_a.shape[1]
     return shares
 
 
 def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
-    """Return (linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows, its mean over all permutations).
+    """Return (linear CKA of centred rows, its mean over all permutations).
 
-    CKA is of Kornblith et al. 2019. That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose
-    trace and norm are those of AᵀA; for Gaussian tables about d / (n + d). If `taken_out` directions were removed from
-    the columns, the mean has n − 1 − taken_out instead of n − 1.
+    CKA is ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) (Kornblith et al. 2019). Its mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly,
+    with
+    K = A Aᵀ, whose trace and norm are those of AᵀA; for Gaussian tables about d / (n + d). If `taken_out` directions
+    were
+    removed from the columns, the mean has n − 1 − taken_out instead of n − 1.
     """
     scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
     if not scale:
@@ -438,12 +462,15 @@ class Spectrum:
 
     values: tuple[float, ...]  # s_1 ≥ s_2 ≥ …, from the Gram matrix: accurate to about √ε·s_1 in absolute terms
     participation: float  # (Σ s²)² / Σ s⁴, the number of directions that the table fills evenly
-    mean_share: float  # share of Σ‖row‖² that is the mean row's: 0 centred, 1 all rows alike
+    mean_share: float  # share of Σ‖row‖² in the mean row: 0 centred, 1 all rows alike
 
 
 @dataclass(frozen=True)
 class Subspace:
-    """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles."""
+    """Agreement of two leading subspaces of k directions.
+
+    It is the mean squared cosine of their principal angles.
+    """
 
     over: str  # `tokens` ([n, k]; any widths) or `coordinates` (of d; one width only)
     k: int  # directions of each
@@ -453,7 +480,10 @@ class Subspace:
 
 
 def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
-    """Return (spectra of both tables, their leading subspaces of `ks` directions), of rows less their mean."""
+    """Return (spectra of both tables, their leading subspaces of `ks` directions).
+
+    Both are of centred rows.
+    """
     mean_a, mean_b = products.means
     centred = products.without()
     a = _Principal.of(centred.gram_a)
@@ -493,13 +523,16 @@ class _Principal:
 
     @property
     def rank(self) -> int:
-        """Return how many eigenvalues are more than rounding."""
+        """Return the number of eigenvalues above rounding."""
         values = self.values
         rounding = len(values) * np.finfo(np.float64).eps * values[0]
         return int((values > rounding).sum())
 
     def spectrum(self, mean_share: float) -> Spectrum:
-        """Return singular values and how many directions they fill, with the mean row's share of the energy."""
+        """Return the singular values and the number of directions that they fill.
+
+        `mean_share` is the mean row's share of the energy.
+        """
         values, participation = self.values, 0.0
         if values.any():
             participation = float(values.sum() ** 2 / (values @ values))
@@ -508,21 +541,24 @@ class _Principal:
 
 
 def _mean_share(gram: Matrix, mean: Matrix, rows: int) -> float:
-    """Return the share of Σ‖row‖² that is the mean row's; `gram` is of rows that are not centred."""
+    """Return the mean row's share of Σ‖row‖²; `gram` is of uncentred rows."""
     if not gram.any():
         return 0.0
     return rows * float(mean @ mean / np.trace(gram))
 
 
 def _subspace(over: str, k: int, product: Matrix, chance: float) -> Subspace:
-    """Return how far two subspaces agree, from the product [k, k] of their orthonormal bases."""
+    """Return the agreement of two subspaces from the product [k, k] of their orthonormal bases."""
     cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
     mean_square = float(cosines @ cosines) / k
     return Subspace(over, k, mean_square, min(1.0, chance), tuple(cosines.tolist()))
 
 
 def norm_correlations(norms_a: Matrix, norms_b: Matrix) -> tuple[Score, Score]:
-    """Correlate the norms of paired rows by value (Pearson) and by rank (Spearman, ties by their mean rank)."""
+    """Correlate the norms of paired rows by value (Pearson) and by rank (Spearman).
+
+    Ties have their mean rank.
+    """
     by_value = _correlation(NORMS, norms_a, norms_b)
     return by_value, _correlation(NORMS_BY_RANK, _ranks(norms_a), _ranks(norms_b))
 
@@ -548,7 +584,7 @@ def _ranks(values: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class Lean:
-    """One measure of a table against both of two others: the input and the output table of another model."""
+    """One measure of a table against the input and the output table of another model."""
 
     measure: str  # as of `Score`
     input: Estimate  # score against the input table
@@ -559,9 +595,12 @@ class Lean:
 
 
 def toward(difference: Estimate) -> str:
-    """Return the side that the interval of output − input speaks for, NEITHER, or NOT_KNOWN without one."""
+    """Return the side that the interval of output − input excludes zero for.
+
+    It is "input", "output", NEITHER, or NOT_KNOWN without an interval.
+    """
     if math.isnan(difference.low):
-        return NOT_KNOWN
+        return UNDETERMINED
     if difference.low > 0:
         return "output"
     if difference.high < 0:
@@ -572,11 +611,15 @@ def toward(difference: Estimate) -> str:
 def nearer_end(
     table: AnyTable, input_other: AnyTable, output_other: AnyTable, pairs: Pairs, settings: AlignSettings | None = None
 ) -> tuple[Lean, ...]:
-    """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
+    """Compare how well another model's input and output table map onto `table`.
 
-    `pairs` are rows of `table` (a) and of the other's tables (b). Each map that applies to both, and neighbours, has
-    one entry, its difference with the interval of the bootstrap over rows, for the maps as they were fitted. Where
-    `settings.held_out` is 0, rows are all tokens, and maps were fitted on them; permutations are not used.
+    Both are scored on the same heldout tokens. `pairs` are rows of `table` (a) and of the other model's tables (b).
+    Each
+    map that applies to both, and neighbours, has one entry. Its difference has the interval of the bootstrap over rows,
+    for
+    the maps as they were fitted. If `settings.held_out` is 0, maps are fitted and scored on all tokens. Permutations
+    are not
+    used.
 
     Raises:
         CheckpointError: as `align` does.
@@ -605,10 +648,10 @@ def nearer_end(
 
 
 class _RowScores:
-    """How well other tables map onto one table, row by row."""
+    """Scores of other tables that are mapped onto one table, row by row."""
 
     def __init__(self, table: TokenTable, pairs: Pairs, settings: AlignSettings, which: Ids, k: int) -> None:
-        """Take the table, a of `pairs`, and find k neighbours of each row among pairs `which`.
+        """Store the table, a of `pairs`, and find k neighbours of each row among pairs `which`.
 
         0 leaves neighbours out.
         """
@@ -617,13 +660,13 @@ class _RowScores:
             self.neighbours = nearest(table, pairs.a[which], k, np.float32)
 
     def against(self, other: TokenTable) -> dict[Key, Matrix]:
-        """Return by measure the cosine of each held-out row, or its share of common neighbours.
+        """Return by measure the cosine of each heldout row, or its share of common neighbours.
 
-        Cosines are of all rows where none is held out.
+        If no rows are heldout, cosines are of all rows.
         """
         turned = Pairs(self.pairs.b, self.pairs.a, self.pairs.how)
         fitter = Fitter(other, self.table, turned, self.settings)
-        scored = fitter.held if len(fitter.held) else fitter.rows
+        scored = fitter.heldout if len(fitter.heldout) else fitter.rows
         scores = fitter.cosines(fitter.fit(), scored, scored)
         if self.k:
             of_other = nearest(other, self.pairs.b[self.which], self.k, np.float32)

@@ -1,24 +1,24 @@
-"""Counts of consecutive tokens, and what no direct path can avoid paying on them.
+"""Counts of consecutive tokens, and the loss on them that every direct path pays.
 
 With Q[i, j] the share of pairs (i, then j) and π its row sums, the best nll of p(j|i) ∝ exp(S_ij + b_j) is
 
     any S          entropy            H = −Σ Q log(Q / π_i)
     symmetric S    H + irreversibility   I = Σ Q log(2Q / (Q + Qᵀ)),   0 ≤ I ≤ ln 2
 
-whatever the width of S. The nll is convex in (S, b), and at p(j|i) = (Q_ij + Q_ji) / 2π_i, whose logits are symmetric
-up to a shift of rows, its gradient is zero where rows and columns of Q have the same sums. `Chain.of` closes a text
-into a ring, so that they have.
+for every width of S. The nll is convex in (S, b), and at p(j|i) = (Q_ij + Q_ji) / 2π_i, whose logits are symmetric up
+to a shift of rows, its gradient is zero if rows and columns of Q have equal sums. `Chain.of` closes a text into a ring,
+so that they are equal.
 
-I is also ln 2 less what is left to guess of a pair's direction once its two tokens are known. Guessing from the same
-counts looks too easy (a pair seen once never comes back the other way), so I from counts is biased upward; guessing
-parts of the text from the other parts is biased downward. `irreversibility` gives both, and what counts of this size
-show where directions are tossed by a coin. `contexts` divides it between tokens: for one with predecessors p and
-successors s, both of n occurrences,
+I is also ln 2 minus the remaining uncertainty about a pair's direction if its two tokens are known. A guess from the
+same counts is too easy (a pair that occurs once never occurs in the other order), so I from counts is biased upward; a
+guess of parts of the text from the other parts is biased downward. `irreversibility` returns both, and the result of
+counts of this size if directions are tossed by a coin. `contexts` divides it between tokens: for one with predecessors
+p and successors s, both of n occurrences,
 
     JS_t = ½ KL(p ‖ (p+s)/2) + ½ KL(s ‖ (p+s)/2),      0 (the same) ≤ JS_t ≤ ln 2 (no neighbour on both sides)
 
-is what a neighbour says of its own side (Lin 1991). Weighted by occurrences, its mean over tokens is I: with Q[t, b] =
-π_t s_b and Q[b, t] = π_t p_b the two sums are one. The coin's is an exact expectation here.
+is the information of a neighbour about its side (Lin 1991). Weighted by occurrences, its mean over tokens is I: with
+Q[t, b] = π_t s_b and Q[b, t] = π_t p_b the two sums are one. The coin's is an exact expectation here.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 
 TOSSES = 10  # draws of the coin
-PARTS = 10  # of a text, each guessed from the others
-EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
+PARTS = 10  # parts of a text, each guessed from the others
+EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed exactly; above, the χ² limit
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Counts of pairs, sparse."""
+    """Sparse counts of consecutive pairs of tokens."""
 
-    keys: Ids  # before · vocabulary + after of every pair seen, ascending [n]
-    counts: Ids  # how often [n]
+    keys: Ids  # before · vocabulary + after of every pair of the text, ascending [n]
+    counts: Ids  # occurrences of each pair [n]
     vocabulary: int  # V
 
     @classmethod
@@ -71,44 +71,50 @@ class Chain:
 
     @property
     def pairs(self) -> int:
-        """Pairs counted: N for N tokens."""
+        """Return the number of counted pairs: N for N tokens."""
         return int(self.counts.sum())
 
     @property
     def before(self) -> Ids:
-        """First token of each pair [n]."""
+        """Return the first token of each pair [n]."""
         return self.keys // self.vocabulary
 
     @property
     def after(self) -> Ids:
-        """Second token of each pair [n]."""
+        """Return the second token of each pair [n]."""
         return self.keys % self.vocabulary
 
     @property
     def tokens(self) -> Ids:
-        """How often each token stands first [V]."""
+        """Return how often each token is first in a pair [V]."""
         return np.bincount(self.before, self.counts, self.vocabulary).astype(np.int64)
 
     @property
     def reversed_keys(self) -> Ids:
-        """Keys of the same pairs the other way round [n]."""
+        """Return the keys of the same pairs in the other order [n]."""
         return self.after * self.vocabulary + self.before
 
     def counted(self, keys: Ids) -> Ids:
-        """How often each of some keys was counted."""
+        """Return the counts of the pairs with these keys."""
         place = np.searchsorted(self.keys, keys) % len(self.keys)
         return np.where(self.keys[place] == keys, self.counts[place], 0)
 
     @property
     def entropy(self) -> float:
-        """H in nats per token, of the counts as they are (too low where pairs are rare)."""
+        """Return H in nats per token, from the counts.
+
+        It is too low if pairs are rare.
+        """
         share = self.counts / self.tokens[self.before]
         total = -(self.counts * np.log(share)).sum()
         return float(total / self.pairs)
 
     @property
     def irreversibility(self) -> float:
-        """I in nats per token, of the counts as they are (too high where pairs are rare)."""
+        """Return I in nats per token, from the counts.
+
+        It is too high if pairs are rare.
+        """
         both = self.counts + self.counted(self.reversed_keys)
         total = (self.counts * np.log(2 * self.counts / both)).sum()
         return float(total / self.pairs)
@@ -116,7 +122,7 @@ class Chain:
     def is_first_order(self, back: Ids) -> Mask:
         """Mark one order of each pair of different tokens [n].
 
-        `back` says how often the other order was counted.
+        `back` are the counts of the other order.
         """
         before, after = self.before, self.after
         is_alone = (before > after) & (back == 0)
@@ -131,7 +137,10 @@ class Chain:
 
 
 def frequent(chain: Chain, most: int, also: Sequence[int] = ()) -> Ids:
-    """Ids of the `most` most frequent tokens of a text, then those of `also` that the text has."""
+    """Return the ids of a text's `most` most frequent tokens, and of `also`.
+
+    Of `also`, only tokens that the text has are included.
+    """
     tokens = chain.tokens
     ranked = np.argsort(-tokens, kind="stable")[:most]
     if np.count_nonzero(tokens[ranked]) < 2:
@@ -142,18 +151,20 @@ def frequent(chain: Chain, most: int, also: Sequence[int] = ()) -> Ids:
 
 @dataclass(frozen=True)
 class Irreversibility:
-    """I in nats per token, between two estimates that err in opposite directions."""
+    """I in nats per token, with two estimates that err in opposite directions."""
 
-    plug_in: float  # from the counts as they are; on average too high
-    held_out: Estimate  # each part's directions guessed from the other parts' counts, over parts; on average too low
-    # mean plug-in of these counts with every pair's directions tossed by a fair coin: what no irreversibility at all
-    # would look like
+    plug_in: float  # from the counts; on average too high
+    held_out: Estimate  # mean over parts, with directions guessed from the other parts' counts; on average too low
+    # mean plug-in estimate of these counts with every pair's directions tossed by a fair coin: the value if there is
+    # no irreversibility
     coin: float
-    coin_spread: float  # its standard deviation over the tosses
+    coin_spread: float  # standard deviation of `coin` over the tosses
 
 
 def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: int = 0) -> Irreversibility:
-    """Estimate I of the process that a text [N] was drawn from, by 2 to 10 contiguous parts; `seed` tosses the coins.
+    """Estimate I of the process that a text [N] was drawn from.
+
+    The text is divided into 2 to 10 contiguous parts; `seed` tosses the coins.
 
     Raises:
         DataError: a text of fewer than 10 tokens per part, or an id outside the vocabulary.
@@ -177,7 +188,10 @@ def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: i
 
 
 def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, Iterator[Chain]]:
-    """(counts of a whole text, counts of each part: its pairs and the one that leads out of it, together the ring)."""
+    """Return (counts of the full text, counts of each part).
+
+    A part has its pairs and the one that leads out of it, so that all parts together are the ring.
+    """
     text = np.asarray(ids)
     if not 2 <= parts <= 10 or len(text) < 10 * parts:
         raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
@@ -196,13 +210,15 @@ def _parts_of(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain
         yield Chain.along(piece, vocabulary)
 
 
-def guessed(whole: Chain, part: Chain) -> Array:
-    """Nats by which the pairs of a part beat a coin [n], directions guessed from the rest with half a pair each way.
+def guessed(full_text: Chain, part: Chain) -> Array:
+    """Return the nats [n] by which the direction of a part's pairs is guessed better than by a coin.
 
-    `part` is a part of the text that `whole` counts; the sum over its pairs is I of the part.
+    Directions are guessed from the other parts, with half a pair added in each direction. `part` is a part of the text
+    that
+    `full_text` counts; the sum over its pairs is I of the part.
     """
-    there = whole.counted(part.keys) - part.counts
-    back = whole.counted(part.reversed_keys) - part.counted(part.reversed_keys)
+    there = full_text.counted(part.keys) - part.counts
+    back = full_text.counted(part.reversed_keys) - part.counted(part.reversed_keys)
     share = (there + 0.5) / (there + back + 1.0)
     share[part.before == part.after] = 0.5
     nats: Array = np.log(2 * share) * part.counts
@@ -210,7 +226,10 @@ def guessed(whole: Chain, part: Chain) -> Array:
 
 
 def one_way_nats(there: Ids, back: Ids) -> Array:
-    """What pairs counted so often, and so often the other way round, add to the text's I times its pairs [n]."""
+    """Return each pair's part of I, multiplied by the number of pairs of the text [n].
+
+    `there` and `back` are the counts of the pair in its two orders.
+    """
     both = np.maximum(there + back, 1)
     of_there = there * np.log(2 * np.maximum(there, 1) / both)
     of_back = back * np.log(2 * np.maximum(back, 1) / both)
@@ -219,7 +238,10 @@ def one_way_nats(there: Ids, back: Ids) -> Array:
 
 
 def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
-    """(how often b follows a, p(b | a), what both orders together add to I) of pairs (a, b) [n, 2]; nan without a."""
+    """Return (counts, p(b | a), part of I of both orders) of pairs (a, b) [n, 2].
+
+    p is NaN if the text has no a.
+    """
     before, after = np.asarray(pairs, np.int64).reshape(-1, 2).T
     there = chain.counted(before * chain.vocabulary + after)
     back = chain.counted(after * chain.vocabulary + before)
@@ -229,9 +251,9 @@ def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
 
 
 def one_way_pairs(chain: Chain, top: int = 12) -> Ids:
-    """Pairs [n, 2] that add most to I, the likelier order first."""
+    """Return the pairs [n, 2] that add most to I, the likelier order first."""
     back = chain.counted(chain.reversed_keys)
-    nats = np.where(chain.counts > back, one_way_nats(chain.counts, back), 0.0)  # each pair once, by its likelier order
+    nats = np.where(chain.counts > back, one_way_nats(chain.counts, back), 0.0)  # each pair once, in its likelier order
     best = np.argsort(-nats, kind="stable")[:top]
     best = best[nats[best] > 0]
     return np.column_stack([chain.before[best], chain.after[best]])
@@ -239,18 +261,18 @@ def one_way_pairs(chain: Chain, top: int = 12) -> Ids:
 
 @dataclass(frozen=True)
 class Contexts:
-    """Each token's divergence in nats, [V]; NaN for tokens that the text does not have."""
+    """Each token's divergence in nats, [V]; NaN for tokens that the text lacks."""
 
     counts: Ids  # occurrences
-    plug_in: Array  # JS from the counts as they are; on average too high
-    coin: Array  # its expectation where directions are tossed
-    coin_deviation: Array  # standard deviation of the same
-    # sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead
+    plug_in: Array  # JS from the counts; on average too high
+    coin: Array  # its expectation if directions are tossed
+    coin_deviation: Array  # its standard deviation if directions are tossed
+    # sides guessed from the other parts of the text; on average too low, and below 0 if guesses mislead
     held_out: Array
-    by_part: Array  # mean of the same over the occurrences of each part [parts]
+    by_part: Array  # mean of `held_out` over the occurrences of each part [parts]
 
     def weighted(self, values: Array) -> float:
-        """Mean over occurrences."""
+        """Return the mean of values [V] over occurrences."""
         seen = self.counts > 0
         total = (values[seen] * self.counts[seen]).sum()
         return float(total / self.counts.sum())
@@ -280,9 +302,9 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
 
 
 def _tossed_by_token(chain: Chain, back: Ids) -> tuple[Array, Array]:
-    """Sum over each token's pairs the mean and variance [V] of the nats that a fair coin would give them.
+    """Return mean and variance [V] of each token's nats if pair directions are coin tosses.
 
-    The coin tosses the direction of each occurrence of a pair. `back` are counts of the other order of each pair.
+    A fair coin tosses the direction of each occurrence of a pair. `back` are counts of the other order of each pair.
     """
     once = chain.is_first_order(back)
     sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
@@ -293,20 +315,21 @@ def _tossed_by_token(chain: Chain, back: Ids) -> tuple[Array, Array]:
 
 
 def _spread(chain: Chain, values: ArrayLike) -> Array:
-    """Sum a value of each pair seen into both of its tokens [V]."""
+    """Add the value of each pair to both of its tokens [V]."""
     both = np.concatenate([chain.before, chain.after])
     return np.bincount(both, np.tile(values, 2), chain.vocabulary).astype(np.float64)
 
 
 def tossed(m: int) -> tuple[float, float]:
-    """Mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses of a fair coin.
+    """Return mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m).
 
-    Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
+    x is binomial with m tosses of a fair coin. Twice this is the likelihood-ratio statistic of a fair coin, χ² with one
+    degree of freedom for large m.
     """
     if m > EXACT_UP_TO:
         return 0.5 + 1 / (4 * m), 0.5 + 1 / (2 * m)
     x = np.arange(m + 1)
-    ratios = (m - x[:-1]) / (x[:-1] + 1.0)  # of each binomial coefficient to the one before
+    ratios = (m - x[:-1]) / (x[:-1] + 1.0)  # of each binomial coefficient to the previous one
     logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))]) - m * math.log(2)
     share = np.exp(logs)
     one_side = x * np.log(2 * np.maximum(x, 1) / m)

@@ -1,20 +1,20 @@
-"""Direct paths held against a text's pairs: the best of a given width, tied and untied, and a model's own.
+"""Direct paths fitted to a text's bigrams, tied and untied, and compared with a model's path.
 
     tied   p(j|i) ∝ exp(W_i·W_j + b_j)     nll = H + irreversibility + definiteness + rank
     untied p(j|i) ∝ exp(E_i·U_j + b_j)     nll = H + rank
 
-H and irreversibility are exact (`bigram_counts`). Definiteness is what W Wᵀ of full width still pays beyond symmetry,
-because its logits have no negative eigenvalue. Narrow paths are not convex: the best of several starts is taken, an
-upper bound of the optimum, and the starts' spread says how far they disagree.
+H and irreversibility are exact (`bigram_counts`). Definiteness is the further cost of W Wᵀ of full width, because its
+logits have no negative eigenvalue. Fits of narrow paths are not convex: the best of several starts is used, an upper
+bound of the optimum. The spread of the starts measures how far they disagree.
 
-Fits are made on a text's most frequent tokens. All others become one state, so the text stays a ring and every formula
-holds; what is merged can no longer be told apart, and H and I are those of that coarser text.
+Fits use a text's most frequent tokens. All others become one state, so the text stays a ring and every formula holds.
+Merged tokens are no longer distinguished, and H and I are those of that coarser text.
 
-Heat maps set a few tokens against each other, in one unit: log p(j | i) − log π_j in nats [K, K], how much likelier
-token j is behind token i than anywhere. For the text that is log(Q_ij / (π_i π_j)), NaN for pairs that it never has; a
-path's own softmax over the whole vocabulary is set against the same π. What a whole row or a whole column has in common
-says how frequent a token is, not what follows what. `interaction_residuals` is a map less its best fit m + a_i + b_j;
-maps are drawn and compared by it.
+Heat maps have a few tokens on both axes and one unit: log p(j | i) − log π_j in nats [K, K], how much likelier token j
+is after token i than anywhere. For the text this is log(Q_ij / (π_i π_j)), NaN for pairs that it lacks. For a path, its
+softmax over the full vocabulary is compared with the same π. The mean of a row or of a column depends on a token's
+frequency, not on its neighbours. `interaction_residuals` is a map less its best fit m + a_i + b_j; maps are displayed
+and compared by it.
 """
 
 from __future__ import annotations
@@ -37,36 +37,43 @@ from tiewise.inspection.tables.path_matrix import logit_blocks, transitions
 from tiewise.inspection.tables.token_texts import read_as
 
 optimize, special = Late("scipy.optimize"), Late("scipy.special")
-MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
-OTHERS = 512  # tokens that stand for all others
-MEMORY = 30  # steps whose curvature L-BFGS remembers
+MOST_TOKENS = 2048  # a dense fit needs V² memory, and time of V²·d for each step
+OTHERS = 512  # sampled tokens that represent all others
+MEMORY = 30  # steps whose curvature L-BFGS stores
 
 
 @dataclass(frozen=True)
 class PathFit:
-    """The best path found."""
+    """Result of the best fit."""
 
     nll: float  # nats per token, on the chain that it was fitted to
-    gradient: float  # largest element of the gradient there
-    spread: float  # worst less best loss of all starts
+    gradient: float  # largest element of the gradient at the best fit
+    spread: float  # worst minus best loss of all starts
 
 
 @dataclass(frozen=True)
 class Split:
-    """What direct paths of one width pay on a chain, in nats per token; what comes of fits is an upper bound."""
+    """Losses of direct paths of one width on a chain, in nats per token.
+
+    Values from fits are upper bounds.
+    """
 
     entropy: float  # H
-    irreversibility: float  # what symmetry costs at any width
-    definiteness: float  # what W Wᵀ costs beyond, at full width
-    tied_rank: float  # what the width costs a tied path beyond
-    untied_rank: float  # what it costs an untied path; the only part that it pays above H
-    tied: float  # nll of the tied fit of the given width; of V or more it is the full one
-    untied: float  # of the untied fit; of V or more it reaches H without a fit
-    gradient: float  # largest element that the fits left
+    irreversibility: float  # cost of symmetry at any width
+    definiteness: float  # further cost of W Wᵀ at full width
+    tied_rank: float  # further cost of the width for a tied path
+    untied_rank: float  # cost of the width for an untied path; its only cost above H
+    tied: float  # nll of the tied fit of the requested width; from V on, of the full one
+    untied: float  # nll of the untied fit; from a width of V on it is H, without a fit
+    gradient: float  # largest gradient element of all fits
 
 
 def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: int = 0) -> Split:
-    """Fit and divide; DataError for more than 2,048 tokens, or a width below 1."""
+    """Fit direct paths to a chain and divide their loss into its causes.
+
+    Raises:
+        DataError: more than 2,048 tokens, or a width below 1.
+    """
     entropy, irreversibility = chain.entropy, chain.irreversibility
     tied = full = fit_path(chain, chain.vocabulary, True, 1, steps, seed)
     untied = PathFit(entropy, 0.0, 0.0)
@@ -86,7 +93,10 @@ def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: in
 
 
 def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int = 5000, seed: int = 0) -> PathFit:
-    """Fit tables and bias by L-BFGS from `starts` random starts; the bias begins at the tokens' own frequencies."""
+    """Fit tables and bias by L-BFGS from `starts` random starts.
+
+    The bias starts at the tokens' frequencies.
+    """
     if chain.vocabulary > MOST_TOKENS:
         what = f"{chain.vocabulary:,} tokens are too many for a fit"
         raise DataError(what, f"keep the {MOST_TOKENS:,} most frequent ones or fewer")
@@ -109,7 +119,10 @@ def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int =
 
 
 def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
-    """(nll of a path on Q [V, V], its gradient); `x` is one table or two of that width, and the bias, end to end."""
+    """Return (nll of a path on Q [V, V], its gradient).
+
+    `x` is a vector of one table or two of that width, followed by the bias.
+    """
     v = len(q)
     tables = x[:-v].reshape(-1, v, width)
     left, right = tables[0], tables[-1]
@@ -127,27 +140,29 @@ def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
 
 
 def frequent_loss(
-    path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, seed: int = 0, most_others: int = OTHERS
+    path: DirectPath, chain: Chain, retained: Ids, reduced: Chain, seed: int = 0, most_others: int = OTHERS
 ) -> float:
-    """A path's nll in nats per token on a reduced chain, never below its entropy.
+    """Return a path's nll in nats per token on a reduced chain, never below its entropy.
 
-    `chain` is of the whole text, `kept` its frequent tokens [K], `reduced` the chain of their states: places in `kept`,
-    and K for all other tokens. p(other | i) is the path's mass on all tokens that are not kept; p(j | other) is the
-    mean of p(j | i) over the other tokens i by their frequency: over all of them, or over `most_others` drawn ones.
+    `chain` is of the full text, `retained` its frequent tokens [K], `reduced` the chain of their states: indices in
+    `retained`, and K for all other tokens. p(other | i) is the path's mass on all tokens that are not retained. p(j |
+    other)
+    is the mean of p(j | i) over the other tokens i by their frequency: over all of them, or over `most_others` random
+    ones.
     """
     tokens = chain.tokens
-    others = np.setdiff1d(np.flatnonzero(tokens), kept)
+    others = np.setdiff1d(np.flatnonzero(tokens), retained)
     weights = tokens[others] / max(1, tokens[others].sum())
     if len(others) > most_others:
         others = np.random.default_rng(seed).choice(others, most_others, p=weights)
         weights = np.full(most_others, 1 / most_others)
-    largest = int(kept.max())
+    largest = int(retained.max())
     if largest >= path.output.rows:
         what = f"token {largest} is outside the output table's {path.output.rows:,} rows"
         raise DataError(what, "use the tokenizer that belongs to the model")
-    logs = _state_logs(path, np.concatenate([kept, others]), kept)
+    logs = _state_logs(path, np.concatenate([retained, others]), retained)
     if len(others):
-        count = len(kept)
+        count = len(retained)
         pooled = weights @ np.exp(logs[count:])
         pooled = np.log(np.clip(pooled, np.finfo(float).tiny, None))
         logs = np.concatenate([logs[:count], pooled[None]])
@@ -155,17 +170,17 @@ def frequent_loss(
     return float(-(reduced.counts * pair_logs).sum() / reduced.pairs)
 
 
-def _state_logs(path: DirectPath, before: Ids, kept: Ids) -> Array:
-    """Return log p(state | token) [n, K + 1] behind each of the tokens `before` [n].
+def _state_logs(path: DirectPath, before: Ids, retained: Ids) -> Array:
+    """Return log p(state | token) [n, K + 1] after each of the tokens `before` [n].
 
-    A state is one of the tokens `kept` [K], or the last one for all others. The softmax runs over every output row.
+    A state is one of the tokens `retained` [K], or the last one for all others. The softmax runs over every output row.
     """
-    count = len(kept)
+    count = len(retained)
     left = path.left(path.input.take(before))
     logs = np.full((len(before), count + 1), -np.inf)
     for start, stop, block in logit_blocks(path, left):
-        inside = np.flatnonzero((kept >= start) & (kept < stop))
-        columns = kept[inside] - start
+        inside = np.flatnonzero((retained >= start) & (retained < stop))
+        columns = retained[inside] - start
         logs[:, inside] = block[:, columns]
         block[:, columns] = -np.inf
         logs[:, count] = np.logaddexp(logs[:, count], special.logsumexp(block, axis=1))
@@ -174,13 +189,16 @@ def _state_logs(path: DirectPath, before: Ids, kept: Ids) -> Array:
 
 
 def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0) -> Estimate:
-    """Mean of −log p(after | before) of a path over a chain's pairs, in nats per token.
+    """Return the mean of −log p(after | before) of a path over a chain's pairs.
 
-    Exact, without an interval, where the chain has at most `sample` different pairs, else of that many drawn ones, each
-    as often as it occurs. Every softmax runs over the whole output table: n pairs cost n·V·E.
+    It is in nats per token. If the chain has at most `sample` different pairs, the mean is exact, without an interval.
+    Else
+    it is over that many random pairs, drawn by their frequency. Every softmax runs over the full output table: n pairs
+    cost
+    n·V·E.
 
     Raises:
-        DataError: a sample below 2, a token of the chain that a table does not have, or values that are no numbers.
+        DataError: a sample below 2, a token of the chain that a table lacks, or values that are no numbers.
     """
     if sample < 2:
         raise DataError(f"a sample of {sample}", "give 2 or more")
@@ -201,7 +219,7 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
     return Estimate(nll, nll - half, nll + half, sample)
 
 
-SHOWN = 24  # most frequent tokens of a heat map
+MAP_TOKENS = 24  # most frequent tokens of a heat map
 PERMUTATIONS = 199
 IN_TEXT = (
     "How much likelier the next token (column) is behind the current one (row) than anywhere in the text, log Q/(ππ) "
@@ -215,24 +233,24 @@ def heat_maps(
     folder: Folder,
     paths: Mapping[str, tuple[str, DirectPath]],
     also: Sequence[int] = (),
-    most: int = SHOWN,
+    most: int = MAP_TOKENS,
     seed: int = 0,
 ) -> tuple[list[Grid], list[list[Quantity]]]:
-    """Map what a text's `most` frequent tokens and those of `also` have behind each other, and what each path says.
+    """Return heat maps of a text and of paths, and how far each path follows the text.
 
-    `paths` are {title of a map: (the path's name in quantities, path)}. Returns the text's map and each path's, in the
-    text's colours; and of each path, how far it follows the text.
+    The tokens are the text's `most` frequent ones and those of `also`. `paths` are {title of a map: (the path's name in
+    quantities, path)}. All maps have the text's colours.
     """
     tokens = frequent(chain, most, also)
     of_text = text_map(chain, tokens)
     is_coloured = ~np.eye(len(of_text), dtype=bool) & ~np.isnan(of_text)
     top = float(np.abs(interaction_residuals(of_text)[is_coloured]).max(initial=0.0))
-    drawn = _MapAxes(read_as(folder, tokens.tolist()), top or 1.0)
-    grids = [drawn.grid("Bigrams", of_text, "the text", IN_TEXT)]
+    axes = _MapAxes(read_as(folder, tokens.tolist()), top or 1.0)
+    grids = [axes.grid("Bigrams", of_text, "the text", IN_TEXT)]
     follows = []
     for title, (path_name, path) in paths.items():
         of_path = path_map(path, chain, tokens)
-        grids.append(drawn.grid(title, of_path, "", BY_PATH))
+        grids.append(axes.grid(title, of_path, "", BY_PATH))
         follows.append(list(_following(path_name, of_text, of_path, seed)))
     return grids, follows
 
@@ -241,11 +259,11 @@ def heat_maps(
 class _MapAxes:
     """Axes and colours that all heat maps of one text share."""
 
-    texts: tuple[str, ...]  # of the tokens, on both axes
-    top: float  # the end of the colours, both ways
+    texts: tuple[str, ...]  # texts of the tokens, on both axes
+    top: float  # value at the end of the colours, both signs
 
     def grid(self, name: str, values: Array, of: str, why: str) -> Grid:
-        """Draw the interaction of a map [K, K]."""
+        """Return the interaction of a map [K, K] as a grid."""
         rows = []
         for row in interaction_residuals(values).tolist():
             rows.append(tuple(round(value, 3) for value in row))
@@ -253,7 +271,7 @@ class _MapAxes:
 
 
 def _following(path_name: str, of_text: Array, of_path: Array, seed: int) -> Iterator[Quantity]:
-    """Yield how far a path's map follows the text's: by value, and by order."""
+    """Yield the correlations of a path's map with the text's: by value, and by order."""
     by_value, by_order = likeness(of_text, of_path, seed=seed)
     for what, (correlation, p) in {"the text": by_value, "which order is likelier": by_order}.items():
         if not math.isnan(correlation):
@@ -262,7 +280,7 @@ def _following(path_name: str, of_text: Array, of_path: Array, seed: int) -> Ite
 
 
 def text_map(chain: Chain, ids: Ids) -> Array:
-    """log(Q_ij / (π_i π_j)) of a text's own counts, of tokens that it has."""
+    """Return log(Q_ij / (π_i π_j)) from a text's counts, for tokens that it has."""
     keys = ids[:, None] * chain.vocabulary + ids
     counts = chain.counted(keys.ravel()).reshape(keys.shape)
     shares = np.where(counts > 0, counts / chain.pairs, np.nan)
@@ -272,18 +290,22 @@ def text_map(chain: Chain, ids: Ids) -> Array:
 
 
 def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
-    """A path's log p(j | i) − log π_j, with π from the text."""
+    """Return a path's log p(j | i) − log π_j, with π from the text."""
     _, logs, _ = transitions(path, np.stack(np.meshgrid(ids, ids, indexing="ij"), axis=-1))
     return logs.reshape(len(ids), -1) - np.log(chain.tokens[ids] / chain.pairs)
 
 
 def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: int = 0) -> list[tuple[float, float]]:
-    """How far a path's map follows the text's, over pairs off the diagonal that the text has: twice (correlation, p).
+    """Return the two correlations (correlation, p) of a path's map with the text's.
 
-    The first is Pearson's of both interactions, each fitted on these pairs; the second the same of value(i, j) −
-    value(j, i) over pairs seen both ways, which a symmetric path can follow only by its rows' normalisers. p is the
-    share of permutations of the path's tokens, rows and columns alike, that reach it (Mantel 1967), (1 + reached) / (1
-    + permutations). NaN for fewer than 3 pairs, or a side that is constant.
+    They use pairs off the diagonal that the text has. The first is Pearson's of both interactions, each fitted on these
+    pairs. The second is that of value(i, j) − value(j, i) over pairs that occur in both orders, which a symmetric path
+    can
+    follow only by its rows' normalisers. p is the share of permutations of the path's tokens, rows and columns alike,
+    that
+    reach the correlation (Mantel 1967), (1 + reached) / (1 + permutations). Both are NaN for fewer than 3 pairs, or if
+    one
+    side is constant.
     """
     off = ~np.isnan(text) & ~np.eye(len(text), dtype=bool)
     both = np.triu(off & off.T)
@@ -297,7 +319,7 @@ def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: i
 
 
 def _interactions(values: Array, off: Mask, both: Mask) -> tuple[Array, Array]:
-    """Return a map's interactions at the pairs `off` [K, K], and differences of both orders at `both`."""
+    """Return a map's interactions at the pairs `off` [K, K], and order differences at `both`."""
     fitted = interaction_residuals(np.where(off, values, np.nan))
     return fitted[off], (fitted - fitted.T)[both]
 
@@ -305,7 +327,7 @@ def _interactions(values: Array, off: Mask, both: Mask) -> tuple[Array, Array]:
 def _correlation(first: Array, second: Array) -> float:
     """Return Pearson's correlation of two vectors.
 
-    It is NaN for fewer than 3 values, or where one vector is constant.
+    It is NaN for fewer than 3 values, or if one vector is constant.
     """
     if len(first) < 3 or min(np.ptp(first), np.ptp(second)) < 1e-12:
         return math.nan

@@ -1,10 +1,11 @@
-"""The tables of a checkpoint, read a few rows at a time, as its model meets them, and which rows of two are one token.
+"""Tables of a checkpoint, read a few rows at a time, and pairs of their rows.
 
-A table [V, E] is read in the same way wherever it lies: in memory, in a file, or behind a map that makes its rows. A
-factored table is looked at twice: its stored rows [V, k], and what its maps make of them at each end [V, D].
+A table [V, E] has one interface wherever it is stored: in memory, in a file, or as rows that a map computes. A factored
+table has two views: its stored rows [V, k], and the rows [V, D] that its maps compute at each end.
 
-Rows are paired by the token's text, never by its place: two tokenizers give one text two ids, and one id two texts. By
-index only where both tables belong to one vocabulary: the two ends of one model, or the same texts in the same order.
+Rows are paired by the token's text, never by their index: two tokenizers give one text two ids, and one id two texts.
+Rows are paired by index only if both tables belong to one vocabulary: the two ends of one model, or equal texts in the
+same order.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import progress_of
 from tiewise.core.spec_options import INSPECT
 
-CHUNK_VALUES = 2**20  # 8 MB in fp64
+CHUNK_VALUES = 2**20  # values in memory at once: 8 MB in fp64
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Rows = NDArray[np.floating]  # of a table, in the type that its reader chose
+Rows = NDArray[np.floating]  # of a table, in the type that the caller requested
 
 
 class TokenTable(ABC):
-    """Rows of a table as floating numbers, whatever they are stored in; `name` is for messages."""
+    """Rows of a table as floating numbers, independent of how they are stored.
+
+    `name` is for messages.
+    """
 
     name: str = "table"
     rows: int
@@ -51,25 +55,29 @@ class TokenTable(ABC):
     def read(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) in fp64."""
 
-    def spans(self, rows: int | None = None, beside: int = 0, least: int = 1) -> Iterator[tuple[int, int]]:
-        """Row ranges of a few MB each, in order; of the first `rows` rows only, where given.
+    def spans(self, rows: int | None = None, caller_width: int = 0, least: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield row ranges of a few MB each, in order.
 
-        `beside`: values that the caller holds for every row read, where they are more than the row's own; `least`: rows
-        of a range, however wide.
+        If `rows` is set, the ranges cover the first `rows` rows only. `caller_width` is the number of values that the
+        caller
+        stores per row, if it exceeds the row's width. `least` is the smallest number of rows of a range, however wide
+        they are.
         """
         end = self.rows if rows is None else min(rows, self.rows)
-        step = max(least, CHUNK_VALUES // max(1, self.width, beside))
+        step = max(least, CHUNK_VALUES // max(1, self.width, caller_width))
         for start in range(0, end, step):
             yield start, min(start + step, end)
 
     @overload
-    def take(self, ids: ArrayLike) -> Array: ...
+    def take(self, ids: ArrayLike) -> Array:
+        """Return rows [n, E] in fp64."""
 
     @overload
-    def take(self, ids: ArrayLike, dtype: type[np.floating]) -> Rows: ...
+    def take(self, ids: ArrayLike, dtype: type[np.floating]) -> Rows:
+        """Return rows [n, E] of `dtype`."""
 
     def take(self, ids: ArrayLike, dtype: type[np.floating] = np.float64) -> Rows:
-        """Return the rows of some tokens [n, E], in any order, as a fresh array of `dtype`."""
+        """Return the rows of tokens `ids`, in any order, as a new array [n, E]."""
         chosen = np.atleast_1d(np.asarray(ids, np.int64))
         outside = chosen[(chosen < 0) | (chosen >= self.rows)]
         if len(outside):
@@ -80,10 +88,10 @@ class TokenTable(ABC):
 
     @abstractmethod
     def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
-        """Return at least one row, all of them in the table, as a fresh array of `dtype`."""
+        """Return one or more existing rows as a new array of `dtype`."""
 
 
-class HeldTable(TokenTable):
+class ArrayTable(TokenTable):
     """A table in memory."""
 
     def __init__(self, values: ArrayLike) -> None:
@@ -94,7 +102,7 @@ class HeldTable(TokenTable):
         self.rows, self.width = self.values.shape
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop)."""
+        """Return rows [start, stop) in fp64."""
         return self.values[start:stop].astype(np.float64)
 
     def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
@@ -102,7 +110,11 @@ class HeldTable(TokenTable):
 
 
 class StoredTable(TokenTable):
-    """A table in a checkpoint's file, read by positioned reads; CheckpointError if it is no matrix of floats."""
+    """A table in a checkpoint's file, of which only the requested rows are read.
+
+    Raises:
+        CheckpointError: the tensor is no matrix of floating numbers.
+    """
 
     def __init__(self, tensor: Stored) -> None:
         if len(tensor.shape) != 2 or tensor.dtype not in FLOATING:
@@ -113,7 +125,7 @@ class StoredTable(TokenTable):
         self.rows, self.width = tensor.shape
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop)."""
+        """Return rows [start, stop) in fp64."""
         return self.tensor.read(start, stop).astype(np.float64)
 
     def _take(self, ids: Ids, dtype: type[np.floating]) -> Rows:
@@ -123,14 +135,17 @@ class StoredTable(TokenTable):
 
 
 class MappedTable(TokenTable):
-    """Rows [V, D] that `make` makes of another table's [V, k], fp64 to fp64, a few at a time and each by itself."""
+    """Rows [V, D] that `make` computes from the rows [V, k] of another table.
+
+    `make` maps fp64 to fp64. It maps each row independently, a few rows at a time.
+    """
 
     def __init__(
         self, table: TokenTable, make: Callable[[Array], Array], width: int, name: str = "", turns: bool = True
     ) -> None:
         self.table, self.make = table, make
         self.name, self.rows, self.width = name or table.name, table.rows, width
-        self.turns = turns  # whether rows change their direction, as by a scale alone they do not
+        self.turns = turns  # True if the map changes the direction of rows; a scale alone does not
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) in fp64."""
@@ -148,27 +163,27 @@ class MappedTable(TokenTable):
 AnyTable = TokenTable | Stored | Rows
 
 
-def as_table(given: AnyTable) -> TokenTable:
-    """Open a stored tensor, or take an array; a table stays what it is."""
-    if isinstance(given, TokenTable):
-        return given
-    if isinstance(given, Stored):
-        return StoredTable(given)
-    return HeldTable(given)
+def as_table(source: AnyTable) -> TokenTable:
+    """Wrap a stored tensor or an array as a table; return a table unchanged."""
+    if isinstance(source, TokenTable):
+        return source
+    if isinstance(source, Stored):
+        return StoredTable(source)
+    return ArrayTable(source)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of one model."""
+    """Input and output table of one model."""
 
-    folder: Folder  # where they lie
+    folder: Folder  # the checkpoint
     input: TokenTable  # the input table [V, D]
-    output: TokenTable  # the output table [V', D']; the same object as `input` where the model is tied
-    # the one stored table [V, E] that both ends read, directly or through maps; None where there are two
+    output: TokenTable  # the output table [V', D']; the same object as `input` if the model is tied
+    # the one stored table [V, E] that both ends read, directly or through maps; None for two tables
     shared: TokenTable | None
-    stored: tuple[Stored, ...]  # the stored tensors behind them, one or two, the input's first
-    notes: tuple[str, ...] = ()  # what a reader must know of these tables
-    beside: tuple[IndexedTensor, ...] = ()  # what else token ids index
+    stored: tuple[Stored, ...]  # the stored tensors of both ends, one or two, the input's first
+    notes: tuple[str, ...] = ()  # facts about these tables for a reader
+    indexed_tensors: tuple[IndexedTensor, ...] = ()  # further tensors that token ids index
 
     @property
     def tied(self) -> bool:
@@ -182,15 +197,15 @@ class Ends:
 
     @property
     def tables(self) -> tuple[tuple[str, TokenTable], ...]:
-        """Return (which end, table): `input` and `output`, or the one `table` of a tied model."""
+        """Return (end, table) pairs: `input` and `output`, or the one `table` of a tied model."""
         if self.tied:
             return (("table", self.input),)
         return ("input", self.input), ("output", self.output)
 
     def unusable(self) -> Mask:
-        """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table.
+        """Mark tokens [V] whose row in either table is zero, repeated or not finite.
 
-        Both tables are read whole, a piece at a time.
+        Both tables are read completely, a piece at a time.
         """
         mask = np.zeros(max(self.input.rows, self.output.rows), bool)
         for tensor in self.stored:
@@ -202,7 +217,9 @@ class Ends:
 
 
 def ends_of(folder: Folder) -> Ends:
-    """Find the two ends of a checkpoint; those of a stored boundary are read through its maps and scales.
+    """Find the input and output table of a checkpoint.
+
+    Tables of a stored boundary are read through its maps and scales.
 
     Raises:
         CheckpointError: no input table, no output head, or a table that is quantised.
@@ -230,7 +247,7 @@ def _plain_ends(facts: Facts) -> Ends:
 
 
 def _boundary_ends(facts: Facts) -> Ends:
-    """Return the ends of a boundary that this package stored, behind its maps and scales."""
+    """Return the ends of a boundary that this package stored, after its maps and scales."""
     boundary = read_boundary(facts, INSPECT)
     lookup, head = boundary.lookup, boundary.head
     is_one_table = lookup.table.name == head.table.name
@@ -239,7 +256,7 @@ def _boundary_ends(facts: Facts) -> Ends:
         stored = "one stored table" if is_one_table else "two stored tables"
         notes.append(f"{stored} {lookup.table.shape[1]} wide; each end is taken behind its map")
     source = dense_table(lookup)
-    # the last part of a mark is the scale, which no angle between rows sees
+    # the last part of a mark is the scale, which does not change angles between rows
     if is_one_table and lookup.mark[:-1] == head.mark[:-1]:
         return Ends(facts.folder, source, source, source, (lookup.table,), tuple(notes))
     target = dense_table(head)
@@ -249,7 +266,7 @@ def _boundary_ends(facts: Facts) -> Ends:
 
 
 def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
-    """Return (input table, output table or None where the model is tied), as they are stored."""
+    """Return (input table, output table) as they are stored; None instead of a tied output."""
     roles, path = facts.roles, facts.path
     if roles.input is None:
         raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
@@ -266,7 +283,10 @@ def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
 
 
 def dense_table(dense: Dense) -> TokenTable:
-    """Return one end of a stored boundary as its model meets it: rows through map and scale, made as they are read."""
+    """Return the rows of one end of a stored boundary, after map and scale.
+
+    The rows are computed when they are read.
+    """
     table = StoredTable(dense.table)
     if not dense.changed:
         return table
@@ -281,11 +301,12 @@ BOTH = "both ends"  # name of the one table of a tied model
 
 
 def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
-    """Return every table that there is to look at, by its name, stored ones first, and notes of what to know of them.
+    """Return every view of a model's tables by name, stored ones first, and notes on them.
 
-    An untied model has "input" and "output", a tied one "both ends"; each that has a map to the body is there once more
-    "after its map", a factored boundary's or a family's own linear one. Further tables of the same shape, as those for
-    further tokens are, go by their role and module.
+    An untied model has "input" and "output", a tied one "both ends". A table with a map to the body has a second view
+    "after its map", for a factored boundary or a family's own linear map. Further tables of the same shape, such as
+    those
+    for further tokens, are named by their role and module.
     """
     ends = ends_of(folder)
     stored = [StoredTable(tensor) for tensor in ends.stored]
@@ -307,10 +328,13 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
 
 
 def _further_tables(ends: Ends) -> tuple[dict[str, TokenTable], list[IndexedTensor]]:
-    """Return (tables shaped as the first end's by role and module, other tensors)."""
+    """Return (further tables that have the shape of the first end, all other tensors).
+
+    Tables are named by role and module.
+    """
     tables: dict[str, TokenTable] = {}
     rest = []
-    for other in ends.beside:
+    for other in ends.indexed_tensors:
         is_like_first = other.tensor.dtype in FLOATING and other.tensor.shape == ends.stored[0].shape
         if other.has_row_per_token and is_like_first:
             tables[f"{other.role} {short(other.module)}"] = StoredTable(other.tensor)
@@ -320,7 +344,7 @@ def _further_tables(ends: Ends) -> tuple[dict[str, TokenTable], list[IndexedTens
 
 
 def _behind_maps(ends: Ends) -> dict[str, TokenTable]:
-    """Return the ends of a stored boundary whose map turns their rows."""
+    """Return the ends of a stored boundary whose map changes the direction of rows."""
     by_end = {BOTH: ends.input} if ends.tied else dict(ends.tables)
     views: dict[str, TokenTable] = {}
     for end, table in by_end.items():
@@ -330,12 +354,15 @@ def _behind_maps(ends: Ends) -> dict[str, TokenTable]:
 
 
 def _after_map(end: str) -> str:
-    """Name the view of a table behind its map."""
+    """Return the name of the view of a table after its map."""
     return f"{end} after its map"
 
 
 def _through_family_maps(folder: Folder, stored: Sequence[StoredTable]) -> dict[str, TokenTable]:
-    """Return the tables behind the linear maps of their family; a map that fits no table is left out."""
+    """Return the tables after the linear maps of their family.
+
+    A map that fits no table is left out.
+    """
     views: dict[str, TokenTable] = {}
     source, target = stored[0], stored[-1]
     for tensor in find_roles(folder.tensors, folder.config).maps:
@@ -361,19 +388,21 @@ def _through(table: StoredTable, matrix: Array, bias: Stored | None) -> MappedTa
     return MappedTable(table, lambda rows: rows @ matrix + shift, width)
 
 
-def left_out(beside: Collection[IndexedTensor]) -> tuple[str, ...]:
-    """Return a note that names what token ids index and a section leaves out; none where there is nothing."""
-    if not beside:
+def left_out(others: Collection[IndexedTensor]) -> tuple[str, ...]:
+    """Return a note that names the indexed tensors which a section leaves out, if any."""
+    if not others:
         return ()
-    listed = names([f"{other.tensor.name} ({other.role})" for other in beside])
+    listed = names([f"{other.tensor.name} ({other.role})" for other in others])
     return (f"token ids index more, which is left out: {listed}",)
 
 
 def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
-    """Return the text of each of `rows` rows as a checkpoint's tokenizer files give it; None where none has the id.
+    """Return the text of each of `rows` rows by a checkpoint's tokenizer files.
+
+    A row without a token has None.
 
     Raises:
-        CheckpointError: no folder, no tokenizer file in it that holds texts, or one that cannot be read.
+        CheckpointError: no folder, no tokenizer file with texts in it, or one that cannot be read.
     """
     opened = folder if isinstance(folder, Folder) else open_folder(folder)
     where = opened.path
@@ -395,7 +424,7 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows that belong together: row a[i] of one table and row b[i] of the other, int64 [n], sorted by a."""
+    """Paired rows of two tables: row a[i] and row b[i], int64 [n], sorted by a."""
 
     a: Ids
     b: Ids
@@ -414,16 +443,21 @@ class Pairs:
 
 
 def one_vocabulary(rows_a: int, rows_b: int) -> Pairs:
-    """Pair rows by index: two tables of one model. A longer table's further rows (padding) are left out."""
+    """Pair the rows of two tables of one model by index.
+
+    Further rows (padding) of the longer table are left out.
+    """
     rows = np.arange(min(rows_a, rows_b), dtype=np.int64)
     return Pairs(rows, rows, "one vocabulary")
 
 
 def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pairs:
-    """Pair rows whose tokens have the same text, None for no token; of a text that stands twice, the first row counts.
+    """Pair rows whose tokens have the same text.
+
+    None is no token. If several rows have one text, the first counts.
 
     Raises:
-        CheckpointError: the two have no token in common.
+        CheckpointError: the two vocabularies have no token in common.
     """
     rows_a, rows_b = _first_rows(texts_a), _first_rows(texts_b)
     common = sorted((row, rows_b[text]) for text, row in rows_a.items() if text in rows_b)

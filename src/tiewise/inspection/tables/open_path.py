@@ -1,6 +1,6 @@
-"""The direct path of a checkpoint: its two tables, and what its class does between them.
+"""The direct path of a checkpoint: its two tables, and the operations between them.
 
-Tables are opened, not read; only vectors (a norm's weight, a bias) are. What stands before the head is known exactly
+Tables are opened, not read; only vectors (a norm's weight, a bias) are read. The operations before the head are exact
 for families whose record has a `final_norm`. Tests compare each with transformers' own class without layers, whose
 logits are the direct path. For any other family nothing is assumed: its tables are multiplied as they are stored.
 """
@@ -29,26 +29,26 @@ from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable, Toke
 
 @dataclass(frozen=True)
 class Norm:
-    """What stands between the body and the head."""
+    """The normalisation between the body and the head."""
 
     kind: str = NONE  # "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps)
-    eps: float = 0.0  # as above
-    gain: Array | None = None  # multiplied by element [E]; None for ones. Without a kind it is applied all the same
+    eps: float = 0.0  # eps of the formulas above
+    gain: Array | None = None  # factor of each element [E]; None for ones; applied also if `kind` is "none"
     shift: Array | None = None  # added by element [E], after the gain; None for zeros
 
 
 @dataclass(frozen=True)
 class DirectPath:
-    """Both tables and everything that acts between them."""
+    """Both tables and all operations between them."""
 
     input: TokenTable  # input table [V, E]
-    output: TokenTable  # output table [V', E]; the same object where the model is tied
+    output: TokenTable  # output table [V', E]; the same object if the model is tied
     norm: Norm = Norm()  # the model's final norm, applied to the scaled input row
-    input_scale: float = 1.0  # times every input row
-    output_scale: float = 1.0  # times every logit
+    input_scale: float = 1.0  # factor of every input row
+    output_scale: float = 1.0  # factor of every logit
     bias: Array | None = None  # added to the logits, after the scale [V']
-    softcap: float | None = None  # c · tanh(logit / c); None without
-    notes: tuple[str, ...] = ()  # what was applied, what the model does besides and is left out
+    softcap: float | None = None  # c · tanh(logit / c); None: no soft-cap
+    notes: tuple[str, ...] = ()  # operations that were applied, and parts of the model that are left out
 
     def __post_init__(self) -> None:
         if self.input.width != self.output.width:
@@ -67,19 +67,22 @@ class DirectPath:
 
     @property
     def rows(self) -> int:
-        """Return how many tokens both tables have: the first ones, where one table is longer."""
+        """Return the number of tokens that both tables have: the first rows of the longer one."""
         return min(self.input.rows, self.output.rows)
 
     @property
     def linear(self) -> DirectPath:
-        """Return the path by gain and scales alone, W_E diag(g) W_Uᵀ: rows are not divided by their size."""
+        """Return the path without division by the size of rows, W_E diag(g) W_Uᵀ.
+
+        Gain and scales remain.
+        """
         return replace(self, norm=replace(self.norm, kind=NONE))
 
     @property
     def weights(self) -> Array:
         """Return the factor of each element between `base` rows and output rows [E]."""
         scale = self.output_scale
-        if self.norm.kind == NONE:  # otherwise the norm has it
+        if self.norm.kind == NONE:  # otherwise the norm applies the input scale
             scale *= self.input_scale
         factors: Array = np.full(self.input.width, scale)
         if self.norm.gain is not None:
@@ -87,7 +90,10 @@ class DirectPath:
         return factors
 
     def base(self, rows: Array) -> Array:
-        """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
+        """Return input rows [n, E] as they are before `weights`.
+
+        They are unchanged in a linear path, otherwise scaled and normalised.
+        """
         if self.norm.kind == NONE:
             return rows
         rows = rows * self.input_scale
@@ -97,13 +103,18 @@ class DirectPath:
         return normalised
 
     def left(self, rows: Array) -> Array:
-        """Return the A of input rows [n, E]; the norm's shift, the same for every token, is left out."""
+        """Return the rows of A for input rows [n, E].
+
+        The norm's shift is left out, because it is the same for every token.
+        """
         return self.base(rows) * self.weights
 
     def logits(self, dots: Array, output_rows: Array, which: slice | Ids) -> Array:
-        """Return the head's logits of dot products of A with some output rows, `which` of the output table.
+        """Return the head's logits from dot products of A with some output rows.
 
-        They have what the norm's shift adds, whatever the input token is, the bias and the soft-cap.
+        `which` are the indices of these rows in the output table. The logits include the norm's shift, which does not
+        depend on
+        the input token, the bias and the soft-cap.
         """
         if self.norm.shift is not None:
             dots = dots + output_rows @ self.norm.shift * self.output_scale
@@ -115,7 +126,9 @@ class DirectPath:
 
 
 def open_path(folder: Folder) -> DirectPath:
-    """Open the direct path; `notes` say what of the model it applies and what it leaves out.
+    """Open the direct path of a checkpoint.
+
+    `notes` name the parts of the model that the path applies and those that it leaves out.
 
     Raises:
         CheckpointError: a table is missing, quantised or mapped to another width, or the final norm is not stored.
@@ -124,7 +137,10 @@ def open_path(folder: Folder) -> DirectPath:
 
 
 def path_of(facts: Facts) -> DirectPath:
-    """Open the direct path of a checkpoint of which the facts are known. Raises as `open_path`."""
+    """Open the direct path of a checkpoint from its facts.
+
+    Raises as `open_path`.
+    """
     boundary, boundary_softcap = None, None
     if facts.is_tiewise_type:
         boundary = read_boundary(facts, INSPECT)
@@ -169,11 +185,15 @@ class _PathTables:
 
     stored: Stored  # the input table as it is stored
     source: TokenTable  # input rows as the body receives them
-    target: TokenTable  # output rows; the same object where the model is tied
+    target: TokenTable  # output rows; the same object if the model is tied
 
 
 def _plain_tables(facts: Facts) -> _PathTables:
-    """Open the tables of a model that has nothing between them and its body; CheckpointError if it has a map."""
+    """Open the tables of a model that has no map between them and its body.
+
+    Raises:
+        CheckpointError: the model has a map.
+    """
     table, head = stored_ends(facts)
     maps = facts.roles.maps
     if maps:
@@ -186,7 +206,7 @@ def _plain_tables(facts: Facts) -> _PathTables:
 
 
 def _boundary_tables(boundary: StoredBoundary) -> _PathTables:
-    """Open the tables of a boundary that this package stored, behind its maps and scales."""
+    """Open the tables of a boundary that this package stored, after its maps and scales."""
     lookup, head = boundary.lookup, boundary.head
     source = dense_table(lookup)
     if lookup.mark == head.mark:
@@ -201,11 +221,14 @@ class _Scales:
     input: float
     output: float
     softcap: float | None
-    notes: tuple[str, ...]  # what is applied, and what the config has that is not
+    notes: tuple[str, ...]  # scales that are applied, and those of the config that are not
 
 
 def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Scales:
-    """Read the scales that the family's class applies; those of any other family are named and not applied."""
+    """Read the scales that the family's class applies.
+
+    Scales of an unsupported family are named in a note and not applied.
+    """
     scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
     names = () if ending is None else ending.scalars
     applied = {key: value for key, value in scalars.items() if key in names}
@@ -229,21 +252,24 @@ def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Sca
 
 
 def _head_bias(facts: Facts, rows: int) -> Stored | None:
-    """Return the head's stored bias of one number for each row: the one next to the head's weight, else the first."""
+    """Return the head's stored bias, one number per row, or None.
+
+    The bias stored next to the head's weight is preferred, then the first that fits.
+    """
     head, _ = module_of(facts.roles.output_name or "")
     fitting = [bias for bias in facts.roles.biases if bias.shape in ((rows,), (1, rows))]
     return min(fitting, key=lambda bias: bias.name != f"{head}.bias", default=None)
 
 
 def final_norm_of(facts: Facts) -> FinalNorm | None:
-    """Return how the family of a checkpoint ends; None where it is not known."""
+    """Return the record of the final norm of a checkpoint's family; None if it has none."""
     return family(_family(facts)[1]).final_norm
 
 
 def _applied_norm(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> tuple[Norm, str]:
-    """Return the norm before the head, and a note of it.
+    """Return the norm before the head, and a note about it.
 
-    `ending` is None where the family is not known.
+    `ending` is None if the family has no record of its final norm.
     """
     level, kind = _family(facts)
     if ending is None:
@@ -255,7 +281,10 @@ def _applied_norm(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -
 
 
 def _without_norm(facts: Facts, kind: Any) -> str:
-    """Say why no final norm is applied: the family is unknown, or its record has none."""
+    """Return a note why no final norm is applied.
+
+    The family is unknown, or its record has no final norm.
+    """
     if not facts.family.has_facts and not family(kind).has_facts:
         tables = f"its tables were identified by {facts.roles.source}"
         return f"{facts.family.unknown_message}: no final norm is applied, and {tables}"
@@ -264,13 +293,16 @@ def _without_norm(facts: Facts, kind: Any) -> str:
 
 
 def _family(facts: Facts) -> tuple[Mapping[str, Any], Any]:
-    """Return the level of the config that describes the text model, and the family that it states."""
+    """Return the part of the config that describes the text model, and its family."""
     level = facts.levels.get(facts.text.level, facts.config)
     return level, level.get(BASE_TYPE if facts.is_tiewise_type else "model_type")
 
 
 def _root(width: int, table: Stored) -> float:
-    """√E as Gemma multiplies rows by it: rounded to the type of the table, so 34.0 for 1,152 in bf16."""
+    """Return √E as Gemma multiplies rows by it.
+
+    It is rounded to the type of the table: 34.0 for E = 1,152 in bf16.
+    """
     root = math.sqrt(width)
     if table.dtype not in FLOATING:
         return root
@@ -304,7 +336,7 @@ def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stor
 def _epsilon(ending: FinalNorm, level: Mapping[str, Any]) -> float:
     """Return the eps of a final norm: the config's, else the family's.
 
-    The config's counts where it is a number of 0 or more.
+    The config's eps is ignored unless it is a number of 0 or more.
     """
     if not ending.eps_key:
         return ending.eps

@@ -1,4 +1,4 @@
-"""The direct path: what a model would say of the next token from its two tables alone, M = A Bᵀ [V, V].
+"""The direct path M = A Bᵀ [V, V]: next-token logits from the tables alone.
 
 A's rows are the input rows as they reach the head (scaled, normalised, times the norm's gain), B's rows the output
 rows. M is never built. Every figure here follows from three products of width E, which are summed over the rows once:
@@ -8,11 +8,13 @@ rows. M is never built. Every figure here follows from three products of width E
 The nonzero eigenvalues of (M + Mᵀ)/2 = X J Xᵀ, with X = [A B] and J = ½[[0, I], [I, 0]], are those of R J Rᵀ where
 XᵀX = RᵀR: a problem of 2E × 2E.
 
-Probabilities do not see all of M. The normaliser takes away what is constant along a row, and a bias what is constant
-along a column, so `centred` figures are of M without its row means and column means: A and B without their mean rows.
+Probabilities do not depend on all of M. The normaliser removes every part that is constant along a row, and a bias
+every part that is constant along a column. So `centred` figures are of M without its row means and column means: A and
+B without their mean rows.
 
 Logits and probabilities of single tokens are the model's: norm with gain and shift, scales, bias and soft-cap are
-applied as it applies them, and the softmax runs over every output row, read once for all tokens that are asked for.
+applied as the model applies them. The softmax runs over every output row; the table is read once for all requested
+tokens.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from tiewise.inspection.tables.model_tables import Array, Ids, Mask
 from tiewise.inspection.tables.open_path import DirectPath
 from tiewise.inspection.tables.token_texts import find_tokens
 
-COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
-BLOCK = 1024  # tokens that are held against as many others
-RESAMPLES = 200  # of sampled tokens
-MOST_PAIRS = 4096  # held against one block of output rows
-ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
+COUNTED = 1e-10  # relative to ‖M‖; smaller eigenvalues count as zeros
+BLOCK = 1024  # tokens per side of a block of token pairs
+RESAMPLES = 200  # bootstrap draws of the sampled tokens
+MOST_PAIRS = 4096  # pairs per pass over the output table
+ROUNDING = 1e-12  # relative; one product in blocks of two shapes is rounded differently
 AsymmetricPair = tuple[int, int, float, float]  # i, j, M[i, j], M[j, i]
 WordOrders = dict[str, tuple[float, float, int]]  # "New → York" → logit, log-probability, rank
 
@@ -49,22 +51,22 @@ class Grams:
     """Products of width E, summed over the rows of both tables."""
 
     left: Array  # of base rows, NᵀN [E, E]
-    right: Array  # of output rows, UᵀU
-    cross: Array  # UᵀN
-    weights: Array  # elementwise between them [E]
+    right: Array  # of output rows, UᵀU [E, E]
+    cross: Array  # UᵀN [E, E]
+    weights: Array  # elementwise between base rows and output rows [E]
     left_sum: Array  # sum of base rows [E]
-    right_sum: Array  # sum of output rows
+    right_sum: Array  # sum of output rows [E]
     diagonal: float  # sum of M's diagonal
     rows: int  # V
 
     @property
     def shared(self) -> bool:
-        """Whether all three products are one: base rows and output rows are the same."""
+        """Return True if all three products are one: base rows and output rows are the same."""
         return self.left is self.right
 
     @property
     def centred(self) -> Grams:
-        """The same of tables without their mean rows, for `asymmetry` and `definiteness`."""
+        """Return the products of tables without their mean rows, for `asymmetry` and `definiteness`."""
 
         left = right = cross = self.left - np.outer(self.left_sum, self.left_sum) / self.rows
         if not self.shared:
@@ -76,7 +78,10 @@ class Grams:
 
 
 def grams(path: DirectPath) -> Grams:
-    """Sum the three products in fp64, a few rows at a time; a tied linear path needs one of them."""
+    """Sum the three products in fp64, a few rows at a time.
+
+    A tied linear path needs only one of them.
+    """
     shared = path.tied and path.norm.kind == NONE
     width, weights = path.input.width, path.weights
     left, right, cross = (np.zeros((width, width)) for _ in range(3))
@@ -104,7 +109,11 @@ def grams(path: DirectPath) -> Grams:
 
 
 def asymmetry(g: Grams) -> tuple[float, float]:
-    """(‖M‖², ‖M − Mᵀ‖² / ‖M‖²): 0 symmetric, as a tied linear path is exactly, 2 no relation, 4 antisymmetric."""
+    """Return (‖M‖², ‖M − Mᵀ‖² / ‖M‖²).
+
+    The ratio is 0 for a symmetric M, exactly so for a tied linear path, 2 for no relation, and 4 for an antisymmetric
+    M.
+    """
     weights = np.outer(g.weights, g.weights)
     straight, turned = g.left * g.right, g.cross * g.cross.T
     energy = float((weights * straight).sum())
@@ -115,9 +124,11 @@ def asymmetry(g: Grams) -> tuple[float, float]:
 
 
 def eigenvalues(g: Grams) -> Array:
-    """The nonzero eigenvalues of M's symmetric part, rising; none is below 0 for any S = W Wᵀ.
+    """Return the nonzero eigenvalues of M's symmetric part, rising.
 
-    They are those of an E × E matrix for a tied linear path, else of one of 2E × 2E.
+    For any S = W Wᵀ none is below 0. They are computed from an E × E matrix for a tied linear path, otherwise from one
+    of
+    2E × 2E.
     """
     if g.shared:
         root = _root(g.left)
@@ -135,7 +146,7 @@ def eigenvalues(g: Grams) -> Array:
 
 
 def _root(product: Array) -> Array:
-    """Return R [r, n] with RᵀR = product, without directions that are nothing but rounding."""
+    """Return R [r, n] with RᵀR = product, without directions that are only rounding."""
     values, vectors = np.linalg.eigh(product)
     is_filled = values > values[-1] * len(values) * np.finfo(float).eps
     root: Array = np.sqrt(values[is_filled])[:, None] * vectors[:, is_filled].T
@@ -145,13 +156,19 @@ def _root(product: Array) -> Array:
 def sampled_asymmetry(
     lefts: Sequence[Array], right: Array, seed: int = 0, block: int = BLOCK
 ) -> list[tuple[Estimate, Estimate]]:
-    """Measure each path's A of sampled tokens [n, E] against their output rows, and the last less the first.
+    """Measure each path's A of sampled tokens [n, E] against their output rows.
 
-    Each is ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4 antisymmetric), and the same of S less the sample's
-    row means and column means (the same in every draw), which the normaliser and a bias can take up. Intervals are of
-    the bootstrap over tokens (Efron 1979), with the same draws for every path. A token drawn twice is no pair with
-    itself: entries off the diagonal count by the product of both tokens' draws, those on it by the token's draws.
-    Entries of S are computed in blocks of `block` · `block`.
+    The last result is the difference of the last path and the first. Each is ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for
+    unrelated
+    tables, 4 antisymmetric), and the same of S without the sample's row means and column means (the same in every
+    draw),
+    which the normaliser and a bias can absorb.
+
+    Intervals are those of the bootstrap over tokens (Efron 1979), with the same draws for every path. A token that is
+    drawn
+    twice is no pair with itself: entries off the diagonal count by the product of both tokens' draws, those on it by
+    the
+    token's draws. Entries of S are computed in blocks of `block` · `block`.
     """
     n = len(right)
     if n < 8:
@@ -178,18 +195,18 @@ class _Ratios:
     """Ratios of S = A Uᵀ and of the centred S, for each draw."""
 
     def __init__(self, left: Array, right: Array, weights: Array) -> None:
-        """Take the rows A and U [n, E] and weights [n, draws]; nothing is summed yet."""
+        """Store the rows A and U [n, E] and weights [n, draws]; nothing is summed yet."""
         self.left, self.right, self.weights = left, right, weights
-        # means of S along its rows and its columns [n], and over all
+        # means of S along its rows and its columns [n], and over all entries
         self.rows, self.columns = left @ right.mean(0), right @ left.mean(0)
         self.mean = float(left.mean(0) @ right.mean(0))
-        # of S and of the centred S [2, draws]: ‖S‖², and ⟨S, Sᵀ⟩
+        # ‖S‖² and ⟨S, Sᵀ⟩ of S and of the centred S [2, draws]
         self.energy, self.turned = np.zeros((2, 2, weights.shape[1]))
 
     def measure(self, before: int, block: int) -> Array:
-        """Return ‖S − Sᵀ‖² / ‖S‖² of both [2, draws], block by block.
+        """Return ‖S − Sᵀ‖² / ‖S‖² of S and of the centred S [2, draws].
 
-        For progress, `before` tokens count as done.
+        S is computed block by block. For progress, `before` tokens count as done.
         """
         n = len(self.right)
         for start in range(0, n, block):
@@ -218,7 +235,7 @@ class _Ratios:
     def _add_values(self, total: Array, values: Array, first: slice, second: slice) -> None:
         """Add values of a block to sums [draws].
 
-        Off the diagonal a value counts by the draws of both tokens, on it by those of the token.
+        A value off the diagonal counts by the draws of both tokens, one on it by those of the token.
         """
         if first == second:
             total += values.diagonal() @ self.weights[first]
@@ -226,22 +243,27 @@ class _Ratios:
         total += np.einsum("nb,nb->b", self.weights[first], values @ self.weights[second])
 
 
-def logit_blocks(path: DirectPath, left: Array, beside: int = 0) -> Iterator[tuple[int, int, Array]]:
-    """(start, stop, logits [n, stop − start]) of rows of A [n, E], a few MB at a time, over the whole output table."""
-    for start, stop in path.output.spans(beside=max(len(left), beside)):
+def logit_blocks(path: DirectPath, left: Array, caller_width: int = 0) -> Iterator[tuple[int, int, Array]]:
+    """Yield (start, stop, logits [n, stop − start]) of rows of A [n, E].
+
+    The blocks have a few MB each and cover the full output table. `caller_width` is the number of values that the
+    caller
+    stores for each output row.
+    """
+    for start, stop in path.output.spans(caller_width=max(len(left), caller_width)):
         output = path.output.read(start, stop)
         yield start, stop, path.logits(left @ output.T, output, slice(start, stop))
         advance_progress(stop)
 
 
 def logits_of(path: DirectPath, left: Array, ids: Ids) -> Array:
-    """Logit of one output token each [n] for rows of A [n, E]."""
+    """Return the logit [n] of one output token for each row of A [n, E]."""
     output = path.output.take(ids)
     return path.logits(np.einsum("ne,ne->n", left, output), output, ids)
 
 
 def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
-    """(logits, their log-probabilities in nats, ranks) of tokens behind tokens, for pairs (before, after) [n, 2].
+    """Return (logits, log-probabilities in nats, ranks) of pairs (before, after) [n, 2].
 
     Logits are the head's, the softmax runs over every output row, and a rank counts the tokens with a larger logit.
     """
@@ -254,7 +276,7 @@ def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
         of_pairs = logits_of(path, left[place], ways[some, 1])
         least = beyond(of_pairs)[:, None]
         highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
-        for _, _, block in logit_blocks(path, left, beside=len(of_pairs)):
+        for _, _, block in logit_blocks(path, left, caller_width=len(of_pairs)):
             ranks[some] += (block[place] > least).sum(1)
             larger = np.maximum(highest, block.max(1))
             total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
@@ -266,14 +288,16 @@ def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
 
 
 def beyond(logits: Array) -> Array:
-    """What another logit must exceed to be larger by more than rounding."""
+    """Return the value that another logit must exceed to be larger by more than rounding."""
     return logits + ROUNDING * np.maximum(1.0, np.abs(logits))
 
 
-def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> list[Quantity]:
-    """How far the path predicts the token that it has just read, from its `grams` and whole rows of sampled tokens.
+def self_prediction(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> list[Quantity]:
+    """Measure how strongly the path predicts the token that it just read.
 
-    Exact means of M's diagonal and of the rest are without bias, soft-cap and the norm's shift.
+    The figures follow from the path's `grams` and from complete rows of sampled tokens. Exact means of M's diagonal and
+    of
+    the other entries are without bias, soft-cap and the norm's shift.
     """
     if path.rows < 2:
         raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
@@ -297,7 +321,7 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
 
 
 def _is_first(path: DirectPath, ids: Ids) -> Mask:
-    """Mark the tokens [n] behind which none is likelier than they themselves."""
+    """Mark the tokens [n] that are their own likeliest successor."""
     left = path.left(path.input.take(ids))
     least = beyond(logits_of(path, left, ids))
     is_first = np.ones(len(ids), bool)
@@ -309,9 +333,10 @@ def _is_first(path: DirectPath, ids: Ids) -> Mask:
 
 
 def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20, block: int = BLOCK) -> list[AsymmetricPair]:
-    """Return the `top` pairs (i, j, M[i, j], M[j, i]) of `ids` with the largest M[i, j] − M[j, i], falling.
+    """Return the `top` most asymmetric pairs of `ids`: (i, j, M[i, j], M[j, i]).
 
-    n tokens cost n²·E; `block` · `block` differences are in memory at a time.
+    They are sorted by falling M[i, j] − M[j, i]. n tokens cost n²·E; `block` · `block` differences are in memory at a
+    time.
     """
     chosen = np.unique(np.asarray(ids, np.int64))
     best: list[AsymmetricPair] = []
@@ -330,7 +355,7 @@ def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20, block: int
 def _most_asymmetric(first: Ids, second: Ids, forward: Array, backward: Array, top: int) -> Iterator[AsymmetricPair]:
     """Yield the `top` pairs of one block with the largest difference of both logits.
 
-    `forward` and `backward` are these logits [n, m]; of each pair the larger logit comes first.
+    `forward` and `backward` are these logits [n, m]. The larger logit of each pair comes first.
     """
     is_once = first[:, None] < second[None, :]
     difference = np.where(is_once, np.abs(forward - backward), -1.0).ravel()
@@ -346,14 +371,18 @@ def _most_asymmetric(first: Ids, second: Ids, forward: Array, backward: Array, t
 
 
 def sampled(rows: int, count: int, seed: int) -> Ids:
-    """Ids of `count` different tokens, ascending; all where there are no more."""
+    """Return the ids of `count` different random tokens, ascending; at most `rows`."""
     if count >= rows:
         return np.arange(rows, dtype=np.int64)
     return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False)).astype(np.int64)
 
 
 def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> list[tuple[int, int]]:
-    """Return the ids of each pair of words, by the folder's tokenizer.json; each must be one of `rows` tokens."""
+    """Return the ids of each pair of words, by the folder's tokenizer.json.
+
+    Raises:
+        DataError: an id is not below `rows`.
+    """
     if not words:
         return []
     texts = list(chain.from_iterable(words))
@@ -367,7 +396,10 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
 
 
 def word_orders(path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]) -> WordOrders:
-    """Say (logit, log-probability, rank) of pairs of words, whose ids are `ids`, both ways: {"New → York": …, …}."""
+    """Return (logit, log-probability, rank) of word pairs in both orders.
+
+    The keys are like "New → York"; `ids` are the pairs' token ids.
+    """
     names = []
     for first, second in words:
         a, b = visible(first), visible(second)

@@ -1,14 +1,14 @@
-"""`diff`: which rows of two checkpoints' tables moved, by how much, and how many directions the change has.
+"""`diff`: the rows of two checkpoints' tables that moved, and the rank of the change.
 
-A row moved where one of its numbers is another; NaN equals NaN, and −0 equals 0. Let D [n, E] be the difference of the
-rows that moved. Its singular values are the roots of the eigenvalues of DᵀD [E, E], which is summed in fp64 while both
+A row moved if one of its numbers changed; NaN equals NaN, and −0 equals 0. Let D [n, E] be the difference of the rows
+that moved. Its singular values are the roots of the eigenvalues of DᵀD [E, E], which is summed in fp64 while both
 tables are read once.
 
-What is stored is rounded, and rounding has every direction: a number of |b| in [2ᵉ, 2ᵉ⁺¹) lies within half a unit
-u = 2ᵉ⁻ᵖ of what it stands for, anywhere there, so that the error has the variance u²/12. A matrix of such errors has no
-singular value beyond about the largest deviation of a row plus the largest of a column, √Σ u²/12 over each (Bandeira &
-van Handel 2016, theorem 1.1). The rank of a change is the number of its singular values beyond that; the effective rank
-is exp of the entropy of σ/Σσ over these (Roy & Vetterli 2007).
+Stored numbers are rounded, and rounding has every direction: a number of |b| in [2ᵉ, 2ᵉ⁺¹) differs from the exact value
+by at most half a unit u = 2ᵉ⁻ᵖ, uniformly distributed, so that the error has the variance u²/12. A matrix of such
+errors has no singular value beyond about the largest deviation of a row plus the largest of a column, √Σ u²/12 over
+each (Bandeira & van Handel 2016, theorem 1.1). The rank of a change is the number of its singular values beyond that;
+the effective rank is exp of the entropy of σ/Σσ over these (Roy & Vetterli 2007).
 """
 
 from __future__ import annotations
@@ -31,20 +31,29 @@ from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable
 from tiewise.inspection.tables.token_texts import read_as
 
-BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # p: bits of a number behind its leading one
-MARGIN = 1.05  # above the expected edge, which few matrices pass
+BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # p: stored bits of a number after its leading one
+MARGIN = 1.05  # factor above the expected edge, which few matrices exceed
 MOST_LISTED = 20
 
 
 def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int = MOST_LISTED) -> Measurement:
-    """Compare both ends of two checkpoints row by row; only their tables and tokenizer files are read.
+    """Compare the input and output tables of two checkpoints row by row.
+
+    Only their tables and tokenizer files are read. The rank follows Bandeira & van Handel (2016, theorem 1.1), the
+    effective rank Roy & Vetterli (2007).
+
+        tiewise.diff("base", "finetuned")
 
     Args:
         old, new: Hugging Face folders or single `.safetensors`, of one width; rows that one of them lacks are counted.
-        top: how many of the rows that moved most are listed.
+        top: the number of rows that are listed, those that moved farthest.
+
+    Returns:
+        A `Measurement`: for each table the rows that moved, the relative length of the change, its rank and effective
+        rank.
 
     Raises:
-        CheckpointError: a folder without tables that can be read, or tables of two widths.
+        CheckpointError: a folder has no readable tables, or the tables have two widths.
     """
     for each in (old, new):
         refuse_live_model("diff", each)
@@ -69,7 +78,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
         report.list_rows(name, change, one, other)
     if not report.answers:
         raise CheckpointError(f"{old} and {new} have no table in common", "`tiewise check` says what each holds")
-    return report.found()
+    return report.measurement()
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class _EndTables:
     """One checkpoint and the tables at its ends."""
 
     folder: Folder
-    tables: dict[str, Stored | None]  # `input` and `output`; None where there is none whose numbers can be read
+    tables: dict[str, Stored | None]  # `input` and `output`; None if there is no table with readable numbers
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> _EndTables:
@@ -92,13 +101,13 @@ class _EndTables:
 
 
 def _head_notes(folder: Folder) -> Iterator[str]:
-    """Yield the heads that normalise their rows, of which only directions count."""
+    """Yield a note for each head that normalises its rows, so that only directions count."""
     for where, how in normalised_heads(Facts(folder)):
         yield f"{folder.path}: {short(where)}: {how}, so of the output table only directions (cosine) count"
 
 
 def _tables(facts: Facts) -> dict[str, Stored | None]:
-    """Return the tables at both ends, the same one twice where the output has no separate table."""
+    """Return the tables at both ends; one table twice if the output has no separate one."""
     source = _readable(facts, facts.roles.input)
     if facts.roles.output is None:
         return {"input": source, "output": source}
@@ -113,10 +122,10 @@ def _readable(facts: Facts, table: Stored | None) -> Stored | None:
 
 
 class _ChangeReport:
-    """Report on one table after the other; `add` takes the next."""
+    """Results of one table after the other; `add` takes the next."""
 
     def __init__(self, folder: Folder, top: int) -> None:
-        """Take the folder whose tokenizer says the tokens, and how many rows are listed."""
+        """Store the folder whose tokenizer names tokens, and how many rows are listed."""
         self.folder, self.top = folder, top
         self.answers: list[str] = []
         self.quantities: list[Quantity] = []
@@ -129,14 +138,14 @@ class _ChangeReport:
         self.answers.append(f"{count(len(change.moved))} of {count(change.common)} rows of the {name} moved")
 
     def list_rows(self, name: str, change: _Change, before: StoredTable, after: StoredTable) -> None:
-        """List the rows that moved most, as long as any moved."""
+        """List the rows that moved farthest, if any moved."""
         farthest = np.argsort(-change.lengths, kind="stable")[: self.top]
         ids = change.moved[farthest]
         texts = read_as(self.folder, ids.tolist())
         if len(ids):
             self.listings.append(_most_moved(name, before.take(ids), after.take(ids), ids, texts))
 
-    def found(self) -> Measurement:
+    def measurement(self) -> Measurement:
         """Return everything that was reported."""
         return Measurement(
             "; ".join(self.answers),
@@ -147,7 +156,10 @@ class _ChangeReport:
 
 
 def _most_moved(name: str, before: Array, after: Array, ids: Ids, texts: tuple[str, ...]) -> Listing:
-    """List rows [n, E] of one table as they were and as they are: how far each moved, and its direction."""
+    """List rows [n, E] of one table with their distance, relative distance and cosine.
+
+    `before` and `after` are the rows of the two checkpoints.
+    """
     size, distance = np.linalg.norm(before, axis=1), np.linalg.norm(after - before, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine = (before * after).sum(1) / (size * np.linalg.norm(after, axis=1))
@@ -163,15 +175,15 @@ def _most_moved(name: str, before: Array, after: Array, ids: Ids, texts: tuple[s
 class _Change:
     """Difference of two tables over the rows that both have."""
 
-    common: int  # rows that both have
-    moved: Ids  # which of them moved [m]
-    lengths: Array  # how far [m]
-    share: float  # length of the change, relative to the rows that moved as they were
-    rank: int  # directions beyond the rounding of what is stored
+    common: int  # number of rows that both have
+    moved: Ids  # the rows that moved [m]
+    lengths: Array  # distance of each [m]
+    share: float  # length of the change, relative to the original rows that moved
+    rank: int  # directions beyond the rounding of stored numbers
     effective_rank: float
 
     def quantities(self, name: str) -> list[Quantity]:
-        """Report the change of the table of this name."""
+        """Return the quantities of the change of the table of this name."""
         rows = Quantity("rows that moved", len(self.moved), n=self.common, of=name)
         if not len(self.moved):
             return [rows]
@@ -191,22 +203,22 @@ def _compared(one: StoredTable, other: StoredTable, name: str) -> _Change:
         raise CheckpointError(what, "give two checkpoints of one width")
     common = min(one.rows, other.rows)
     sums = _ChangeSums(one.width, bits=min(BITS.get(table.tensor.dtype, 2) for table in (one, other)))
-    for start, stop in one.spans(common, beside=one.width):
+    for start, stop in one.spans(common, caller_width=one.width):
         sums.add(start, one.read(start, stop), other.read(start, stop))
         report_progress(f"comparing the {name}", stop, common)
     return sums.change(common)
 
 
 class _ChangeSums:
-    """Sums over the rows of two tables, a piece after the other."""
+    """Sums over the rows of two tables, updated piece by piece."""
 
     def __init__(self, width: int, bits: int) -> None:
-        """Begin at zero; `bits` of a number behind its leading one are stored in both tables."""
+        """Start at zero; both tables store `bits` bits of a number after its leading one."""
         self.bits = bits
-        self.moved: list[Ids] = []  # rows, of each piece
+        self.moved: list[Ids] = []  # row numbers, by piece
         self.lengths: list[Array] = []
         self.squares = np.zeros((width, width))  # DᵀD
-        self.size = 0.0  # Σ‖row‖² of the rows that moved, as they were
+        self.size = 0.0  # Σ‖row‖² of the original rows that moved
         # variances of rounding: of the row with the largest sum, and the sum of every column
         self.widest_row = 0.0
         self.columns = np.zeros(width)

@@ -1,12 +1,12 @@
-"""Maps between two tables, fitted to some of their paired rows from d×d products alone, and what they reach by chance.
+"""Maps between two tables, fitted to some of their paired rows, and their chance levels.
 
     orthogonal     argmin ‖A W − B‖ over W with orthonormal rows or columns: U Vᵀ of AᵀB = U S Vᵀ (Schönemann 1966)
     linear         least squares: (AᵀA)⁺ AᵀB
     reduced rank   least squares over W of rank r: the linear map times V_r V_rᵀ, the leading eigenvectors of
                    BᵀA (AᵀA)⁺ AᵀB (Izenman 1975)
 
-A fitted map follows noise. On the rows that it was fitted on, the mean cosine of two independent Gaussian tables (n
-rows, d1 and d2 columns, centred) is then not 0 but, for n ≫ d,
+A fitted map follows noise. Take two independent Gaussian tables (n rows, d1 and d2 columns, centred). On the rows that
+the map was fitted on, their mean cosine is not 0 but, for n ≫ d,
 
     linear         √(d1/n): a least-squares fit of noise returns H b with the projection H of rank d1; a row's own
                    share of it is h, that of all others h(1−h), so that its cosine is h/√h = √h with h = d1/n
@@ -14,15 +14,16 @@ rows, d1 and d2 columns, centred) is then not 0 but, for n ≫ d,
     orthogonal     ‖G‖_* / √(n·d2·min(d1, d2)) with the nuclear norm of a Gaussian G [d1, d2], as Σ cosines = ‖AᵀB‖_*
                    over the two norms; for d1 = d2 = d it is (8/3π)·√(d/n)
 
-Singular values are those of the Marchenko-Pastur law. On held-out rows the mean is 0 with deviation 1/√(n·d2).
+Singular values are those of the Marchenko-Pastur law. On heldout rows the mean is 0 with deviation 1/√(n·d2).
 
-AᵀA, BᵀB and AᵀB, summed over pieces of the rows, are all that maps and spectra need. A piece's product is computed in
-fp32 or fp64 and added in fp64, so that in fp32 the error is that of one piece's product.
+Maps and spectra need only AᵀA, BᵀB and AᵀB, summed over pieces of the rows. A piece's product is computed in fp32 or
+fp64 and added in fp64, so that in fp32 the error is that of one piece's product.
 
-Rows of one frequency are alike in any language model's tables, whatever they mean. To take that out, each column is
-regressed on powers of f = log(count + 1) over the paired rows: a projection, whose directions q [n, k] over tokens,
-orthonormal and orthogonal to 1, are summed beside the rest as AᵀQ and BᵀQ. The products of what is left are then exact
-corrections of the same sums. One power takes out a straight line only; three follow a curve.
+In every language model's tables, rows of equally frequent tokens are alike, whatever the tokens mean. To remove this
+effect, each column is regressed on powers of f = log(count + 1) over the paired rows. The regression is a projection
+with directions q [n, k] over tokens, orthonormal and orthogonal to 1. AᵀQ and BᵀQ are summed with the other products.
+The products without frequency are then exact corrections of the same sums. One power removes a straight line only;
+three follow a curve.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import Ids, Pairs, Rows, TokenTable
 
 Matrix = NDArray[np.float64]
-FEWEST = 16  # paired rows below which nothing is said
-LINE, CURVE = 1, 3  # powers of f that are taken out
+FEWEST = 16  # fewest paired rows that are aligned
+LINE, CURVE = 1, 3  # powers of f that are removed
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
-RANK = "rank "  # what the name of a reduced-rank map begins with
+RANK = "rank "  # prefix of the name of a reduced-rank map
 CENTRED, RAW = "centred", "raw"
-FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
-LARGE = 2e11  # rows × d²: from here on `AlignSettings.sized` permutes once
-SMALL = 512  # up to here a singular value decomposition takes no time worth saving
-WELL = 1e-10  # of squared singular values, smallest to largest, above which their eigenvalues are accurate enough
-CHUNK_BYTES = 40 * 2**20  # of a piece of rows in fp32
-_STEPS = 20_000  # of the integrals over the law
+FP64_WORK = 2e10  # largest number of multiplications in fp64, which take seconds at most
+LARGE = 2e11  # rows × d² from which `AlignSettings.sized` permutes once
+SMALL = 512  # width up to which a singular value decomposition is fast enough
+WELL = 1e-10  # smallest to largest squared singular value: above it, eigenvalues are accurate enough
+CHUNK_BYTES = 40 * 2**20  # bytes of a piece of rows in fp32
+_STEPS = 20_000  # steps of the integrals over the law
 
 
 @dataclass
 class Products:
-    """Sums over n pairs of rows a_i [d1], b_i [d2] and, beside them, q_i [k], in fp64."""
+    """Sums over n pairs of rows a_i [d1], b_i [d2] and q_i [k], in fp64."""
 
-    rows: int  # n
+    rows: int  # n, the number of pairs
     sum_a: Matrix  # Σ a_i, [d1]
     sum_b: Matrix  # [d2]
     gram_a: Matrix  # Σ a_i a_iᵀ, [d1, d1]
@@ -82,7 +83,10 @@ class Products:
         )
 
     def add(self, a: Rows, b: Rows, q: Rows) -> None:
-        """Add rows a [n, d1], b [n, d2] and q [n, k], multiplied in the type of a and b."""
+        """Add n paired rows, multiplied in the type of a and b.
+
+        They are a [n, d1], b [n, d2] and q [n, k].
+        """
         self.rows += len(a)
         self.sum_a += a.sum(axis=0, dtype=np.float64)
         self.sum_b += b.sum(axis=0, dtype=np.float64)
@@ -99,9 +103,11 @@ class Products:
         return self.sum_a / max(1, self.rows), self.sum_b / max(1, self.rows)
 
     def without(self, k: int = 0) -> Products:
-        """Return the sums of rows less their mean, the first k directions taken out of every column: (1 − QQᵀ)A, …
+        """Return the sums of centred rows without the first k directions: (1 − QQᵀ)A, …
 
-        All rows over which the directions are orthonormal, and orthogonal to 1, must have been added.
+        The directions are removed from every column. All rows over which they are orthonormal, and orthogonal to 1,
+        must have
+        been added.
         """
         (a, b), n = self.means, self.rows
         along_a, along_b = self.along_a[:, :k], self.along_b[:, :k]
@@ -118,9 +124,11 @@ class Products:
 
 
 def directions(counts: ArrayLike) -> Matrix:
-    """Return q [n, k ≤ CURVE] of the counts of n tokens: the first j columns span f, …, f^j beside 1, for any j ≤ k.
+    """Return orthonormal powers q [n, k ≤ CURVE] of log frequency for n token counts.
 
-    k is less where there are too few different counts: then a lower power says all of it.
+    For any j ≤ k, the first j columns and 1 span 1, f, …, f^j. k is smaller if there are too few different counts: then
+    a
+    lower power has the same span.
     """
     numbers = np.asarray(counts, np.float64)
     is_count = np.isfinite(numbers) & (numbers >= 0)
@@ -140,8 +148,9 @@ def directions(counts: ArrayLike) -> Matrix:
 def orthogonal(cross: Matrix) -> Matrix:
     """Return the orthogonal (semi-orthogonal where d1 ≠ d2) map nearest to AᵀB [d1, d2].
 
-    Large well-conditioned products go by the eigenvectors of CᵀC, eight times faster than singular vectors, and one
-    Newton-Schulz step, which takes the result's distance from orthogonal from at most ε/WELL, 2e-6, to its square.
+    Large well-conditioned products use the eigenvectors of CᵀC, eight times faster than singular vectors. One
+    Newton-Schulz
+    step follows, which reduces the result's distance from orthogonal from at most ε/WELL, 2e-6, to its square.
     """
     if cross.shape[0] < cross.shape[1]:
         return orthogonal(cross.T).T
@@ -157,9 +166,11 @@ def orthogonal(cross: Matrix) -> Matrix:
 
 
 def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
-    """Return (AᵀA)⁺ [d1, d1] of a Gram matrix whose entries are off by `error` of its trace, as by fp32 products.
+    """Return (AᵀA)⁺ [d1, d1] of a Gram matrix with rounding errors.
 
-    Eigenvalues within that error, or below d1·ε of the largest, are taken as empty: their directions are noise.
+    Its entries have errors of `error` times its trace, for example from fp32 products. Eigenvalues within that error,
+    or
+    below d1·ε of the largest, count as zero: their directions are noise.
     """
     values, vectors = np.linalg.eigh(gram)
     by_error = error * float(np.trace(gram))
@@ -171,7 +182,10 @@ def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
 
 
 def best_map(name: str, cross: Matrix, inverse: Matrix | None) -> Matrix:
-    """Return the map [d1, d2] of this name from AᵀB, and from (AᵀA)⁺ [d1, d1] where it is of least squares."""
+    """Return the map [d1, d2] of this name from AᵀB.
+
+    Maps of least squares also need `inverse`, (AᵀA)⁺ [d1, d1].
+    """
     if inverse is None or name == ORTHOGONAL:
         return orthogonal(cross)
     full = inverse @ cross
@@ -185,7 +199,10 @@ def best_map(name: str, cross: Matrix, inverse: Matrix | None) -> Matrix:
 
 
 def law(d1: int, d2: int) -> tuple[Matrix, Matrix]:
-    """Return (x, weight): the Marchenko-Pastur law of s²/max(d1, d2), falling, over x = 1 + β + 2√β·cos θ."""
+    """Return (x, weight): the Marchenko-Pastur law of s²/max(d1, d2), falling.
+
+    x = 1 + β + 2√β·cos θ.
+    """
     beta = min(d1, d2) / max(d1, d2)
     theta = (np.arange(_STEPS) + 0.5) * (math.pi / _STEPS)
     x = 1 + beta + 2 * math.sqrt(beta) * np.cos(theta)
@@ -193,7 +210,10 @@ def law(d1: int, d2: int) -> tuple[Matrix, Matrix]:
 
 
 def fitted_chance(name: str, n: int, d1: int, d2: int) -> float:
-    """Return the mean cosine by chance of n rows after the best map of this name, fitted on them."""
+    """Return the chance level of a map on the n rows that it was fitted on.
+
+    It is a mean cosine.
+    """
     small, large = sorted((d1, d2))
     if name == IDENTITY:
         return 0.0
@@ -209,31 +229,31 @@ def fitted_chance(name: str, n: int, d1: int, d2: int) -> float:
 
 
 def rank_of(name: str) -> int:
-    """Return the rank of the map "rank 8"."""
+    """Return the rank in a map's name: 8 for "rank 8"."""
     return int(name.removeprefix(RANK))
 
 
 @dataclass(frozen=True)
 class AlignSettings:
-    """Settings of an alignment: what to measure, and on how many rows."""
+    """Settings of an alignment: the measures, and the number of rows."""
 
-    maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)  # of identity, orthogonal and linear
+    maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)  # any of identity, orthogonal and linear
     ranks: tuple[int, ...] = ()  # ranks of reduced-rank maps
-    raw: bool = False  # fit maps to the rows as they are as well, not only to centred rows
-    # share of the pairs that no map is fitted on; at most half. 0 fits maps on all pairs and scores all of them, as
-    # published scores do; there are no held-out scores then
+    raw: bool = False  # True: fit maps to uncentred rows too, not only to centred ones
+    # share of the pairs that no map is fitted on, at most half; 0 fits maps on all pairs and scores all of them,
+    # as published scores do, and there are no heldout scores
     held_out: float = 0.2
-    scored: int = 8192  # at most so many pairs are held out, and so many of the fitting ones scored beside them
-    permutations: int = 3  # refits of the null
-    neighbours: int = 10  # k; 0 leaves neighbours out
-    sampled: int = 20_000  # at most so many rows for neighbours
+    scored: int = 8192  # most pairs that are heldout, and most fitting pairs that are scored
+    permutations: int = 3  # number of permutations of the null, each with refitted maps
+    neighbours: int = 10  # k nearest neighbours; 0 leaves them out
+    sampled: int = 20_000  # most rows for neighbours
     subspaces: tuple[int, ...] = (16, 64)  # numbers of leading directions to compare
-    precision: str = "auto"  # fp32 or fp64 products; auto takes fp64 where it costs seconds
+    precision: str = "auto"  # fp32 or fp64 products; auto uses fp64 if it takes only seconds
     seed: int = 0  # of the split, the samples and the permutations
 
     @classmethod
     def sized(cls, pairs: int, width: int, seed: int = 0, held_out: float = held_out) -> AlignSettings:
-        """Return settings for tables of this size: one permutation instead of three for large ones."""
+        """Return settings for tables of this size: large ones get one permutation instead of three."""
         permutations = cls.permutations
         if pairs * width**2 > LARGE:
             permutations = 1
@@ -249,18 +269,21 @@ class AlignSettings:
         return np.float64 if self.precision == "fp64" else np.float32
 
     def sample(self, pairs: int) -> tuple[Ids, int]:
-        """Return (at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
+        """Return (random sample of the pairs, sorted; number of neighbours of each within it).
+
+        The sample has at most `sampled` pairs.
+        """
         size = min(self.sampled, pairs)
         generator = np.random.default_rng([self.seed, 2])
         chosen = generator.choice(pairs, size, replace=False)
         return np.sort(chosen), min(self.neighbours, size - 1)
 
 
-Key = tuple[str, str]  # a map's name, and `centred` or `raw`: whether rows are taken less their mean
+Key = tuple[str, str]  # (name of a map, `centred` or `raw`); centred rows have their mean subtracted
 
 
 class FittedMap(NamedTuple):
-    """One map, and the means that rows are taken less."""
+    """One map, and the mean rows that are subtracted from rows before mapping."""
 
     matrix: Matrix | None  # [d1, d2]; None for identity
     shift_a: Matrix  # [d1]
@@ -271,25 +294,28 @@ class Sums(NamedTuple):
     """Sums of one pass over pairs of rows."""
 
     products: Products
-    norms: tuple[Matrix, Matrix]  # of A's and of B's rows
-    # ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64
+    norms: tuple[Matrix, Matrix]  # of the rows of A and of B
+    # ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 if all products are in fp64
     error: float
 
 
 class Fitter:
-    """Two tables, their pairs split into `rows` that maps are fitted on and `held` ones, and passes over either.
+    """Two tables, with their pairs split into `rows` to fit maps on and heldout ones.
 
-    What depends on A alone is computed once for all permutations.
+    Sums that depend on A alone are computed once for all permutations.
 
     Raises:
-        CheckpointError: fewer than 16 pairs, rows that a table does not have or that are not finite, no map that
-            applies, or a setting that there is not.
+        CheckpointError: fewer than 16 pairs, rows that a table lacks or that are not finite, no map that applies, or an
+            unknown setting.
     """
 
     def __init__(
-        self, a: TokenTable, b: TokenTable, pairs: Pairs, settings: AlignSettings, beside: Matrix | None = None
+        self, a: TokenTable, b: TokenTable, pairs: Pairs, settings: AlignSettings, frequency: Matrix | None = None
     ) -> None:
-        """Take two tables; `beside` [pairs, k] is summed with both."""
+        """Split the pairs and sum the products of the fitting rows.
+
+        The columns of `frequency` [pairs, k] are summed with both tables.
+        """
         _require_rows(a, pairs.a)
         _require_rows(b, pairs.b)
         count = len(pairs)
@@ -300,13 +326,13 @@ class Fitter:
             fix = "use a share from 0 (fit and score all rows) to 0.5"
             raise CheckpointError(f"held_out = {settings.held_out}", fix)
         self.a, self.b, self.pairs, self.widths = a, b, pairs, (a.width, b.width)
-        self.beside = np.zeros((count, 0)) if beside is None else beside
+        self.frequency = np.zeros((count, 0)) if frequency is None else frequency
         self.dtype = settings.dtype(count, self.widths)
         order = np.random.default_rng(settings.seed).permutation(count)
         out = 0
         if settings.held_out:
             out = max(1, min(settings.scored, int(settings.held_out * count), count // 2))
-        self.rows, self.held = np.sort(order[out:]), np.sort(order[:out])
+        self.rows, self.heldout = np.sort(order[out:]), np.sort(order[:out])
         self.names, self.left_out = _applying(settings, self.widths, len(self.rows))
         self.products, self.norms, self.error = self.sums(self.rows)
         self.shifts = {CENTRED: self.products.means, RAW: (np.zeros(a.width), np.zeros(b.width))}
@@ -323,9 +349,9 @@ class Fitter:
         return pseudo_inverse(gram, self.error)
 
     def pieces(self, first: Ids, second: Ids, doing: str) -> Iterator[tuple[slice, Rows, Rows]]:
-        """Yield (place, rows of A [n, d1] at pairs `first`, rows of B [n, d2] at pairs `second`).
+        """Yield (slice, rows of A [n, d1], rows of B [n, d2]) of pairs, in pieces.
 
-        A piece has about CHUNK_BYTES.
+        Rows of A are at pairs `first`, rows of B at pairs `second`. A piece has about CHUNK_BYTES.
         """
         step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
         for start in range(0, len(first), step):
@@ -335,23 +361,26 @@ class Fitter:
             report_progress(doing, piece.stop, len(first))
 
     def sums(self, which: Ids, onto: Products | None = None) -> Sums:
-        """Sum products and take norms over the given pairs.
+        """Sum products and norms over the pairs `which`.
 
-        `onto`: products of other pairs, to which these are added in place.
+        If `onto` has the products of other pairs, the new ones are added to it in place.
         """
-        products = onto or Products.nothing(*self.widths, self.beside.shape[1])
+        products = onto or Products.nothing(*self.widths, self.frequency.shape[1])
         norms = np.zeros(len(which)), np.zeros(len(which))
         error = 0.0
         for piece, a, b in self.pieces(which, which, "products"):
             norms[0][piece] = _norms(self.a.name, a)
             norms[1][piece] = _norms(self.b.name, b)
-            products.add(a, b, self.beside[which[piece]])
+            products.add(a, b, self.frequency[which[piece]])
             if self.dtype != np.float64 and not error:
                 error = _product_error(a[:1024], b[:1024])
         return Sums(products, norms, error)
 
     def fit(self, partners: Ids | None = None) -> dict[Key, FittedMap]:
-        """Return every map of the fitting rows of A onto their own rows of B, or onto those at pairs `partners`."""
+        """Return every map of the fitting rows of A onto their partners in B.
+
+        By default, partners are the paired rows; otherwise they are the rows of B at pairs `partners`.
+        """
         cross = self.products.cross
         if partners is not None and self.names != [IDENTITY]:
             cross = np.zeros(self.widths)
@@ -369,13 +398,16 @@ class Fitter:
         return maps
 
     def _is_fitted(self, name: str, view: str) -> bool:
-        """Return True if a map is fitted in this view: identity costs nothing, and is in both."""
+        """Return True if a map is fitted in this view.
+
+        The identity is in both views, at no cost.
+        """
         return name == IDENTITY or view in self.views
 
     def cosines(self, maps: dict[Key, FittedMap], first: Ids, second: Ids) -> dict[Key, Matrix]:
-        """Return cosines [n] of mapped rows of A at pairs `first` with rows of B at pairs `second`.
+        """Return cosines [n] of mapped rows of A with rows of B.
 
-        They are 0 where either row is zero.
+        The rows are those at pairs `first` and `second`. A cosine is 0 if either row is zero.
         """
         cosines = {key: np.zeros(len(first)) for key in maps}
         for piece, a, b in self.pieces(first, second, "scoring"):
@@ -388,14 +420,18 @@ class Fitter:
 
 
 def _require_rows(table: TokenTable, ids: Ids) -> None:
-    """Refuse pairs that name rows which a table does not have."""
+    """Refuse pairs that name rows which a table lacks."""
     if len(ids) and int(ids.max()) >= table.rows:
         what = f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(ids.max()):,}"
         raise CheckpointError(what, "give the tokenizer that belongs to the table")
 
 
 def _norms(name: str, rows: Rows) -> Matrix:
-    """Return the norm of each row [n] of a table, summed in fp64; CheckpointError if one is not finite."""
+    """Return the norm of each row [n] of a table, summed in fp64.
+
+    Raises:
+        CheckpointError: a norm is not finite.
+    """
     norms: Matrix = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     if not np.isfinite(norms).all():
         raise CheckpointError(f"{name}: rows with NaN or infinite values", "mask them out")
@@ -403,7 +439,7 @@ def _norms(name: str, rows: Rows) -> Matrix:
 
 
 def _product_error(a: Rows, b: Rows) -> float:
-    """Return how far AᵀB as computed is from AᵀB in fp64, relative to the norms of both."""
+    """Return the distance of AᵀB as computed from AᵀB in fp64, relative to both norms."""
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
     distance = float(np.linalg.norm(a.T @ b - wide_a.T @ wide_b))
@@ -413,7 +449,10 @@ def _product_error(a: Rows, b: Rows) -> float:
 
 
 def _row_cosines(x: Rows, y: Rows) -> Matrix:
-    """Return the cosine of each row of x [n, d] with that of y; 0 where either is zero."""
+    """Return the cosines [n] of rows of x with rows of y.
+
+    A cosine is 0 if either row is zero.
+    """
     dot = _row_dots(x, y)
     scale = np.sqrt(_row_dots(x, x) * _row_dots(y, y))
     cosines: Matrix = np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
@@ -421,13 +460,16 @@ def _row_cosines(x: Rows, y: Rows) -> Matrix:
 
 
 def _row_dots(x: Rows, y: Rows) -> Matrix:
-    """Return the product of each row of x [n, d] with that of y."""
+    """Return the dot product of each row of x [n, d] with that of y."""
     dots: Matrix = np.einsum("ij,ij->i", x, y).astype(np.float64)
     return dots
 
 
 def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tuple[list[str], tuple[str, ...]]:
-    """Return (maps that apply to tables of these widths and rows to fit on, why the others do not)."""
+    """Return (names of maps that apply, reasons why the others do not).
+
+    It depends on the tables' widths and on the number of rows to fit on.
+    """
     names = [*settings.maps, *(f"{RANK}{rank}" for rank in settings.ranks)]
     applying: list[str] = []
     left_out: list[str] = []
@@ -446,7 +488,11 @@ def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tu
 
 
 def _obstacle(name: str, widths: tuple[int, int], rows: int) -> str:
-    """Say why a map does not apply; "" if it does. CheckpointError for a name that no map has."""
+    """Return why a map does not apply; "" if it does.
+
+    Raises:
+        CheckpointError: no map has this name.
+    """
     if name == IDENTITY:
         first, second = widths
         return f"widths {first} and {second} differ" if first != second else ""
@@ -455,7 +501,7 @@ def _obstacle(name: str, widths: tuple[int, int], rows: int) -> str:
         return f"ranks go from 1 to {min(widths)}"
     if not is_reduced and name not in (ORTHOGONAL, LINEAR):
         raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
-    # a map of least squares is determined by more rows than A is wide, a rotation by more than either is
+    # a map of least squares needs more rows than A is wide, a rotation more than either table is wide
     least = max(widths) if name == ORTHOGONAL else widths[0]
     if rows <= least:
         return f"{rows:,} rows to fit on, and more than {least:,} are needed"

@@ -1,13 +1,14 @@
-"""A table's rows: how long they are, how unevenly they point, and which of them say little.
+"""Rows of a table: their norms, their directions, and rows that look untrained.
 
-Norms stand beside how often a text has the tokens. One pass sums what spectra need; pieces are multiplied in fp64, for
-large tables in fp32, and added in fp64. A plane shows rows along the two directions of largest variance.
+Norms are compared with the counts of tokens in a text. One pass sums the products that spectra need; pieces are
+multiplied in fp64, for large tables in fp32, and added in fp64. A plane shows rows along the two directions of largest
+variance.
 
-Rows that were never trained, or look so, are zero, repeated, without a token, never in a text, or near unused ones.
-That last indicator is of Land & Bartolo 2024 (arXiv:2405.05417, "Indicators for detecting under-trained tokens"): rows
-whose token no text can produce are moved by training in one common way, and a row that is as close to their mean as
-they are themselves was probably not trained either. It names candidates, not culprits: their paper goes on to prompt
-the model with each.
+Rows that were never trained, or look so, are zero, repeated, without a token, never in a text, or near unused ones. The
+last indicator is that of Land & Bartolo 2024 (arXiv:2405.05417, "Indicators for detecting under-trained tokens").
+Training moves all rows whose token no text can produce in one common way. A row that is as close to their mean as these
+rows are was probably not trained either. The indicator names candidates only: the paper then prompts the model with
+each of them.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ from tiewise.inspection.tables.model_tables import Array, Ids, Rows, StoredTable
 from tiewise.inspection.tables.path_matrix import sampled
 from tiewise.inspection.tables.table_maps import law
 
-LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
-EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32
-LEADING = (1, 10, 100)  # directions whose share of the variance is given
-MOST_ROWS = 20_000  # of which the partition function is summed
-DRAWS = 40  # of a Gaussian table's isotropy
-FEWEST = 4  # rows of which Fisher's interval can be taken
-FEWEST_UNUSED = 5  # unused rows whose own spread can be told
-SHOWN = 20  # rows, and groups of rows, that are named
+LEAST_PIECE = 1024  # rows: smaller pieces spend their time adding E × E matrices
+EXACT_UP_TO = 2e11  # V·E² of products in fp64; larger tables use fp32
+LEADING = (1, 10, 100)  # numbers of directions whose share of the variance is reported
+MOST_ROWS = 20_000  # rows that the partition function is summed over
+DRAWS = 40  # Gaussian tables whose mean isotropy is the chance level
+FEWEST = 4  # rows that Fisher's interval needs
+FEWEST_UNUSED = 5  # unused rows whose spread can be measured
+MOST_LISTED = 20  # rows, and groups of rows, that are listed
 
 
 def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
-    """Correlation of norms and log counts of a text's tokens, by value and rank; None of under 4, or of one count."""
+    """Correlate norms with log counts of a text's tokens, by value and by rank.
+
+    None for fewer than 4 tokens, or if all have one count.
+    """
     seen = counts > 0
     counts_of_seen = counts[seen]
     if len(counts_of_seen) < FEWEST or len(np.unique(counts_of_seen)) < 2:
@@ -56,28 +60,34 @@ class Moments:
     sum: Array  # Σ w_i [E]
     gram: Array  # Σ w_i w_iᵀ [E, E]
     unit_sum: Array  # Σ w_i/‖w_i‖ over rows that are not zero [E]
-    unit_squares: float  # Σ (u_i·s)² with u_i the unit rows and s their sum: what the interval of the mean cosine needs
+    unit_squares: float  # Σ (u_i·s)² with unit rows u_i and their sum s, for the interval of the mean cosine
 
     @property
     def rows(self) -> int:
-        """V."""
+        """Return V, the number of rows."""
         return len(self.norms)
 
     @cached_property
     def principal(self) -> tuple[Array, Array]:
-        """(Eigenvalues of Σ (w_i − mean)(w_i − mean)ᵀ, falling [E]; their directions as columns [E, E])."""
+        """Return (eigenvalues of Σ (w_i − mean)(w_i − mean)ᵀ, falling [E]; directions [E, E]).
+
+        The directions are columns.
+        """
         values, vectors = np.linalg.eigh(self.gram - np.outer(self.sum, self.sum) / self.rows)
         return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
 
     @property
     def shares(self) -> Array:
-        """Share of the variance in each direction, falling [E]."""
+        """Return the share of the variance in each direction, falling [E]."""
         values, _ = self.principal
         return values / (values.sum() or 1.0)
 
 
 def moments(table: TokenTable) -> Moments:
-    """Sum them: one pass for the products, a second for the interval of the mean cosine."""
+    """Sum the moments of a table's rows.
+
+    One pass is for the products, a second for the interval of the mean cosine.
+    """
     dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
     norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
     gram = np.zeros((table.width, table.width))
@@ -107,7 +117,10 @@ def _unit(rows: Array, norms: Array) -> Array:
 
 
 def directions(name: str, table: TokenTable, sums: Moments, seed: int, main: bool) -> Iterator[Quantity]:
-    """How unevenly a table's rows point; `seed` draws the rows of the partition function and its chance."""
+    """Yield measures of the anisotropy of a table's rows.
+
+    `seed` draws the rows of the partition function and its chance level.
+    """
     cosine = mean_cosine(sums)
     deviation = math.sqrt(2 / (cosine.rows * (cosine.rows - 1) * table.width))
     why = f"0 ± {plain(1.96 * deviation, 4)} for random directions"
@@ -147,15 +160,17 @@ def _axis_measures(sums: Moments) -> Iterator[Quantity]:
     """Yield the variance of a row, and its shares along the two axes of a plane."""
     variances, _ = sums.principal
     yield Quantity("variance of a row", float(variances.sum() / sums.rows), unit="squared norm")
-    first, second = np.append(sums.shares, 0.0)[:2]  # a table one number wide has no second axis
+    first, second = np.append(sums.shares, 0.0)[:2]  # a table of width 1 has no second axis
     yield Quantity("variance along the first axis", float(first), unit="%")
     yield Quantity("variance along the second axis", float(second), unit="%")
 
 
 def mean_cosine(sums: Moments) -> Estimate:
-    """Mean cosine of all pairs of different rows: (‖s‖² − n) / (n(n−1)) with s the sum of the n unit rows.
+    """Return the mean cosine of all pairs of different rows, with its interval.
 
-    It is a U-statistic: its variance is 4/n times that of a row's own mean cosine with the others (Hoeffding 1948).
+    It is (‖s‖² − n) / (n(n−1)) with s the sum of the n unit rows, a U-statistic: its variance is 4/n times that of a
+    row's
+    mean cosine with the others (Hoeffding 1948).
     """
     n = int(np.count_nonzero(sums.norms))
     square = float(sums.unit_sum @ sums.unit_sum)
@@ -166,9 +181,11 @@ def mean_cosine(sums: Moments) -> Estimate:
 
 
 def gaussian_spectrum(rows: int, width: int) -> Array:
-    """Expected variances along the directions of a Gaussian table [rows, width] of unit variance, falling [width].
+    """Return the expected variances of a Gaussian table [rows, width], falling [width].
 
-    Each is the mean of the Marchenko-Pastur law over its share of the law's weight; beyond `rows` they are 0.
+    Its values have unit variance. Each result is the mean of the Marchenko-Pastur law over its share of the law's
+    weight;
+    beyond `rows` they are 0.
     """
     large, small = max(rows, width), min(rows, width)
     x, weight = law(rows, width)
@@ -187,14 +204,16 @@ def gaussian_shares(rows: int, width: int) -> Array:
 
 
 def isotropy(table: TokenTable, sums: Moments, seed: int = 0) -> tuple[float, float, float, int]:
-    """Isotropy of the partition function, over at most 20,000 rows drawn by `seed`.
+    """Return the isotropy of the partition function, over at most 20,000 rows drawn by `seed`.
 
-    min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 where no direction is special. Mu & Viswanath
-    2018 (arXiv:1702.01417) search the eigenvectors of WᵀW; both signs of each are searched here.
+    It is min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 if no direction is special. Mu &
+    Viswanath
+    2018 (arXiv:1702.01417) search the eigenvectors of WᵀW; here both signs of each are searched.
 
-    Returns it of the rows as stored, which goes to 1 for short rows, whatever their directions; of the rows divided by
-    the root mean square of the table's values, so that tables can be compared; the latter of a Gaussian table of this
-    shape; and the rows that Z was summed over.
+    Returns:
+        The isotropy of rows as stored, which approaches 1 for short rows, whatever their directions; that of rows
+        divided by the root mean square of the table's values, so that tables can be compared; the latter for a Gaussian
+        table of this shape; and the number of rows that Z was summed over.
     """
     ids = sampled(table.rows, MOST_ROWS, seed)
     _, axes = np.linalg.eigh(sums.gram)
@@ -233,19 +252,22 @@ def _gaussian_isotropy(rows: int, width: int, summed: int, seed: int) -> float:
     variance = gaussian_spectrum(rows, width)
     level, spread = np.exp(variance / 2), np.exp(2 * variance) - np.exp(variance)
     between = 1 - np.exp(variance)  # covariance of exp(g) and exp(−g)
-    even = np.sqrt((spread + between) / 2 / summed)
-    odd = np.sqrt((spread - between) / 2 / summed)
+    symmetric = np.sqrt((spread + between) / 2 / summed)
+    antisymmetric = np.sqrt((spread - between) / 2 / summed)
     generator = np.random.default_rng([seed, width])
     a, b = generator.standard_normal((DRAWS, 2, width)).swapaxes(0, 1)
-    both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b], axis=1)
+    both = np.concatenate(
+        [level + symmetric * a + antisymmetric * b, level + symmetric * a - antisymmetric * b], axis=1
+    )
     return float(np.maximum(0.0, both.min(1) / both.max(1)).mean())
 
 
-def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = None) -> Array:
-    """Rows `ids` less the table's mean, along its two leading directions [n, 2], in the table's units.
+def plane(table: TokenTable, sums: Moments, ids: Ids, reference: Array | None = None) -> Array:
+    """Return centred rows `ids` along the table's two leading directions [n, 2].
 
-    The direction of an axis has no meaning. It is turned so that it runs along with the same axis of `beside`, else so
-    that the sampled points' largest coordinate on it is positive.
+    They are in the table's units. The sign of an axis has no meaning: it is chosen so that the points correlate with
+    those
+    of `reference`, else so that the sampled points' largest coordinate on it is positive.
     """
     _, directions = sums.principal
     lacking = max(0, 2 - table.width)
@@ -253,19 +275,21 @@ def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = Non
     points: Array = (table.take(ids) - sums.sum / sums.rows) @ axes
     if not len(points):
         return points
-    if beside is None:
+    if reference is None:
         along = points[np.abs(points).argmax(0), (0, 1)]
     else:
-        along = (points * beside).sum(0)
+        along = (points * reference).sum(0)
     points *= np.where(along < 0, -1.0, 1.0)
     return points
 
 
 def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
-    """Compare every row with the mean of the unused ones; two passes.
+    """Compare every row with the mean of the unused ones, in two passes.
 
-    Returns the Euclidean distance within which 95 % of the unused rows lie from the mean of the other ones; rows in use
-    within it of their mean, nearest first; and the cosine of each with that, rows less the table's mean.
+    Returns:
+        The Euclidean distance within which 95 % of the unused rows are from the mean of the other ones; the rows in use
+        within that distance of the mean, nearest first; and the cosine of each with the mean, both after subtraction of
+        the table's mean row.
     """
     marked = np.zeros(table.rows, bool)
     marked[unused] = True
@@ -281,19 +305,20 @@ def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
         distance[start:stop] = np.linalg.norm(rows - centre, axis=1)
         scale = np.linalg.norm(rows - mean, axis=1) * np.linalg.norm(direction)
         cosine[start:stop] = (rows - mean) @ direction / np.where(scale > 0, scale, 1.0)
-    to_others = distance[marked] * len(unused) / (len(unused) - 1)  # of unused rows, to the mean of the others
+    to_others = distance[marked] * len(unused) / (len(unused) - 1)  # distances to the mean of the other ones
     reach = float(np.quantile(to_others, 0.95))
     near = np.flatnonzero(~marked & (distance <= reach))
     near = near[np.argsort(distance[near], kind="stable")]
     return reach, near, cosine[near]
 
 
-def saying_little(
+def untrained_looking(
     name: str, table: StoredTable, unused: Ids | None, counts: Ids | None
 ) -> tuple[list[Quantity], list[tuple[str, str, str]]]:
-    """(how many rows of a stored table say little, which ones: table, kind and rows).
+    """Return (numbers of rows of a stored table that look untrained, lists of them).
 
-    `unused` are the rows that no text can produce, ascending; `counts` are a text's [V]. None where they are not known.
+    A list is (table, kind, rows). `unused` are the rows that no text can produce, ascending; `counts` are a text's [V].
+    Either is None if it cannot be determined.
     """
     with progress_of(f"rows of {table.name}", table.tensor.nbytes):
         scan = scan_rows(table.tensor)
@@ -306,7 +331,7 @@ def saying_little(
     listed = []
     if scan.zero:
         listed.append((name, "zero", _row_numbers(scan.zero)))
-    for group in groups[:SHOWN]:
+    for group in groups[:MOST_LISTED]:
         listed.append((name, "equal", _row_numbers(group)))
     if counts is not None:
         unseen = int((counts == 0).sum())
@@ -319,7 +344,7 @@ def saying_little(
             Quantity(f"rows in use near unused ones, {name}", len(near), main=False, why=why),
             Quantity(f"their share of rows in use, {name}", share, unit="%", main=False),
         ]
-        nearest = zip(near[:SHOWN], cosines[:SHOWN], strict=True)
+        nearest = zip(near[:MOST_LISTED], cosines[:MOST_LISTED], strict=True)
         rows = ", ".join(f"#{row} (cosine {plain(cosine, 3)})" for row, cosine in nearest)
         if rows:
             listed.append((name, "near unused ones", rows))
@@ -327,5 +352,5 @@ def saying_little(
 
 
 def _row_numbers(rows: Sequence[int]) -> str:
-    """Write the first numbers of some rows."""
-    return ", ".join(f"#{row}" for row in rows[:SHOWN])
+    """Return the first numbers of some rows as text."""
+    return ", ".join(f"#{row}" for row in rows[:MOST_LISTED])

@@ -1,12 +1,12 @@
-"""Which token a word is, and what a token reads as, by the folder's own tokenizer.json.
+"""Tokens and their texts, by the folder's own tokenizer.json.
 
-To find a word's token, or to decode every row's, needs the `tokenizers` library, which a light install lacks.
+The search for a word's token, and the decoding of all rows, need the `tokenizers` library, which a light install lacks.
 
-Tokens in groups: by how often a text has them, and by the script they are written in.
+Tokens are grouped by their frequency in a text, or by script.
 
-A token's script is that of most of its letters, as the first word of their Unicode names says (so that 'ё' is Cyrillic
-and 'の' Kana); without a letter it is digits, white space or punctuation. No language is guessed: a script is what one
-token shows, and languages that share a script are not told apart.
+A token's script is that of most of its letters, by the first word of their Unicode names (so that 'ё' is Cyrillic and
+'の' Kana); without a letter it is digits, white space or punctuation. Languages are not guessed: a script is visible in
+a single token, and languages that share a script are not distinguished.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tiewise.core.text import byte_letters
 
 
 def open_tokenizer(folder: Folder) -> Any:
-    """Open the folder's tokenizer.json, which cuts off nothing."""
+    """Open the folder's tokenizer.json, without truncation."""
     files = folder.read("tokenizer.json")
     if not files:
         raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
@@ -38,11 +38,13 @@ def open_tokenizer(folder: Folder) -> Any:
 
 
 def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
-    """Find the one token of each text: as a word after a space, else as it stands, else as the vocabulary's piece.
+    """Find the one token of each text.
+
+    A text is searched as a word after a space, then as it is spelled, then as a piece of the vocabulary.
 
     Raises:
         DataError: the folder has no tokenizer.json, or a text is not one token.
-        CheckpointError: one that cannot be read.
+        CheckpointError: the tokenizer.json cannot be read.
     """
     tokenizer = open_tokenizer(folder)
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
@@ -50,7 +52,10 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
 
 
 def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
-    """Return the one token of a text; `unknown` is that of everything the vocabulary lacks."""
+    """Return the one token of a text.
+
+    `unknown` is the token for text that the vocabulary lacks.
+    """
     alone = tokenizer.encode(text, add_special_tokens=False)
     for encoding in (tokenizer.encode(f" {text}", add_special_tokens=False), alone):
         if len(encoding.ids) != 1 or encoding.ids[0] == unknown:
@@ -69,7 +74,7 @@ def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     """Return the text of each token, with the space before it (" York").
 
-    Parts of characters are as spelled; without a tokenizer.json, or without a token, it is "#1234".
+    Parts of characters are as spelled. Without a tokenizer.json, or without a token, the text is "#1234".
     """
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
@@ -83,7 +88,7 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     byte_of = byte_letters()
     texts = []
     for number, piece in listed:
-        if number in tokens.added:  # stored as it reads, not in letters that mean bytes
+        if number in tokens.added:  # stored as text, not in letters that mean bytes
             texts.append(_spaced(piece))
         else:
             texts.append(_text_of_letters(piece, byte_of))
@@ -97,7 +102,7 @@ def _is_byte_level(folder: Folder) -> bool:
 
 
 def _text_of_letters(piece: str, byte_of: dict[str, int]) -> str:
-    """Return a byte-level piece as text; as it is spelled where it is no whole character."""
+    """Return a byte-level piece as text, or as spelled if it is an incomplete character."""
     if not byte_of.keys() >= set(piece):
         return _spaced(piece)
     return _decoded(bytes(byte_of[letter] for letter in piece), piece)
@@ -120,7 +125,7 @@ def _decoded(data: bytes, piece: str) -> str:
 
 
 def _spaced(piece: str) -> str:
-    """Return a piece with SentencePiece's marks as spaces if it begins with one."""
+    """Return a piece with SentencePiece's marks as spaces if it starts with one."""
     if not piece.startswith("▁"):
         return piece
     return piece.replace("▁", " ")
@@ -130,18 +135,18 @@ NAMED = ("Latin", "Cyrillic", "Greek", "Hangul", "Arabic", "Hebrew", "Devanagari
 SCRIPTS = {name.upper(): name for name in NAMED} | {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana"}
 DIGITS, SPACE, PUNCTUATION = "digits", "white space", "punctuation"
 OTHER, PARTIAL, SPECIAL, NONE = "other letters", "parts of characters", "special tokens", "no token"
-_PARTIAL = "\ufffd"  # what a decoder gives for bytes that are no whole character
+_PARTIAL = "\ufffd"  # a decoder's output for bytes that are an incomplete character
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Each token in one group."""
+    """Groups of tokens; each token is in one."""
 
-    labels: tuple[str, ...]  # names of the groups, in the order in which they are shown
-    of: NDArray[np.int64]  # place in `labels` of every token, int64 [V]
+    labels: tuple[str, ...]  # names of the groups, in display order
+    of: NDArray[np.int64]  # index in `labels` of every token, int64 [V]
 
     def __iter__(self) -> Iterator[tuple[int, str, NDArray[np.bool_]]]:
-        """Yield (place, label, mask of its tokens [V]) of each group."""
+        """Yield (index, label, mask of its tokens [V]) of each group."""
         for place, label in enumerate(self.labels):
             yield place, label, self.of == place
 
@@ -155,9 +160,11 @@ class Texts:
 
 
 def read_texts(folder: Folder, rows: int) -> Texts:
-    """Decode every row's token by the folder's tokenizer.json; bytes of a byte-level vocabulary become text.
+    """Decode every row's token by the folder's tokenizer.json.
 
-    Ids may have holes, so every row is looked up: the number of tokens says nothing about the largest id.
+    Bytes of a byte-level vocabulary become text. Ids may have gaps, so every row is looked up: the number of tokens
+    does
+    not determine the largest id.
     """
     tokenizer = open_tokenizer(folder)
     with_token = [row for row in range(rows) if tokenizer.id_to_token(row) is not None]
@@ -169,7 +176,10 @@ def read_texts(folder: Folder, rows: int) -> Texts:
 
 
 def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
-    """Group tokens by script, those with most tokens first; tokens of no text, `unused` ones too, are special."""
+    """Group tokens by script, largest group first.
+
+    Tokens that are no text, `unused` ones included, are special.
+    """
     names = [script_of(text) for text in texts.of]
     for row in texts.special:
         names[row] = SPECIAL
@@ -182,7 +192,7 @@ def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
 
 
 def script_of(text: str | None) -> str:
-    """Name the script of a token."""
+    """Return the script of a token."""
     if text is None:
         return NONE
     scripts = Counter(_script_of_letter(character) for character in text if character.isalpha())
@@ -199,20 +209,23 @@ def script_of(text: str | None) -> str:
 
 
 def _script_of_letter(letter: str) -> str:
-    """Name the script of a letter, by the first word of its Unicode name."""
+    """Return the script of a letter, by the first word of its Unicode name."""
     name = unicodedata.name(letter, "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
     return SCRIPTS.get(name.partition(" ")[0], OTHER)
 
 
 def token_names(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:
-    """Name tokens: their text, or `#id` without a tokenizer, without a text or if it is no whole character."""
+    """Return the texts of tokens as names.
+
+    A token has the name `#id` without a tokenizer, without a text, or if its text is an incomplete character.
+    """
     if texts is None:
         return tuple(f"#{row}" for row in ids)
     return tuple(_token_name(row, texts.of[row]) for row in ids)
 
 
 def _token_name(row: int, text: str | None) -> str:
-    """Return the text of a row's token, or `#id` if there is none that can be read."""
+    """Return the text of a row's token, or `#id` if it has no readable text."""
     if text and _PARTIAL not in text:
         return text
     return f"#{row}"
