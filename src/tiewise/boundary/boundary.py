@@ -1,23 +1,23 @@
-"""`Boundary`: the one owner of a model's table or tables, with the two verbs that touch the vocabulary, and its maps.
+"""`Boundary`: the module that owns a model's input and output tables and its maps.
 
     boundary = Boundary("factored:64+bias", vocab=10_000, width=256)
 
     rows = boundary.embed(ids)              # [..] -> [.., D]
     logits = boundary.logits(hidden)        # [.., D] -> [.., V]
-    loss = boundary.loss(hidden, targets)   # the same, fused, without logits
+    loss = boundary.loss(hidden, targets)   # cross-entropy of these logits, fused: no logits are computed
 
-    loss = boundary(ids, body, targets)     # all of it: body maps [.., D] to [.., D]
+    loss = boundary(ids, body, targets)     # lookup, body [.., D] -> [.., D], and loss in one call
 
-The last form threads the table from the lookup to the head, so that a tied table has one gradient buffer (see
-`tiewise.boundary.ops.path_gradient`); the single verbs are as exact and use one more. Tied means that `table_out` is
-`table_in`: one Parameter, once in `parameters()` and in the optimizer, under both names in the state dict.
+The last form passes the table from the lookup to the head, so that a tied table has one gradient buffer (see
+`tiewise.boundary.ops.path_gradient`). The separate methods give the same gradient and use a second buffer. Tied means
+that `table_out` is `table_in`: one Parameter, once in `parameters()` and in the optimizer, under both names in the
+state dict.
 
-A table is [V, E] at both ends, one row per token. The head multiplies by its transpose; nothing is ever stored
-transposed.
+Both tables are [V, E], one row per token. The head multiplies by the transpose; no table is stored transposed.
 
-Maps may connect a table and the body: in_map [.., E] -> [.., D] behind the lookup and out_map [.., D] -> [.., E]
-before the head; None is the identity and costs nothing. All are linear, so that a boundary can be exported as two dense
-tables, except for `out_bias`, which no table can hold.
+Maps may connect a table and the body: in_map [.., E] -> [.., D] after the lookup and out_map [.., D] -> [.., E]
+before the head. None is the identity and costs nothing. All maps are linear, so a boundary can be exported as two
+dense tables. The exception is `out_bias`, which no table can hold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Body = Callable[[Tensor], Tensor]
 
 
 def draw(table: Tensor, std: float, pad: int | None = None) -> None:
-    """Fill `table` [V, E] with N(0, std²) from torch's global generator; the padding row becomes zero."""
+    """Fill `table` [V, E] with N(0, std²) from torch's global generator, and zero the padding row."""
     with torch.no_grad():
         nn.init.normal_(table, std=std)
         if pad is not None:
@@ -53,26 +53,29 @@ def draw(table: Tensor, std: float, pad: int | None = None) -> None:
 # maps
 
 
-def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:
-    """Return the initialised (in_map, out_map) of `spec` in a model of width `d`. None where it has the identity."""
+def make_maps(spec: BoundarySpec, width: int) -> tuple[nn.Module | None, nn.Module | None]:
+    """Return the initialised (in_map, out_map) of `spec` in a model of this `width` D.
+
+    A map is None where the spec has the identity.
+    """
     if spec.kind == "residual":
         assert spec.rank is not None
-        return None, LowRankCorrection(d, spec.rank, spec.strength)
+        return None, LowRankCorrection(width, spec.rank, spec.strength)
     if spec.kind == "spd":
-        definite = PositiveDefinite(d)
+        definite = PositiveDefinite(width)
         return Inverse(definite), definite
-    has_in, has_out = spec.maps(d)
-    in_width, out_width = spec.table_widths(d)
+    has_in, has_out = spec.maps(width)
+    in_width, out_width = spec.table_widths(width)
     in_map = out_map = None
     if has_in:
-        in_map = LinearMap(in_width, d, bias=False)
+        in_map = LinearMap(in_width, width, bias=False)
     if has_out:
-        out_map = LinearMap(d, out_width, bias=spec.out_bias)
+        out_map = LinearMap(width, out_width, bias=spec.out_bias)
     return in_map, out_map
 
 
 def apply_map(module: nn.Module | None, x: Tensor) -> Tensor:
-    """Return the image of `x` under a map; None is the identity."""
+    """Return `module(x)`, or `x` itself if the map is None (the identity)."""
     if module is None:
         return x
     image: Tensor = module(x)
@@ -80,34 +83,38 @@ def apply_map(module: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def soft_cap(z: Tensor, cap: float | None) -> Tensor:
-    """Return c · tanh(z / c), or `z` itself without a cap."""
+    """Return c · tanh(z / c) for a cap c, or `z` without a cap."""
     if cap is None:
         return z
     return cap * torch.tanh(z / cap)
 
 
 class LinearMap(nn.Linear):
-    """`x @ weightᵀ`, weight [to, from] from N(0, 1/from), which keeps x's mean square. A bias [to] starts at zero."""
+    """Linear layer `x @ weightᵀ` with weight [to, from] from N(0, 1/from).
+
+    This variance preserves the mean square of x. A bias [to] starts at zero.
+    """
 
     def reset_parameters(self) -> None:
-        """Draw the weight, and set the bias to zero."""
+        """Draw the weight and set the bias to zero."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
 class LowRankCorrection(nn.Module):
-    """`x + s · (x Qᵀ) Pᵀ` with P [D, r] and Q [r, D]: the table corrected on its output side by W s P Q.
+    """Map `x + s · (x Qᵀ) Pᵀ` with P [D, r] and Q [r, D].
 
-    P starts at zero, so the boundary starts exactly tied. Source: the output-side correction W(I + s·PQ) of the
-    Press & Wolf reproductions (r = 32, s = 0.03 on PTB, 200k parameters for D = 1500 at most).
+    It adds the correction W s P Q to the table W at the output only. P starts at zero, so the boundary starts exactly
+    tied. Source: the output-side correction W(I + s·PQ) of the Press & Wolf reproductions (r = 32, s = 0.03 on PTB,
+    200k parameters for D = 1500 at most).
     """
 
-    def __init__(self, d: int, rank: int, strength: float) -> None:
+    def __init__(self, width: int, rank: int, strength: float) -> None:
         super().__init__()
         self.strength = strength
-        self.p = nn.Parameter(torch.empty(d, rank))
-        self.q = nn.Parameter(torch.empty(rank, d))
+        self.p = nn.Parameter(torch.empty(width, rank))
+        self.q = nn.Parameter(torch.empty(rank, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -121,15 +128,16 @@ class LowRankCorrection(nn.Module):
 
 
 class PositiveDefinite(nn.Module):
-    """`x S` with S = C Cᵀ, C lower triangular with a positive diagonal [D, D]. It starts at the identity.
+    """Map `x S` with a symmetric positive definite S = C Cᵀ [D, D].
 
-    `factor` holds C below its diagonal and log C on it, so that any value of the parameter is positive definite.
-    Source: pseudo-inverse tying, arXiv:2602.04556: a learned SPD map at the output and its inverse at the input.
+    C is lower triangular with a positive diagonal. S starts at the identity. `factor` holds C below the diagonal and
+    log C on the diagonal, so every value of the parameter gives a positive definite S. Source: pseudo-inverse tying,
+    arXiv:2602.04556, with a learned symmetric positive definite (SPD) map at the output and its inverse at the input.
     """
 
-    def __init__(self, d: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.factor = nn.Parameter(torch.empty(d, d))
+        self.factor = nn.Parameter(torch.empty(width, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -137,7 +145,7 @@ class PositiveDefinite(nn.Module):
         nn.init.zeros_(self.factor)
 
     def cholesky(self) -> Tensor:
-        """Return C [D, D]."""
+        """Return the Cholesky factor C [D, D] of S."""
         return self.factor.tril(-1) + torch.diag_embed(self.factor.diagonal().exp())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,47 +155,54 @@ class PositiveDefinite(nn.Module):
 
 
 class Inverse(nn.Module):
-    """`x S⁻¹` of a `PositiveDefinite` by two triangular solves, without forming S⁻¹; it adds no parameter."""
+    """Map `x S⁻¹` for the S of a `PositiveDefinite` map.
 
-    def __init__(self, of: PositiveDefinite) -> None:
+    Two triangular solves compute it without forming S⁻¹. The map adds no parameter.
+    """
+
+    def __init__(self, definite: PositiveDefinite) -> None:
         super().__init__()
-        # a plain attribute: registered as a child, the factor would be saved and counted at both ends
-        object.__setattr__(self, "of", of)
+        # not a submodule: as one, the factor would be saved and counted at both ends
+        object.__setattr__(self, "definite", definite)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x S⁻¹, [.., D] like `x`. It solves in fp32 at least, since triangular solves lack half precision."""
-        of: PositiveDefinite = self.of  # type: ignore[assignment]
+        """Return x S⁻¹, [.., D] like `x`.
+
+        It solves in fp32 or wider, since torch has no triangular solve in half precision.
+        """
+        definite: PositiveDefinite = self.definite  # type: ignore[assignment]
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            c = of.cholesky().to(wide)
+            c = definite.cholesky().to(wide)
             columns = x.reshape(-1, x.shape[-1]).T.to(wide)
             half = torch.linalg.solve_triangular(c, columns, upper=False)
             solved: Tensor = torch.linalg.solve_triangular(c.T, half, upper=True)
-        # a copy: CTRL scales its rows in place, and the solve's result is kept for its gradient
+        # a copy: CTRL scales its rows in place, and autograd needs the unscaled result for the solve's gradient
         return solved.T.clone().reshape(x.shape).to(x.dtype)
 
 
 def penalty_of(spec: BoundarySpec, out_map: nn.Module) -> Tensor | None:
-    """Return λ‖P‖₂ + c/2 ‖P‖²_F of a projection P, to be added to the loss. None where the spec has neither.
+    """Return the penalty of a projection P on the loss, λ‖P‖₂ + c/2 ‖P‖²_F.
 
-    Press & Wolf 2017, §3, prints the first with λ = 0.15. Their code adds ½‖P‖²_F / 130 to a loss summed over 20 steps.
+    Return None if the spec has neither λ nor c. Press & Wolf 2017, §3, prints the first term with λ = 0.15. Their code
+    adds ½‖P‖²_F / 130 to a loss that is summed over 20 time steps.
     """
     if not (spec.penalty or spec.decay):
         return None
     norm: Tensor = torch.linalg.vector_norm(out_map.weight)
     squared = spec.decay / 2 * norm.square()
-    if not spec.penalty:  # the norm itself has no gradient at P = 0
+    if not spec.penalty:  # leave the norm out: it has no gradient at P = 0
         return squared
     return spec.penalty * norm + squared
 
 
 @torch.no_grad()
-def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
-    """Return the table [V, D] that acts as `out_map` and `table` [V, E] do, bias excepted."""
+def dense_output(table: Tensor, out_map: nn.Module | None, width: int) -> Tensor:
+    """Return the table [V, D] that replaces `out_map` and `table` [V, E], without the map's bias."""
     if out_map is None:
         return table
     # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
-    images: Tensor = out_map(torch.eye(d, dtype=table.dtype, device=table.device))
+    images: Tensor = out_map(torch.eye(width, dtype=table.dtype, device=table.device))
     bias = getattr(out_map, "bias", None)
     if bias is not None:
         images = images - bias
@@ -198,21 +213,31 @@ def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
 
 
 class Boundary(nn.Module):
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`.
+    """Module with the tables, maps, bias and scales of one spec.
+
+    `embed` is the input embedding, `logits` and `loss` are the output head. Calling the boundary with a body computes
+    the loss in one pass. The letters V, E and D are those of `tiewise.core`.
 
     Args:
-        spec: what to build.
-        vocab: V, or `Vocabularies` where input and output differ.
-        width: D.
+        spec: the boundary to build, a `BoundarySpec` or its text, such as `"factored:64+bias"`.
+        vocab: vocabulary size V, or `Vocabularies` if input and output differ.
+        width: width D of the body.
 
     Attributes:
-        table_in, table_out: [V, E] Parameters; the same object where tied.
+        table_in, table_out: [V, E] Parameters; the same object if tied.
         in_map, out_map: modules, or None where the spec has the identity.
         bias: [V_out] Parameter, or None.
-        record: where the lookup path is kept for `path_norms`; None (the default) records nothing.
+        record: `PathRecord` that stores the lookup path's gradient rows for `path_norms`; None (the default) stores
+            nothing.
 
     Raises:
-        SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+        SpecError: these sizes cannot have the spec, or the spec has a schedule (which belongs to a training run).
+
+    >>> boundary = Boundary("factored:4+bias", vocab=10, width=8)
+    >>> boundary.embed(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 8])
+    >>> boundary.logits(torch.zeros(2, 8)).shape
+    torch.Size([2, 10])
     """
 
     def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int) -> None:
@@ -235,7 +260,7 @@ class Boundary(nn.Module):
         self.reset_parameters()
 
     def _check_sizes(self) -> None:
-        """Refuse a width that is no whole number, and a spec that these sizes cannot have."""
+        """Refuse a width below 1 or of another type, and an impossible spec."""
         if not hasattr(self.width, "__index__") or self.width < 1:
             raise SpecError(f"a width of {self.width!r}", "give D, a whole number")
         self.spec.require(BOUNDARY)
@@ -244,7 +269,7 @@ class Boundary(nn.Module):
             raise SpecError(f"pad={pad} is outside the table of {rows} rows", "lower it")
 
     def _make_tables(self) -> None:
-        """Allocate the tables: one Parameter under both names where tied."""
+        """Allocate the tables: one Parameter under both names if tied."""
         in_width, out_width = self.spec.table_widths(self.width)
         rows = self.vocab.rows(self.tied)
         self.table_in = nn.Parameter(torch.empty(rows, in_width), requires_grad=not self.spec.freeze)
@@ -254,7 +279,10 @@ class Boundary(nn.Module):
             self.table_out = nn.Parameter(torch.empty(self.vocab.outputs, out_width))
 
     def _make_output_index(self) -> Tensor | None:
-        """Return the rows of a tied table that are outputs, in their order. None where these are the first ones."""
+        """Return the row of a tied table that each output token has.
+
+        Return None if output token i has row i, or if the tables are untied.
+        """
         if not self.tied:
             return None
         rows = self.vocab.output_index()
@@ -268,7 +296,10 @@ class Boundary(nn.Module):
         return self.spec.tables == 1
 
     def reset_parameters(self) -> None:
-        """Draw tables N(0, σ²), σ = `init` of the spec or `sound_std`, and maps. Bias and padding row become zero."""
+        """Draw tables from N(0, σ²) and reset the maps.
+
+        σ is `init` of the spec, or else `sound_std(width)`. Bias and padding row become zero.
+        """
         std = self.spec.init or sound_std(self.width)
         for table in dict.fromkeys((self.table_in, self.table_out)):
             draw(table, std, self.spec.pad)
@@ -279,25 +310,33 @@ class Boundary(nn.Module):
             nn.init.zeros_(self.bias)
 
     def load_rows(self, rows: Tensor, freeze: bool = False) -> None:
-        """Start the input table (and a tied output) from pretrained rows [V, E]. Rows of nan keep their drawn values.
+        """Copy pretrained rows into the input table, which is also the output table if tied.
 
-        `freeze` stops its gradient, as `+freeze` in the spec does.
+        Args:
+            rows: [V, E], in the table's order. A row of nan leaves the random values of that token.
+            freeze: whether to stop the table's gradient, as `+freeze` in the spec does.
 
         Raises:
-            SpecError: rows of another shape.
+            SpecError: `rows` has another shape than the table.
         """
         start_from_rows(self.table_in, rows, freeze or self.spec.freeze, self.spec)
 
     def predicted_nll(self) -> float:
-        """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
+        """Return the expected loss (nats per token) of the first training step.
+
+        It assumes a body of two Llama layers and uniformly random targets.
+        """
         return starting_nll(self.spec, self.vocab, self.width)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map)."""
+        """Return the rows of token ids [..] as the body's input [.., D].
+
+        Without an input map the width is the table's E, which then equals D.
+        """
         return self._embed(ids)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [.., D] to logits [.., V_out], all of them."""
+        """Return all logits [.., V_out] of hidden states [.., D]."""
         hidden = apply_map(self.out_map, hidden)
         z = F.linear(hidden, self._output_rows(self._head_table())) * self.output_scale
         if self.bias is not None:
@@ -305,22 +344,37 @@ class Boundary(nn.Module):
         return soft_cap(z, self.spec.softcap)
 
     def loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`.
+        """Return the fused cross-entropy of `logits(hidden)` against `targets`.
+
+        Args:
+            hidden: hidden states [.., D].
+            targets: token ids [..].
+            **options: those of `linear_cross_entropy`, such as `reduction` and `ignore_index`.
 
         Returns:
-            fp32 scalar, or the shape of `targets` for `reduction="none"`. `penalty()` is not included.
+            Loss in nats without `penalty()`: an fp32 scalar, or the shape of `targets` for `reduction="none"`.
         """
         return self._loss(hidden, self._head_table(), targets, options)
 
     def forward(
         self, ids: Tensor, body: Body, targets: Tensor, *, into: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
+        """Return the loss of a model: lookup, body, fused cross-entropy.
 
-        `into` is that of `linear_cross_entropy`, for `table_out`; where tied both paths are added to it.
+        The table passes from the lookup to the head, so a tied table has one gradient buffer.
+
+        Args:
+            ids: input token ids [..].
+            body: function that maps [.., D] to [.., D].
+            targets: token ids [..].
+            into: gradient buffer of `table_out`, as in `linear_cross_entropy`. If tied, both paths are added to it.
+            **options: those of `linear_cross_entropy`.
+
+        Returns:
+            Loss in nats, as from `loss`.
 
         Raises:
-            SpecError: `into` with a padding row, to which it would give the gradient that the row must not have.
+            SpecError: `into` with a padding row, whose gradient must be zero and would be written.
         """
         if into is not None and self.spec.pad is not None:
             raise SpecError(f"into with pad={self.spec.pad}", "leave into out, and autograd has the gradient")
@@ -332,7 +386,10 @@ class Boundary(nn.Module):
         return self._loss(hidden, self._head_table(), targets, options)
 
     def penalty(self) -> Tensor:
-        """Penalty of a `projected` spec, to be added to the loss (`penalty_of`); 0 elsewhere."""
+        """Return the penalty of a `projected` spec, λ‖P‖₂ + c/2 ‖P‖²_F.
+
+        Add it to the loss. Other specs return 0.
+        """
         penalty = None
         if self.out_map is not None:
             penalty = penalty_of(self.spec, self.out_map)
@@ -342,10 +399,12 @@ class Boundary(nn.Module):
 
     @torch.no_grad()
     def dense(self) -> tuple[Tensor, Tensor]:
-        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+        """Return two dense tables [V_in, D] and [V_out, D] that compute the same function.
+
+        They include maps and scales, and belong to a plain untied boundary.
 
         Raises:
-            SpecError: a soft-cap behind the product, or a bias before it, which no table can hold.
+            SpecError: the spec has a soft-cap or `out_bias`, which no table can hold.
         """
         self.spec.require_tables_alone()
         table_in = apply_map(self.in_map, self.table_in[: self.vocab.inputs])
@@ -357,20 +416,20 @@ class Boundary(nn.Module):
         return f"{self.spec}, vocab={self.vocab}, width={self.width}, tables={self.spec.tables}"
 
     def _embed(self, ids: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return rows for the body, and the table to use from here on."""
+        """Return the body's input, and the table that the head must use."""
         self._check_ids(ids)
         options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record, into=into)
-        rows, after = tied_lookup(self.table_in, ids, options)
+        rows, table = tied_lookup(self.table_in, ids, options)
         rows = apply_map(self.in_map, rows)
         if self.input_scale != 1.0:
             rows = rows * self.input_scale
-        return rows, after
+        return rows, table
 
     def _check_ids(self, ids: Tensor) -> None:
-        """Refuse ids that are no integers or, on a CPU, outside the vocabulary."""
+        """Refuse ids that are not integers and, on a CPU, ids outside the vocabulary."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
-        # elsewhere than on a CPU the lookup itself asserts, without a synchronisation
+        # on other devices the lookup itself asserts, without a synchronisation
         if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
             return
         lowest, highest = (int(v) for v in ids.aminmax())
@@ -381,17 +440,20 @@ class Boundary(nn.Module):
             raise IndexError(f"token {extreme} is outside the input vocabulary of {self.vocab.inputs}")
 
     def _head_table(self) -> Tensor:
-        """Return the output table, guarded where its padding row must get no gradient."""
+        """Return the output table, whose padding row gets no gradient."""
         return without_row(self.table_out, self.spec.pad)
 
     def _output_rows(self, table: Tensor) -> Tensor:
-        """Return the output tokens' rows [V_out, E] in their order. It is a view where no index map reorders them."""
+        """Return the rows [V_out, E] of the output tokens, in the order of their ids.
+
+        The result is a view of `table` unless `output_index` reorders the rows.
+        """
         if self.output_index is None:
             return table[: self.vocab.outputs]
         return table[self.output_index]
 
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
-        """Return the fused loss against the output rows of `table`, with `options` of `linear_cross_entropy`."""
-        chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
+        """Return the fused loss of `hidden` with the output rows of `table`."""
+        loss_options = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
         hidden = apply_map(self.out_map, hidden)
-        return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, chosen, **options)
+        return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, loss_options, **options)

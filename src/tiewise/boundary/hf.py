@@ -1,11 +1,12 @@
-"""Checkpoints with a boundary, read and written: importing this module teaches transformers' auto classes to load them.
+"""Checkpoints with a boundary, for transformers' auto classes.
 
     import tiewise.hf
     model = AutoModelForCausalLM.from_pretrained(path)      # a model saved with factored:64, say
     model = tiewise.hf.load(path)                           # any token model, with its boundary installed and verified
     plain = tiewise.hf.plain_copy(model)                    # the same function in the family's own classes
 
-Nothing is registered by importing `tiewise` itself, and no checkpoint brings code along.
+Importing this module registers the config type of such checkpoints with transformers; importing `tiewise` does not.
+No code of a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -28,19 +29,31 @@ register()
 
 
 def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, **options: Any) -> PreTrainedModel:
-    """Load a model that was saved with or without a boundary, and install it.
+    """Load a model that was saved with or without a boundary, and install the boundary.
+
+    A model without one gets the boundary of the tables that it has.
 
     Args:
         path: folder, or name on the Hugging Face hub.
-        batch: as for `install`: of a model that does not run on token ids alone (Whisper), one that it runs on.
-        **options: as for `from_pretrained`, e.g. `dtype`.
+        batch: keyword arguments of one forward, with labels, for a model that needs more than token ids (Whisper).
+        **options: options of `from_pretrained`, such as `dtype`.
+
+    Returns:
+        The model, whose handle `tiewise.installed(model)` returns.
 
     Raises:
-        InstallError: config.json does not say which model class to build, or the model has no boundary.
+        InstallError: config.json does not say which model class to build, or the model cannot have a boundary.
+
+    >>> from tempfile import mkdtemp
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> folder = mkdtemp()
+    >>> GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50)).save_pretrained(folder)
+    >>> type(load(folder)).__name__
+    'GPT2LMHeadModel'
     """
     config = AutoConfig.from_pretrained(os.fspath(path))
     with warnings.catch_warnings():
-        # `build_into` runs the model again, with the batch that it needs: a first failure is no news
+        # the warning of a first failure is not needed: `build_into` runs the model again, with the user's batch
         warnings.filterwarnings("ignore", ".*how its loss counts labels could not be asked", TiewiseWarning)
         model = model_class(config, path).from_pretrained(path, config=config, **options)
     build_into(model, getattr(config, ENTRY, None), batch, loaded=True)
@@ -48,10 +61,12 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
 
 
 def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
-    """Return transformers' class of a config read from `path`. If the config names a boundary, return ours.
+    """Return the model class of a config that was read from `path`.
+
+    It is a class of transformers. If the config names a boundary, it is the class that tiewise derives from that.
 
     Raises:
-        InstallError: it does not say which class that is.
+        InstallError: the config names no class of transformers and no registered class.
     """
     names = config.architectures or ["(none)"]
     name = names[0].removeprefix(PREFIX)
@@ -68,7 +83,7 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _registered_model(config: Any, name: str) -> Any:
-    """Return the class of this name that a package registered for a config, or None. `tiewise.models` is one."""
+    """Return the class of this name that a package, such as `tiewise.models`, registered; else None."""
     for auto in AUTO:
         model = auto._model_mapping.get(plain_class_of(config), None)
         if getattr(model, "__name__", None) == name:

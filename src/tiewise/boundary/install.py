@@ -1,13 +1,14 @@
-"""`install`: give a Hugging Face model a boundary: its tables as a spec says, the fused loss, one gradient buffer.
+"""`install`: build a boundary into a Hugging Face model.
 
-    installed = install(model)                 # what the model has, faster and smaller in training
+    installed = install(model)                 # the tables that the model has, with the fused loss
     installed = install(model, "factored:128") # two maps and a narrow table instead
     loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()                            # one [V, E] gradient buffer where the table is tied
-    installed.untie(optimizer)                 # in the middle of training, the optimizer's state included
+    loss.backward()                            # one [V, E] gradient buffer if the table is tied
+    installed.untie(optimizer)                 # during training, with the optimizer's state
 
-Install verifies itself on a random batch and refuses, leaving the model as it was, where it would change what the
-model computes or could not keep the logits from being built. See docs/install.md.
+The model then has the tables of the spec, and its training loss is fused: no [N, V] logits are computed. `install`
+verifies the result on a random batch. It refuses, and leaves the model as it was, if the boundary would change the
+model's results or if the model needs the logits. See docs/install.md.
 """
 
 from __future__ import annotations
@@ -58,11 +59,18 @@ KEEP, STATE = ("input", "output", "mean"), ("copy", "split", "reset")
 
 
 class Installed:
-    """Handle of an installed boundary; `installed(model)` gives another one of the same."""
+    """Handle of an installed boundary.
+
+    `install(model)` and `installed(model)` return one. All handles of a model share its state.
+
+    Attributes:
+        model: the model with the boundary.
+        missing_vectors: tokens that the spec's file of word vectors lacks; empty without `+vectors=FILE`.
+    """
 
     def __init__(self, model: Any, link: Link, missing_vectors: tuple[str, ...] = ()) -> None:
         self.model = model
-        self.missing_vectors = missing_vectors  # tokens that this installation's file of vectors did not have
+        self.missing_vectors = missing_vectors
         self._link = link
 
     def __repr__(self) -> str:
@@ -71,7 +79,7 @@ class Installed:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what tiewise does not know of this model; empty for a known family."""
+        """Notes on an unknown model family; empty for a family that tiewise knows."""
         config = self.model.config
         record = family(getattr(config, BASE, None) or getattr(config, "model_type", None))
         if record.has_facts:
@@ -87,16 +95,26 @@ class Installed:
 
     @property
     def counts(self) -> Counts:
-        """Fused losses, materialised logits and the operations that asked for them, since installation."""
+        """Numbers of fused losses and of computed logits since installation.
+
+        Its `operations` name the operations that needed the logits.
+        """
         return self._link.counts
 
     @property
     def record(self) -> PathRecord | None:
-        """The lookup path's rows since its last `clear`, or None where `track` is off."""
+        """Gradient rows of the lookup path since the last `clear`; None if `track` is off."""
         return self._link.options.record
 
     def track(self, on: bool = True) -> PathRecord | None:
-        """Record the lookup path's gradient rows, for `path_norms`; clear them at each step."""
+        """Start or stop to record the lookup path's gradient rows, which `path_norms` needs.
+
+        Args:
+            on: whether to record.
+
+        Returns:
+            The record, whose `clear()` must be called once per optimizer step; None if `on` is False.
+        """
         record = None
         if on:
             record = PathRecord()
@@ -104,23 +122,32 @@ class Installed:
         return record
 
     def unwatch(self) -> None:
-        """Skip the assertions of the first steps under DDP and FSDP2, or what is left of them (`boundary.watch`)."""
+        """Stop the checks of the first training steps under DDP and FSDP2 (`boundary.watch`)."""
         unwatch(self.model)
 
     def fp32_logits(self, on: bool = True) -> None:
-        """Answer losses and log-probabilities of a bf16 or fp16 model as `logits="fp32"` of `LossOptions` promises."""
+        """Compute losses and log-probabilities of a bf16 or fp16 model from fp32 logits.
+
+        Args:
+            on: whether to do so, as `logits="fp32"` of `LossOptions` does; False returns to the default.
+        """
         self._link.logits = "fp32" if on else None
 
     def path_norms(self) -> PathNorms:
-        """Norms of both paths in the gradient, between the last backward of a step and clipping.
+        """Return the norms of both paths in the tables' gradient.
 
-        One table needs `track()` before the forward, for what the lookup path brought; of two each holds its own path,
-        and they have no cosine. Over several processes the lookup path's rows are averaged as DDP and FSDP2 average
-        gradients, and those of sharded tables are put together: all processes must ask.
+        Call it after the last backward of a step and before gradient clipping. A tied table needs `track()` before the
+        forward, to record the lookup path. With two tables, each gradient is one path, and the cosine is nan. With
+        several processes the lookup path's rows are averaged as DDP and FSDP2 average gradients, and rows of sharded
+        tables are gathered. So all processes must call it.
+
+        Returns:
+            Norms of the lookup path, the head path and their sum, and the cosine of the two paths.
 
         Raises:
-            UnsupportedError: one table that has no gradient yet, or no record; rows that tensor parallelism has spread
-                over some of the ranks, beside others who see other tokens, without `fully_shard` over those.
+            UnsupportedError: a tied table has no gradient yet, or no record. Or tensor parallelism spreads the rows
+                over some ranks, other ranks hold the same rows and see other tokens, and `fully_shard` does not
+                connect them.
         """
         table_in, table_out = self.tables()
         if table_in is not table_out:
@@ -128,23 +155,35 @@ class Installed:
         return norms_of_one_table(table_in, self._link.head, self.record)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Return (input table [V, E], output table [V, E]) as they are now: the same Parameter where tied."""
+        """Return the current input table [V, E] and output table [V, E].
+
+        They are the same Parameter if tied.
+        """
         return self._link.ends.source.weight, self._link.head.weight
 
     def penalty(self) -> Tensor | None:
-        """Return the penalty of a `projected` spec, to be added to the loss (`penalty_of`)."""
+        """Return the penalty of a `projected` spec, λ‖P‖₂ + c/2 ‖P‖²_F.
+
+        Add it to the loss. Other specs, and a `projected` spec without penalty and decay, return None.
+        """
         out_map = getattr(self._link.head, "out_map", None)
         if out_map is None:
             return None
         return penalty_of(self.spec, out_map)
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
-        """Return a label smoother for `trainer.label_smoother` that takes one sweep; the Trainer's own takes two."""
+        """Return a fused label smoother for `trainer.label_smoother`.
+
+        It reads the vocabulary once; the Trainer's default reads it twice.
+
+        Args:
+            epsilon: label smoothing ε, between 0 and 1.
+        """
         return FusedLabelSmoother(epsilon, self._link.shifts_labels)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within this context the model hands out deferred logits whether or not it gets labels."""
+        """Return a context in which the model returns deferred logits, with or without labels."""
         self._link.deferral_depth += 1
         try:
             yield
@@ -152,27 +191,31 @@ class Installed:
             self._link.deferral_depth -= 1
 
     def exact_decoding(self) -> AbstractContextManager[ExactTop]:
-        """Within this context `generate` finds greedy and `top_k` tokens without computing the other logits.
+        """Return a context in which `generate` finds greedy and `top_k` tokens without all logits.
 
-        The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits.
+        On entry the context builds and returns the `ExactTop` of the head's table. Other ways of decoding compute the
+        logits.
 
         Raises:
-            UnsupportedError: a table in fp64, or not on the CPU, or sharded.
+            UnsupportedError: the table is fp64, not on the CPU, or sharded.
         """
         require_unsharded_table(self.model, self._link.head, "exact_decoding")
         return decoding(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
-        """Give the output head a table of its own with the same values. Handles and options, such as a bias, stay.
+        """Give the output head a separate table with the values of the tied one.
+
+        Handles and options, such as a bias, stay.
 
         Args:
-            optimizer: SGD, Adam or AdamW that trains the model, to be given a state for it; None where there is none.
-            state: each table inherits the state that the shared one had (`copy`), or half of its first moments
-                (`split`, so that the two still add up to the shared one), or starts fresh (`reset`).
+            optimizer: the SGD, Adam or AdamW that trains the model, which gets the new table and its state. None if
+                there is no optimizer.
+            state: optimizer state of both tables. `copy`: each gets the state of the shared table. `split`: each gets
+                it with half of the first moments, whose sum is the old one. `reset`: both start without state.
 
         Raises:
-            SpecError: an unknown `state`, or a boundary that is not tied.
-            UnsupportedError: an optimizer that keeps what this method does not know.
+            SpecError: `state` is unknown, or the boundary is not tied.
+            UnsupportedError: the optimizer stores entries that this method does not know.
         """
         if state not in STATE:
             raise SpecError(f"unknown optimizer state {state!r}", f"choose one of {', '.join(STATE)}")
@@ -190,18 +233,19 @@ class Installed:
             replace_tables(optimizer, self.model, [table_in], [table_in, table_out], table_state)
 
     def tie(self, optimizer: torch.optim.Optimizer | None = None, keep: str = "mean") -> None:
-        """Give both ends one table, and the optimizer the sum of their states.
+        """Give input embedding and output head one table, and the optimizer the sum of their states.
 
-        A shared table's gradient is the sum of its paths' gradients, so momenta and first moments add exactly; second
-        moments add exactly where the paths' gradients are uncorrelated. Step counters take the larger.
+        A shared table's gradient is the sum of its paths' gradients, so momenta and first moments add exactly. Second
+        moments add exactly if the paths' gradients are uncorrelated. The larger step counter stays.
 
         Args:
             optimizer: as in `untie`.
-            keep: whose values the table starts from: `input`, `output` or their `mean`.
+            keep: the values that the table starts from: `input`, `output` or their `mean`.
 
         Raises:
-            SpecError: an unknown `keep`, or a boundary that is not untied.
-            UnsupportedError: as in `untie`, and tables of unlike shapes.
+            SpecError: `keep` is unknown, or the boundary is not untied.
+            UnsupportedError: the tables differ in shape, or the optimizer stores entries that this method does not
+                know.
         """
         if keep not in KEEP:
             raise SpecError(f"unknown keep {keep!r}", f"choose one of {', '.join(KEEP)}")
@@ -223,7 +267,10 @@ class Installed:
             replace_tables(optimizer, self.model, [table_in, table_out], [table_in], merged)
 
     def _change_kind(self, kind: str, table_out: Tensor) -> None:
-        """Give the head a table and say everywhere what the boundary is now. It is verified, or nothing changes."""
+        """Set the head's table and the spec's kind, and verify the model.
+
+        If the verification fails, nothing changes.
+        """
         model, link, journal = self.model, self._link, Journal()
         require_unsharded_table(model, link.head, f"{link.spec} to {kind}")
         try:
@@ -237,10 +284,10 @@ class Installed:
             raise
 
     def uninstall(self) -> None:
-        """Give the model its own classes back; its tables stay as they are.
+        """Restore the model's original classes. Its tables stay as they are.
 
         Raises:
-            UnsupportedError: its own classes cannot hold them.
+            UnsupportedError: the original classes cannot hold the boundary.
         """
         if not self._link.is_plain:
             remedy = "export it with tiewise.hf.plain_copy, or keep the boundary"
@@ -249,10 +296,19 @@ class Installed:
 
 
 def installed(model: Any) -> Installed:
-    """Return the handle of a model's installed boundary; nothing is verified again.
+    """Return the handle of a model's installed boundary, without verifying it again.
+
+    Args:
+        model: model that `install` or `tiewise.load` has given a boundary.
 
     Raises:
-        InstallError: there is none, or the model's head was replaced since.
+        InstallError: the model has no installed boundary, or its head was replaced after `install`.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> _ = install(model)
+    >>> installed(model).spec.kind
+    'tied'
     """
     return Installed(model, require_link(model))
 
@@ -264,16 +320,26 @@ def install(
 
     Args:
         model: any model with `get_input_embeddings`, `get_output_embeddings` and a loss from `labels`.
-        spec: the boundary to build; None keeps what the model has.
-        batch: keyword arguments for one forward, labels included, for models that need more than token ids.
-        tokenizer: of the model, for `+vectors=FILE`: it names the rows of the input table. The rows that the file has
-            start from it, `missing_vectors` of what is returned names the others, and the installed and saved spec
-            does not name the file: its values are in the table.
+        spec: the boundary to build; None uses the tables that the model has.
+        batch: keyword arguments of one forward, with labels, for a model that needs more than token ids.
+        tokenizer: the model's tokenizer, which `+vectors=FILE` needs: it names the rows of the input table. Rows of
+            tokens that the file has start from the file; `missing_vectors` of the handle lists the other tokens. The
+            installed and saved spec does not name the file, since its values are in the table.
+
+    Returns:
+        Handle of the boundary.
 
     Raises:
-        SpecError: the spec cannot be had in a model of these sizes, or needs a tokenizer.
-        DataError: a file of vectors that cannot be used.
-        InstallError: the model has no boundary, or not one that this library knows; the model is as it was.
+        SpecError: a model of these sizes cannot have the spec, or the spec needs a tokenizer.
+        DataError: the file of vectors cannot be used.
+        InstallError: the model has no input embedding or output head, or uses them in an unknown way. The model is
+            as it was.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> handle = install(model, "factored:4")
+    >>> [tuple(table.shape) for table in handle.tables()]
+    [(50, 4), (50, 4)]
     """
     require_module(model)
     if spec is None:
@@ -311,7 +377,10 @@ def build_into(
     loaded: bool = False,
     rows: Tensor | None = None,
 ) -> Installed:
-    """Install a boundary. `loaded` tables keep their values; a table that starts from `rows` must fit them."""
+    """Install a boundary.
+
+    Tables that are `loaded` keep their values. `rows` must have the shape of the input table.
+    """
     if spec is not None:
         spec = BoundarySpec.parse(spec)
     old_link: Link | None = link_of(model)
@@ -341,19 +410,22 @@ def build_into(
 def _require_unsharded_change(
     model: Any, old_link: Link | None, spec: BoundarySpec | None, rows: Tensor | None
 ) -> None:
-    """Refuse to change or to verify tables that are sharded, and ends that adapters or quantisation have changed."""
-    ends = locate(model)  # refuses such ends, also where they were changed since an earlier install
+    """Refuse to change or to verify sharded tables.
+
+    `locate` also refuses ends that adapters or quantisation have changed.
+    """
+    ends = locate(model)  # they may have changed after an earlier install
     if not (fsdp_units(model) or is_row_parallel(ends.source) or is_row_parallel(ends.head)):
         return
     if old_link is None:
-        has, verified = ends.plain_spec, False
+        present_spec, verified = ends.plain_spec, False
     else:
-        has, verified = old_link.spec, old_link.structure.needs_folding
-    require_same_tables(model, spec, has, changed=rows is not None, verified=verified)
+        present_spec, verified = old_link.spec, old_link.structure.needs_folding
+    require_same_tables(model, spec, present_spec, changed=rows is not None, verified=verified)
 
 
 def _attach_link(model: Any, spec: BoundarySpec | None, journal: Journal, *, loaded: bool) -> Link:
-    """Attach a spec and return its link; `loaded` tables keep their values."""
+    """Attach a spec and return its link. Tables that are `loaded` keep their values."""
     built = spec
     if spec is not None and loaded:
         built = replace(spec, init=None, vectors=None, freeze=False)
@@ -363,7 +435,10 @@ def _attach_link(model: Any, spec: BoundarySpec | None, journal: Journal, *, loa
 
 
 def _restore_link(model: Any, new: Link, old_link: Link) -> None:
-    """Make `old_link` the link of a model again, with the state of the `new` one, so that handles of it stay valid."""
+    """Make `old_link` the link of a model again, with the state of the `new` one.
+
+    So handles that hold `old_link` stay valid.
+    """
     user_attributes = ("options", "logits", "counts", "deferral_depth", "make_lazy")
     set_by_user = {name: getattr(old_link, name) for name in user_attributes}
     vars(old_link).update(vars(new) | set_by_user)
@@ -372,9 +447,12 @@ def _restore_link(model: Any, new: Link, old_link: Link) -> None:
 
 
 def _verify_link(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
-    """Verify a link and find out how its loss counts labels. A link that is refused stays as it was."""
+    """Verify a link and learn how its loss counts labels.
+
+    If the link is refused, its state is restored.
+    """
     before = dict(vars(link))
-    link.counts = Counts()  # for the forwards below, which are not the user's
+    link.counts = Counts()  # so that the forwards below do not count as the user's
     try:
         if batch is None:
             batch = random_batch(model, link)
@@ -390,7 +468,10 @@ def _verify_link(model: nn.Module, link: Link, batch: Batch | None) -> Installed
 
 
 def _declare_spec(model: Any, link: Link, journal: Journal) -> None:
-    """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
+    """Write the spec into the model's config.
+
+    If the family's classes cannot hold the boundary, model and config also change their classes.
+    """
     config = copy_config(model, journal)
     journal.set(config, ENTRY, str(link.spec.plainly()))
     if not link.is_plain:

@@ -1,15 +1,16 @@
-"""An installed boundary inside a model: two swapped classes, two hooks around the forward, one `Link` for all.
+"""`link`: connects the input embedding and the output head of a model during a forward.
 
-    begin   labels given, or training → the head defers its logits; the chain of tables starts empty
-    lookup  rows, table' = tied_lookup(table, ids): table' goes into the chain
-    head    takes table' from the chain, so that both gradient paths end in one buffer
-    finish  the chain ends; evaluation logits become a Tensor that computes itself when read; a mean loss becomes its
-            share of the step's
+    begin_forward   with labels or in training, the head defers its logits; the chain of tables starts empty
+    lookup          rows, table' = tied_lookup(table, ids): the chain stores table'
+    head            takes table' from the chain, so that both gradient paths end in one buffer
+    finish_forward  the chain is cleared; evaluation logits become a Tensor that is computed when it is read; a mean
+                    loss becomes its share of the optimizer step's loss
 
-The chain lives within one forward call. Outside of it lookups and head work unlinked: correct, in two buffers.
+The *chain* exists during one forward call. Outside a forward, lookups and head give the same results and gradients with
+two gradient buffers.
 
-Classes are swapped, never modules: names, Parameters and hooks stay, and a family's own embedding class keeps its
-forward. Python's method resolution puts ours beneath it:
+Modules are never replaced, only their classes: names, Parameters and hooks stay. The forward of a family's embedding
+class stays too, since `Lookup` comes after that class in Python's method resolution order:
 
     class GemmaScaled(nn.Embedding): forward = super().forward(ids) * scale
     swapped(GemmaScaled, Lookup):    Tiewise… → GemmaScaled → Lookup → nn.Embedding
@@ -52,22 +53,26 @@ BACKWARD_HOOK = "a backward hook on its output head"
 
 
 class Link:
-    """State of one installed boundary. `options` holds α, the padding row and the record of the lookup path."""
+    """State of one installed boundary, shared by the model, its lookups and its head.
+
+    `options` has α, the padding row and the record of the lookup path.
+    """
 
     def __init__(self, spec: BoundarySpec, ends: ModelEnds, structure: Structure, hidden_width: int) -> None:
         self.spec, self.ends, self.structure = spec, ends, structure
-        self.hidden_width = hidden_width  # of the head's input, before any map
+        self.hidden_width = hidden_width  # D, width of the hidden states before `out_map`
         self.options = LookupOptions(stop_both=spec.pad, alpha=spec.alpha)
         self.counts = Counts()
-        self.journal = Journal()  # takes back what install attached; structure is not kept
-        self.is_plain = structure.is_plain  # whether the checkpoint is one that any loader reads
+        self.journal = Journal()  # undoes the hooks and classes of `attach`, but not the tables and maps
+        self.is_plain = structure.is_plain  # whether any loader reads the model's checkpoints
         self.shifts_labels = False  # whether position i predicts label i + 1
-        self.averages_over_batch = False  # whether the family's loss is always a mean over its own batch
+        self.averages_over_batch = False  # whether the loss is a mean over the batch and ignores num_items_in_batch
         self.logits: str | None = None  # as in `LossOptions`
-        self.deferral_depth = 0  # depth of `deferred()` contexts
-        self.make_lazy: Callable[[Deferred], Tensor] = LazyLogits  # makes a Tensor of them in evaluation
-        self.is_running = self.defers_logits = False  # whether a forward runs, and whether its logits are deferred
-        self.dtype: torch.dtype | None = None  # that a forward computes in, for tables which fully_shard does not cast
+        self.deferral_depth = 0  # number of open `deferred()` contexts
+        self.make_lazy: Callable[[Deferred], Tensor] = LazyLogits  # wraps deferred logits in evaluation
+        self.is_running = False  # whether a forward runs
+        self.defers_logits = False  # whether this forward's head defers its logits
+        self.dtype: torch.dtype | None = None  # compute dtype of tables that fully_shard does not cast
         self.chain: dict[int, Tensor] = {}  # id of a table → the table that its last use in this forward returned
 
     @property
@@ -77,23 +82,24 @@ class Link:
 
     @property
     def lookups(self) -> list[nn.Embedding]:
-        """Every module that looks tokens up."""
+        """All modules that look tokens up."""
         return [module for _, module in self.ends.lookups]
 
     @property
     def in_map(self) -> Any:
-        """The map behind every lookup, or None."""
+        """The map after every lookup, or None."""
         return getattr(self.ends.owner, "in_map", None)
 
 
 def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
-    """Build `spec` into the model (None: leave it as it is) and link its ends. Every change goes into `journal`.
+    """Build `spec` into the model and link its ends.
 
-    Nothing is run: a model class that is being loaded (`loading`, from a config that was saved with this spec) attaches
-    too, on the meta device. `install` verifies afterwards.
+    If `spec` is None, tables and options stay as they are. `journal` gets every change. The model is not run, so a
+    model on the meta device can be attached while it loads (`loading`) from a config that was saved with this spec.
+    `install` verifies afterwards.
     """
     if spec is not None:
-        spec.plainly().require(INSTALL)  # a saved spec may have a schedule, which is over
+        spec.plainly().require(INSTALL)  # without the schedule that a saved spec may have
     ends = locate(model)
     hidden_width = ends.head.weight.shape[1]
     structure = Structure()
@@ -109,7 +115,7 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
         _swap_class(lookup, Lookup, link)
     _swap_class(ends.head, Head, link)
     before = model.register_forward_pre_hook(begin_forward, with_kwargs=True)
-    # always: a forward that raises must not leave its chain behind
+    # always_call: the chain must be cleared even if the forward raises
     after = model.register_forward_hook(finish_forward, with_kwargs=True, always_call=True)
     for handle in (before, after):
         attached.later(_remove_hook, model, handle.id)
@@ -117,7 +123,7 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
 
 
 def _swap_class(module: Any, cls: Any, link: Link) -> None:
-    """Put our class beneath a module's own, and its link into the module."""
+    """Add `cls` to the bases of a module's class, and store the link in the module."""
     link.journal.set(module, NAME, link)
     link.journal.set(module, "__class__", swapped(module.__class__, cls))
     detach_parallel_forward(module, link.journal)
@@ -133,7 +139,7 @@ _HOOK_STORES = (
 
 
 def _remove_hook(model: nn.Module, key: int) -> None:
-    """Remove a hook by its key: handles do not survive copying a model."""
+    """Remove a hook by its key, since hook handles do not survive copying a model."""
     for store in _HOOK_STORES:
         getattr(model, store).pop(key, None)
 
@@ -142,9 +148,12 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 
 
 def begin_forward(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Pre-hook: decide whether this forward defers its logits; never have a loss divided by 0 labels."""
+    """Start a forward (a pre-hook): decide whether it defers its logits.
+
+    It also replaces `num_items_in_batch` of 0, by which a loss would be divided.
+    """
     link: Link | None = link_of(model)
-    # DataParallel's replicas share one link between threads: they run unlinked
+    # replicas of DataParallel run without the chain: their threads share one link
     if link is not None and not getattr(model, "_is_replica", False):
         _begin_linked(model, link, kwargs)
     items = kwargs.get("num_items_in_batch")
@@ -154,14 +163,20 @@ def begin_forward(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def divisor(items: Any) -> Any:
-    """Return `num_items_in_batch`, 0 as 1: the loss of no labels is 0, and so are its gradients."""
+    """Return `num_items_in_batch`, or 1 if it is 0.
+
+    Without labels the loss is then 0 / 1 = 0, and so are its gradients.
+    """
     if torch.is_tensor(items):
         return items.masked_fill(items == 0, 1)
     return items or 1
 
 
 def _begin_linked(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
-    """Start a forward with an empty chain. Defer its logits if a loss or their caller can use them."""
+    """Start a forward with an empty chain.
+
+    Its logits are deferred if a loss or the caller can use them so.
+    """
     _require_padding_row(link)
     if kwargs.get("fused_lm_head"):
         _require_plain_head(link)
@@ -178,7 +193,7 @@ def _begin_linked(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> None:
 
 
 def _can_defer(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> bool:
-    """Return whether a loss or the caller of this forward can use deferred logits."""
+    """Return True if a loss or the caller of this forward can use deferred logits."""
     if model.training or link.deferral_depth > 0:
         return True
     if torch.compiler.is_compiling():
@@ -187,7 +202,7 @@ def _can_defer(model: nn.Module, link: Link, kwargs: dict[str, Any]) -> bool:
 
 
 def _require_padding_row(link: Link) -> None:
-    """Refuse a table whose padding row a resize has cut off."""
+    """Refuse a table whose padding row was cut off when the model was resized."""
     pad = link.spec.pad
     if pad is None:
         return
@@ -197,7 +212,10 @@ def _require_padding_row(link: Link) -> None:
 
 
 def _require_plain_head(link: Link) -> None:
-    """Refuse TRL's fused head (1.15 and later) for a head with more than a table, which it would leave out."""
+    """Refuse TRL's fused head (1.15 and later) for a head with more than a table.
+
+    TRL multiplies by the table alone, and would leave out maps, scales, soft-cap and padding row.
+    """
     structure = link.structure
     has_options = (structure.output_scale, structure.softcap) != (1.0, None)
     has_map = getattr(link.head, "out_map", None) is not None
@@ -207,13 +225,11 @@ def _require_plain_head(link: Link) -> None:
 
 
 def finish_forward(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Hook: end the chain, and return loss and logits as the caller can use them."""
+    """End a forward (a hook): clear the chain, and return loss and logits for the caller."""
     link: Link | None = link_of(model)
     if link is None:
         return None
-    if (
-        link.averages_over_batch and output is not None
-    ):  # DataParallel's replicas too: this needs nothing that they share
+    if link.averages_over_batch and output is not None:  # also in replicas of DataParallel: it reads the link only
         output = _share_of_step(output, kwargs, link.shifts_labels)
     if not link.is_running:
         return output
@@ -229,7 +245,7 @@ def finish_forward(model: nn.Module, args: Any, kwargs: dict[str, Any], output: 
 def _without_deferred(output: Any) -> Any:
     """Leave deferred logits out of an output with a loss.
 
-    A compiled graph can return Tensors only, and computing the logits would cost what deferring saves.
+    A compiled graph can return Tensors only, and computing the logits would cost as much as deferring saves.
     """
     if not isinstance(output, dict) or output.get("loss") is None:
         return output
@@ -238,7 +254,7 @@ def _without_deferred(output: Any) -> Any:
 
 
 def _with_lazy(output: Any, lazy: Callable[[Deferred], Tensor]) -> Any:
-    """Turn deferred logits in an output into Tensors that compute themselves when read."""
+    """Wrap deferred logits of an output as Tensors that are computed when read."""
     if isinstance(output, tuple):
         values = list(output)
         _replace_deferred(values, enumerate(output), lazy)
@@ -249,14 +265,14 @@ def _with_lazy(output: Any, lazy: Callable[[Deferred], Tensor]) -> Any:
 
 
 def _replace_deferred(output: Any, entries: Iterable[tuple[Any, Any]], lazy: Callable[[Deferred], Tensor]) -> None:
-    """Replace deferred logits among the entries, each a key and its value, of an output."""
+    """Replace deferred logits in an output by lazy ones. `entries` are its (key, value) pairs."""
     for key, value in entries:
         if isinstance(value, Deferred):
             output[key] = lazy(value)
 
 
 def _share_of_step(output: Any, kwargs: dict[str, Any], shifts_labels: bool) -> Any:
-    """Turn the mean over these labels into their share of the mean over `num_items_in_batch`."""
+    """Scale the mean loss of this batch to its share of the mean over `num_items_in_batch`."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
         return output
@@ -264,7 +280,7 @@ def _share_of_step(output: Any, kwargs: dict[str, Any], shifts_labels: bool) -> 
         loss = output.get("loss")
     else:
         loss = output[0]
-    if loss is None or loss.dim():  # BERT's pretraining class computes none without labels of its pairs
+    if loss is None or loss.dim():  # BERT's pretraining class computes no loss without labels of sentence pairs
         return output
     if shifts_labels:
         labels = labels[..., 1:]
@@ -277,14 +293,14 @@ def _share_of_step(output: Any, kwargs: dict[str, Any], shifts_labels: bool) -> 
     return (loss * share, *output[1:])
 
 
-# the classes that are swapped in; their steps are functions, since a family's class may have methods of any name
+# the new base classes; their steps are functions, since a family's class may have methods of any name
 
 
 class Lookup(nn.Embedding):
-    """in_map(table[ids]) · input_scale, with the table handed on to the head."""
+    """Input embedding in_map(table[ids]) · input_scale, which passes its table to the head."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return rows [..., D] of `ids` [...]."""
+        """Return the rows [..., D] of token ids [...]."""
         link: Link = vars(self)[NAME]
         shard = shard_of(self)
         if shard is not None or (torch.is_grad_enabled() and self.weight.requires_grad):
@@ -299,9 +315,9 @@ class Lookup(nn.Embedding):
 
 
 def _linked_rows(lookup: Lookup, link: Link, ids: Tensor, shard: VocabularyShard | None) -> Tensor:
-    """Return rows [..., E], and leave the table behind them in the chain, where a forward runs."""
-    o = link.options
-    options = LookupOptions(lookup.padding_idx, o.stop_both, o.alpha, o.record)
+    """Return rows [..., E]. During a forward, store the table for the head in the chain."""
+    link_options = link.options
+    options = LookupOptions(lookup.padding_idx, link_options.stop_both, link_options.alpha, link_options.record)
     if torch.compiler.is_compiling() or not link.is_running:
         return tied_lookup(local_part(lookup, dtype=link.dtype), ids, options, shard=shard)[0]
     key = id(lookup.weight)
@@ -313,23 +329,26 @@ def _linked_rows(lookup: Lookup, link: Link, ids: Tensor, shard: VocabularyShard
 
 
 class Head(nn.Linear):
-    """softcap(out_map(hidden) · tableᵀ · output_scale + bias), deferred where the forward says so."""
+    """Output head softcap(out_map(hidden) · tableᵀ · output_scale + bias).
+
+    Its logits are deferred if the link's `defers_logits` is True.
+    """
 
     def forward(self, hidden: Tensor) -> Any:
-        """Return logits [..., V] of hidden states [..., D]."""
+        """Return the logits [..., V] of hidden states [..., D]."""
         link: Link = vars(self)[NAME]
         hidden = apply_map(getattr(self, "out_map", None), hidden)
         logits = _scaled_product(self, link, hidden)
         cap = link.structure.softcap
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
-        if isinstance(logits, Deferred) and _has_backward_hooks(self):  # they take the logits' gradient
+        if isinstance(logits, Deferred) and _has_backward_hooks(self):  # such hooks need the logits' gradient
             return logits.real(BACKWARD_HOOK)
         return logits
 
 
 def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
-    """Return hidden · tableᵀ · output_scale + bias, deferred where the forward says so."""
+    """Return hidden · tableᵀ · output_scale + bias, computed or deferred."""
     bias = local_part(head, "bias", link.dtype)
     shard = shard_of(head)
     table = _table_of(head, link, shard)
@@ -345,7 +364,7 @@ def _scaled_product(head: Head, link: Link, hidden: Tensor) -> Any:
 
 
 def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Any:
-    """Return hidden · tableᵀ + bias, deferred where the forward says so."""
+    """Return hidden · tableᵀ + bias, computed or deferred."""
     if not link.defers_logits and shard is None:
         return F.linear(hidden, table, bias)
     logits = Deferred(hidden, table, bias, link.counts, link.logits, shard)
@@ -355,7 +374,7 @@ def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, sha
 
 
 def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:
-    """Return the table that this forward's last lookup left, or the head's own before any lookup."""
+    """Return the head's table from the chain, or else the head's weight."""
     if not torch.compiler.is_compiling():
         table = link.chain.get(id(head.weight))
         if table is not None:
@@ -367,7 +386,7 @@ def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:
 
 
 def _has_backward_hooks(head: nn.Module) -> bool:
-    """Return whether backward hooks are registered on the head or on all modules."""
+    """Return True if backward hooks are registered on the head or on all modules."""
     if head._backward_hooks or head._backward_pre_hooks:
         return True
     return bool(torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks)

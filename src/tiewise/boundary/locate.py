@@ -1,10 +1,10 @@
-"""Find the lookups and the head of a model, or the reason why a boundary has no meaning there.
+"""`locate`: find the lookups and the head of a model, or refuse the model.
 
-    ends = locate(model)        ends.lookups  [("model.embed_tokens", Embedding)]      one per place that looks ids up
-                                ends.head     ("lm_head", Linear)
+    ends = locate(model)        ends.lookups  [("model.embed_tokens", Embedding)]      one per module that looks ids up
+                                ends.head     Linear, whose name is ends.head_name     "lm_head"
 
-The model itself names the places (`get_input_embeddings`, `get_output_embeddings`, its encoder and decoder); no family
-is known by name.
+The model's methods name them (`get_input_embeddings`, `get_output_embeddings`, those of its encoder and decoder). No
+model family is treated by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tiewise.boundary.tied_keys import partners
 from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.core.spec import BoundarySpec
 
-_REFUSED = {  # options of a lookup that a head has no counterpart of
+_REFUSED = {  # options of nn.Embedding that nn.Linear lacks: (what they do, remedy)
     "max_norm": ("has max_norm: it rewrites rows during the forward", "build it without max_norm"),
     "sparse": ("has sparse gradients, and the head's are dense", "build it with sparse=False"),
     "scale_grad_by_freq": (
@@ -33,7 +33,10 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class ModelEnds:
-    """The lookups and the head of a model, each with its name in it."""
+    """Lookups and output head of a model, each with its module name.
+
+    Lookups are the modules that look tokens up: the input embedding, and that of a decoder, say.
+    """
 
     lookups: tuple[tuple[str, nn.Embedding], ...]
     head_name: str
@@ -41,17 +44,23 @@ class ModelEnds:
 
     @property
     def owner(self) -> nn.Embedding:
-        """The lookup that owns what all lookups share. It is the same one in every copy of a model, tied or not."""
+        """The lookup that stores what all lookups share, such as the input map.
+
+        It is the first one, so it is the same in every copy of a model, tied or not.
+        """
         return self.lookups[0][1]
 
     @property
     def named(self) -> list[tuple[str, nn.Embedding | nn.Linear]]:
-        """Every lookup and then the head, each with its name."""
+        """All lookups, then the head, as (name, module)."""
         return [*self.lookups, (self.head_name, self.head)]
 
     @property
     def named_source(self) -> tuple[str, nn.Embedding]:
-        """Name and module of the lookup with the head's table, else of the decoder's, the last."""
+        """Name and module of the lookup that has the head's table.
+
+        If the tables are untied, it is the last lookup, which is the decoder's.
+        """
         for name, module in self.lookups:
             if module.weight is self.head.weight:
                 return name, module
@@ -59,24 +68,28 @@ class ModelEnds:
 
     @property
     def source(self) -> nn.Embedding:
-        """The lookup of `named_source`."""
+        """The module of `named_source`."""
         return self.named_source[1]
 
     @property
     def tied(self) -> bool:
-        """True if the head's table is a lookup's: the same Parameter, not equal values."""
+        """True if the head and a lookup have the same Parameter; equal values do not count."""
         return self.source.weight is self.head.weight
 
     @property
     def plain_spec(self) -> BoundarySpec:
-        """Spec of these ends as they are, without options: tied or untied."""
+        """Spec of the present tables without options: tied or untied."""
         if self.tied:
             return BoundarySpec("tied")
         return BoundarySpec("untied")
 
 
 def locate(model: nn.Module) -> ModelEnds:
-    """Find the ends of a Hugging Face model."""
+    """Return the lookups and the head of a Hugging Face model.
+
+    Raises:
+        InstallError: the model cannot have a boundary, and why.
+    """
     kind = type(model).__name__
     _refuse_pipeline(model)
     table, head = _declared_table(model), _declared_head(model)
@@ -94,13 +107,13 @@ def locate(model: nn.Module) -> ModelEnds:
 
 
 def require_module(model: Any, error: type[TiewiseError] = InstallError, remedy: str | None = None) -> None:
-    """Refuse, by an `error`, a model that is no module: a path, say, or a tokenizer."""
+    """Raise `error` if a model is no torch module but, say, a path or a tokenizer."""
     if not isinstance(model, nn.Module):
         raise error(f"a {type(model).__name__} is no model", remedy or "load it first, with tiewise.load(path) say")
 
 
 def call_if_present(model: Any, method: str) -> Any:
-    """Return the result of a model's `method`. None where it has none, or none for its kind."""
+    """Return `model.method()`, or None if the model lacks the method or does not implement it."""
     try:
         return getattr(model, method)()
     except (AttributeError, NotImplementedError):
@@ -108,7 +121,7 @@ def call_if_present(model: Any, method: str) -> Any:
 
 
 def _declared_table(model: nn.Module) -> Any:
-    """Return the module that a model of transformers names as its input embedding."""
+    """Return the module that a transformers model names as its input embedding."""
     kind = type(model).__name__
     table = call_if_present(model, "get_input_embeddings")
     if table is None:
@@ -133,13 +146,13 @@ def _declared_head(model: nn.Module) -> Any:
 
 
 def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict[int, str]) -> dict[str, Any]:
-    """Return the modules that look tokens up, by name. These may be tied to the head, or are the decoder's."""
+    """Return the lookups by name: those that may be tied to the head, else the decoder's."""
     head_name = names[id(head)]
     tied_to_head = _partner_modules(model, head_name)
     lookups = {name: module for name, module in tied_to_head.items() if isinstance(module, nn.Embedding)}
     if lookups:
         return lookups
-    # nothing may be tied to this head: the decoder's table is the one that its rows correspond to
+    # no lookup may be tied to this head, whose rows are then tokens of the decoder's table
     decoder_table = call_if_present(call_if_present(model, "get_decoder"), "get_input_embeddings")
     table_name = names.get(id(decoder_table)) or names[id(table)]
     tied_to_table = _partner_modules(model, table_name)
@@ -148,16 +161,16 @@ def _lookups_of(model: nn.Module, table: nn.Module, head: nn.Module, names: dict
 
 
 def _partner_modules(model: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return the modules that are or may be tied to the named one, itself included."""
+    """Return the named module and all that are or may be tied to it, by name."""
     names = partners(model, name)
     return {name: module for name, module in model.named_modules() if name in names}
 
 
 def _refuse_pipeline(model: Any) -> None:
-    """Refuse a stage of a pipeline that lacks an end. The module in its place shows it.
+    """Refuse a pipeline stage that lacks the input embedding or the output head.
 
-    Pipelines take a module away or put an `Identity` there; transformers' own keeps a copy of a tied table at the last
-    stage too, and adds its gradient to nobody's.
+    Pipelines remove a module or replace it by an `Identity`. The pipeline of transformers leaves a copy of a tied table
+    at the last stage, whose gradient is added to no other.
     """
     declared = getattr(model, "_tied_weights_keys", None) or {}
     names = {*declared.keys(), *declared.values()}
@@ -171,15 +184,15 @@ def _refuse_pipeline(model: Any) -> None:
 
 
 def _is_taken_away(model: Any, parameter: str) -> bool:
-    """Return whether the module of a parameter is None or an `Identity`, where a pipeline cut it out."""
+    """Return whether a pipeline removed a parameter's module: it is None or an `Identity`."""
     module = model
     for part in parameter.split(".")[:-1]:
-        module = getattr(module, "_modules", {}).get(part, ...)  # ... where no such module was ever declared
+        module = getattr(module, "_modules", {}).get(part, ...)  # `...` if no such module was ever declared
     return module is None or isinstance(module, nn.Identity)
 
 
 def _no_head(model: nn.Module) -> str:
-    """Say what a model has instead of a token head."""
+    """Return a message on the head that a model has instead of a token head."""
     kind = type(model).__name__
     config = getattr(model, "config", None)
     labels = getattr(config, "num_labels", None)
@@ -192,9 +205,9 @@ def _no_head(model: nn.Module) -> str:
 
 
 def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
-    """Refuse a module that is no `cls`, and weights that are computed, wrapped, quantised or sharded.
+    """Refuse a module that is no `cls`, and computed, wrapped, quantised or sharded weights.
 
-    Weights that FSDP has `gathered`, and those that tensor parallelism spreads by rows, pass.
+    Weights in `gathered`, which FSDP gathers, and weights that tensor parallelism spreads by rows are accepted.
     """
     kind, home = type(module).__qualname__, type(module).__module__
     remedy = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
@@ -207,11 +220,14 @@ def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int
 
 
 def _check_weight(where: str, weight: Any, remedy: str) -> None:
-    """Refuse a weight that is sharded, quantised or computed. `fix` is the way out of quantised ones."""
+    """Refuse a weight that is sharded, quantised or computed.
+
+    `remedy` is the one for quantised weights.
+    """
     if hasattr(weight, "full_tensor"):
         remedy = "install before fully_shard or tensor parallelism, and keep what install returned"
         raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", remedy)
-    # by class: isinstance takes anything with a certain mark for a Parameter, also a quantised tensor
+    # compare classes: isinstance accepts any tensor with `_is_param` as a Parameter, also a quantised one
     weight_class = type(weight)
     is_plain = weight_class is torch.Tensor or issubclass(weight_class, nn.Parameter)
     if weight.dtype not in _DTYPES or not is_plain:
@@ -221,7 +237,7 @@ def _check_weight(where: str, weight: Any, remedy: str) -> None:
 
 
 def _refuse_options(where: str, lookup: nn.Embedding) -> None:
-    """Refuse options of a lookup that a head has no counterpart of."""
+    """Refuse options of a lookup that a head lacks."""
     for option, (does, remedy) in _REFUSED.items():
         if getattr(lookup, option) not in (None, False):
             raise InstallError(f"{where} {does}", remedy)

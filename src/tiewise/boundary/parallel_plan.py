@@ -1,27 +1,27 @@
-"""Rows of a model's tables, spread over ranks before `install`: over those of tensor parallelism, or those of FSDP.
+"""Tables spread by rows over the ranks of tensor parallelism or of FSDP.
 
-`parallel_plan` has the two ends as an entry of a plan for torch's own `parallelize_module`:
+`parallel_plan` returns the entries for input embedding and output head in a plan of torch's `parallelize_module`:
 
     mesh = init_device_mesh("cuda", (data, tp), mesh_dim_names=("data", "tp"))
     plan = tiewise.parallel_plan(model, mesh)
     parallelize_module(model, mesh["tp"], {**plan_of_the_body, **plan})
-    fully_shard(model, mesh=mesh["data"])                     # if at all, then behind it
+    fully_shard(model, mesh=mesh["data"])                     # optional, after parallelize_module
     tiewise.install(model)                                    # the loss over the ranks, and one gradient buffer
 
-Every rank of `tp` then holds some rows of each table and sees all tokens. The body may have a plan of its own or none:
-it is then whole on every rank, as for families that transformers has no plan for (GPT-2, BERT, T5, BART). What torch's
-styles do not keep is kept here: tables, and a head's bias, that several modules hold stay one Parameter.
+Every rank of `tp` then holds some rows of each table and sees all tokens. The body may have a separate plan. Without
+one every rank has the full body, as in families that transformers has no plan for (GPT-2, BERT, T5, BART). Tables, and
+a head's bias, that several modules share stay one Parameter, unlike with torch's styles.
 
-`keep_tables` spreads them over the ranks of `fully_shard`, whose tokens are their own, and has that leave them alone:
+`keep_tables` spreads the tables over the ranks of `fully_shard`, each of which has separate tokens:
 
-    kept = tiewise.keep_tables(model, mesh)
+    tables = tiewise.keep_tables(model, mesh)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh, ignored_params=kept)
-    tiewise.install(model)                                    # or before all that: then with any boundary
+    fully_shard(model, mesh=mesh, ignored_params=tables)
+    tiewise.install(model)                                    # or before keep_tables, then with any boundary
 
-Nothing gathers the tables then: hidden states travel to their rows and gradients of hidden states back, which is less
-to send while a step of these ranks has fewer tokens than half the vocabulary (2N < V; `tiewise plan --world` counts).
+Then the tables are never gathered. Hidden states travel to the table rows, and gradients of hidden states travel back.
+This sends less if a step of these ranks has fewer tokens than half the vocabulary (2N < V; see `tiewise plan --world`).
 """
 
 from __future__ import annotations
@@ -51,22 +51,27 @@ from tiewise.core.errors import InstallError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
 AXIS = "tp"
-# transformers' name of a style -> torch's, and the width of a matrix that it splits
+# transformers' name of a style -> torch's style, and the width of a matrix that the style splits
 _STYLES = {"colwise": (ColwiseParallel, "out_features"), "rowwise": (RowwiseParallel, "in_features")}
 
 
 def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
-    """Return {module: style} by which `parallelize_module` gives every rank some rows of the model's tables.
+    """Return the plan by which `parallelize_module` spreads the rows of the model's tables.
 
     Args:
-        model: of transformers, with its weights loaded; nothing of it changes here. A boundary of more than tables
-            (factored, projected, residual, spd, or with options) is installed before.
-        mesh: of one dimension, or with one that is named `tp`; all its ranks will see the same tokens.
+        model: a model of transformers with its weights loaded; it does not change. If its boundary has more than
+            tables (factored, projected, residual, spd, or options), install it first.
+        mesh: a `DeviceMesh` of one dimension, or with a dimension named `tp`. All ranks of that dimension see the same
+            tokens.
+
+    Returns:
+        {module name: style} for every lookup and the head.
 
     Raises:
-        InstallError: no model with two ends, a mesh without the dimension, tables that are spread already.
+        InstallError: the model lacks an input embedding or an output head, the mesh lacks the dimension, or the tables
+            are already spread.
     """
-    ends = _whole_ends(model, mesh, "parallel_plan")
+    ends = _locate_unspread(model, mesh, "parallel_plan")
     names: tuple[str, ...] = mesh.mesh_dim_names or ()
     if mesh.ndim > 1 and AXIS not in names:
         problem = (
@@ -78,22 +83,25 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
 
 
 def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
-    """Spread the rows of a model's tables over the ranks of FSDP. Return what `fully_shard` is to leave alone.
+    """Spread the rows of a model's tables over the ranks of FSDP, which never gathers them.
 
-    Every rank keeps its rows, with their gradient and optimizer state, and no rank ever has a whole table; a bias of
-    the head is spread with it. Until a boundary is installed the model can be evaluated, and not trained.
+    Every rank stores its rows with their gradient and optimizer state, and no rank ever has a full table. A bias of the
+    head is spread with its table. The model can be evaluated at once, but trained only after `install`.
 
     Args:
-        model: of transformers, with its weights loaded. A boundary of more than tables is installed before.
-        mesh: that `fully_shard` will be given: of one dimension, or of two, of which the first are replicas.
+        model: a model of transformers with its weights loaded. If its boundary has more than tables, install it first.
+        mesh: the `DeviceMesh` that `fully_shard` will get: of one dimension, or of two, where the first dimension is
+            replicas.
 
     Returns:
-        its tables, to be given as `ignored_params` to `fully_shard(model, …)` and to any unit that holds one.
+        The tables. Pass them as `ignored_params` to `fully_shard(model, …)` and to `fully_shard` of any module that
+            holds one of them.
 
     Raises:
-        InstallError: no model with two ends, on the meta device, sharded or spread already; a mesh of more dimensions.
+        InstallError: the model lacks an input embedding or an output head, is on the meta device, or is already
+            sharded or spread. Or the mesh has more than two dimensions.
     """
-    ends = _whole_ends(model, mesh, "keep_tables")
+    ends = _locate_unspread(model, mesh, "keep_tables")
     kind, remedy = type(model).__name__, "call keep_tables on the loaded model, and then fully_shard"
     if is_on_meta(model):
         raise InstallError(f"{kind} is on the meta device", remedy)
@@ -104,21 +112,24 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
     for _, module in ends.named:
         setattr(module, FSDP_TABLE, True)
         _Rows(model)._apply(module, mesh)
-    kept: set[nn.Parameter] = set()
+    tables: set[nn.Parameter] = set()
     for _, module in ends.named:
-        kept.update(module.parameters(recurse=False))
-    return kept
+        tables.update(module.parameters(recurse=False))
+    return tables
 
 
-def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
-    """Find the ends whose rows are to be spread `by` a function, or refuse."""
+def _locate_unspread(model: Any, mesh: Any, caller: str) -> ModelEnds:
+    """Return the model's ends, whose tables must not be spread yet.
+
+    A `mesh` of another type is refused too. Errors name the public function that is the `caller`.
+    """
     require_module(model)
     ends, link = locate(model), link_of(model)
     if link is not None:
         link.spec.require(SHARDED)
     if not isinstance(mesh, DeviceMesh):
         remedy = "make one with torch.distributed.device_mesh.init_device_mesh"
-        raise InstallError(f"{by} of a {type(mesh).__name__} in place of a mesh", remedy)
+        raise InstallError(f"{caller} of a {type(mesh).__name__} in place of a mesh", remedy)
     if is_row_parallel(ends.source) or is_row_parallel(ends.head):
         problem = f"{type(model).__name__}: the rows of its tables are spread over ranks already"
         raise InstallError(problem, "call tiewise.install(model)")
@@ -126,11 +137,13 @@ def _whole_ends(model: Any, mesh: Any, by: str) -> ModelEnds:
 
 
 def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
-    """Return {module: style} by which so many ranks split a body, by its family's own plan.
+    """Return {module: style} by which `ranks` ranks split a body, from its family's plan.
 
-    Nothing, so that it stays whole on every rank, where there is no plan or one of other styles than splitting matrices
-    by columns and by rows. Matrices of a width that the ranks do not divide stay whole too; attention heads that they
-    do not divide are an UnsupportedError.
+    The plan is empty, and every rank has the full body, if the family has no plan or uses styles other than splitting
+    matrices by columns and by rows. A matrix whose width the ranks do not divide is not split.
+
+    Raises:
+        UnsupportedError: the ranks do not divide the number of attention heads.
     """
     family_plan = model.tp_plan or {}
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
@@ -150,12 +163,18 @@ def body_plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
 
 
 def spread_over(model: Any, mesh: DeviceMesh) -> None:
-    """Spread a model with its weights over the ranks of a mesh of one dimension: `body_plan` and `parallel_plan`."""
+    """Spread a loaded model over the ranks of a one-dimensional mesh.
+
+    The body follows `body_plan`, the tables follow `parallel_plan`.
+    """
     parallelize_module(model, mesh, {**body_plan(model, mesh.size()), **parallel_plan(model, mesh)})
 
 
 class _Rows(ParallelStyle):
-    """Spread a module's Parameters by rows over a mesh's last dimension, wherever the model holds them."""
+    """Parallel style that spreads a module's Parameters by rows over a mesh's last dimension.
+
+    Every module of the model that shares such a Parameter gets the spread one.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -168,7 +187,7 @@ class _Rows(ParallelStyle):
                 self._replace(parameter, nn.Parameter(rows, requires_grad=parameter.requires_grad))
         module.forward = _forward_gathered(module, self._model)
         link = link_of(module)
-        if link is not None:  # installed before: its own forward knows what to do
+        if link is not None:  # installed earlier: `Lookup` and `Head` compute with local rows
             detach_parallel_forward(module, link.journal)
         return module
 
@@ -181,14 +200,17 @@ class _Rows(ParallelStyle):
 
 
 def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
-    """Return the module's own forward with its Parameters gathered, for use until a boundary is installed."""
+    """Return a forward that gathers the module's Parameters first.
+
+    It serves until a boundary is installed.
+    """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """Run the class's forward with whole Parameters, and put the parts back."""
+        """Run the class's forward with full Parameters, and restore the spread ones."""
         dtype = None
         if FSDP_TABLE in vars(module):
             _refuse_training(module)
-            dtype = mixed_precision_dtype(model)  # `fully_shard` casts what it gathers itself
+            dtype = mixed_precision_dtype(model)  # as `fully_shard` casts the Parameters that it gathers
         spread_parameters = dict(module._parameters)
         try:
             for name, parameter in spread_parameters.items():
@@ -202,15 +224,18 @@ def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]
 
 
 def _refuse_training(module: nn.Module) -> None:
-    """Refuse a training forward of a module whose table is kept in rows."""
+    """Refuse a training forward of a module whose table `keep_tables` has spread."""
     if torch.is_grad_enabled():
         problem = f"training a {type(module).__name__} whose table is kept in rows, each rank with its own tokens,"
         raise UnsupportedError(f"{problem} without a boundary", "call tiewise.install(model) first")
 
 
 def _gathered(parameter: Any, dtype: torch.dtype | None) -> Any:
-    """Return a Parameter that is spread by rows as one tensor, in `dtype` if given."""
-    whole = parameter.full_tensor()
+    """Return the full tensor of a Parameter that is spread by rows.
+
+    It is cast to `dtype` unless that is None.
+    """
+    full = parameter.full_tensor()
     if dtype is None:
-        return whole
-    return whole.to(dtype)
+        return full
+    return full.to(dtype)

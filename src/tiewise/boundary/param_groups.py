@@ -1,17 +1,18 @@
-"""`param_groups`: a model's trainable parameters by their use, for optimizers that treat them differently.
+"""`param_groups`: a model's trainable parameters grouped by their use.
 
     tables, head, hidden, vectors = tiewise.param_groups(model)
     muon = torch.optim.Muon(hidden["params"], lr=2e-2)
     adamw = torch.optim.AdamW([tables, head, vectors | {"weight_decay": 0.0}], lr=3e-4)
 
-    tables    rows looked up by an index: tokens, positions, types      each row separate
-    head      the output head's weight, where no lookup has it          the same: one row per token
-    hidden    matrices between activations; a boundary's maps           maps, changed as a whole
-    vectors   norms, biases, everything else that is no matrix                 coordinates
+    tables    rows looked up by an index: tokens, positions, types      each row is a separate vector
+    head      the output head's weight, if no lookup uses it            one row per token, as in a table
+    hidden    matrices between activations; a boundary's maps           linear maps
+    vectors   norms, biases, everything else that is no matrix          separate coordinates
 
-Muon (Jordan et al. 2024) makes all singular values of a step alike, which suits a map. A table's gradient has rows for
-the tokens of the batch alone; made alike, rare tokens' rows move as far as common ones'. A position table's rows, too,
-have a gradient only where a sequence is that long, by the same lookup: it stands with the tables, not with the maps.
+Muon (Jordan et al. 2024) makes all singular values of a step equal, which suits a linear map. A table's gradient has
+rows for the tokens of the batch only. With equal singular values, rare tokens' rows would move as far as common ones'.
+A position table is looked up in the same way: a row has a gradient only if a sequence is that long. So it is grouped
+with the tables.
 """
 
 from __future__ import annotations
@@ -26,22 +27,27 @@ from tiewise.core.errors import UnsupportedError
 
 
 def param_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Return four groups for a torch optimizer, `tables`, `head`, `hidden` and `vectors`, each possibly empty.
+    """Return a model's trainable parameters in four groups for a torch optimizer.
 
-    Every trainable parameter is in exactly one, a tied table in `tables`. Tables are those of modules that look them up
-    (`nn.Embedding`, `Boundary`), the head by `get_output_embeddings`; no name is read. Call it after `install`, which
-    may make new tables, and after freezing.
+    The groups are `tables`, `head`, `hidden` and `vectors`; a group may be empty. Every trainable parameter is in
+    exactly one group, and a tied table is in `tables`. Tables are the weights of modules that look them up
+    (`nn.Embedding`, `Boundary`), and the head is the module of `get_output_embeddings`. Names play no part. Call it
+    after `install`, which may make new tables, and after freezing.
 
     Args:
-        model: of transformers, wrapped or not, with or without an installed boundary; or any module with a `Boundary`
-            or a method `get_output_embeddings`.
+        model: a model of transformers, wrapped or not, with or without an installed boundary. Or any module with a
+            `Boundary` or a method `get_output_embeddings`.
 
     Returns:
-        [{"params": […], "name": "tables"}, …] in the order above, parameters in the model's order. `hidden` has
-        two dimensions throughout; convolutions and stacks of experts are among the `vectors`.
+        Groups [{"params": […], "name": "tables"}, …] in the order above, each with its parameters in the model's order.
+            All parameters in `hidden` have two dimensions; convolutions and stacked experts are in `vectors`.
 
     Raises:
-        UnsupportedError: no model, or one that does not say which weight is its output head.
+        UnsupportedError: `model` is no torch module, or does not say which weight is its output head.
+
+    >>> boundary = Boundary("tied+bias", vocab=10, width=4)
+    >>> [(group["name"], len(group["params"])) for group in param_groups(boundary)]
+    [('tables', 1), ('head', 0), ('hidden', 0), ('vectors', 1)]
     """
     require_module(model, UnsupportedError)
     ends = _EndParameters()
@@ -58,15 +64,15 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 class _EndParameters:
-    """Parameters at the two ends of a model, by their ids, collected from its modules."""
+    """Ids of the parameters that are tables or output heads, collected from a model's modules."""
 
     def __init__(self) -> None:
-        self.tables: set[int] = set()  # that an index looks up
+        self.tables: set[int] = set()  # weights that an index looks up
         self.heads: set[int] = set()  # weights of output heads, tied or not
         self.are_named = False  # whether any module says which weight is the output head
 
     def add(self, module: nn.Module) -> None:
-        """Add the parameters by which a module is at one end, or at both."""
+        """Add a module's weights that are tables or output heads."""
         if isinstance(module, Boundary):
             self.tables.add(id(module.table_in))
             self.heads.add(id(module.table_out))
@@ -79,7 +85,7 @@ class _EndParameters:
             self.are_named = True
 
     def group_of(self, parameter: nn.Parameter) -> str:
-        """Return the name of a parameter's group, by its use at an end or by shape."""
+        """Return the name of a parameter's group, by its use or else by its shape."""
         if id(parameter) in self.tables:
             return "tables"
         if id(parameter) in self.heads:

@@ -1,6 +1,6 @@
-"""A model with an installed boundary in its family's own classes, for a while or as a copy.
+"""A model with an installed boundary, run in its plain classes or copied into them.
 
-There tables are folded with their maps and scales into dense [V, D] matrices:
+The plain classes are those of the model's family. Their dense [V, D] tables combine tables, maps and scales:
 
     table_in = in_map(table) · input_scale            table_out = (table · out_map) · output_scale
 """
@@ -26,7 +26,11 @@ from tiewise.core.errors import InstallError, UnsupportedError
 
 
 def require_link(model: Any) -> Link:
-    """Return the link of a model's installed boundary. InstallError if there is none, or the head was replaced."""
+    """Return the link of a model's installed boundary.
+
+    Raises:
+        InstallError: no boundary is installed, or the head was replaced.
+    """
     link: Link | None = None
     if isinstance(model, nn.Module):
         link = link_of(model)
@@ -39,11 +43,11 @@ def require_link(model: Any) -> Link:
 
 @contextmanager
 def in_plain_classes(link: Link) -> Iterator[None]:
-    """Within this context the model runs in its family's own classes, with dense tables."""
+    """Run the model in its family's plain classes, with dense tables, within this context."""
     cap, shift = link.structure.softcap, _logit_shift(link)
 
     def add_rest(module: nn.Module, args: Any, logits: Tensor) -> Tensor:
-        """Apply the rest of the boundary, which no table can hold."""
+        """Add the bias's share and the soft-cap, which no table can hold."""
         if shift is not None:
             logits = logits + shift
         return soft_cap(logits, cap)
@@ -59,7 +63,7 @@ def in_plain_classes(link: Link) -> Iterator[None]:
 
 @torch.no_grad()
 def _logit_shift(link: Link) -> Tensor | None:
-    """Return what a projection's bias adds to the logits [V], or None."""
+    """Return the logits [V] that a projection's bias adds, or None without a bias."""
     out_map = getattr(link.head, "out_map", None)
     bias = getattr(out_map, "bias", None)
     if bias is None:
@@ -70,11 +74,14 @@ def _logit_shift(link: Link) -> Tensor | None:
 
 @torch.no_grad()
 def _unswap(link: Link, journal: Journal) -> None:
-    """Put dense tables and the family's own classes in place. A table that needs no folding stays itself, tied."""
+    """Set dense tables and the family's plain classes.
+
+    A table without maps and scales stays the same Parameter, so a tied one stays tied.
+    """
     modules: list[Any] = [*link.lookups, link.head]
     tables = [*_dense_inputs(link), _dense_output(link)]
     for module, table in zip(modules, tables, strict=True):
-        if table is not module.weight:  # where FSDP gathers a table, its old value would be out of place at `undo`
+        if table is not module.weight:  # else leave it: FSDP may free a gathered table, and `undo` would set that one
             journal.set(module, "weight", table)
         journal.set(module, "__class__", type(module).plain_class)
         if PARALLEL_FORWARD in vars(module):
@@ -82,7 +89,7 @@ def _unswap(link: Link, journal: Journal) -> None:
 
 
 def _dense_inputs(link: Link) -> list[Tensor]:
-    """Return the dense table of every lookup; lookups that share one share the result."""
+    """Return the dense table of every lookup. Lookups that share a table share the dense one."""
     tables = [lookup.weight for lookup in link.lookups]
     in_map, scale = link.in_map, link.structure.input_scale
     if in_map is None and scale == 1.0:
@@ -102,11 +109,23 @@ def _dense_output(link: Link) -> Tensor:
 
 
 def plain_copy(model: Any) -> PreTrainedModel:
-    """Return a copy in the family's own class, its tables dense and untied where maps or scales made them differ.
+    """Return a copy of a model in its family's plain class, with dense tables.
+
+    The copy computes the same function. If maps or scales make the dense tables differ, they are untied.
+
+    Args:
+        model: model with an installed boundary; it does not change.
 
     Raises:
         InstallError: no boundary is installed.
-        UnsupportedError: the family's class has no place for what the boundary adds to the logits.
+        UnsupportedError: the boundary has a soft-cap or a bias that the plain class cannot hold.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from tiewise import install
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> _ = install(model, "factored:4")
+    >>> plain_copy(model).get_input_embeddings().weight.shape
+    torch.Size([50, 8])
     """
     _require_tables_alone(require_link(model))
     plain = copy.deepcopy(model)
@@ -125,11 +144,11 @@ def plain_copy(model: Any) -> PreTrainedModel:
 
 
 def _require_tables_alone(link: Link) -> None:
-    """Refuse a boundary with options that no dense table of the family's class can hold."""
+    """Refuse a boundary whose options no dense table of the family's class can hold."""
     remedy = "keep the boundary, and load the model with tiewise.hf.load"
     if link.structure.softcap is not None:
         raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", remedy)
     if link.spec.out_bias:
         raise UnsupportedError(f"{link.spec}: the projection's bias is no table", remedy)
-    if link.structure.new_bias:
+    if link.structure.has_new_bias:
         raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", remedy)

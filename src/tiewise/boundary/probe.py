@@ -1,10 +1,10 @@
-"""Compare a live model's two ends with its folder, after loading and before it is trusted.
+"""`probe`: compare the tables of a loaded model with those of its folder.
 
     tiewise.probe(model, "path")
     Wrong: the lookup is the file's, the head all zero; two tables here, and the config ties them.
 
-A launcher that forces a flag, a class that looks for other names, an engine that fills a head from the table: all load
-without a message, and the generated text is noise.
+Some loaders change a table without a message, and the generated text is noise. Examples are a launcher that forces the
+tying flag, a class that looks for other tensor names, and an engine that fills the head from the input table.
 """
 
 from __future__ import annotations
@@ -26,19 +26,29 @@ from tiewise.core.errors import InstallError, UnsupportedError
 
 SAME, ZERO, UNRELATED = "the file's", "all zero", "unrelated to the file's, as if drawn at random"
 FROM_TABLE = "the file's input table, not the head that is stored"
-_ALIKE = 0.1  # the cosine of two tables below which they have nothing in common
+_ALIKE = 0.1  # two tables with a smaller cosine are reported as unrelated
 _PROBE_LOADED = "probe a model that is loaded, before it is quantised"
 
 
 @dataclass(frozen=True, repr=False)
 class Probe:
-    """State of a live model's two ends; its `repr` is one sentence."""
+    """Result of `probe`: the state of a model's input embedding and output head.
 
-    sound: bool  # both ends compute what the file says
-    lookup: str  # state of its table: "the file's", "all zero", …
+    Its `repr` is one sentence.
+
+    Attributes:
+        sound: whether both compute what the folder's files say.
+        lookup: state of the input table, such as `"the file's"` or `"all zero"`.
+        head: state of the output table, in the same words.
+        tied: whether both tables share one memory.
+        claimed: whether the config ties them; None if it does not say.
+    """
+
+    sound: bool
+    lookup: str
     head: str
-    tied: bool  # both ends are one memory
-    claimed: bool | None  # whether the config ties them; None where it does not say
+    tied: bool
+    claimed: bool | None
 
     def __repr__(self) -> str:
         verdict = "Sound" if self.sound else "Wrong"
@@ -48,21 +58,35 @@ class Probe:
 
 
 def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
-    """Compare a live model's lookup and head with the folder that it was loaded from. Nothing is changed.
+    """Compare the tables of a loaded model with the folder that it was loaded from.
+
+    Nothing is changed.
 
     Args:
-        model: loaded, of transformers or of an engine; ends that it does not name itself have the names of the
-            folder. Rows that padding adds behind the file's are not compared.
+        model: a loaded torch module, of transformers or of an inference engine. If it lacks `get_input_embeddings` or
+            `get_output_embeddings`, its modules are found by the tensor names in the folder. Padding rows after the
+            rows of the file are not compared.
         folder: a Hugging Face folder with plain tables.
 
+    Returns:
+        State of both tables.
+
     Raises:
-        CheckpointError: the folder cannot be read, is quantised, or has no two ends.
-        InstallError: the model has no module where an end should be.
-        UnsupportedError: an end is sharded, packed, or has no values yet.
+        CheckpointError: the folder cannot be read, is quantised, or lacks an input embedding or an output head.
+        InstallError: the model has no module with a table of the folder.
+        UnsupportedError: a table is sharded, packed, or has no values yet.
+
+    >>> from tempfile import mkdtemp
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> folder = mkdtemp()
+    >>> model.save_pretrained(folder)
+    >>> probe(model, folder)
+    Sound: the lookup is the file's, the head the file's; one table here, and the config ties them.
     """
     require_module(model, UnsupportedError, "give the torch module that was loaded")
     facts = Facts(open_folder(folder))
-    require_readable_tables(facts, "probe")  # or there is no table
+    require_readable_tables(facts, "probe")
     tables, head = facts.roles.input_tables, facts.roles.output
     lookups = [_weight(model, "get_input_embeddings", table.name) for table in tables]
     output = _weight(model, "get_output_embeddings", require_head(facts, "probe"))
@@ -72,13 +96,17 @@ def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
     is_other_than_stored = head is not None and head_state != SAME
     if is_other_than_stored and _state_of(output, tables[0]) == SAME:
         head_state = FROM_TABLE
-        sound = lookup_state == SAME and facts.tied is True  # of two that differ, a tie keeps the table
+        # if the file has two tables and the config ties them, the input table is the one that counts
+        sound = lookup_state == SAME and facts.tied is True
     tied = output.data_ptr() in {lookup.data_ptr() for lookup in lookups}
     return Probe(sound, lookup_state, head_state, tied, facts.tied)
 
 
 def _weight(model: nn.Module, method: str, name: str) -> Tensor:
-    """Return the weight [V, E] with this name, of the end that the model names, or of a module with its last name."""
+    """Return the weight [V, E] of an end.
+
+    It is looked up by its full `name`, by the model's `method`, and by the module part of the name.
+    """
     weight = dict(model.named_parameters(remove_duplicate=False)).get(name)
     if weight is None:
         module = call_if_present(model, method) or _module_named(model, name.removesuffix(".weight").rpartition(".")[2])
@@ -94,16 +122,16 @@ def _weight(model: nn.Module, method: str, name: str) -> Tensor:
     return weight.detach()
 
 
-def _module_named(model: nn.Module, last: str) -> nn.Module | None:
-    """Return the first module whose name ends in this part, or None."""
+def _module_named(model: nn.Module, last_part: str) -> nn.Module | None:
+    """Return the first module whose name ends in `last_part`, or None."""
     for path, _ in model.named_modules():
-        if path.rpartition(".")[2] == last:
+        if path.rpartition(".")[2] == last_part:
             return model.get_submodule(path)
     return None
 
 
 def _state_of_lookups(lookups: Sequence[Tensor], tables: Sequence[Stored]) -> str:
-    """Return the state of the first lookup that is not the file's."""
+    """Return the state of the first lookup that differs from the file, else `SAME`."""
     for lookup, table in zip(lookups, tables, strict=True):
         state = _state_of(lookup, table)
         if state != SAME:
@@ -112,7 +140,10 @@ def _state_of_lookups(lookups: Sequence[Tensor], tables: Sequence[Stored]) -> st
 
 
 def _state_of(live: Tensor, stored: Stored) -> str:
-    """Describe a live table next to the stored one, in words that follow "the lookup is"."""
+    """Compare a live table with the stored one, and describe its state.
+
+    The words complete the sentence "the lookup is …".
+    """
     if live.shape[1] != stored.shape[1] or len(live) < stored.rows:
         return f"of another shape, {list(live.shape)} where the file has {list(stored.shape)}"
     sums = _compare(live, stored)
@@ -137,13 +168,14 @@ class _TableSums:
     stored_square: float = 0.0  # Σ b²
 
     def cosine(self) -> float:
-        """Return Σ a b / √(Σ a² Σ b²); 0 where the stored table is."""
+        """Return the cosine Σ a b / √(Σ a² Σ b²); 0 if b is zero."""
         if not self.stored_square:
             return 0.0
         return self.product / math.sqrt(self.live_square * self.stored_square)
 
 
 def _compare(live: Tensor, stored: Stored) -> _TableSums:
+    """Read the stored table in spans of rows, and return the sums over both tables."""
     sums = _TableSums()
     with Reader(stored) as reader:
         for start, stop in reader.spans():

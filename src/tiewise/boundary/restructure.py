@@ -1,7 +1,7 @@
-"""Tables, maps and options of a boundary, built into the ends of a model in place.
+"""`restructure`: build the tables, maps and options of a boundary into a model in place.
 
-`restructure` takes the spec apart: tables, then the maps between tables and body, then bias and padding row. Every
-change goes into a journal that can take it back.
+It sets the tables, then the maps between tables and body, then bias and padding row. A journal gets every change, so
+that it can be undone.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tiewise.core.spec import BoundarySpec
 
 @dataclass(frozen=True)
 class Structure:
-    """Everything that a model's ends have beyond one or two plain tables."""
+    """Options of a model's boundary beyond one or two plain tables."""
 
     input_scale: float = 1.0
     output_scale: float = 1.0
     softcap: float | None = None
-    maps: bool = False
-    new_bias: bool = False
+    has_maps: bool = False
+    has_new_bias: bool = False  # whether the head has a bias that the family's head lacks
 
     @property
     def is_plain(self) -> bool:
-        """True if the family's own class can hold it."""
+        """True if the family's plain class can hold the boundary."""
         return self == Structure()
 
     @property
     def needs_folding(self) -> bool:
-        """True if its dense tables differ from its tables."""
-        return self.maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
+        """True if the dense [V, D] tables of the same function differ from the stored tables."""
+        return self.has_maps or (self.input_scale, self.output_scale) != (1.0, 1.0)
 
 
 def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
-    """Change tables, maps and options in place, remembering everything in `journal`."""
+    """Change tables, maps and options in place. `journal` gets every change."""
     widths = _Widths(ends.source.weight.shape[1], ends.head.weight.shape[1])
     _require_one_vocabulary(ends, spec, widths)
     _set_tables(ends, _make_tables(ends, spec, widths), spec, journal)
@@ -60,21 +60,21 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
 
 
 class _Widths(NamedTuple):
-    """Widths D of the body at its two ends, which were the widths of its tables."""
+    """Widths D of the body's input and output, read from the old tables."""
 
     input: int
     output: int
 
 
 class _Tables(NamedTuple):
-    """Tables of the two ends; the same one where tied."""
+    """Input and output table; the same one if tied."""
 
     input: Tensor
     output: Tensor
 
 
 class _Maps(NamedTuple):
-    """Maps between tables and body; None is the identity."""
+    """Map into the body and map out of it; None is the identity."""
 
     into: nn.Module | None
     out: nn.Module | None
@@ -99,7 +99,7 @@ def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths
 
 
 def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Tables:
-    """Return the spec's tables: those of the model where their widths and values may stay."""
+    """Return the spec's tables. The model's table is reused if its width and values may stay."""
     old_in, old_out = ends.source.weight, ends.head.weight
     width_in, _ = spec.table_widths(widths.input)
     _, width_out = spec.table_widths(widths.output)
@@ -120,7 +120,10 @@ def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Table
 
 
 def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
-    """Draw a table N(0, std²) of a new width. Without a std it has that of the old table."""
+    """Return a new table of this width from N(0, std²).
+
+    Without a `std` it is that of the old table `like`.
+    """
     table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
     if table.is_meta:
         return table
@@ -131,11 +134,15 @@ def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None
 
 
 def _set_tables(ends: ModelEnds, tables: _Tables, spec: BoundarySpec, journal: Journal) -> None:
-    """Give every lookup and the head its table. A lookup whose own table may stay keeps it."""
+    """Set the tables of the head and of the lookups.
+
+    A lookup with a separate table, such as an encoder's, keeps it if the boundary is untied with an unchanged input
+    table.
+    """
     old_in = ends.source.weight
-    is_for_all = spec.tables == 1 or tables.input is not old_in
+    replaces_all = spec.tables == 1 or tables.input is not old_in
     for _, lookup in ends.lookups:
-        if is_for_all or lookup.weight is old_in:
+        if replaces_all or lookup.weight is old_in:
             journal.set(lookup, "weight", tables.input)
     journal.set(ends.head, "weight", tables.output)
 
@@ -144,9 +151,9 @@ def _set_tables(ends: ModelEnds, tables: _Tables, spec: BoundarySpec, journal: J
 
 
 def _make_maps(spec: BoundarySpec, widths: _Widths, table: Tensor) -> _Maps:
-    """Draw the maps of the spec, with the type and device of `table`."""
+    """Return the initialised maps of the spec, with the dtype and device of `table`."""
     in_map, out_map = None, None
-    device = "cpu"  # whatever the default device is
+    device = "cpu"  # instead of torch's default device
     if table.is_meta:
         device = "meta"
     with torch.device(device):
@@ -167,7 +174,7 @@ def _set_maps(ends: ModelEnds, maps: _Maps, journal: Journal) -> None:
     """Attach the maps, and write the widths of the tables into lookups and head."""
     for _, lookup in ends.lookups:
         journal.set(lookup, "embedding_dim", int(lookup.weight.size(1)))
-    if maps.into is not None:  # one owner, to which the other places turn: a checkpoint holds it once
+    if maps.into is not None:  # one lookup stores the map for all of them, so that a checkpoint has it once
         journal.set(ends.owner, "in_map", maps.into)
     journal.set(ends.head, "in_features", ends.head.weight.shape[1])
     if maps.out is not None:
@@ -178,7 +185,7 @@ def _set_maps(ends: ModelEnds, maps: _Maps, journal: Journal) -> None:
 
 
 def _zero_padding_row(ends: ModelEnds, row: int, journal: Journal) -> None:
-    """Make one row of every table zero."""
+    """Set one row of every table to zero."""
     tables = [ends.head.weight, *(lookup.weight for _, lookup in ends.lookups)]
     for table in dict.fromkeys(tables):
         if row >= len(table):
@@ -190,4 +197,5 @@ def _zero_padding_row(ends: ModelEnds, row: int, journal: Journal) -> None:
 
 @torch.no_grad()
 def _put_row(table: Tensor, row: int, values: Tensor) -> None:
+    """Write values into one row of a table."""
     table[row] = values

@@ -1,25 +1,26 @@
-"""Tables that are cut over processes: what `fully_shard` (FSDP2) and tensor parallelism make of a model's ends.
+"""Tables that `fully_shard` (FSDP2) or tensor parallelism splits over processes.
 
-    fully_shard(model)          each unit keeps its Parameters as DTensors, one part of the rows per process
+    fully_shard(model)          each unit stores its Parameters as DTensors, one part of the rows per process
     forward of a unit           gathers them: its modules hold plain Parameters until it reshards
     backward                    scatters their summed gradient, once per unit and backward pass
 
-Ends that see one gathered table have one gradient buffer, as on one process. They do not where one Parameter is kept
-by two units. transformers' `DistributedConfig(fsdp_size=…)` does that to tied tables: it shards embedding and head
-before it ties them, so that each is gathered by itself. With V that the processes do not divide, torch then pads one
-of the two into memory of its own (`FSDPParam.reset_sharded_param`), which the optimizer never reaches: from the second
-step on that end reads the rows that training began with.
+A *unit* is a module that `fully_shard` was called on. If input embedding and output head read one gathered table, they
+have one gradient buffer, as on one process. This fails if two units store one Parameter. transformers'
+`DistributedConfig(fsdp_size=…)` does that to tied tables: it shards embedding and head before it ties them, so that
+each is gathered separately. If the processes do not divide V, torch then pads one of the two tables into separate
+memory (`FSDPParam.reset_sharded_param`), which the optimizer never updates. From the second step on, that end reads
+the initial rows.
 
-Under tensor parallelism every rank of the `tp` mesh holds some rows, and all see all tokens. transformers' plans do so
-to embeddings and heads (`embedding_rowwise`, `colwise_gather_output`): weights become DTensors of rows, and the style
-puts a function of its own before the module's `forward`, into the instance. That one passes by any class that is
-swapped in beneath, and gathers [N, V] logits: it is set aside, and put back where the family's own classes run. Lookup
-and head then work on local rows, and one exchange per chunk of tokens takes the place of the logits. Where
-`fully_shard` has cut those rows once more, over other ranks, a forward finds them gathered.
+Under tensor parallelism every rank of the `tp` mesh holds some rows, and all ranks see all tokens. transformers' plans
+do so to embeddings and heads (`embedding_rowwise`, `colwise_gather_output`). The weights become DTensors of rows, and
+the style sets a `forward` on the module instance. That forward bypasses the classes of `link`, and gathers [N, V]
+logits. So it is removed while the boundary is active, and restored while the family's plain classes run. Lookup and
+head then work on local rows, with one exchange per chunk of tokens instead of logits. If `fully_shard` has also split
+those rows over other ranks, they are gathered during a forward.
 
-Tables that `keep_tables` has spread over the ranks of FSDP lie here in the same way, and those ranks have tokens of
-their own: hidden states come to the rows in place of rows to the states. Their gradient is averaged over ranks as FSDP
-averages the others, behind the lookup, so that it is of both paths alike.
+`keep_tables` spreads tables over the ranks of FSDP in the same way, but those ranks see different tokens. So hidden
+states travel to the rows. The gradient is averaged over ranks as FSDP averages other gradients. This happens after the
+lookup's gradient is added, so both paths are averaged alike.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tiewise.core.errors import InstallError, TiewiseError, UnsupportedError
 from tiewise.core.spec_options import SHARDED
 
 PARALLEL_FORWARD = "_tiewise_parallel_forward"
-FSDP_TABLE = "_tiewise_kept_table"  # of an end whose rows are spread over ranks that have tokens of their own
+FSDP_TABLE = "_tiewise_kept_table"  # attribute of an end whose table `keep_tables` has spread
 _SHARD_LATER = "load without fsdp_size and call torch's fully_shard on the layers and on the model"
 
 
@@ -46,12 +47,12 @@ _SHARD_LATER = "load without fsdp_size and call torch's fully_shard on the layer
 
 
 def fsdp_units(model: nn.Module) -> list[Any]:
-    """Return the modules that `fully_shard` was called on; told by what it adds to their class."""
+    """Return the modules that `fully_shard` was called on, by a method that it adds to them."""
     return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
 
 
 def _states(model: nn.Module) -> list[Any]:
-    """Return torch's record of each unit; modules that were sharded together share one."""
+    """Return torch's state object of each unit. Modules that were sharded together share one."""
     states = {}
     for unit in fsdp_units(model):
         state = unit._get_fsdp_state()
@@ -60,21 +61,22 @@ def _states(model: nn.Module) -> list[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    """Return what a unit gathers at once: its Parameters, of several groups where their meshes differ."""
+    """Return a unit's groups of Parameters, which are several if their meshes differ."""
     groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return groups
-    group = state._fsdp_param_group  # older torch has one, or none
+    group = state._fsdp_param_group  # in older torch: one group, or None
     if group is None:
         return []
     return [group]
 
 
 def reshard(model: nn.Module) -> None:
-    """Give every unit its sharded Parameters back. An optimizer must hold these, and their tables are whole.
+    """Set every unit back to its sharded Parameters, which an optimizer must hold.
 
-    A forward leaves the outermost unit gathered, for a backward pass that may never come. One that raised leaves it
-    in the middle of a forward besides, where torch does not reshard; what a backward pass ends with, ends that too.
+    After a forward the outermost unit stays gathered, for a backward pass that may never come. After a forward that
+    raised, torch also considers the unit to be within a forward, and would not reshard it. So the state is first set to
+    idle, as at the end of a backward pass.
     """
     for state in _states(model):
         idle = type(state._training_state).IDLE
@@ -90,7 +92,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def parameter_records(model: nn.Module) -> list[Any]:
-    """Return torch's record (`FSDPParam`) of every Parameter that a unit keeps."""
+    """Return torch's record (`FSDPParam`) of every Parameter that a unit stores."""
     records: list[Any] = []
     for state in _states(model):
         for group in _groups(state):
@@ -99,7 +101,7 @@ def parameter_records(model: nn.Module) -> list[Any]:
 
 
 def mixed_precision_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the type that the units' mixed-precision policy computes in, or None."""
+    """Return the compute dtype of the units' mixed-precision policy, or None without one."""
     for state in _states(model):
         dtype: torch.dtype | None = state._mp_policy.param_dtype
         if dtype is not None:
@@ -108,7 +110,11 @@ def mixed_precision_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def gathered_table_ids(model: nn.Module) -> set[int]:
-    """Return the ids of the sharded Parameters that `fully_shard` gathers whole before modules read them."""
+    """Return the ids of the Parameters that `fully_shard` gathers before modules read them.
+
+    Raises:
+        InstallError: only parts of the model are sharded, or two units store one Parameter.
+    """
     sharded = fsdp_units(model)
     if not sharded:
         return set()
@@ -132,28 +138,31 @@ def gathered_table_ids(model: nn.Module) -> set[int]:
                 f"{problem}, so that one end of the table is never updated where V does not divide", _SHARD_LATER
             )
         names_by_parameter[id(parameter)] = name
-        if not record.is_dtensor:  # others stay as tensor parallelism has cut them
+        if not record.is_dtensor:  # else the gathered Parameter is still a DTensor of tensor parallelism
             gathered.add(id(parameter))
     return gathered
 
 
 def shard(model: Any, mesh: DeviceMesh | None = None, ignored_params: set[nn.Parameter] | None = None) -> None:
-    """Shard a model over a mesh, but for what is `kept`. Each layer is a unit; the rest, with tables, is one more."""
+    """Shard a model over a mesh by `fully_shard`, except `ignored_params`.
+
+    Each layer is a unit. The remaining modules, tables included, are one more unit.
+    """
     names = getattr(model, "_no_split_modules", None)
     if not names:
         problem = f"{type(model).__name__} does not say which modules are its layers (_no_split_modules)"
         raise UnsupportedError(problem, "train it without --fsdp")
-    # a list: fully_shard changes the classes
+    # a list, since fully_shard changes the classes
     layers = [module for module in model.modules() if type(module).__name__ in names]
     for module in layers:
-        if model.get_input_embeddings() not in module.modules():  # of BERT's too, whose table the head has as well
+        if model.get_input_embeddings() not in module.modules():  # BERT lists its embedding as such a layer
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh, ignored_params=ignored_params)
 
 
 @torch.no_grad()
 def fill_from_shards(full_model: nn.Module, sharded_model: nn.Module) -> None:
-    """Copy the parts of a sharded model into one that is whole. All processes call it."""
+    """Copy the Parameters of a sharded model into a full one. All processes must call it."""
     reshard(sharded_model)
     parts = sharded_model.state_dict()
     for name, tensor in full_model.state_dict().items():
@@ -167,7 +176,7 @@ def fill_from_shards(full_model: nn.Module, sharded_model: nn.Module) -> None:
 
 
 def shard_of(module: Any) -> VocabularyShard | None:
-    """Return which rows of an end's table are here; None where it is whole."""
+    """Return the description of an end's local rows, or None if its table is not spread."""
     if not is_row_sharded(module.weight):
         return None
     mesh = module.weight.device_mesh
@@ -175,27 +184,26 @@ def shard_of(module: Any) -> VocabularyShard | None:
 
 
 def local_part(module: Any, name: str = "weight", dtype: torch.dtype | None = None) -> Any:
-    """Return this rank's part of an end's Parameter, whose gradient is that of these rows.
+    """Return this rank's rows of an end's Parameter, with a gradient for these rows only.
 
-    A table that `keep_tables` keeps over the ranks of FSDP comes in type `dtype`, and its gradient is averaged over
-    the ranks.
+    A table that `keep_tables` has spread is cast to `dtype`, and its gradient is averaged over the ranks.
     """
     parameter = getattr(module, name)
     if not is_row_sharded(parameter):
         return parameter
     rows = parameter.to_local()
     averages_gradient = FSDP_TABLE in vars(module)
-    if not averages_gradient:  # under tensor parallelism all ranks read the same tokens: nothing is averaged
+    if not averages_gradient:  # under tensor parallelism all ranks read the same tokens
         return rows
     mesh = parameter.device_mesh
 
     def average(upstream: Tensor) -> Tensor:
-        """Average a gradient over all ranks, in its own buffer.
+        """Average a gradient over all ranks in place.
 
-        It comes as a sum over the ranks of the last dimension of the mesh, which split the rows.
+        It arrives as a sum over the ranks of the mesh's last dimension, over which the rows are spread.
         """
         upstream = upstream.contiguous().div_(mesh.size())
-        for dimension in range(mesh.ndim - 1):  # the other dimensions are replicas of these rows
+        for dimension in range(mesh.ndim - 1):  # ranks of the other dimensions hold the same rows
             dist.all_reduce(upstream, group=mesh.get_group(dimension))
         return upstream
 
@@ -203,12 +211,15 @@ def local_part(module: Any, name: str = "weight", dtype: torch.dtype | None = No
 
 
 def _view(x: Tensor) -> Tensor:
-    """Return the same values as a tensor of its own for autograd."""
+    """Return a view of the same values, which is a separate tensor for autograd."""
     return x.view_as(x)
 
 
 def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
-    """Return a gradient's rows that are here, and which rows they are (None: all). All ranks must call it."""
+    """Return the local rows of a gradient, and their description (None: all rows).
+
+    All ranks must call it.
+    """
     if not hasattr(gradient, "full_tensor"):
         return gradient, None
     *others, last = gradient.placements
@@ -219,7 +230,7 @@ def local_gradient(gradient: Any) -> tuple[Any, VocabularyShard | None]:
 
 
 def is_row_sharded(weight: Any) -> bool:
-    """Return whether a weight is spread by rows over the last dimension of a mesh alone."""
+    """Return whether a weight is spread by rows over the last dimension of a mesh only."""
     *others, last = getattr(weight, "placements", (Replicate(),))
     if not last.is_shard(0):
         return False
@@ -227,9 +238,10 @@ def is_row_sharded(weight: Any) -> bool:
 
 
 def is_row_parallel(module: Any) -> bool:
-    """Return whether tensor parallelism has spread an end's table by rows. `fully_shard` may have cut these once more.
+    """Return whether tensor parallelism has spread an end's table by rows.
 
-    Over a mesh of several dimensions its own is the last. What `fully_shard` alone keeps, a forward sees whole.
+    `fully_shard` may have split these rows over further mesh dimensions; that of tensor parallelism is the last. A
+    table that only `fully_shard` has split is gathered during a forward, and gives False.
     """
     placements: Any = getattr(module.weight, "placements", ())
     if not placements or not placements[-1].is_shard(0):
@@ -238,39 +250,43 @@ def is_row_parallel(module: Any) -> bool:
 
 
 def detach_parallel_forward(module: Any, journal: Any) -> None:
-    """Take out of the way what tensor parallelism put before the `forward` of a module whose weight it spread."""
+    """Remove the `forward` that tensor parallelism set on a module instance.
+
+    The module stores it in another attribute. `journal.undo` sets it back.
+    """
     if is_row_parallel(module) and "forward" in vars(module):
         journal.set(module, PARALLEL_FORWARD, vars(module)["forward"])
         journal.later(setattr, module, "forward", vars(module).pop("forward"))
 
 
 def require_unsharded_table(model: Any, head: Any, operation: str) -> None:
-    """Refuse, by an UnsupportedError, what reads or changes a whole table where the tables are cut."""
+    """Raise UnsupportedError if an operation on the full table meets sharded tables."""
     if fsdp_units(model) or is_row_parallel(head):
         remedy = "do it before fully_shard and tensor parallelism"
         raise UnsupportedError(f"{operation}: the tables of {type(model).__name__} are sharded", remedy)
 
 
-def require_same_tables(model: Any, spec: Any, has: Any, *, changed: bool, verified: bool) -> None:
-    """Refuse, by an InstallError, what a model whose tables are sharded cannot be given.
+def require_same_tables(model: Any, spec: Any, present_spec: Any, *, changed: bool, verified: bool) -> None:
+    """Raise InstallError if a model with sharded tables cannot get the boundary `spec`.
 
-    That is other tables than it `has`, or rows to start from (`changed`); what was `verified` before and can be on
-    whole tables alone; attention heads that the ranks do not divide, of which transformers itself says nothing.
+    It cannot get other tables than those of `present_spec`, nor rows to start from (`changed`). A boundary that was
+    `verified` before, with maps or scales, cannot be verified again on sharded tables. Ranks that do not divide the
+    attention heads are refused too, since transformers does not check them.
     """
     kind = type(model).__name__
-    (spec or has).require(SHARDED)
-    if spec not in (None, has) or changed:
+    (spec or present_spec).require(SHARDED)
+    if spec not in (None, present_spec) or changed:
         remedy = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
-        raise InstallError(f"{kind} has {has} tables that are sharded, and {spec} would change them", remedy)
+        raise InstallError(f"{kind} has {present_spec} tables that are sharded, and {spec} would change them", remedy)
     if verified:
         remedy = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
-        raise InstallError(f"{kind} is sharded, and {has} is verified on whole tables only", remedy)
+        raise InstallError(f"{kind} is sharded, and {present_spec} is verified on whole tables only", remedy)
     ranks = getattr(model, "_tp_size", None) or 1  # transformers' own entry
     require_divisible_heads(model, ranks, InstallError)
 
 
 def require_divisible_heads(model: Any, ranks: int, error: type[TiewiseError]) -> None:
-    """Refuse, by an `error`, numbers of attention heads that the ranks of tensor parallelism do not divide."""
+    """Raise `error` if the ranks of tensor parallelism do not divide the attention heads."""
     config = model.config.get_text_config()
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)

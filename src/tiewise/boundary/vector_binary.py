@@ -1,17 +1,19 @@
-"""Word vectors in binary files. word2vec's, whose original tool ends every vector with a line feed, others do not:
+"""Readers of binary files of word vectors.
+
+A word2vec file has this layout. The original tool ends every vector with a line feed, other tools do not:
 
     the line `count width`    count × (word, a space, width × float32)
 
-fastText's `.bin`, a saved model, of which the dictionary and the input matrix are read:
+A fastText `.bin` file is a saved model. The dictionary and the input matrix are read:
 
     int32 magic, version    12 × int32 and a double, the arguments
     int32 entries, words, labels    int64 tokens, pruned
     entries × (bytes, NUL, int64 count, int8 type)    int8 quantised    int64 m, n    m × n float32
 
-There a word's vector is the mean of its own row and of the rows of its character n-grams (Bojanowski et al. 2017,
-arXiv:1607.04606, §3.2): those of `<word>` with minn to maxn characters, at row words + hash mod bucket. The hash is
-FNV-1a of 32 bits over UTF-8, with the sign of every byte extended. `</s>` has its own row alone. All numbers are
-little-endian.
+In a fastText model a word's vector is the mean of the word's row and the rows of its character n-grams (Bojanowski et
+al. 2017, arXiv:1607.04606, §3.2). These are the n-grams of `<word>` with minn to maxn characters, each at row
+words + hash mod bucket. The hash is 32-bit FNV-1a over UTF-8 with sign-extended bytes. `</s>` has no n-grams. All
+numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ from tiewise.core.errors import DataError
 
 FASTTEXT_MAGIC = struct.pack("<i", 793_712_314)
 _AS_TEXT = "save its vectors as text (.vec) and give that file"
-_LONGEST_WORD = 10_000  # bytes; in published files the longest has a few hundred
+_LONGEST_WORD = 10_000  # bytes; the longest in published files has a few hundred
 
 
 class Cursor:
-    """A binary file, mapped, that is read forward: up to a mark, or a number of bytes."""
+    """Reading position in a memory-mapped binary file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.position = 0
 
     def read_word(self, mark: bytes) -> bytes:
-        """Return the bytes before the next `mark`, one byte, and step over it."""
+        """Return the bytes before the next `mark`, and move past this one-byte mark."""
         end = self.bytes.find(mark, self.position, self.position + _LONGEST_WORD + 1)
         if end < 0:
             if len(self.bytes) - self.position > _LONGEST_WORD:
@@ -58,7 +60,7 @@ class Cursor:
         return self.bytes[self.position - count : self.position]
 
     def read_numbers(self, form: str) -> tuple[Any, ...]:
-        """Return the next numbers, little-endian, as `struct` writes their types."""
+        """Return the next little-endian numbers. `form` is a format string of `struct`."""
         return struct.unpack(f"<{form}", self.read_bytes(struct.calcsize(f"<{form}")))
 
 
@@ -91,19 +93,19 @@ def read_word2vec(file: Cursor, tokens: Sequence[str | None], header: VectorHead
 
 
 class _Model(NamedTuple):
-    """Sizes of a fastText model: columns, rows of n-grams, characters in an n-gram, entries of its dictionary."""
+    """Sizes of a fastText model."""
 
-    width: int
-    bucket: int
-    shortest: int
+    width: int  # columns of the matrix
+    bucket: int  # rows for n-grams
+    shortest: int  # characters of an n-gram
     longest: int
-    entries: int
+    entries: int  # of the dictionary: words and labels
     words: int
-    pruned: int
+    pruned: int  # -1 in a model that is not pruned
 
 
 def read_fasttext(file: Cursor, tokens: Sequence[str | None]) -> WordRows:
-    """Read the vectors of `tokens` from a fastText model: means over a word's row and those of its n-grams."""
+    """Read the vectors of `tokens` from a fastText model."""
     model = _read_sizes(file)
     rows = WordRows(tokens, model.width)
     entries = _find_entries(file, model, rows)
@@ -112,18 +114,20 @@ def read_fasttext(file: Cursor, tokens: Sequence[str | None]) -> WordRows:
     matrix = _map_matrix(file, model)
     for word, entry in entries.items():
         ngrams = [model.words + ngram for ngram in _ngrams(word, model.shortest, model.longest, model.bucket)]
-        with np.errstate(invalid="ignore"):  # `put` notes values that are no finite numbers
+        with np.errstate(invalid="ignore"):  # `put` handles values that are not finite
             vector = matrix[[entry, *ngrams]].mean(0, dtype=np.float64)
         rows.put(word, vector, entry + 1)
     return rows
 
 
-def _require(holds: bool, contradiction: str) -> None:
-    if not holds:
+def _require(is_consistent: bool, contradiction: str) -> None:
+    """Refuse a model file whose sizes contradict each other."""
+    if not is_consistent:
         raise DataError(f"a fastText model that contradicts itself: {contradiction}", DOWNLOAD_AGAIN)
 
 
 def _read_sizes(file: Cursor) -> _Model:
+    """Read the arguments of a fastText model and the sizes of its dictionary."""
     _, version = file.read_numbers("2i")
     if version != 12:
         raise DataError(f"a fastText model of version {version}, not 12", _AS_TEXT)
@@ -137,7 +141,7 @@ def _read_sizes(file: Cursor) -> _Model:
 
 
 def _find_entries(file: Cursor, model: _Model, rows: WordRows) -> dict[bytes, int]:
-    """Read the dictionary and return the entries of the table's words, which are rows of the matrix."""
+    """Read the dictionary, and return {word: row of the matrix} for the table's words."""
     entry_of: dict[bytes, int] = {}
     for entry in range(model.entries):
         word = file.read_word(b"\0")
@@ -169,7 +173,10 @@ _CHARACTER = re.compile(rb"[^\x80-\xbf][\x80-\xbf]*")  # in UTF-8
 
 
 def _ngrams(word: bytes, shortest: int, longest: int, bucket: int) -> Iterator[int]:
-    """Yield rows of a word's n-grams, behind those of the words. An n-gram that occurs twice counts twice."""
+    """Yield the row of each n-gram of a word, counted from the first n-gram row.
+
+    An n-gram that occurs twice is yielded twice.
+    """
     if word == b"</s>":
         return
     characters = _CHARACTER.findall(b"<" + word + b">")

@@ -1,7 +1,7 @@
-"""Word vectors in text files: GloVe's, and word2vec's and fastText's, which put `count width` before them.
+"""Readers of text files of word vectors: GloVe, word2vec and fastText.
 
-a line per word, the word, then its numbers; the word may hold spaces, or be one, and so the numbers are counted
-from the right: as many as most lines have
+A line has a word and then its numbers. The word may contain spaces, or be a space. So the numbers are counted from the
+right, as many as most lines have. word2vec and fastText files start with the header line `count width`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tiewise.boundary.word_rows import WIDEST, WordRows
 from tiewise.core.errors import DataError
 
 _HEADER = re.compile(rb"[ \t]*(\d{1,12})[ \t]+(\d{1,12})[ \t]*\r?\n")
-_SAMPLE = 20  # lines that distinguish a text of vectors from anything else
+_SAMPLE = 20  # number of first lines by which a text of vectors is recognised
 _NUMERIC = b"0123456789.-+eE "
 _LONGEST_LINE = 1 << 20
 
 
 class VectorHeader(NamedTuple):
-    """First line of a word2vec or fastText file: numbers of words and of columns, and its length in bytes."""
+    """First line of a word2vec or fastText text file."""
 
-    words: int
-    width: int
-    length: int
+    words: int  # number of words
+    width: int  # number of columns
+    length: int  # of the line, in bytes
 
 
 def find_header(head: bytes) -> VectorHeader | None:
-    """Return the header that a file begins with, or None."""
+    """Return the header at the start of a file, or None."""
     match = _HEADER.match(head)
     if match is None:
         return None
@@ -41,7 +41,10 @@ def find_header(head: bytes) -> VectorHeader | None:
 
 
 def find_text_width(head: bytes, header: VectorHeader | None) -> int:
-    """Return how many numbers at least half of the first lines have behind a word. 0 if the file is no text."""
+    """Return the number of columns of a text file of vectors, or 0 for another file.
+
+    At least half of the first lines must have this many numbers after a word.
+    """
     sample = head
     if header is not None:
         sample = head[header.length :]
@@ -57,7 +60,7 @@ def find_text_width(head: bytes, header: VectorHeader | None) -> int:
 
 
 def read_text(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader | None, width: int) -> WordRows:
-    """Read the vectors of `tokens`, of the words behind a header if there is one."""
+    """Read the vectors of `tokens` from the lines after the header, if there is one."""
     if header is not None and header.width != width:
         problem = f"its first line says {header.width:,} numbers per word, and its lines have {width:,}"
         raise DataError(problem, "correct the first line, or take the file from its source again")
@@ -76,9 +79,9 @@ def read_text(file: BinaryIO, tokens: Sequence[str | None], header: VectorHeader
 
 
 def _put_lines(rows: WordRows, file: BinaryIO, width: int, first: int) -> int:
-    """Put the vectors of all further lines, and return their count. The first line has the number `first`.
+    """Store the vectors of all remaining lines, and return the number of lines.
 
-    Lines of other words are only checked for digits, not converted.
+    The next line has the number `first`. Numbers of other words are not converted, only checked for their characters.
     """
     number = first - 1
     while line := file.readline(_LONGEST_LINE):
@@ -92,14 +95,14 @@ def _put_lines(rows: WordRows, file: BinaryIO, width: int, first: int) -> int:
 
 
 def _looks_like_vector(fields: bytes, width: int) -> bool:
-    """Return whether `width` fields, in the characters of numbers, follow a line's word."""
+    """Return whether `fields` are `width` fields in the characters of numbers."""
     if not fields or fields.count(b" ") != width - 1:
         return False
     return not fields.translate(None, _NUMERIC)
 
 
 def _put_line(rows: WordRows, line: bytes, width: int, number: int) -> None:
-    """Put the vector of a line into the row of its word, or note that the line is broken."""
+    """Store the vector of a line, or count the line as broken."""
     word, fields = _word_and_fields(line, width)
     vector = _numbers(fields)
     if not word or vector is None:
@@ -109,19 +112,22 @@ def _put_line(rows: WordRows, line: bytes, width: int, number: int) -> None:
         word = word.strip()  # an indented line
     if word in rows.index:
         rows.put(word, np.array(vector), number)
-    elif _numbers(word.split()[1:]) is not None:  # a word of one part, and more numbers than the others have
+    elif _numbers(word.split()[1:]) is not None:  # more than `width` numbers after the first field
         rows.broken.append(number)
 
 
 def _word_and_fields(line: bytes, width: int) -> tuple[bytes, list[bytes]]:
-    """Split a line into its word and its last `width` fields. The word is empty where the line has none."""
+    """Split a line into its word and its last `width` fields.
+
+    The word is empty if the line has too few fields. A word of white space is the indent.
+    """
     fields = line.rstrip().rsplit(None, width)
     if len(fields) > width:
         return fields[0], fields[1:]
     if len(fields) < width:
         return b"", fields
     indent = line[: len(line) - len(line.lstrip())]
-    return indent[:-1], fields  # a word of white space
+    return indent[:-1], fields
 
 
 def _trailing_numbers(fields: Sequence[bytes]) -> int:
@@ -135,7 +141,7 @@ def _trailing_numbers(fields: Sequence[bytes]) -> int:
 
 
 def _numbers(fields: Sequence[bytes]) -> list[float] | None:
-    """Return finite numbers, at least one; None where a field is no such number."""
+    """Return fields as finite numbers, or None without fields or with another field."""
     try:
         values = [float(field) for field in fields]
     except ValueError:

@@ -1,7 +1,8 @@
-"""Pretrained word vectors as rows of a table, from a file whose format its bytes say, not its name.
+"""Pretrained word vectors as rows of a table.
 
-A safetensors file has one two-dimensional tensor, rows in the order of the vocabulary. The others name their words and
-are streamed; only the rows of the vocabulary are kept (`vector_text`, `vector_binary`).
+The format of a file is recognised by its first bytes. A safetensors file has one two-dimensional tensor, whose rows are
+in the order of the vocabulary. Files of the other formats name their words (`vector_text`, `vector_binary`). They are
+streamed, and only the rows of the vocabulary are stored.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from tiewise.core.errors import DataError, SpecError, to_printable
 from tiewise.core.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
-_HEAD = 1 << 20  # bytes by which a format is recognised
+_HEAD = 1 << 20  # number of first bytes by which a format is recognised
 
 
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
-    """Read rows [V, E] for `tokens`, nan (and a warning) where the file has none. DataError if it is of no use."""
+    """Read the vectors [V, E] of `tokens` from a file.
+
+    Tokens that the file lacks, and None in `tokens`, get a row of nan; missing tokens are logged as a warning.
+
+    Raises:
+        DataError: the file cannot be read, or has none of the tokens.
+    """
     path = Path(path)
     try:
         return _load(path, tokens)
@@ -40,7 +47,7 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
 
 
 def _load(path: Path, tokens: Sequence[str | None]) -> Tensor:
-    """Read rows [V, E] by the reader of the file's format."""
+    """Read rows [V, E] with the reader of the file's format."""
     if not path.is_file():
         raise DataError("no such file", "give a GloVe, word2vec, fastText or safetensors file")
     with path.open("rb") as file:
@@ -48,20 +55,20 @@ def _load(path: Path, tokens: Sequence[str | None]) -> Tensor:
     if head == LFS_POINTER:
         raise DataError(*_POINTER)
     status = path.stat()
-    # a safetensors file begins with the length of a JSON header, and its brace
+    # a safetensors file begins with the length of a JSON header and the header's brace
     header_length = int.from_bytes(head[:8], "little")
     begins_as_safetensors = head[8:9] == b"{" and header_length < status.st_size
     if begins_as_safetensors or path.suffix == ".safetensors":
-        return _safetensors(path, len(tokens))
+        return _read_safetensors(path, len(tokens))
     changed = (status.st_mtime_ns, status.st_size)
-    rows = _by_word(path.resolve(), path, changed, tuple(tokens))
-    return rows.clone()  # the next call takes the rows themselves from the cache
+    rows = _read_words(path.resolve(), path, changed, tuple(tokens))
+    return rows.clone()  # a copy, since the cache returns the same tensor to the next call
 
 
 def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
-    """Return the token of each of a table's `rows` in a Hugging Face tokenizer. None for rows without a token.
+    """Return the token of each of a table's `rows` in a Hugging Face tokenizer.
 
-    Ids may have holes, so the number of tokens says nothing about the largest id.
+    A row without a token gives None. Ids may have gaps, so the largest id may exceed the number of tokens.
     """
     ids = sorted(number for number in set(tokenizer.get_vocab().values()) if number < rows)
     tokens = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
@@ -69,29 +76,32 @@ def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
 
 
 def check_rows(table: Tensor, rows: Tensor, spec: BoundarySpec) -> None:
-    """Refuse rows that do not fit `table` [V, E]."""
+    """Raise SpecError if `rows` has another shape than `table` [V, E]."""
     if rows.shape != table.shape:
         remedy = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
         raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", remedy)
 
 
 def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: BoundarySpec) -> None:
-    """Give `table` [V, E] pretrained rows; `freeze` stops its gradient.
+    """Copy pretrained rows into `table` [V, E]; `freeze` stops the table's gradient.
 
-    Rows of nan keep what was drawn for them, and the padding row of `spec` stays zero. Raises as `check_rows`.
+    A row of nan leaves the table's row as it is, and so does the padding row of `spec`.
+
+    Raises:
+        SpecError: `rows` has another shape than `table`.
     """
     check_rows(table, rows, spec)
     rows = rows.to(table)
-    keeps = rows.isnan()
+    is_unchanged = rows.isnan()
     if spec.pad is not None:
-        keeps[spec.pad] = True
+        is_unchanged[spec.pad] = True
     with torch.no_grad():
-        table.copy_(torch.where(keeps, table, rows))
+        table.copy_(torch.where(is_unchanged, table, rows))
     table.requires_grad_(not freeze)
 
 
-def _safetensors(path: Path, vocab: int) -> Tensor:
-    """Read the one table [V, E] of a safetensors file."""
+def _read_safetensors(path: Path, vocab: int) -> Tensor:
+    """Read the only table [V, E] of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             name = _only_table(file)
@@ -110,7 +120,7 @@ def _safetensors(path: Path, vocab: int) -> Tensor:
 
 
 def _only_table(file: Any) -> str:
-    """Return the name of the one two-dimensional tensor of an open safetensors file."""
+    """Return the name of the only two-dimensional tensor of an open safetensors file."""
     names: list[str] = [name for name in file.keys() if len(file.get_slice(name).get_shape()) == 2]  # noqa: SIM118
     if len(names) != 1:
         problem = f"{len(names)} two-dimensional tensors ({', '.join(names[:4])})"
@@ -121,9 +131,12 @@ def _only_table(file: Any) -> str:
 # files that name their words
 
 
-@lru_cache(maxsize=2)  # a run reads its vectors when it is checked and when each model begins
-def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str | None, ...]) -> Tensor:
-    """Read a file that names its words, and warn of gaps. `real` and `changed` distinguish it from every other."""
+@lru_cache(maxsize=2)  # a training run reads its vectors when it is checked and when each model is built
+def _read_words(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str | None, ...]) -> Tensor:
+    """Read a file that names its words, and warn of missing words.
+
+    `real` (the resolved path) and `changed` (time in ns and size in bytes) only identify the file in the cache.
+    """
     with path.open("rb") as file:
         form, rows = _read(file, tokens)
     parts = "entries"
@@ -138,20 +151,20 @@ def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str
 
 
 def _warn_of_gaps(where: str, rows: WordRows, skipped: str) -> None:
-    """Warn of a file that may be cut short, of skipped parts and of missing words."""
+    """Log warnings about a file that may be cut short, skipped parts and missing words."""
     if rows.suspicion:
         log.warning(f"{where}: {rows.suspicion}: is the file whole?")
     if rows.broken:
-        log.warning(f"{where}: {skipped} skipped: {_first(rows.broken)}")
+        log.warning(f"{where}: {skipped} skipped: {_list_first(rows.broken)}")
     if rows.repeats:
         log.warning(f"{where}: a word stands in it again {rows.repeats:,} times; its first vector counts")
     missing = [word.decode(errors="replace") for word, row in rows.index.items() if row not in rows.filled]
     if missing:
         problem = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
-        log.warning(f"{where}: {problem}: {_first(missing)}")
+        log.warning(f"{where}: {problem}: {_list_first(missing)}")
 
 
-def _first(items: Sequence[object], count: int = 5) -> str:
+def _list_first(items: Sequence[object], count: int = 5) -> str:
     """Return the first `count` items, separated by commas."""
     listed = [to_printable(str(item)) for item in items[:count]]
     if len(items) > count:
@@ -161,7 +174,7 @@ def _first(items: Sequence[object], count: int = 5) -> str:
 
 _POINTER = ("a Git LFS pointer, not the file that it names", "run `git lfs pull`, or download the file itself")
 _PICKLE = ("a pickle, which is never opened", "save its vectors as text (save_word2vec_format)")
-_OTHERS = {  # first bytes of files that are often given instead of vectors
+_UNSUPPORTED = {  # first bytes of files that users often pass instead of vectors: (problem, remedy)
     b"\x1f\x8b": ("compressed by gzip", "unpack it first: gunzip"),
     b"PK\x03\x04": ("a zip archive", "unpack it first: unzip"),
     **{bytes([0x80, version]): _PICKLE for version in (2, 3, 4, 5)},
@@ -169,12 +182,12 @@ _OTHERS = {  # first bytes of files that are often given instead of vectors
 
 
 def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
-    """Return (name of the format, the vectors of `tokens`)."""
+    """Return the name of the file's format and the vectors of `tokens`."""
     head = file.read(_HEAD)
     if not head:
         raise DataError("an empty file", DOWNLOAD_AGAIN)
-    for begins, (problem, remedy) in _OTHERS.items():
-        if head.startswith(begins):
+    for first_bytes, (problem, remedy) in _UNSUPPORTED.items():
+        if head.startswith(first_bytes):
             raise DataError(problem, remedy)
     if head.startswith(FASTTEXT_MAGIC):
         return "fastText binary", read_fasttext(Cursor(file), tokens)

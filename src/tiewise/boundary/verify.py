@@ -1,7 +1,7 @@
-"""Run a model on a batch to compare its installed boundary with its family's own classes.
+"""`verify`: compare a model with an installed boundary with its original classes.
 
-These are the oracle of three questions, each a reason to refuse: does the loss agree, do the logits agree, and does a
-training forward end in the fused loss without any operation that computes the logits?
+The original classes give the reference for three checks. The loss must agree, the logits must agree, and a training
+forward must end in the fused loss without an operation that computes the logits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from tiewise.boundary.saved import plain_class_of
 from tiewise.boundary.sharded_tables import mixed_precision_dtype
 from tiewise.core.errors import InstallError, TiewiseError
 
-# relative to the largest value: rounding of the dtype, over a few hundred additions
+# allowed difference relative to the largest value: rounding of the dtype over a few hundred additions
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
-    """Return the reference loss of the batch; InstallError where the boundary would change the model's results."""
+    """Return the reference loss of the batch.
+
+    Raises:
+        InstallError: the boundary would change the model's results, or the model does not run on the batch.
+    """
     kind = plain_class_of(model).__name__
     dtype = mixed_precision_dtype(model) or link.head.weight.dtype
     try:
@@ -44,7 +48,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
         raise
     except TiewiseError as error:
         raise InstallError(f"{kind}: {error.problem}", error.remedy) from error
-    except Exception as error:  # any family may need any input: whatever it raises is the answer
+    except Exception as error:  # a model that lacks an input may raise any error
         message = str(error).strip() or type(error).__name__
         reason = message.splitlines()[0]
         remedy = "pass batch={...} with the inputs that it needs, labels included"
@@ -54,7 +58,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
 
 
 def _require_fused(link: Link, kind: str) -> None:
-    """Refuse a model whose training forward computed its logits, or took no fused loss of them."""
+    """Refuse a model whose training forward computed its logits or used no fused loss."""
     if link.counts.materialised:
         operations = ", ".join(dict.fromkeys(link.counts.operations))
         if BACKWARD_HOOK in link.counts.operations:
@@ -71,7 +75,7 @@ def _require_fused(link: Link, kind: str) -> None:
 
 
 def _compute_logits(model: nn.Module, args: Any, output: Any) -> None:
-    """Hook: compute all deferred logits of an output."""
+    """Compute all deferred logits of an output (a forward hook)."""
     if isinstance(output, dict):
         output = output.values()
     for value in output:
@@ -79,7 +83,7 @@ def _compute_logits(model: nn.Module, args: Any, output: Any) -> None:
 
 
 def _require_equal(quantity: str, result: Tensor | None, reference: Tensor, dtype: torch.dtype) -> None:
-    """Refuse a result that differs from its reference by more than the rounding of `dtype`."""
+    """Refuse a result that differs from its reference by more than rounding in `dtype`."""
     tolerance = max(_TOLERANCE[dtype], _TOLERANCE[reference.dtype])  # families cast an fp64 model's logits to fp32
     if result is None or result.shape != reference.shape:
         raise InstallError(f"{quantity} changed shape", "please report this model")

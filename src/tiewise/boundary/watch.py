@@ -1,17 +1,19 @@
-"""Invariants while several processes train one table, checked in the first steps and then no more.
+"""`watch`: checks of the first steps while several processes train one table.
 
-    first training forward    ends that are tied hold one Parameter
-    first optimizer step      the optimizer holds each table once, and the part that is kept, not the gathered whole
-    fourth                    processes tell each other: under DDP their tables are bit for bit the same; under FSDP2
-                              no process has rows that all stand still while others' move
+    first training forward    tied ends hold one Parameter
+    first optimizer step      the optimizer holds each table once, as the sharded Parameter, not the gathered one
+    fourth step               processes compare: under DDP their tables are bitwise equal; under FSDP2 no process has
+                              only unchanged rows while rows of others change
 
-Each of these goes wrong without a word: a table that was made after DDP had wrapped the model is averaged with nobody;
-an optimizer that was built between a forward and its backward moves a copy that is thrown away; a tie that sharding
-broke leaves one end as it was. Every row of an output table has a gradient, of a token that no text has too: what
-stands still is not rare, it is cut off. A learning rate of 0 moves nobody's, and the question is asked later again.
+All of these faults are silent. If a table is made after DDP has wrapped the model, its gradient is not averaged. If an
+optimizer is built between a forward and its backward, it updates a copy that is thrown away. If sharding broke a tie,
+one end is never updated. Every row of an output table has a gradient, also that of a token that no text has. So rows
+that never change are cut off from training, not rare. With a learning rate of 0 no rows change, and the comparison is
+repeated at later steps.
 
-It hangs on hooks that torch calls around every optimizer's step; they are taken away with the answer. The cost is
-two passes over the local rows and one exchange of a few bytes. The host reads from the device at those steps alone.
+The checks run in hooks that torch calls around every optimizer's step, and the hooks are removed after the verdict.
+The cost is two passes over the local rows and one exchange of a few bytes. The host waits for the device in those
+steps only.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tiewise.boundary.sharded_tables import parameter_records
 from tiewise.core.errors import UnsupportedError
 
-_FIRST, _LAST = 4, 64  # steps after which the answer is asked for: at powers of two, until something has moved
+_FIRST, _LAST = 4, 64  # optimizer steps of the first and last comparison: powers of two, until some row has changed
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 _AFTER = "shard or wrap the model first, build the optimizer from model.parameters() afterwards"
-_watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # never in the model: copies and files have it not
+_watched: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # not an attribute, which copies would share
 
 
 def watch(model: nn.Module, link: Any) -> None:
-    """Begin to watch the tables of `link`, once, if DDP or FSDP2 trains the model."""
+    """Start to watch the tables of `link`, once, if DDP or FSDP2 trains the model."""
     if model in _watched:
         return
     active_wrapper: Callable[[], Any] = DistributedDataParallel._get_active_ddp_module
@@ -55,7 +57,7 @@ def watch(model: nn.Module, link: Any) -> None:
 
 
 def unwatch(model: nn.Module) -> None:
-    """Watch the model no more."""
+    """Stop watching a model permanently."""
     watching = _watched.get(model)
     if watching is not None:
         watching.stop()
@@ -63,9 +65,9 @@ def unwatch(model: nn.Module) -> None:
 
 
 class _Verdict(NamedTuple):
-    """Result of a comparison of processes. `problem` is "" where nothing is wrong."""
+    """Result of a comparison of processes. `problem` is "" if nothing is wrong."""
 
-    is_final: bool  # False where no table has moved yet
+    is_final: bool  # False if no table has changed yet
     problem: str = ""
     remedy: str = ""
 
@@ -77,13 +79,13 @@ class _Watch:
     """Hooks around every optimizer's step that check the tables of one model."""
 
     def __init__(self, model: nn.Module, link: Any, replicas: Any) -> None:
-        self.model, self.link = ref(model), ref(link)  # neither lives longer for being watched
-        self.replicas = replicas  # the group of DDP; None under FSDP2
-        self.optimizer: Any = None  # the optimizer that holds the tables; one that wraps it comes first
+        self.model, self.link = ref(model), ref(link)  # weak: the hooks must not keep them alive
+        self.replicas = replicas  # the process group of DDP; None under FSDP2
+        self.optimizer: Any = None  # weak reference to the first optimizer that holds the head's table
         self.steps = 0
-        # both stay on their device until they are asked for: a step would wait for it
-        self.saw_gradient: Tensor | None = None  # whether any gradient has come that is not 0
-        self.digest: Tensor | None = None  # of the table before the first step
+        # these two stay on their device until a comparison: reading them would make each step wait
+        self.saw_gradient: Tensor | None = None  # whether any gradient was not 0
+        self.digest: Tensor | None = None  # digest of the local rows before the first step
         self.hooks = (
             register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
@@ -91,12 +93,15 @@ class _Watch:
         finalize(model, self.stop)
 
     def stop(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self.hooks:
             hook.remove()
 
     def tables(self, records: list[Any]) -> list[Any]:
-        """Return tables as an optimizer must hold them, the head's first; modules may have them gathered."""
+        """Return the tables that an optimizer must hold, the head's first.
+
+        Modules may have gathered copies, so sharded Parameters come from the `records`.
+        """
         link: Any = self.link()
         sharded = {}
         for record in records:
@@ -110,7 +115,7 @@ class _Watch:
         return list(tables.values())
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
-        """Compare the optimizer's entries with the tables, and note whether a gradient has come."""
+        """Compare the optimizer's Parameters with the tables, and note a gradient."""
         model = self.model()
         if model is None:
             return
@@ -127,7 +132,7 @@ class _Watch:
             self.note_gradient(_local(table.grad))
 
     def note_gradient(self, gradient: Tensor) -> None:
-        """Note whether a gradient of the head's table has come that is not 0."""
+        """Note whether a gradient of the head's table was not 0, now or earlier."""
         has_gradient = gradient.any()
         if self.saw_gradient is not None:
             has_gradient = self.saw_gradient | has_gradient
@@ -138,7 +143,7 @@ class _Watch:
         return self.optimizer is not None and self.optimizer() is optimizer
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
-        """Count, and compare processes when it is time."""
+        """Count the step, and compare processes after the steps 4, 8, …, 64."""
         model = self.model()
         if model is None or not self.is_watched_optimizer(optimizer):
             return
@@ -147,21 +152,21 @@ class _Watch:
         if self.steps < _FIRST or not is_power_of_two:
             return
         verdict = self.compare(model)
-        if verdict.is_final or self.steps >= _LAST:  # a table that never moves is no longer waited for
+        if verdict.is_final or self.steps >= _LAST:
             unwatch(model)
         if verdict.problem:
             raise UnsupportedError(f"after {self.steps} steps {verdict.problem}", verdict.remedy)
 
     def compare(self, model: nn.Module) -> _Verdict:
-        """Compare the tables of all processes, by what DDP or FSDP2 makes of them."""
+        """Compare the tables of all processes, under DDP or FSDP2."""
         tables = self.tables(parameter_records(model))
         if self.replicas is None:
             return self.check_rows_move(tables[0])
         return self.check_copies(tables)
 
     def check_copies(self, tables: list[Tensor]) -> _Verdict:
-        """Compare DDP's copies of the tables."""
-        digests = _of_all_ranks([int(_digest(table.detach())) for table in tables], self.replicas)
+        """Check that all DDP processes have equal tables."""
+        digests = _gather_values([int(_digest(table.detach())) for table in tables], self.replicas)
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 remedy = "install, tie and untie before DistributedDataParallel wraps the model"
@@ -170,13 +175,13 @@ class _Watch:
         return _SOUND
 
     def check_rows_move(self, table: Any) -> _Verdict:
-        """Check that the rows of every FSDP2 process move where any process's do."""
+        """Check that no FSDP2 process has only unchanged rows while others' rows change."""
         if not hasattr(table, "device_mesh"):
-            return _SOUND  # FSDP2 was told to leave it alone
+            return _SOUND  # FSDP2 ignores this table
         mesh = table.device_mesh
-        moves = [self._moved(_local(table))]
+        moves = [self._has_moved(_local(table))]
         for dimension in reversed(range(mesh.ndim)):
-            moves = list(chain.from_iterable(_of_all_ranks(moves, mesh.get_group(dimension))))
+            moves = list(chain.from_iterable(_gather_values(moves, mesh.get_group(dimension))))
         if True not in moves:
             return _UNDECIDED
         if False not in moves:
@@ -186,13 +191,13 @@ class _Watch:
         process = int(mesh.mesh.flatten()[moves.index(False)])
         return _Verdict(True, f"all rows of process {process} stand still, {why}", remedy)
 
-    def _moved(self, rows: Tensor) -> bool | None:
-        """Return whether this process's rows have moved; None where there are too few to say."""
-        if len(rows) <= 1:  # one row may be the padding's
+    def _has_moved(self, rows: Tensor) -> bool | None:
+        """Return whether this process's rows have changed, or None if there are too few rows."""
+        if len(rows) <= 1:  # a single row may be the padding row
             return None
         if self.saw_gradient is None or not bool(self.saw_gradient):
             return False
-        is_narrow = rows.element_size() < 4  # a step may round to nothing
+        is_narrow = rows.element_size() < 4  # in 16 bits a small step may round to no change
         return is_narrow or bool(_digest(rows) != self.digest)
 
 
@@ -205,7 +210,7 @@ def _count_entries(optimizer: Any) -> Counter[int]:
 
 
 def _refuse_repeated(name: str, entries: Counter[int], tables: list[Any]) -> None:
-    """Refuse an optimizer that holds a table more than once: it would step it as often."""
+    """Refuse an optimizer that holds a table twice, and would step it twice."""
     for table in tables:
         count = entries[id(table)]
         if count > 1:
@@ -213,7 +218,7 @@ def _refuse_repeated(name: str, entries: Counter[int], tables: list[Any]) -> Non
 
 
 def _refuse_gathered(name: str, entries: Counter[int], records: list[Any]) -> None:
-    """Refuse an optimizer that holds Parameters which FSDP2 gathered for a forward."""
+    """Refuse an optimizer that holds Parameters that FSDP2 gathered for a forward."""
     gathered = {id(record._unsharded_param) for record in records if hasattr(record, "_unsharded_param")}
     count = sum(entries[parameter] for parameter in gathered)
     if count:
@@ -222,7 +227,7 @@ def _refuse_gathered(name: str, entries: Counter[int], records: list[Any]) -> No
 
 
 def _local(x: Any) -> Tensor:
-    """Return the part of a Parameter or gradient that this process has."""
+    """Return this process's part of a Parameter or gradient."""
     if hasattr(x, "to_local"):
         x = x.to_local()
     part: Tensor = x.detach()
@@ -230,12 +235,15 @@ def _local(x: Any) -> Tensor:
 
 
 def _digest(x: Tensor) -> Tensor:
-    """Return a sum of the bits. Others have the same by a chance of 2⁻⁶⁴, or by an exchange of entries."""
+    """Return the sum of a tensor's entries, read as integers.
+
+    Different tensors have the same sum with a chance of 2⁻⁶⁴, or if they differ in the order of entries only.
+    """
     return x.contiguous().view(_INTEGERS[x.element_size()]).sum(dtype=torch.int64)
 
 
-def _of_all_ranks(value: Any, group: Any) -> list[Any]:
-    """Return the value of every process of a group, by rank."""
+def _gather_values(value: Any, group: Any) -> list[Any]:
+    """Return the values of all processes of a group, in the order of ranks."""
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values

@@ -6,26 +6,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-WIDEST = 1 << 14  # columns; published vectors have at most a few thousand, and a wrong header can say anything
+WIDEST = 1 << 14  # columns; published vectors have at most a few thousand, and a wrong header may name any number
 DOWNLOAD_AGAIN = "take the file from its source again"
 
 
 class WordRows:
-    """Rows [V, E] for `tokens` (None where a row has none), nan until filled. A word's first vector counts."""
+    """Rows [V, E] of a table, which a reader fills word by word.
+
+    `tokens` has the token of each row, or None. A row is nan until it is filled. If a file repeats a word, its first
+    vector counts.
+    """
 
     def __init__(self, tokens: Sequence[str | None], width: int) -> None:
-        self.index: dict[bytes, int] = {}  # row of each word that the table has
+        self.index: dict[bytes, int] = {}  # word of the table -> row
         for row, token in enumerate(tokens):
             if token is not None:
                 self.index[token.encode("utf-8", "surrogatepass")] = row
         self.values = np.full((len(tokens), width), np.nan, np.float32)
-        self.filled: set[int] = set()
-        self.repeats = 0  # further vectors of words that have one
-        self.broken: list[int] = []  # numbers, from 1, of the lines or entries that hold no vector
-        self.suspicion = ""  # a reason to doubt that the file is whole
+        self.filled: set[int] = set()  # rows that have a vector
+        self.repeats = 0  # number of vectors of words that already had one
+        self.broken: list[int] = []  # numbers, from 1, of lines or entries without a valid vector
+        self.suspicion = ""  # reason to suspect that the file is cut short
 
     def put(self, word: bytes, vector: np.ndarray, number: int) -> None:
-        """Keep the `vector` [E] of a word of the table. One with a value that is no finite float32 is broken."""
+        """Store the `vector` [E] of a word of the table.
+
+        `number` is that of its line or entry, which counts as broken if a value is not finite in float32.
+        """
         row = self.index[word]
         with np.errstate(over="ignore", invalid="ignore"):
             vector = vector.astype(np.float32)
