@@ -1,13 +1,13 @@
-"""Rewriting a checkpoint into a new folder.
+"""Functions that rewrite a checkpoint into a new folder: the verbs.
 
-Each verb only reads its source, and its result appears whole or not at all.
+A verb only reads its source. Its result appears complete or not at all.
 
 @verb
 def untie(facts, *, force) -> Change: ...         a verb: from the facts of a checkpoint to its change
 untie(source, to, dry_run=True) -> Receipt        the function that users call: the engine carries the change out
 
-The verbs are the files of `verbs/`; each is imported when its name is first used. `tools/make_stubs.py` writes their
-signatures into `__init__.pyi`, for type checkers and editors.
+Each file of `verbs/` is one verb. A verb is imported when its name is first used. `tools/make_stubs.py` writes the
+signatures of the verbs into `__init__.pyi`, for type checkers and editors.
 """
 
 from importlib import import_module
@@ -28,5 +28,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the package, without importing a verb."""
+    """Return the names that this package offers, without importing a verb."""
     return sorted([*_HOMES, *verb_names()])

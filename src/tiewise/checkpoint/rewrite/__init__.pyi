@@ -21,7 +21,7 @@ def tie(
 def untie(
     source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
 ) -> Receipt:
-    """Give each end of a checkpoint a table of its own."""
+    """Give each end of a checkpoint a separate table."""
 
 def factor(
     source: str | os.PathLike[str],
@@ -33,7 +33,7 @@ def factor(
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
-    """Replace each table by its best approximation of rank k, as a narrow table and a map."""
+    """Replace each table by a narrow table and a map, its best approximation of rank k."""
 
 def densify(
     source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
@@ -53,7 +53,7 @@ def resize(
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
-    """Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones."""
+    """Change the number of rows of both ends and of the head's bias. New rows resemble the existing ones."""
 
 def trim(
     source: str | os.PathLike[str],
@@ -65,7 +65,7 @@ def trim(
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
-    """Drop the tokens that a text does not need: rows at both ends, the tokenizer, and ids in configs."""
+    """Drop the tokens that a text does not need. Both ends lose their rows; tokenizer and configs get new ids."""
 
 def transplant(
     source: str | os.PathLike[str],
@@ -77,7 +77,7 @@ def transplant(
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
-    """Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows."""
+    """Replace a checkpoint's vocabulary by another tokenizer's. Tokens of both vocabularies keep their rows."""
 
 def dedupe(
     source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
@@ -97,7 +97,7 @@ def slim(
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
-    """Keep of an adapter's copies of tables only the rows that differ from its base."""
+    """Reduce an adapter's table copies to the rows that differ from its base."""
 
 def merge(
     source: str | os.PathLike[str],
@@ -108,4 +108,4 @@ def merge(
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
-    """Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables."""
+    """Write an adapter's changes into its base. A tied base gets two tables if its ends become different."""

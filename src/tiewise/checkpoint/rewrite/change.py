@@ -1,9 +1,9 @@
-"""The change that a verb makes to a checkpoint, and how far it moves the model.
+"""Change of a checkpoint by a verb, and measurement of its effect on the model.
 
-Nothing is written here.
+This module writes no file.
 
-Logits are h·tableᵀ at 64 random hidden vectors h of unit root mean square, the same on every run, for every row of the
-vocabulary; the tables are read in pieces. Scale and cap of the family come after and are left out.
+Logits are h·tableᵀ for every row of the vocabulary. h are 64 random hidden vectors of unit root mean square, the same
+on every run. The tables are read in pieces. The scale and cap of the family act on the logits later and are left out.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import report_progress
 
-PROBES = 64
-SEED = 20_250_903
-DELETE: Final = object()  # the one value of `Change.config` that stands for no value
+PROBES = 64  # number of random hidden vectors
+SEED = 20_250_903  # seed of these vectors
+DELETE: Final = object()  # value in `Change.config` that removes the key
 
 Pieces = Iterator[bytes | bytearray | memoryview]
-Rows = NDArray[Any]  # rows of a table in its stored type, which only the file says
+Rows = NDArray[Any]  # rows of a table, in the type in which the file stores them
 
 
 class NothingToDo(CheckpointError):
-    """The checkpoint is already as the verb would make it. No folder was made."""
+    """The source is already as the verb would make it, and no folder was made."""
 
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to be written.
-
-    It is new, or new content under the name of a stored one.
-    """
+    """A tensor to write: a new one, or new content for a stored one."""
 
     name: str
-    dtype: str  # of the safetensors format ("BF16")
+    dtype: str  # name of the type in the safetensors format, such as "BF16"
     shape: tuple[int, ...]
-    file: str  # name of the file that shall hold it: that of the tensor that it comes from
-    write: Callable[[], Pieces] = field(repr=False)  # its bytes in order, a few MB at a time; never for a dry run
+    file: str  # name of the file that will contain it: the file of the tensor that it is computed from
+    write: Callable[[], Pieces] = field(repr=False)  # yields its bytes in pieces of a few MB; a dry run never calls it
 
     @classmethod
     def like(cls, old: Stored, write: Callable[[], Pieces], **other: Any) -> NewTensor:
-        """Return one like a stored tensor.
+        """Return a new tensor with the name, type, shape and file of a stored one.
 
-        It has the same name, type, shape and file, or `other` ones.
+        Args:
+            old: the stored tensor.
+            write: yields the bytes of the new tensor.
+            other: fields of the new tensor that differ from the stored one's.
         """
         return replace(cls(old.name, old.dtype, old.shape, old.path.name, write), **other)
 
     @classmethod
     def copy(cls, old: Stored, **other: Any) -> NewTensor:
-        """Return one with the bytes of a stored tensor too."""
+        """Return a new tensor that also has the bytes of a stored one."""
         return cls.like(old, lambda: stored_bytes(old), **other)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk."""
+        """Size on disk, in bytes."""
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
 
 @dataclass(frozen=True)
 class Movement:
-    """How far a change moves the model, as measured on its tables."""
+    """Distance by which a change moves the model, measured on its tables."""
 
     logits: float  # largest absolute change of a logit
-    input_rows: float  # largest Euclidean length by which a row of the input table moves
-    how: str  # what was measured, or why nothing needed to be
+    input_rows: float  # largest Euclidean distance by which a row of the input table moves
+    how: str  # rows and vectors of the measurement, or the reason why none was needed
 
 
 UNMOVED = Movement(0.0, 0.0, "nothing: the bytes of both tables stay as they were")
@@ -85,29 +85,29 @@ class Change:
     """One rewrite of a checkpoint."""
 
     movement: Movement = UNMOVED
-    drop: frozenset[str] = frozenset()  # names of tensors that go, from whatever file holds them
-    put: tuple[NewTensor, ...] = ()  # tensors that come; one whose name is stored replaces that tensor at its place
+    drop: frozenset[str] = frozenset()  # names of tensors to drop, from every file that stores them
+    put: tuple[NewTensor, ...] = ()  # tensors to write; one with the name of a stored tensor replaces it
     # dotted path in config.json → new value, or `DELETE`; the levels above the last key must exist
     config: Mapping[str, Any] = field(default_factory=dict)
-    drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) that go while the tensor stays elsewhere
-    reindex: bool = False  # the index is written anew although no shard changes
-    texts: Mapping[str, bytes] = field(default_factory=dict)  # {file beside the tensors: its new content}
-    leave: frozenset[str] = frozenset()  # files beside the tensors that stay behind
-    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
-    lost: tuple[str, ...] = ()  # shares of tables that the result no longer has, one sentence each
-    # looks at the finished result before it gets its name, and yields what is not as it should be
+    drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) of second copies to drop
+    reindex: bool = False  # True to rewrite the index although no shard changes
+    texts: Mapping[str, bytes] = field(default_factory=dict)  # {name of a file without tensors: its new content}
+    leave: frozenset[str] = frozenset()  # names of files without tensors that the result omits
+    notes: tuple[str, ...] = ()  # advice for the user, one sentence each
+    lost: tuple[str, ...] = ()  # shares of tables that the result lacks, one sentence each
+    # checks the finished folder before it gets its final name, and yields one sentence for each fault
     flaws: Callable[[Path], Iterator[str]] | None = None
 
     @property
     def is_empty(self) -> bool:
-        """No tensor goes or comes, and config.json stays."""
+        """True if no tensor is dropped or written and config.json stays."""
         return not (self.drop or self.put or self.config)
 
 
 def refuse(problem: str, remedy: str, force: bool) -> tuple[str, ...]:
-    """Raise because an operation would change the model's function.
+    """Raise an error because an operation would change the model's function.
 
-    With `force`, return the reason as a note.
+    With `force`, return the problem as a note instead.
     """
     if not force:
         raise CheckpointError(problem, f"{remedy}; --force does it all the same")
@@ -115,11 +115,9 @@ def refuse(problem: str, remedy: str, force: bool) -> tuple[str, ...]:
 
 
 def require_plain_head(facts: Facts, verb: str, force: bool) -> tuple[str, ...]:
-    """Refuse a head whose class divides each row by its length.
+    """Raise if the head's class divides each row by its length.
 
-    With `force`, return the reason as a note.
-
-    Logits that are measured on its stored rows are not the model's.
+    The logits of the stored rows are then not the model's. With `force`, return the problem as a note instead.
     """
     for where, how in normalised_heads(facts):
         problem = f"{facts.path}: {short(where)}: {how}, so that {verb} would measure and make logits of other rows"
@@ -137,14 +135,15 @@ def stored_bytes(tensor: Stored) -> Pieces:
 
 
 def same_pieces(a: Pieces, b: Pieces) -> bool:
-    """Return True if two tensors have the same bytes, both cut into pieces alike."""
+    """Return True if two tensors have the same bytes; both must be cut into equal pieces."""
     return all(one == other for one, other in zip(a, b, strict=True))
 
 
 def gather_rows(part: Stored, rows: Sequence[int]) -> Pieces:
     """Yield the bytes of some rows of a tensor, a few MB at a time.
 
-    `rows` ascend.
+    Args:
+        rows: numbers of the rows, in ascending order.
     """
     numbers = np.array(rows, np.int64)
     with Reader(part) as reader:
@@ -156,14 +155,11 @@ def gather_rows(part: Stored, rows: Sequence[int]) -> Pieces:
 
 @dataclass(frozen=True)
 class TableRows:
-    """A table as the model uses it, maps applied.
-
-    `read(start, stop)` gives rows [start, stop), [., width].
-    """
+    """A table as the model uses it, with its maps applied."""
 
     rows: int
     width: int
-    read: Callable[[int, int], Rows]
+    read: Callable[[int, int], Rows]  # read(start, stop) returns rows [start, stop), as [stop − start, width]
 
     @classmethod
     def of(cls, tensor: Stored) -> TableRows:
@@ -171,18 +167,22 @@ class TableRows:
         return cls(tensor.rows, tensor.shape[1], tensor.read)
 
     def spans(self, itemsize: int = 8) -> Iterator[tuple[int, int]]:
-        """Yield row ranges whose rows take a few MB, at `itemsize` bytes a value."""
+        """Yield (start, stop) of ranges of rows that take a few MB each.
+
+        Args:
+            itemsize: bytes of one value.
+        """
         step = max(1, CHUNK_BYTES // (itemsize * max(1, self.width)))
         for start in range(0, self.rows, step):
             yield start, min(start + step, self.rows)
 
     def pieces(self) -> Pieces:
-        """Yield its bytes."""
+        """Yield the bytes of the table."""
         for start, stop in self.spans():
             yield self.read(start, stop).tobytes()
 
 
-Pair = tuple[TableRows, TableRows]  # old and new
+Pair = tuple[TableRows, TableRows]  # a table before and after the change
 
 
 def hidden_vectors(width: int) -> NDArray[np.float32]:
@@ -193,7 +193,12 @@ def hidden_vectors(width: int) -> NDArray[np.float32]:
 
 
 def measure_movement(outputs: Pair | None, inputs: Pair | None) -> Movement:
-    """Measure how far both ends move; None for an end whose bytes stay."""
+    """Measure how far both ends move.
+
+    Args:
+        outputs: the output table before and after; None if its bytes stay.
+        inputs: the input table before and after; None if its bytes stay.
+    """
     if outputs is None and inputs is None:
         return UNMOVED
     names = []
@@ -212,10 +217,7 @@ def measure_movement(outputs: Pair | None, inputs: Pair | None) -> Movement:
 
 
 def share_lost(pair: Pair) -> float:
-    """Return the share of a table that a change takes away.
-
-    It is ‖old − new‖ / ‖old‖ in the Frobenius norm.
-    """
+    """Return ‖old − new‖ / ‖old‖ of a table, in the Frobenius norm."""
     old, new = pair
     error = norm = 0.0
     with np.errstate(invalid="ignore", over="ignore"):
@@ -228,13 +230,16 @@ def share_lost(pair: Pair) -> float:
 
 
 def _largest(tables: Pair, sizes: Callable[[Rows], Rows]) -> float:
-    """Return the largest of all `sizes` of the differences between two tables.
+    """Return the largest value of `sizes` over the differences between two tables.
 
-    NaN if one is NaN.
+    Return NaN if one of the values is NaN.
+
+    Args:
+        sizes: function of a block of differences [., width].
     """
     old, new = tables
     largest = np.float64(0.0)
-    with np.errstate(invalid="ignore", over="ignore"):  # a table may contain infinities; the result then says so
+    with np.errstate(invalid="ignore", over="ignore"):  # a table may contain infinities; the result is then not finite
         for start, stop in old.spans(itemsize=4):
             difference = widened(old.read(start, stop)) - widened(new.read(start, stop))
             largest = np.maximum(largest, sizes(difference).max(initial=0.0))

@@ -1,6 +1,6 @@
-"""Ids of tokens in configs: their keys, and the same values with other ids.
+"""Token ids in configs: finding them, and replacing them by new ids.
 
-Ids of another vocabulary are left alone: those of a codec (`codebook_pad_token_id`), and those in the level of a part
+Ids of another vocabulary stay unchanged: ids of a codec (`codebook_pad_token_id`), and ids in the level of a part
 without text (`vision_config`).
 """
 
@@ -18,17 +18,18 @@ _KEYS = re.compile(
     r"token_(ids?|index|indices)$|suppress_tokens$|(bad|force)_words_ids$|(^|\.)(lang|task)_to_id\.|forced_decoder_ids$"
     r"|sequence_bias$"
 )
-_IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}  # lists of [place, id] and of [ids, number]: which is of ids
-_GONE: Final = object()  # replaces an entry whose token is gone
+# lists of [position, id] and of [ids, number] → index of the ids
+_IN_PAIRS = {"forced_decoder_ids": 1, "sequence_bias": 0}
+_GONE: Final = object()  # marks an entry whose token was dropped
 MAP = "vocabulary_map"  # {text of a token: its id}, in Chameleon's and Emu3's configs
 DECODER = "added_tokens_decoder"  # {id as text: the token}, in tokenizer_config.json
-_ID_AS_TEXT = re.compile(r"[0-9]{1,18}")  # longer ones are no ids
+_ID_AS_TEXT = re.compile(r"[0-9]{1,18}")  # longer numbers are no ids
 
-NewId = Callable[[int], int | None]  # the new id of a token, None where the token is gone
+NewId = Callable[[int], int | None]  # function from old id to new id; None for a dropped token
 
 
 def id_values(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, value) of everything in a config that is ids of the text's tokens."""
+    """Yield (dotted path, value) of every entry of a config that consists of token ids."""
     for key, value in record.items():
         place = str(key)
         if path:
@@ -43,9 +44,9 @@ def id_values(record: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
 
 
 def replace_ids(path: str, value: Any, new_id: NewId) -> Any:
-    """Return a value of `values_with_ids` with other ids.
+    """Return a value of `id_values` with new ids.
 
-    An entry with an id for which `new_id` returns None goes.
+    An entry is removed if it has an id for which `new_id` returns None.
     """
     if isinstance(value, Mapping):
         entries: dict[Any, Any] = {}
@@ -65,9 +66,10 @@ def replace_ids(path: str, value: Any, new_id: NewId) -> Any:
 
 
 def _replaced_entries(entries: list[Any], place: int | None, new_id: NewId) -> list[Any]:
-    """Return a list with other ids, `_GONE` for entries that go.
+    """Return a list with new ids, and with `_GONE` for entries to remove.
 
-    `place` is where each pair of the list has ids.
+    Args:
+        place: index of the ids in each entry, if the entries are pairs.
     """
     if place is None:
         return [_replaced(entry, new_id) for entry in entries]
@@ -82,10 +84,7 @@ def _is_pair(entry: Any) -> bool:
 
 
 def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
-    """Return a pair with other ids at one of its places.
-
-    `_GONE` if one of them is gone.
-    """
+    """Return a pair with new ids at index `place`, `_GONE` if one of them was dropped."""
     replaced = _replaced(pair[place], new_id)
     if replaced is _GONE:
         return _GONE
@@ -95,9 +94,9 @@ def _replaced_in_pair(pair: list[Any], place: int, new_id: NewId) -> Any:
 
 
 def _replaced(value: Any, new_id: NewId) -> Any:
-    """Return an id, or a word as a list of ids, with other ids.
+    """Return the new id of an id, or the new ids of a list (a word).
 
-    `_GONE` if one of them is gone. Other values stay.
+    Return `_GONE` if one of the tokens was dropped. A value that is no id stays unchanged.
     """
     if isinstance(value, list):
         word = [_replaced(part, new_id) for part in value]
@@ -117,6 +116,7 @@ def named_ids(record: Mapping[str, Any]) -> list[int]:
     ids: list[int] = []
 
     def note(number: int) -> int:
+        """Record an id, and return it unchanged."""
         ids.append(number)
         return number
 
@@ -126,9 +126,9 @@ def named_ids(record: Mapping[str, Any]) -> list[int]:
 
 
 def renumber_config(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
-    """Return {dotted path: new value} of everything in a config that names tokens.
+    """Return {dotted path: new value} of every entry of a config that names tokens.
 
-    Negative numbers name none.
+    A negative number names no token, and stays.
 
     Raises:
         KeyError: the config names a token that `new_ids` lacks.
@@ -145,7 +145,7 @@ def renumber_config(record: Mapping[str, Any], new_ids: Mapping[int, int]) -> di
 
 
 def _renumbered_key(key: str, new_ids: Mapping[int, int]) -> str:
-    """Return a key that is an id with the new id; other keys stay."""
+    """Return the new id as a key if `key` is an id, else `key`."""
     if _ID_AS_TEXT.fullmatch(key) is None:
         return key
     return str(new_ids[int(key)])

@@ -1,8 +1,8 @@
-"""The engine of all verbs: write, verify and rename the changed checkpoint, or nothing.
+"""Engine of all verbs: it writes, verifies and renames the changed checkpoint, or leaves nothing.
 
-A verb is one function from facts and options to a `Change`; `registry.verb` turns it into the function that users
-call. The result is opened as any reader would open it before it gets its name (`verification.py`), and `tiewise.json`
-in it records what was done (`provenance.py`).
+A verb is one function from facts and options to a `Change`. `registry.verb` turns it into the function that users
+call. Before the result gets its final name, the engine opens it as any reader would (`verification.py`). `tiewise.json`
+in the result records the rewrite (`provenance.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.files import format_bytes
 from tiewise.core.records import to_record
 
-SCHEMA = 1  # of a receipt's record
-MOST_LISTED = 6  # names of tensors in one line
+SCHEMA = 1  # version of the schema of a receipt's record
+MOST_LISTED = 6  # tensors named in one line
 
 AnyPath = str | os.PathLike[str]
 MakeChange = Callable[..., Change]
@@ -42,35 +42,38 @@ MakeChange = Callable[..., Change]
 
 @dataclass(frozen=True)
 class Receipt:
-    """Result of one rewrite, done or (`dry_run`) foreseen, for people and for programs."""
+    """Result of one rewrite, for people and for programs.
 
-    verb: str  # "untie", …
-    source: Path  # the checkpoint that was read
-    to: Path  # the folder that was made
+    With `dry_run`, it describes a rewrite that was planned and not carried out.
+    """
+
+    verb: str  # name of the verb, such as "untie"
+    source: Path  # checkpoint that was read
+    to: Path  # path of the new folder
     dropped: tuple[str, ...]  # names of tensors that the result no longer stores
     written: tuple[str, ...]  # names of tensors that are new, or new in content
     bytes_before: int  # of all tensors of the source
     bytes_after: int  # of all tensors of the result
     rewritten: tuple[str, ...]  # files whose tensors changed
-    linked: tuple[str, ...]  # files that share their bytes on disk with the source
-    copied: tuple[str, ...]  # files that do not
-    logit_change: float  # largest absolute change of a logit, before the family's own scale and cap
-    input_change: float  # largest Euclidean length by which a row of the input table moves
-    measured_on: str  # what the two were measured on
-    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
-    dry_run: bool = False  # nothing was written
-    lost: tuple[str, ...] = ()  # shares of tables that the result no longer has, one sentence each
-    next_command: str | None = None  # trains back what was lost; None where nothing was, or heal cannot
+    linked: tuple[str, ...]  # unchanged files that share their bytes on disk with the source
+    copied: tuple[str, ...]  # unchanged files that were copied
+    logit_change: float  # largest absolute change of a logit, before the family's scale and cap
+    input_change: float  # largest Euclidean distance by which a row of the input table moves
+    measured_on: str  # rows and hidden vectors on which the two changes were measured
+    notes: tuple[str, ...] = ()  # advice for the user, one sentence each
+    dry_run: bool = False  # True if nothing was written
+    lost: tuple[str, ...] = ()  # shares of tables that the result lacks, one sentence each
+    next_command: str | None = None  # command that trains back the loss; None without a loss, or if heal cannot
 
     def record(self) -> dict[str, Any]:
-        """Return it as JSON can hold it, with the version of this schema.
+        """Return the receipt as a dict for JSON, with the version of the schema.
 
-        A number that is none becomes null.
+        NaN and infinity become null.
         """
         return {"schema": SCHEMA, **to_record(self), "source": str(self.source), "to": str(self.to)}
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return it as (heading, text), for the terminal and for a notebook."""
+        """Return the receipt as (heading, text) pairs, for the terminal and for a notebook."""
         heading = "written"
         if self.dry_run:
             heading = "would write"
@@ -93,7 +96,7 @@ class Receipt:
         return lines
 
     def _counts_of_files(self) -> str:
-        """Return how many files were rewritten, linked and copied, "none" without any."""
+        """Return the numbers of rewritten, linked and copied files in words, "none" if all are 0."""
         counts = []
         for word, files in (("rewritten", self.rewritten), ("linked", self.linked), ("copied", self.copied)):
             if files:
@@ -101,7 +104,7 @@ class Receipt:
         return ", ".join(counts) or "none"
 
     def _repr_html_(self) -> str:
-        """Return a table of its lines, for a notebook."""
+        """Return the lines as an HTML table, for a notebook."""
         rows = []
         for name, text in self.lines():
             rows.append(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>")
@@ -118,15 +121,18 @@ def rewrite(
     force: bool = False,
     **options: Any,
 ) -> Receipt:
-    """Write a checkpoint that a verb changed to a new folder.
+    """Write a changed checkpoint to a new folder.
 
-    Nothing is left there if that fails.
+    If that fails, nothing is left at the destination.
 
     Args:
-        make: gives the `Change` of the opened checkpoint, with these `options`.
-        of_adapter: require the folder of an adapter, which every other verb refuses.
-        dry_run: plan and measure everything, and write nothing.
-        force: keep the result although its headers and config break a rule that the source's do not.
+        source: checkpoint folder, or one `.safetensors` file.
+        to: path of the new folder.
+        make: function of a verb; it returns the `Change` of the opened checkpoint.
+        of_adapter: require the folder of an adapter; other verbs refuse adapters.
+        dry_run: plan and measure everything, but write nothing.
+        force: keep the result although its headers and config break a rule that the source does not break.
+        options: further arguments of `make`.
     """
     folder, to = _open_source(source, make.__name__, of_adapter), Path(to)
     facts = Facts(folder)
@@ -144,9 +150,9 @@ def rewrite(
 
 
 def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
-    """Open the folder of a checkpoint, or of an adapter.
+    """Open the folder of a checkpoint, or with `of_adapter` the folder of an adapter.
 
-    Raise if it is the other, or has no tensors.
+    Raise if it is of the other kind, or if it has no tensors.
     """
     if Path(source).suffix == ".gguf":
         remedy = "rewrite the Hugging Face folder from which it was made, and convert that"
@@ -165,37 +171,37 @@ def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
 
 
 def _note_on_family(facts: Facts) -> tuple[str, ...]:
-    """Say that the family is unknown, and how its ends were identified."""
+    """Return a note on how the ends were identified, if the family is unknown."""
     roles = facts.roles
     if facts.family.has_facts or roles.input_name is None:
         return ()
-    if facts.folder.has(ADAPTER_CONFIG):  # which has no family
+    if facts.folder.has(ADAPTER_CONFIG):  # an adapter has no family
         return ()
     ends = f"{short(roles.input_name)} and {short(roles.output_name or 'none')}"
     return (f"{facts.family.unknown_message}: the two ends were identified by {roles.source}, {ends}",)
 
 
 def _require_opened_headers(folder: Folder) -> None:
-    """Raise if a file of tensors is another one than when the source was opened."""
+    """Raise if the header of a tensor file changed since the source was opened."""
     for file, header in folder.headers.items():
         if read_header(header.path) != header:
             raise CheckpointError(f"{folder.path / file}: it changed since it was opened", "run again")
 
 
 class FileState(NamedTuple):
-    """State of a file, which changes when somebody writes it."""
+    """State of a file, which differs after somebody wrote to it."""
 
     device: int
     inode: int
     nbytes: int
-    changed: int  # nanoseconds
+    changed: int  # time of the last change, in ns
 
 
 def _file_states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
-    """Return the state of every file of the source that is read."""
+    """Return the state of every source file that the rewrite reads, by name."""
     texts = [name for name in plan.texts if folder.has(name)]
     states: dict[str, FileState] = {}
-    read_files = dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *texts])  # each once
+    read_files = dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *texts])  # without duplicates
     for name in read_files:
         try:
             state = os.stat(path_inside(folder.path, name))
@@ -207,19 +213,22 @@ def _file_states(folder: Folder, plan: FilePlan) -> dict[str, FileState]:
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """One rewrite, planned and not written yet."""
+    """One planned rewrite, not written yet."""
 
     verb: str
     facts: Facts
     change: Change
     plan: FilePlan
-    to: Path  # as the caller gave it
-    real: Path  # without links
-    states: dict[str, FileState]  # of the source's files, before they are read
+    to: Path  # destination as the caller wrote it, for messages
+    real: Path  # destination without symbolic links
+    states: dict[str, FileState]  # states of the source's files before they are read
     force: bool
 
     def linked_files(self) -> tuple[str, ...]:
-        """Return the files that can share their bytes with the source: those on the destination's disk."""
+        """Return the files that can share bytes with the source.
+
+        They are on the same disk as the destination.
+        """
         try:
             device = os.stat(self.real.parent).st_dev
         except OSError as error:
@@ -227,11 +236,11 @@ class _Rewrite:
         return tuple(file for file in self.plan.shared if self.states[file].device == device)
 
     def copied_files(self, linked: tuple[str, ...]) -> list[str]:
-        """Return the files that keep their bytes and are not linked."""
+        """Return the unchanged files that are not linked, sorted."""
         return sorted({*self.plan.shared, *self.plan.copied} - set(linked))
 
     def require_room(self, linked: tuple[str, ...]) -> None:
-        """Raise if the destination's disk lacks the bytes that are written or copied."""
+        """Raise if the destination's disk has too little room for written and copied bytes."""
         try:
             free = shutil.disk_usage(self.real.parent).free
         except OSError as error:
@@ -244,7 +253,7 @@ class _Rewrite:
             raise CheckpointError(problem, "free some, or write elsewhere")
 
     def write(self) -> tuple[str, ...]:
-        """Write the result, verify it, and give it its name.
+        """Write the result, verify it, and rename it to its destination.
 
         Return the files that share bytes with the source.
         """
@@ -270,7 +279,7 @@ class _Rewrite:
                 raise CheckpointError(problem, "run again when nothing writes there")
 
     def receipt(self, linked: tuple[str, ...], dry_run: bool) -> Receipt:
-        """Return the receipt of the rewrite, done or foreseen."""
+        """Return the receipt of the rewrite, carried out or planned."""
         folder, change, plan = self.facts.folder, self.change, self.plan
         return Receipt(
             verb=self.verb,
@@ -293,9 +302,9 @@ class _Rewrite:
         )
 
     def _healing(self) -> str | None:
-        """Return the command that trains back what the rewrite lost.
+        """Return the command that trains back the loss of the rewrite.
 
-        None if it lost nothing, and for models that `heal` does not train.
+        Return None if nothing was lost, and for models that `heal` cannot train.
         """
         facts = self.facts
         name = architecture(facts.config) or ""
@@ -307,7 +316,7 @@ class _Rewrite:
 
 
 def _stored_bytes(folder: Folder) -> int:
-    """Return the bytes of all tensors of a folder, those that are stored twice included."""
+    """Return the bytes of all tensors of a folder, including second copies."""
     total = 0
     for header in folder.headers.values():
         total += sum(tensor.nbytes for tensor in header.tensors.values())

@@ -1,6 +1,6 @@
-"""Plan of all files of a result: rewritten, shared, copied, or gone.
+"""Plan of all files of a result: rewritten, shared, copied or omitted.
 
-It is complete before a file is written.
+The plan is complete before the first file is written.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from tiewise.checkpoint.untrusted import parse_json, path_inside, short
 from tiewise.core.errors import CheckpointError
 
 PROVENANCE = "tiewise.json"
-LEFT_OUT = (".git", ".cache")  # they describe the source's history and download, and would be wrong for the result
-WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".onnx_data", ".npz")  # large, and edited by nobody
-OTHER_WEIGHTS = (".bin", ".msgpack", ".h5", ".ckpt", ".pth")  # of pickles, those that a tool may load as the model
-MOST_DEPTH = 16
+LEFT_OUT = (".git", ".cache")  # history and download data of the source, wrong for the result
+WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".onnx_data", ".npz")  # large files that nobody edits
+OTHER_WEIGHTS = (".bin", ".msgpack", ".h5", ".ckpt", ".pth")  # other weights that a tool may load as the model
+MOST_DEPTH = 16  # deepest nesting of folders
 
 
 @dataclass(frozen=True)
 class FilePlan:
-    """All files of the result but its provenance."""
+    """All files of the result except its provenance."""
 
-    shards: dict[str, tuple[NewTensor, ...]]  # file → its tensors, in order, for each file whose tensors change
-    shared: tuple[str, ...]  # files that keep their bytes and may share them with the source (paths below the folder)
-    copied: tuple[str, ...]  # other files
-    texts: dict[str, bytes]  # file → bytes of the files beside the tensors that change; the index last
-    tensors: dict[str, NewTensor]  # name → what the result stores under it
-    notes: tuple[str, ...]  # what the user should know
+    shards: dict[str, tuple[NewTensor, ...]]  # {file whose tensors change: its tensors, in order}
+    shared: tuple[str, ...]  # paths of unchanged files that may share their bytes with the source
+    copied: tuple[str, ...]  # paths of other unchanged files
+    texts: dict[str, bytes]  # {changed file without tensors: its content}; the index last
+    tensors: dict[str, NewTensor]  # {name: tensor of the result}
+    notes: tuple[str, ...]  # advice for the user, one sentence each
 
     @property
     def written(self) -> Iterator[NewTensor]:
-        """All tensors in the shards that are written, in order."""
+        """All tensors of the rewritten shards, in order."""
         return chain.from_iterable(self.shards.values())
 
     @property
     def new_bytes(self) -> int:
-        """Bytes of these tensors."""
+        """Size of the tensors of the rewritten shards, in bytes."""
         return sum(tensor.nbytes for tensor in self.written)
 
 
 def plan_files(folder: Folder, change: Change) -> FilePlan:
-    """Decide what becomes of every file.
+    """Return the plan that carries out a change.
 
     Raises:
-        CheckpointError: the source is damaged, or contains a link that leads outside.
+        CheckpointError: the source is damaged, or it contains a link that leads outside.
     """
     if folder.faults:
         raise CheckpointError(folder.faults[0].problem, folder.faults[0].remedy)
@@ -67,7 +67,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         tensors |= {tensor.name: tensor for tensor in after.tensors}
         if not after.is_changed:
             unchanged.append(file)
-        elif after.tensors:  # a file without tensors goes
+        elif after.tensors:  # a file without tensors is omitted
             shards[file] = after.tensors
     texts = dict(change.texts)
     if change.config:
@@ -104,7 +104,7 @@ def _contents(file: str, header: Header, change: Change) -> _Contents:
 
 
 def _require_one_copy(folder: Folder, change: Change) -> None:
-    """Raise if a tensor that stays is stored twice."""
+    """Raise if two files of the result would store one tensor."""
     left = [copy for copy in folder.copies if (copy.path.name, copy.name) not in change.drop_copies]
     if left and left[0].name not in change.drop:
         problem = f"{folder.path}: {short(left[0].name)} is stored twice, also in {left[0].path.name}"
@@ -112,9 +112,9 @@ def _require_one_copy(folder: Folder, change: Change) -> None:
 
 
 def _note_on_other_weights(folder: Folder) -> list[str]:
-    """Return a note on weights in other formats, which stay although a tool may prefer them.
+    """Return a note on weights in other formats.
 
-    They are the user's.
+    The result contains them unchanged, because they belong to the user. A tool may prefer them to the new weights.
     """
     if folder.single:
         return []
@@ -129,7 +129,7 @@ def _note_on_other_weights(folder: Folder) -> list[str]:
 
 
 class _UnchangedFiles:
-    """Files next to the tensors that keep their bytes, as paths below the folder."""
+    """Unchanged files without the model's tensors, as paths below the folder."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -138,7 +138,7 @@ class _UnchangedFiles:
         self.notes: list[str] = []
 
     def add_all(self, others: Collection[str]) -> None:
-        """Add every file of the folder and its subfolders but `others`."""
+        """Add every file of the folder and its subfolders except `others`."""
         for file in self.folder.files:
             if file not in others:
                 self._add(file)
@@ -176,9 +176,9 @@ class _UnchangedFiles:
 def arranged(header: Header, dropped: Collection[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
     """Return the tensors of a file after a change, each aligned to its type.
 
-    Stored tensors keep their order. The format's library puts wider types first; a new tensor goes behind the last
-    one that is as wide. If a stored order would leave a tensor across its alignment, all are sorted by width, because
-    readers view the bytes in place.
+    Stored tensors keep their order. The safetensors library stores wider types first, so a new tensor is inserted
+    after the last one that is at least as wide. If a tensor would not be aligned in this order, all are sorted by
+    width, because readers use the bytes without copying them.
     """
     new = {tensor.name: tensor for tensor in put}
     tensors = []
@@ -197,7 +197,7 @@ def arranged(header: Header, dropped: Collection[str], put: Iterable[NewTensor])
 
 
 def _place_by_width(tensors: Sequence[NewTensor], new: NewTensor) -> int:
-    """Return the place behind the last tensor whose type is as wide as the new one's."""
+    """Return the index after the last tensor of at least the new tensor's width."""
     for place in range(len(tensors), 0, -1):
         if BITS[tensors[place - 1].dtype] >= BITS[new.dtype]:
             return place
@@ -218,11 +218,10 @@ def _are_aligned(tensors: Sequence[NewTensor]) -> bool:
 
 
 def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
-    """Return the index of the result, with the file of every tensor and the sum of bytes.
+    """Return the text of the result's index.
 
-    The rest stays as it was.
-
-    A name that no file contains stays unless the change drops it: it says that something is missing.
+    It has the file of every tensor, and the sum of bytes. All other entries stay. A name that no file contains also
+    stays, unless the change drops it: the entry shows that a tensor is missing.
     """
     text = folder.read(INDEX)[INDEX]
     record = parse_json(text, str(folder.path / INDEX), unique=True)
@@ -248,16 +247,16 @@ def _parameters(tensors: Mapping[str, Stored] | Mapping[str, NewTensor]) -> int:
 def _in_old_order(names: Collection[str], old: Iterable[str]) -> list[str]:
     """Return names in the order of an index.
 
-    They are sorted if the old ones were. Else old ones keep their order, and new ones are last.
+    If the old names are sorted, all names are. Else the old names keep their order, and new names come last.
     """
     before = [name for name in old if name in names]
     if before == sorted(before):
         return sorted(names)
-    return list(dict.fromkeys([*before, *names]))  # each once
+    return list(dict.fromkeys([*before, *names]))  # without duplicates
 
 
 def _spaced_alike(record: Mapping[str, Any], old: bytes) -> bytes:
-    """Return the JSON of a record, indented and ended as the old text is."""
+    """Return the JSON of a record, indented and ended like the old text."""
     first_line = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", old)
     indent = None
     if first_line is not None:

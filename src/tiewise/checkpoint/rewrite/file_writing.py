@@ -1,4 +1,4 @@
-"""Every file of the result, written into its new folder and synced to disk."""
+"""Writer of all files of a result into its new folder, synced to disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiewise.core.progress import advance_progress, progress_of
 
 
 def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes) -> tuple[str, ...]:
-    """Write everything into the folder `target`, the index last.
+    """Write all files into the folder `target`, the index last.
 
     Return the files that share bytes with the source.
     """
@@ -42,12 +42,12 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
 
 
 def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
-    """Write a new safetensors file of `tensors` in this order, and sync it to disk.
+    """Write a new safetensors file with `tensors` in this order, and sync it to disk.
 
-    Each tensor is written as its bytes arrive.
+    A piece of a tensor is written as soon as it is computed.
 
     Args:
-        done: bytes that were written before, for the progress.
+        done: bytes of earlier files, for the progress display.
 
     Returns:
         `done` plus the bytes of these tensors.
@@ -71,10 +71,11 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
 def _header(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
     """Return the JSON header of a safetensors file.
 
-    It is padded, so that the tensors start at a multiple of 8 bytes.
+    Padding makes the tensors start at a multiple of 8 bytes.
     """
     stored = {tensor.name for tensor in tensors}
-    # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
+    # The library's `save_model` adds an entry with the name of each shared tensor that it omits. Such an entry is wrong
+    # if the result stores the tensor.
     notes = {key: value for key, value in metadata.items() if key not in stored}
     record: dict[str, object] = {}
     if notes:

@@ -1,7 +1,7 @@
-"""JSON files edited as text.
+"""Editing of JSON files as text.
 
-Order, nesting, indentation, the spelling of numbers and unknown keys stay as they were: people edit these files too,
-and a difference between two versions should show the change that was meant and nothing else.
+Order, nesting, indentation, the spelling of numbers and unknown keys stay unchanged. People edit these files too, and a
+diff between two versions should show the intended change only.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def edit_json_file(folder: Folder, name: str, changes: Mapping[str, Any]) -> bytes:
-    """Return the new content of a JSON file of a folder; `changes` as in `edited`."""
+    """Return the new content of a JSON file in a folder.
+
+    Args:
+        changes: {dotted path: new value or `DELETE`}, as in `edit_json`.
+    """
     try:
         return edit_json(folder.read(name)[name].decode(), changes).encode()
-    except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+    except (KeyError, RecursionError) as error:  # a key contains a dot, or the nesting is deeper than the parser allows
         problem = f"{folder.path / name}: {short(', '.join(changes))} cannot be written into it ({short(error)})"
         raise CheckpointError(problem, "write it by hand at every level, then run again") from None
 
 
 def edit_json(text: str, changes: Mapping[str, Any]) -> str:
-    """Return JSON text with the values at dotted paths set, or gone where `DELETE`.
+    """Return JSON text with new values at dotted paths; `DELETE` removes a key.
 
-    A new key goes to its alphabetical place if the keys of its object are sorted, else to the end.
+    If the keys of an object are sorted, a new key is inserted in alphabetical order, else at the end.
 
     Raises:
         KeyError: a level above the last key does not exist.
@@ -43,7 +47,7 @@ def edit_json(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def _with_change(text: str, path: Sequence[str], value: Any) -> str:
-    """Return JSON text with one value set, or gone."""
+    """Return JSON text with one value set or removed."""
     *levels, key = path
     start = _after_space(text, 0)
     for level in levels:
@@ -60,18 +64,18 @@ def _with_change(text: str, path: Sequence[str], value: Any) -> str:
 
 
 class _Member(NamedTuple):
-    """Places of one member of a JSON object in the text."""
+    """Offsets of one member of a JSON object in the text."""
 
-    lead: int  # the white space before its key
-    key: int
-    value: int
-    end: int  # behind its value
+    lead: int  # start of the white space before the key
+    key: int  # start of the key
+    value: int  # start of the value
+    end: int  # end of the value
 
 
 def _with_member(text: str, start: int, members: Mapping[str, _Member], key: str, value: Any) -> str:
     """Return JSON text with a new member in the object at `start`.
 
-    It is spaced as its neighbour is.
+    The new member has the same white space as its neighbour.
     """
     entry = f"{json.dumps(key)}: {json.dumps(value)}"
     if not members:
@@ -90,7 +94,7 @@ def _with_member(text: str, start: int, members: Mapping[str, _Member], key: str
 def _without_member(text: str, member: _Member) -> str:
     """Return JSON text without a member and one comma.
 
-    The comma is the one behind the member, or before the last member the one before it.
+    The comma after the member goes. For the last member, the comma before it goes.
     """
     start, end = member.lead, member.end
     behind = _after_space(text, end)
@@ -102,7 +106,7 @@ def _without_member(text: str, member: _Member) -> str:
 
 
 def _members(text: str, start: int) -> dict[str, _Member]:
-    """Return the members of the object at `start`; of two with one key the last counts."""
+    """Return {key: member} of the object at `start`; the last member with a key wins."""
     if text[start] != "{":
         raise KeyError("no object")
     members: dict[str, _Member] = {}
@@ -123,7 +127,7 @@ def _members(text: str, start: int) -> dict[str, _Member]:
 
 
 def _after_space(text: str, at: int) -> int:
-    """Return the place of the first character from `at` on that is no white space."""
+    """Return the offset of the first character at or after `at` that is no white space."""
     match = _SPACE.match(text, at)
     assert match is not None, "the pattern matches the empty string"
     return match.end()

@@ -1,6 +1,6 @@
-"""List of the verbs, from the text of their files.
+"""List of the verbs, read from the text of their files.
 
-No verb is imported, so that `tiewise --help` starts fast.
+It imports no verb, so `tiewise --help` starts fast.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from inspect import cleandoc
 from typing import Any
 
 VERBS_PACKAGE = "tiewise.checkpoint.rewrite.verbs"
-LAST = 1000  # order of a verb that names none
-# the decorator, the function's name, and its docstring; `ruff format` gives every file this form
+LAST = 1000  # order of a verb that sets none
+# matches decorator, function name and docstring, in the layout of `ruff format`
 VERB_PATTERN = re.compile(
     r'^@verb\b(?P<facts>.*?)^def (?P<name>\w+)\(.*?^    """(?P<docstring>.*?)"""', re.MULTILINE | re.DOTALL
 )
@@ -32,7 +32,7 @@ class ListedVerb:
 
 
 def verb_names() -> list[str]:
-    """Return the names of all verbs: those of the files."""
+    """Return the names of all verbs, which are the names of their files."""
     return [module.name for module in pkgutil.iter_modules(_folders())]
 
 
@@ -49,12 +49,12 @@ def paragraph(docstring: str) -> str:
 
 
 def _folders() -> Any:
-    """Return the paths of the package of verbs."""
+    """Return the search path of the package of verbs."""
     return import_module(VERBS_PACKAGE).__path__
 
 
 def _read_verb(name: str) -> ListedVerb:
-    """Read order and summary in the text of a verb's file."""
+    """Return order and summary of a verb, from the text of its file."""
     spec: Any = PathFinder.find_spec(f"{VERBS_PACKAGE}.{name}", _folders())
     source = spec.loader.get_source(spec.name)
     for head in VERB_PATTERN.finditer(source):
@@ -64,7 +64,7 @@ def _read_verb(name: str) -> ListedVerb:
 
 
 def _order(facts: str) -> int:
-    """Return the order in the arguments of a verb's decorator, `LAST` without one."""
+    """Return the order in a decorator's arguments, `LAST` if there is none."""
     order = ORDER_PATTERN.search(facts)
     if order is None:
         return LAST

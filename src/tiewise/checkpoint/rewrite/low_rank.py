@@ -1,12 +1,12 @@
-"""The best approximation of a table by the product of a narrow table and a map.
+"""Best approximation of a table by the product of a narrow table and a map.
 
 W = U S Qᵀ. Of all matrices of rank k, W Qₖ Qₖᵀ is nearest to W in Frobenius norm (Eckart and Young 1936), and its
 error is √(σₖ₊₁² + … + σ_D²). Q comes from the eigenvectors of WᵀW, a D × D matrix to which each chunk of rows adds its
 share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: no more than rounding to fp32 costs.
 
-Spread so over the two factors, S is no divisor, and a table of lower rank than k no special case; the orthonormal map
-enlarges no rounding error; and a row of the narrow table is as long as the row that it replaces, so that norms, weight
-decay and step sizes keep their meaning in training.
+The singular values S stay in the narrow table, for three reasons. Nothing is divided by S, so a table whose rank is
+lower than k is no special case. The orthonormal map amplifies no rounding error. A row of the narrow table is as long
+as the row of W Q Qᵀ that it represents, so norms, weight decay and step sizes keep their meaning in training.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import advance_progress
 
-GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
+# rows in fp64 added in one step; at this size, reading the Gram matrix costs less than the products
+GRAM_BYTES = 32 * 2**20
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
 
 
 def memory_needed(width: int, rank: int) -> int:
-    """Return the bytes that `low_rank` takes at most.
+    """Return the largest memory that `low_rank` needs, in bytes.
 
-    They depend on the width D and the rank k, not on the number of rows.
+    It depends on the width D and the rank k, not on the number of rows.
     """
     return 8 * (WORK_MATRICES * width * width + 2 * width * rank) + 3 * GRAM_BYTES
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a factored table is from the table that it replaces."""
+    """Errors of a factored table, compared with the table that it replaces."""
 
-    rows: NDArray[np.float64]  # [V] squared length of each row's error
-    norms: NDArray[np.float64]  # [V] squared length of each row
+    rows: NDArray[np.float64]  # [V] squared Euclidean length of each row's error
+    norms: NDArray[np.float64]  # [V] squared Euclidean length of each row of the table
     logits: float  # largest change of a logit
 
     def relative(self, mask: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the relative error in Frobenius norm, for the rows of a mask."""
+        """Return the relative error in Frobenius norm over the rows of a mask."""
         return relative(self.rows[mask], self.norms[mask])
 
 
 def relative(errors: NDArray[np.float64], norms: NDArray[np.float64]) -> float:
-    """Return the Frobenius norm of an error over that of its table.
+    """Return the Frobenius norm of an error divided by that of its table.
 
-    Both are given as squared lengths of rows.
+    Args:
+        errors: squared lengths of the rows of the error.
+        norms: squared lengths of the rows of the table.
     """
     norm = float(norms.sum())
     return float(errors.sum() / norm) ** 0.5 if norm else 0.0
@@ -69,18 +72,20 @@ class LowRankFactors:
 
     @property
     def map(self) -> Rows:
-        """Q, rounded."""
+        """Q, rounded to the table's type."""
         return self.basis.astype(NUMPY[self.table.dtype])
 
     def least_error(self) -> float:
-        """Return the least relative error that any matrix of this rank has."""
+        """Return the smallest relative error of any matrix of this rank."""
         squares = np.square(self.singular)
         return relative(squares[self.basis.shape[1] :], squares)
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], Rows]]:
         """Yield (rows of W [., D], rows of the narrow table [., k]).
 
-        They are a few MB at a time. Progress is in bytes read.
+        A pair takes a few MB.
+
+        The progress display counts bytes read.
         """
         step = max(1, CHUNK_BYTES // (8 * self.table.shape[1]))
         with Reader(self.table) as reader:
@@ -95,10 +100,10 @@ class LowRankFactors:
             yield narrow.tobytes()
 
     def errors(self) -> Errors:
-        """Compare the product of the two factors with W; progress in bytes read."""
+        """Return the errors of the product of the two factors, compared with W."""
         back, probes = self.map.astype(np.float64).T, hidden_vectors(self.table.shape[1]).T
         errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the result
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
             for rows, narrow in self.chunks():
                 error = narrow.astype(np.float64) @ back - rows
                 errors.append(np.square(error).sum(axis=1))
@@ -108,14 +113,14 @@ class LowRankFactors:
 
 
 def low_rank(table: Stored, rank: int) -> LowRankFactors:
-    """Return the best factors of rank k of a table [V, D]; progress in bytes read.
+    """Return the best factors of rank k of a table [V, D].
 
     Raises:
         CheckpointError: the table contains NaN or infinity, or values whose squares are infinite.
     """
     gram = _gram(table)
-    values, vectors = np.linalg.eigh(gram)  # ascending
-    del gram  # the matrices are most of the memory
+    values, vectors = np.linalg.eigh(gram)  # in ascending order
+    del gram  # frees memory: these matrices are most of it
     basis = vectors[:, : -rank - 1 : -1].copy()
     del vectors
     largest = np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0)
@@ -134,8 +139,8 @@ def _gram(table: Stored) -> NDArray[np.float64]:
             if not np.isfinite(rows).all():
                 problem = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
                 raise CheckpointError(problem, "tiewise check --deep names the rows; repair them first")
-            gram += rows.T @ rows  # of which numpy computes one half, and mirrors it
+            gram += rows.T @ rows  # numpy computes one triangle and mirrors it
             advance_progress(stop * reader.row_bytes)
-    if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit
+    if not np.isfinite(gram).all():  # possible for fp64 tables only; squares of all other types are finite
         raise CheckpointError(f"{table.path}: the values of {table.name} are too large", "scale the table down first")
     return gram

@@ -1,6 +1,6 @@
-"""A tensor of a base with an adapter's changes in it.
+"""Tensor of a base that includes an adapter's changes.
 
-`merge` writes it, `slim` compares it with a copy.
+`merge` writes it, and `slim` compares it with a copy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tiewise.checkpoint.rules.adapter import empty_tensors
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.core.errors import CheckpointError
 
-Factors = Callable[[], tuple[Rows, Rows]]  # reads [rows, r] and s·[r, columns], whose product is added
+Factors = Callable[[], tuple[Rows, Rows]]  # reads two factors [rows, r] and s·[r, columns], whose product is added
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A reason why an adapter cannot be merged or slimmed."""
+    """Reason why an adapter cannot be merged or slimmed."""
 
     problem: str
     remedy: str
@@ -31,29 +31,29 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class MergedTensor:
-    """A tensor of the result.
+    """A tensor of the result, computed from a stored one.
 
-    It has old rows, plus a product, then other lengths of rows, then rows that are replaced.
+    The steps are: add a product, scale the rows to new lengths, and replace some rows.
     """
 
-    source: Stored  # what it starts from: the base's tensor, or the adapter's copy of it
-    dtype: str  # of the base's tensor
-    factors: Factors | None = None
-    row_lengths: Stored | None = None  # [rows]: that of each row once the product is added (DoRA)
-    ids: tuple[int, ...] = ()  # rows that are replaced, each by one of `rows`
-    rows: Stored | None = None
+    source: Stored  # the base's tensor, or the adapter's copy of it
+    dtype: str  # type of the base's tensor, and of the result
+    factors: Factors | None = None  # factors of the added product
+    row_lengths: Stored | None = None  # [rows] Euclidean length of each row after the sum (DoRA)
+    ids: tuple[int, ...] = ()  # numbers of the replaced rows, one for each row of `rows`
+    rows: Stored | None = None  # replacements
 
     def table(self) -> TableRows:
-        """Return its rows, in its type; they hold the two factors in memory."""
+        """Return the rows of the result; they keep the two factors in memory."""
         return TableRows(self.source.rows, math.prod(self.source.shape[1:]), _MergedRows(self).read)
 
     def pieces(self) -> Pieces:
-        """Yield its bytes."""
+        """Yield the bytes of the result."""
         return self.table().pieces()
 
 
 class _MergedRows:
-    """The rows of a merged tensor, computed when they are read."""
+    """Rows of a merged tensor, computed when they are read."""
 
     def __init__(self, merged: MergedTensor) -> None:
         self.merged = merged
@@ -65,9 +65,9 @@ class _MergedRows:
             self.row_lengths = widened(merged.row_lengths.read())
         self.ids = np.array(merged.ids, np.int64)
 
-    @np.errstate(all="ignore")  # an adapter may contain infinities; the result then says so
+    @np.errstate(all="ignore")  # an adapter may contain infinities; the result is then not finite
     def read(self, start: int, stop: int) -> Rows:
-        """Return rows [start, stop), rounded once."""
+        """Return rows [start, stop), computed in fp64 and rounded once."""
         rows = self.merged.source.read(start, stop).astype(np.float64)
         if self.product is not None:
             left, right = self.product
@@ -78,7 +78,7 @@ class _MergedRows:
         return rounded(rows, self.merged.dtype)
 
     def _replace(self, rows: NDArray[np.float64], start: int, stop: int) -> None:
-        """Write the rows that are replaced into rows [start, stop)."""
+        """Write the replacements into a block of rows [start, stop)."""
         if self.merged.rows is None:
             return
         here = np.flatnonzero((self.ids >= start) & (self.ids < stop))
@@ -87,9 +87,9 @@ class _MergedRows:
 
 
 def require_numbers(adapter: AdapterFacts) -> None:
-    """Raise if a tensor of an adapter contains no numbers.
+    """Raise if a tensor of an adapter is empty.
 
-    A save under ZeRO-3 without gathering writes such.
+    A save under ZeRO-3 without gathering writes empty tensors.
     """
     empty = empty_tensors(adapter)
     if empty is not None:

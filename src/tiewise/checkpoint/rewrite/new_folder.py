@@ -1,8 +1,8 @@
-"""A folder that appears whole: it is made next to its destination, then renamed, or removed.
+"""Folder that appears complete: it is written next to its destination, then renamed or removed.
 
-Its name is `.<destination>.tiewise-<process>-<random>` at first, and its process locks a file of that name and `.lock`.
-A failure, Ctrl-C, SIGTERM or SIGHUP removes both. A process that is killed leaves them; the next run for the same
-destination finds nobody holding the lock, and removes them.
+Its first name is `.<destination>.tiewise-<process>-<random>`. The process locks a file of that name with `.lock`
+appended. A failure, Ctrl-C, SIGTERM or SIGHUP removes both. A process that is killed leaves them. The next run for the
+same destination can take the lock, and removes them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tiewise.core.interrupts import graceful_signals
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # Windows, which has no reflinks either
+except ImportError:  # on Windows, which also lacks reflinks
     fcntl = None
 
 LOCK = ".lock"
-_FICLONE = 0x40049409  # linux/fs.h: share all blocks of one file with another, copied when either is written
+_FICLONE = 0x40049409  # request of linux/fs.h: share all blocks of two files, copy on write
 
 
 def destination(source: Folder, to: Path) -> Path:
-    """Return the real path that the result will have.
+    """Return the destination without symbolic links.
 
     Raises:
-        CheckpointError: something is there already, or the path is inside the source or around it.
+        CheckpointError: the path is taken, or it is inside the source or contains it.
     """
     if "\0" in os.fspath(to):
         raise CheckpointError(f"{os.fspath(to)!r}: no path", "leave out the null byte")
@@ -56,9 +56,10 @@ def destination(source: Folder, to: Path) -> Path:
 
 
 def _require_nothing_there(to: Path, real: Path) -> None:
-    """Raise unless there is nothing, or an empty folder, at `real`.
+    """Raise if `real` is a file or a folder that is not empty.
 
-    `to` is the name for errors.
+    Args:
+        to: the destination as the caller wrote it, for the message.
     """
     try:
         names = os.listdir(real)
@@ -73,7 +74,7 @@ def _require_nothing_there(to: Path, real: Path) -> None:
 
 
 def cannot_write(to: Path, error: OSError) -> CheckpointError:
-    """Return the error that says why nothing could be written at `to`."""
+    """Return an error that says why `to` could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return CheckpointError(f"{to}: no space left while writing ({error.strerror})", "free some, or write elsewhere")
     return CheckpointError(f"{to}: cannot be written ({error.strerror or error})", "give a folder that you may write")
@@ -81,9 +82,9 @@ def cannot_write(to: Path, error: OSError) -> CheckpointError:
 
 @contextmanager
 def temporary_folder(real: Path) -> Iterator[Path]:
-    """Make an empty folder next to `real`.
+    """Create an empty folder next to `real`, and remove it at the end.
 
-    It is removed at the end unless it was renamed.
+    A folder that was renamed meanwhile stays.
     """
     remove_leftovers(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
@@ -99,7 +100,7 @@ def temporary_folder(real: Path) -> Iterator[Path]:
                 yield path
             finally:
                 signals.is_deferring = True
-        finally:  # also where a signal raised just before it was held
+        finally:  # also if a signal raised an exception just before signals were deferred
             shutil.rmtree(path, ignore_errors=True)
             _unlock(lock)
 
@@ -108,44 +109,44 @@ def rename_to_destination(path: Path, real: Path) -> None:
     """Rename the finished folder to its destination, in one step.
 
     Raises:
-        CheckpointError: something was put there meanwhile.
+        CheckpointError: the destination was taken meanwhile.
     """
     with graceful_signals() as signals:
-        signals.is_deferring = True  # the result is complete, and stays
+        signals.is_deferring = True  # signals wait: the result is complete and must stay
         try:
             if os.name == "nt" and real.is_dir():
-                real.rmdir()  # Windows puts no folder in the place of an empty one
+                real.rmdir()  # Windows cannot rename onto an empty folder
             os.replace(path, real)
         except OSError as error:
             problem = f"{real}: the finished result cannot get its name ({error.strerror})"
             raise CheckpointError(problem, "something else was put there meanwhile: give another place") from None
-        with suppress(OSError):  # a parent that may be written but not read; the result is complete all the same
+        with suppress(OSError):  # the parent may be writable and not readable; the result is complete anyway
             sync_to_disk(real.parent)
 
 
 def remove_leftovers(real: Path) -> None:
-    """Remove the folders and locks that killed runs for this destination left next to it."""
+    """Remove temporary folders and locks that killed runs left next to a destination."""
     ours = re.compile(rf"(\.{re.escape(real.name)}\.tiewise-\d+-[0-9a-f]{{8}})(?:{re.escape(LOCK)})?")
     names: list[str] = []
-    with suppress(OSError):  # a folder that may be written but not listed
+    with suppress(OSError):  # the folder may be writable and not readable
         names = os.listdir(real.parent)
     matches = (ours.fullmatch(name) for name in names)
     for name in {match[1] for match in matches if match}:
         lock = _lock(real.parent / name)
-        if _try_to_lock(lock):  # else its process lives, here or on another machine, or the file system cannot tell
+        if _try_to_lock(lock):  # fails if its process is alive here or on another machine, or without file locks
             shutil.rmtree(real.parent / name, ignore_errors=True)
             _unlock(lock)
 
 
 def _lock(path: Path) -> FileLock:
-    """Return the lock of the process that makes a folder, not locked yet."""
-    return FileLock(path.with_name(path.name + LOCK), timeout=0.2)  # a moment, for a file that just vanishes
+    """Return the lock for a temporary folder, not acquired yet."""
+    return FileLock(path.with_name(path.name + LOCK), timeout=0.2)  # in s: the lock's file may vanish at this moment
 
 
 def _try_to_lock(lock: FileLock) -> bool:
-    """Lock a lock, and return True if this process has it now.
+    """Try to acquire a lock, and return True on success.
 
-    It lacks it if another process has it, or if the file system has no locks.
+    It fails if another process has the lock, or if the file system has no locks.
     """
     with suppress(Timeout, OSError, NotImplementedError):
         lock.acquire()
@@ -153,9 +154,9 @@ def _try_to_lock(lock: FileLock) -> bool:
 
 
 def _unlock(lock: FileLock) -> None:
-    """Release a lock, and remove its file first.
+    """Remove the file of a lock, then release the lock.
 
-    A process that opened the file meanwhile sees that it is gone.
+    In this order, a process that opened the file meanwhile sees that it is gone.
     """
     with suppress(OSError):
         os.unlink(lock.lock_file)
@@ -163,9 +164,9 @@ def _unlock(lock: FileLock) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> bool:
-    """Give `target` the content of `source` by reflink, hard link or copy.
+    """Create `target` with the content of `source`, by reflink, hard link or copy.
 
-    Return True if the two share bytes on disk.
+    Return True if the two files share bytes on disk.
     """
     if fcntl is not None:
         descriptor = open_regular(source)
@@ -178,7 +179,7 @@ def link_or_copy(source: Path, target: Path) -> bool:
             target.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
-    with suppress(OSError):  # another file system, or one without links, or a file of somebody else
+    with suppress(OSError):  # fails on another file system, without hard links, or for a file of another user
         os.link(os.path.realpath(source), target)
         return True
     copy_file(source, target)
@@ -186,7 +187,7 @@ def link_or_copy(source: Path, target: Path) -> bool:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy the content of `source` to `target`, and sync it to disk."""
+    """Copy the content of `source` to a new file `target`, and sync it to disk."""
     descriptor = open_regular(source)
     with os.fdopen(descriptor, "rb", buffering=0) as old, open(target, "xb") as new:
         shutil.copyfileobj(old, new, CHUNK_BYTES)

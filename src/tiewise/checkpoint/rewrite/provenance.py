@@ -1,4 +1,4 @@
-"""`tiewise.json`, the record of every rewrite that led to a checkpoint."""
+"""Writer of `tiewise.json`: the record of every rewrite that led to a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
 from tiewise.core.records import to_record
 
-VERSION = 1  # of `tiewise.json`
+VERSION = 1  # version of the format of `tiewise.json`
 
 
 def provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
-    """Return the text of `tiewise.json`: operations before this one, then this one.
+    """Return the text of `tiewise.json`: earlier operations, then this one.
 
-    Only `time` differs between runs.
+    Two equal runs differ in `time` only.
     """
     operations = [*_earlier_operations(folder), _operation(folder, change, plan, command, force)]
     record = {"tiewise": VERSION, "operations": operations}
@@ -32,7 +32,7 @@ def provenance(folder: Folder, change: Change, plan: FilePlan, command: str, for
 def _earlier_operations(folder: Folder) -> list[Any]:
     """Return the operations that led to the source.
 
-    There are none if its file of that name is not ours.
+    The list is empty if the source has no such file, or one of another program.
     """
     if not folder.has(PROVENANCE):
         return []
@@ -69,9 +69,9 @@ def _operation(folder: Folder, change: Change, plan: FilePlan, command: str, for
 
 
 def _digests(folder: Folder, change: Change) -> dict[str, str]:
-    """Return SHA-256 of the source's config, index, texts that change, and headers.
+    """Return {file: SHA-256} of the source's config, index, changed texts and headers.
 
-    A header has the name, type, shape and place of each tensor. No number of a tensor is read.
+    A header has the name, type, shape and offsets of each tensor. The values of tensors are not read.
     """
     contents = folder.read(CONFIG, INDEX, *change.texts)
     for file, header in folder.headers.items():

@@ -1,4 +1,6 @@
-"""Registry of the verbs that rewrite a checkpoint. A verb is one file in `verbs/`, named as its function.
+"""Registry of the verbs that rewrite a checkpoint.
+
+A verb is a function in the file of its name in `verbs/`:
 
     @verb(example="tied --by=us", keeps_logits="all")
     def sign(facts: Facts, *, by: Annotated[str, Option("The maker's name.", metavar="NAME")], force: bool = False):
@@ -9,7 +11,7 @@
         '''
         return Change(config={"made_by": by})
 
-The command line, the public names, their stubs, the check that loads the result and the tests read this registry.
+This registry feeds the command line, the public names, their stubs, the check that loads the result, and the tests.
 The first paragraph of the docstring is the help of the command.
 """
 
@@ -32,17 +34,21 @@ LOGITS_DIFFER = "they are meant to change"
 COMMON = """
 
 Args:
-    source: checkpoint folder, or one `.safetensors`; it is only read.
-    to: the folder to make; its parent exists.{options}
-    dry_run: foresee and measure everything, write nothing.
-    force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+    source: checkpoint folder, or one `.safetensors` file; it is only read.
+    to: path of the new folder; its parent must exist.{options}
+    dry_run: plan and measure everything, but write nothing.
+    force: proceed although the change alters the model's function or breaks a rule of `check`; the result
+        records it.
+
+Returns:
+    A `Receipt`: the changed tensors and files, and how far logits and input rows move.
 
 Raises:
-    NothingToDo: the source is already what the verb would make of it.
-    CheckpointError: a source that cannot be read or must not be rewritten so, or a destination that
-        cannot be used. Nothing is left at `to` or beside it then.
+    NothingToDo: the source is already as the verb would make it.
+    CheckpointError: the source cannot be read, the verb refuses it, or `to` cannot be used. Nothing is left at
+        `to` or next to it.
 """
-ENGINE = ("facts", "source", "to", "dry_run", "force")  # parameters that every verb has; the rest are its options
+ENGINE = ("facts", "source", "to", "dry_run", "force")  # parameters of every verb; all others are its options
 
 Run = Callable[..., Receipt]
 KeptLogits = Literal["all", "first", "same bytes"]
@@ -50,14 +56,14 @@ KeptLogits = Literal["all", "first", "same bytes"]
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a verb on the command line: the metadata of its parameter's `Annotated` type.
+    """An option of a verb on the command line: metadata of the parameter's `Annotated` type.
 
     A parameter without this metadata is an argument in Python only.
     """
 
     help: str
-    metavar: str | None = None  # the value's name in the help; None for the name of its type
-    required: bool = False  # on the command line, although Python has a default
+    metavar: str | None = None  # name of the value in the help; None for the name of its type
+    required: bool = False  # True if the command line requires it although Python has a default
 
 
 CHECKPOINT = Option("Checkpoint folder or .safetensors file. It is only read.", metavar="PATH")
@@ -66,40 +72,40 @@ ADAPTER = Option("Folder of a PEFT adapter. It is only read.", metavar="ADAPTER"
 
 @dataclass(frozen=True)
 class CommandOption:
-    """One option of a verb as the command line needs it."""
+    """One option of a verb, with all that the command line needs."""
 
-    name: str  # of the parameter
-    type: Any  # without `Annotated`
-    default: Any  # `inspect.Parameter.empty` if there is none
+    name: str  # name of the parameter
+    type: Any  # type of the parameter, without `Annotated`
+    default: Any  # `inspect.Parameter.empty` if there is no default
     described: Option
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb, with everything that other modules need to know about it."""
+    """One verb: its function, its help, and its promises about the result."""
 
     name: str
-    run: Run  # what users call: run(source, to, *, options, dry_run, force)
-    options_from: Callable[..., Any]  # the function whose parameters are the options
-    order: int  # of the commands in the help
-    details: str  # paragraph of the command's help below the first one
-    source: Option  # the first argument on the command line
-    of_adapter: bool  # source and result are adapters' folders
-    keeps_logits: KeptLogits | None  # rows whose logits stay
-    logits_differ: str  # why logits are not compared
-    measures_text: bool  # the command takes `--text` and measures what the change costs on it
-    example: str  # a command line without the verb and `--to`; `verb_examples.py` of the tests makes its folders
+    run: Run  # function that users call: run(source, to, *, options, dry_run, force)
+    options_from: Callable[..., Any]  # function whose parameters are the options
+    order: int  # position of the command in the help
+    details: str  # second paragraph of the command's help
+    source: Option  # first argument on the command line
+    of_adapter: bool  # True if source and result are folders of adapters
+    keeps_logits: KeptLogits | None  # rows whose logits stay the same; None for no rows
+    logits_differ: str  # reason why logits are not compared
+    measures_text: bool  # True if the command takes `--text` and measures the cost of the change on it
+    example: str  # command line without the verb and `--to`; `verb_examples.py` of the tests creates its folders
 
     @property
     def help(self) -> str:
-        """The help of the command."""
+        """Help text of the command."""
         summary = paragraph(inspect.getdoc(self.run) or "")
         if not self.details:
             return summary
         return f"{summary}\n\n{self.details}"
 
     def options(self) -> list[CommandOption]:
-        """Return the options that the command line has, in their order."""
+        """Return the options of the command line, in the order of the parameters."""
         hints = get_type_hints(self.options_from, include_extras=True)
         options = []
         for name, parameter in inspect.signature(self.options_from).parameters.items():
@@ -115,25 +121,26 @@ _REGISTERED: dict[str, Verb] = {}
 
 
 def registered(name: str) -> Verb | None:
-    """Return a verb whose file is loaded, or None."""
+    """Return the verb of this name if its file is loaded, else None."""
     return _REGISTERED.get(name)
 
 
 def find(name: str) -> Verb:
-    """Load a verb of the folder `verbs/` by its name."""
+    """Load a verb from the folder `verbs/` by its name."""
     import_module(f"{VERBS_PACKAGE}.{name}")
     return _REGISTERED[name]
 
 
 def verbs() -> dict[str, Verb]:
-    """Load every verb of the folder `verbs/`, and return them in the order of the help."""
+    """Load every verb, and return {name: verb} in the order of the help."""
     load_tokenizer = [find(name) for name in verb_names()]
     load_tokenizer.sort(key=lambda verb: (verb.order, verb.name))
     return {verb.name: verb for verb in load_tokenizer}
 
 
 @overload
-def verb(make: Callable[..., Change | Receipt], /) -> Run: ...
+def verb(make: Callable[..., Change | Receipt], /) -> Run:
+    """Register a function as a verb with default properties."""
 
 
 @overload
@@ -148,7 +155,8 @@ def verb(
     logits_differ: str = LOGITS_DIFFER,
     measures_text: bool = False,
     example: str = "",
-) -> Callable[[Callable[..., Change | Receipt]], Run]: ...
+) -> Callable[[Callable[..., Change | Receipt]], Run]:
+    """Return a decorator that registers a function as a verb with these properties."""
 
 
 def verb(
@@ -165,16 +173,19 @@ def verb(
     measures_text: bool = False,
     example: str = "",
 ) -> Run | Callable[[Callable[..., Any]], Run]:
-    """Turn `name(facts, *, options, force)` into the function that users call, and register it.
+    """Turn a function from facts to a `Change` into a verb, and register it.
 
-    The result is `name(source, to, *, options, dry_run, force)`. The docstring describes the verb and, under `Args:`,
-    its options. A function that has the parameters `source` and `to` already is registered as it is.
+    The decorated function has the signature `name(facts, *, options, force)`. Users call the result as
+    `name(source, to, *, options, dry_run, force)`. The docstring describes the verb and, under `Args:`, its options. A
+    function that already has the parameters `source` and `to` is registered unchanged.
 
     Args:
-        live: the counterpart for a model in memory, named if a caller passes one; `Verb` explains the other arguments.
+        live: counterpart for a model in memory. If a caller passes a model, the error names it. `Verb` explains the
+            other arguments.
     """
 
     def register(make: Callable[..., Any]) -> Run:
+        """Register one function as a verb."""
         run: Run = make
         if "to" in inspect.signature(make).parameters:
             make.__dict__["__signature__"] = _plain_signature(make)
@@ -201,12 +212,16 @@ def verb(
 
 
 def make_runner(make: MakeChange, *, live: str = "", of_adapter: bool = False) -> Run:
-    """Return the function with which users call a verb. `rewrite` carries out the change that `make` describes."""
+    """Return the function with which users call a verb.
+
+    It calls `rewrite`, which carries out the change that `make` describes.
+    """
 
     @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
     def run(
         source: AnyPath, to: AnyPath | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
     ) -> Receipt:
+        """Refuse a live model, and rewrite a folder."""
         if hasattr(source, "named_parameters"):
             problem = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
             remedy = "save it first, with save_pretrained"
@@ -225,7 +240,7 @@ def make_runner(make: MakeChange, *, live: str = "", of_adapter: bool = False) -
 
 
 def _signature(make: MakeChange) -> inspect.Signature:
-    """Return the signature for users: source and `to`, the verb's options, `dry_run` and `force`."""
+    """Return the signature for users: `source`, `to`, the verb's options, `dry_run` and `force`."""
     parameters = _plain_signature(make).parameters
     options = [parameter for name, parameter in parameters.items() if name not in ENGINE]
     plain, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -235,7 +250,7 @@ def _signature(make: MakeChange) -> inspect.Signature:
 
 
 def _plain_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature with evaluated types, without what describes them for the command line."""
+    """Return a function's signature with evaluated types and without `Option` metadata."""
     hints = get_type_hints(function)
     signature = inspect.signature(function)
     parameters = [

@@ -1,6 +1,6 @@
-"""The tokens that stay when a vocabulary is trimmed, and what that choice costs on text.
+"""Choice of the tokens that `trim` retains, and the cost of that choice on text.
 
-A set of tokens that stay is closed: it contains the ancestors of all its tokens (`tokenizer_file.py`).
+A set of retained tokens is closed: it contains the ancestors of all its tokens (`tokenizer_file.py`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from tiewise.checkpoint.rewrite.tokenizer_text import encode_text, load_tokenize
 from tiewise.checkpoint.untrusted import MOST_BYTES, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
-MEASURED_SHARE = 0.1  # of the text, at its end, is what the measured choice does not see
-MOST_MEASURED = 4 << 20  # characters that are measured at most
+MEASURED_SHARE = 0.1  # share of the text, at its end, on which the cost is measured
+MOST_MEASURED = 4 << 20  # largest number of characters in that measurement
 LIST_FIX = "write a token on each line as tokenizer.json has it (Ġword, ▁word), or on each line an id"
 
 
 @dataclass(frozen=True)
 class TextUse:
-    """Use of tokens by a text, and pieces of its end for a measurement."""
+    """Token counts of a text, and pieces of its end for the measurement of the cost."""
 
-    counts: Counter[int] = field(default_factory=Counter)  # in all of the text
-    early_counts: Counter[int] = field(default_factory=Counter)  # in all but its last tenth
-    last_pieces: list[tuple[str, list[int]]] = field(default_factory=list)  # of its last tenth, with their tokens
+    counts: Counter[int] = field(default_factory=Counter)  # in the full text
+    early_counts: Counter[int] = field(default_factory=Counter)  # in the first nine tenths
+    last_pieces: list[tuple[str, list[int]]] = field(default_factory=list)  # (piece, its tokens) of the last tenth
 
 
 def read_use(tokenizer_file: TokenizerFile, text: str | os.PathLike[str]) -> TextUse:
-    """Count the tokens of a text file, and return pieces of its end.
+    """Return the token counts of a text file, and pieces of its end.
 
-    These have `MOST_MEASURED` characters or one piece more.
+    The pieces end with the one that reaches `MOST_MEASURED` characters.
     """
     use = TextUse()
     size = 0
@@ -54,7 +54,7 @@ def read_use(tokenizer_file: TokenizerFile, text: str | os.PathLike[str]) -> Tex
 def listed_tokens(path: Path, tokenizer_file: TokenizerFile) -> set[int]:
     """Return the ids of the tokens that a file lists.
 
-    All of its lines are ids, or all are tokens as the vocabulary has them.
+    The lines are all ids, or all tokens as tokenizer.json spells them.
     """
     lines = _read_lines(path)
     if not lines:
@@ -71,7 +71,7 @@ def listed_tokens(path: Path, tokenizer_file: TokenizerFile) -> set[int]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read the lines of a text file that are not empty."""
+    """Return the lines of a text file that are not empty."""
     try:
         text = read_bytes(path, MOST_BYTES).decode()
     except UnicodeDecodeError:
@@ -83,21 +83,20 @@ def _read_lines(path: Path) -> list[str]:
 def choose_tokens(
     tokenizer_file: TokenizerFile, required_ids: set[int], counts: Counter[int], size: int | None
 ) -> set[int]:
-    """Return the closed set of tokens that stay.
+    """Return the closed set of retained tokens.
 
-    They are those of the text, or as many as `size` says.
-
-    With `size`, the most frequent tokens come first, then those of the smallest ids. A token whose ancestors do not
-    fit is skipped.
+    Without `size`, these are the required tokens and those of the text. With `size`, the most frequent tokens are added
+    first, then those with the smallest ids. A token is skipped if it and its ancestors do not fit.
 
     Args:
-        must: a closed set of tokens that stay in any case.
-        counts: how often the text uses each token.
+        required_ids: a closed set of tokens that are always retained.
+        counts: number of occurrences of each token in the text.
+        size: number of retained tokens.
     """
     if size is None:
         return required_ids | tokenizer_file.closed(counts)
     by_use = sorted(tokenizer_file.ids.values())
-    by_use.sort(key=counts.__getitem__, reverse=True)  # stable: of equal counts the smallest ids first
+    by_use.sort(key=counts.__getitem__, reverse=True)  # stable: equal counts stay in the order of ids
     retained_ids = set(required_ids)
     for token in by_use:
         if len(retained_ids) == size:
@@ -111,13 +110,13 @@ def choose_tokens(
 
 
 def cost_on_text(tokenizer_file: TokenizerFile, retained_ids: set[int], pieces: list[tuple[str, list[int]]]) -> str:
-    """Return in one sentence how many more tokens text takes.
+    """Return a sentence on how many more tokens a text takes after trimming.
 
     Raise if the trimmed tokenizer loses text.
 
     Args:
-        stay: a closed set of tokens that was chosen without these pieces.
-        pieces: pieces of text, each with its tokens in the whole vocabulary.
+        retained_ids: a closed set of tokens that was chosen without these pieces.
+        pieces: pieces of text, each with its tokens in the full vocabulary.
     """
     trimmed = _TrimmedTokenizer(tokenizer_file, retained_ids)
     length = {number: len(token) for token, number in tokenizer_file.ids.items()}
@@ -137,7 +136,7 @@ def cost_on_text(tokenizer_file: TokenizerFile, retained_ids: set[int], pieces: 
 
 
 class _TrimmedTokenizer:
-    """A tokenizer without the tokens that go."""
+    """A tokenizer without the dropped tokens."""
 
     def __init__(self, tokenizer_file: TokenizerFile, retained_ids: set[int]) -> None:
         self.tokenizer_file = tokenizer_file
@@ -145,22 +144,27 @@ class _TrimmedTokenizer:
         self.engine = load_tokenizer(tokenizer_file.without(self.new_ids), "the trimmed tokenizer")
 
     def require_same_text(self, old: list[int], new: list[int]) -> None:
-        """Raise if a text's tokens before and after show that the trimmed tokenizer loses text."""
+        """Raise if the trimmed tokenizer loses text.
+
+        Args:
+            old: ids of the text's tokens in the full vocabulary.
+            new: ids of its tokens in the trimmed vocabulary.
+        """
         if self._is_cut_otherwise(old, new) or self._is_read_otherwise(old, new):
             problem = f"{self.tokenizer_file.where}: without some tokens a text is cut or read otherwise"
             raise CheckpointError(problem, "it is not trimmed: report this with the tokenizer's name")
 
     def _is_cut_otherwise(self, old: list[int], new: list[int]) -> bool:
-        """Return True if a text all of whose tokens stay now has other ones."""
+        """Return True if all old tokens are retained and the new tokens differ."""
         if not self.new_ids.keys() >= set(old):
             return False
         return new != [self.new_ids[token] for token in old]
 
     def _is_read_otherwise(self, old: list[int], new: list[int]) -> bool:
-        """Return True if a text's new tokens are read as another text than its old ones."""
-        if (
-            self.tokenizer_file.kind == WORDPIECE
-        ):  # a word that it did not know may be known without a piece that led it astray
+        """Return True if the new tokens decode to another text than the old ones."""
+        # WordPiece takes the longest piece first, which may lead to an unknown word; without that piece the same word
+        # may become known, so the texts may differ
+        if self.tokenizer_file.kind == WORDPIECE:
             return False
         text_before, text_after = self.tokenizer_file.engine.decode(old), self.engine.decode(new)
         return bool(text_before != text_after)

@@ -1,4 +1,4 @@
-"""One table for both ends, or one for each, and the flag that says so."""
+"""Changes that tie or untie the two ends of a checkpoint, and its flag."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ COPIED = Movement(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and
 
 
 def flag_changes(facts: Facts, tied: bool) -> dict[str, bool]:
-    """Return the flag by dotted path, for the levels that must change to `tied`.
+    """Return {dotted path: `tied`} for each level of the config whose flag must change.
 
-    They are the root and every text part.
-
-    Empty where there is no config.json.
+    The levels are the root and every text part. Without config.json, the result is empty.
     """
     changes: dict[str, bool] = {}
     for claim in facts.claims.levels:
@@ -59,12 +57,11 @@ def flag_changes(facts: Facts, tied: bool) -> dict[str, bool]:
 
 
 def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
-    """Refuse a change of the flag that would part, or join, blocks that the flag ties.
+    """Raise if a change of the flag would also untie, or tie, layers.
 
-    Return notes if forced.
-
-    Zamba's later layers reuse one transformer block by the flag that ties the head. A tied file stores that block once:
-    under a false flag a loader draws the block of every later layer at random.
+    In Zamba, the flag that ties the head also lets later layers reuse one transformer block. A tied file stores that
+    block once. Under a false flag, a loader would draw the block of every later layer at random. With `force`, return
+    the problem as a note instead.
     """
     if not facts.layer_ties or facts.claims.tied is tied:
         return ()
@@ -76,16 +73,16 @@ def keep_layer_ties(facts: Facts, tied: bool, force: bool) -> tuple[str, ...]:
         problem = f"{facts.path}: the flag also ties {modules} of several layers, stored here as {names(stored)}"
         problem += ": under a false flag those of the other layers would be drawn at random"
         return refuse(problem, "keep it tied", force)
-    if len(stored) <= len(facts.layer_ties):  # stored once, as a tied file does
+    if len(stored) <= len(facts.layer_ties):  # each block is stored once, as in a tied file
         return ()
     problem = f"{facts.path}: the flag also ties {modules}, stored here as {names(stored)}"
     return refuse(problem, "keep it untied, unless these layers share one block", force)
 
 
 def untied_change(facts: Facts, force: bool = False) -> Change:
-    """Return the change that stores both ends.
+    """Return the change that stores a table for each end.
 
-    It has no tensors and no flags if both are stored, and the config says so.
+    The change is empty if both tables are stored and the flag is false.
     """
     put = tuple(NewTensor.copy(source, name=name) for name, source in copies_to_untie(facts))
     config = flag_changes(facts, False)
@@ -100,9 +97,10 @@ def untied_change(facts: Facts, force: bool = False) -> Change:
 
 
 def copies_to_untie(facts: Facts) -> Iterator[tuple[str, Stored]]:
-    """Yield (missing name, stored tensor that it was tied to) of a class whose flag becomes false.
+    """Yield (missing name, tensor to copy) for each tensor that the flag ties.
 
-    BART's stacks share the input table, BERT has a second bias.
+    A class with a false flag expects all of them. Examples are the input tables of BART's stacks and BERT's second
+    bias.
     """
     for tied in find_tied_names(facts):
         if tied.representative is not None:
@@ -111,7 +109,7 @@ def copies_to_untie(facts: Facts) -> Iterator[tuple[str, Stored]]:
 
 
 def _notes_on_parted_head(facts: Facts) -> tuple[str, ...]:
-    """Say where the head of the result comes from if config and tensors contradict each other."""
+    """Return a note on the origin of the result's head if config and tensors disagree."""
     if facts.claims.tied is False and facts.roles.output is None:
         return ("the config said untied and no head was stored: the input table is the only source for one",)
     if not facts.claims.tied or facts.ends_likeness is None:
@@ -122,12 +120,12 @@ def _notes_on_parted_head(facts: Facts) -> tuple[str, ...]:
 
 
 def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
-    """Return the change that stores one table, that of `keep` where two differ.
+    """Return the change that stores one table for both ends.
 
-    It is empty if one table is stored already.
+    The change is empty if one table is stored and the flag is true.
 
     Args:
-        keep: "input", "output" or "mean".
+        keep: source of the values if the tables differ: "input", "output" or "mean". None to raise in this case.
     """
     notes = _notes_on_names(facts, True) + _notes_on_join(facts, force)
     config = flag_changes(facts, True)
@@ -153,7 +151,10 @@ def tied_change(facts: Facts, keep: str | None = None, force: bool = False) -> C
 
 
 def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
-    """Refuse a model whose class computes something else under a true flag; return notes if forced."""
+    """Raise if the class computes something else under a true flag.
+
+    With `force`, return the problem as a note instead.
+    """
     notes: tuple[str, ...] = ()
     if facts.claims.fixed is False:
         problem = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
@@ -167,7 +168,7 @@ def _notes_on_join(facts: Facts, force: bool) -> tuple[str, ...]:
 def is_t5_like_untied(facts: Facts) -> bool:
     """Return True for a T5-like family whose flag is false.
 
-    Its class then uses the stored head, and does not scale hidden states before it.
+    Its class then uses the stored head without scaling the hidden states.
     """
     return facts.claims.t5_like and facts.claims.deciding.effective is False
 
@@ -185,14 +186,14 @@ def _require_one_shape(facts: Facts, input_table: Stored, output_table: Stored) 
 
 @dataclass(frozen=True)
 class _OneTable:
-    """The table that replaces two different ones."""
+    """The table that replaces two different tables."""
 
-    new: NewTensor | None  # None for the stored input table
-    outputs: Pair | None  # the head's rows before and after; None if they stay
-    inputs: Pair | None  # the input table's
+    new: NewTensor | None  # None if the stored input table stays
+    outputs: Pair | None  # output table before and after; None if its values stay
+    inputs: Pair | None  # input table before and after; None if its values stay
 
     def lost(self, input_table: Stored, output_table: Stored) -> tuple[str, ...]:
-        """Say by how much each end moves, as a share of its length."""
+        """Return a sentence on each end that moves: the change as a share of its length."""
         notes = []
         for end, pair in ((output_table, self.outputs), (input_table, self.inputs)):
             if pair is not None:
@@ -216,7 +217,7 @@ def _one_table(facts: Facts, input_table: Stored, output_table: Stored, keep: st
 
 
 def _followers(facts: Facts, input_table: Stored, output_table: Stored, one: _OneTable) -> list[NewTensor]:
-    """Return the one table under the names at which MTP layers store copies of an end."""
+    """Return the new table under each name of an MTP layer's copy of an end."""
     moving_ends = {MTP_OUTPUT: output_table}
     if one.inputs is not None:
         moving_ends[MTP_INPUT] = input_table
@@ -230,9 +231,9 @@ def _followers(facts: Facts, input_table: Stored, output_table: Stored, one: _On
 
 
 def _packed_head(facts: Facts) -> frozenset[str]:
-    """Return the names of all that is stored for a packed head.
+    """Return the names of all tensors of a packed (quantised) head.
 
-    Refuse if the quantisation says that there is one.
+    Raise if the quantisation config requires a packed head.
     """
     if quantisation(facts.config).get("lm_head") is True:
         problem = f"{facts.path}: quantization_config.lm_head is true, and loaders then look for a packed head"
@@ -243,25 +244,27 @@ def _packed_head(facts: Facts) -> frozenset[str]:
 def drop_tied_copies(
     facts: Facts, output_table: Stored | None = None, chosen: NewTensor | None = None
 ) -> tuple[frozenset[str], tuple[NewTensor, ...]]:
-    """Return what leaves one tensor of those that are tied, under its source's name.
+    """Return the change that stores each group of tied tensors once.
+
+    The remaining tensor of a group has the name of the source, to which the class ties the others.
 
     Args:
-        head: goes although it differs.
+        output_table: a table that is dropped although it differs.
         chosen: new content of the table, under its source's name.
 
     Returns:
-        Names that go, and tensors that come.
+        Names of tensors to drop, and tensors to write.
     """
     drop: set[str] = set()
     put: dict[str, NewTensor] = {}  # by name
     if chosen is not None:
         put[chosen.name] = chosen
-    names_here = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
+    stored_names = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
     for tied in find_tied_names(facts):
         if tied.representative is None:
             continue
         _require_equal(facts, tied.representative, [other for other in tied.stored[1:] if other is not output_table])
-        drop |= names_here & set(tied.targets)
+        drop |= stored_names & set(tied.targets)
         if tied.representative.name != tied.source:
             put.setdefault(tied.source, NewTensor.copy(tied.representative, name=tied.source))
     return frozenset(drop), tuple(put.values())
@@ -285,22 +288,26 @@ class _Mean:
     output_table: Stored
 
     def read(self, start: int, stop: int) -> Rows:
-        """Return rows [start, stop): the exact mean, rounded once, whichever end comes first."""
+        """Return rows [start, stop) of the exact mean, rounded once.
+
+        The result does not depend on the order of the two tables.
+        """
         a = self.input_table.read(start, stop).astype(np.float64)
         b = self.output_table.read(start, stop).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             total = a + b
             part = total - a
-            lost = (a - (total - part)) + (b - part)  # a + b is total + lost, exactly (Knuth)
-            far = ~np.isfinite(total)  # the sum overflows, the mean does not
+            lost = (a - (total - part)) + (b - part)  # a + b = total + lost exactly (Knuth's two-sum)
+            far = ~np.isfinite(total)  # entries whose sum overflows although the mean is finite
             mean = np.where(far, a / 2 + b / 2, total / 2)
             return rounded(mean, self.input_table.dtype, np.where(far, 0.0, lost))
 
 
 def require_ends(facts: Facts, name: str) -> None:
-    """Raise unless the tables are plain numbers and the model has a head.
+    """Raise if a table is quantised or the model has no head.
 
-    `name` is the verb's.
+    Args:
+        name: name of the verb, for messages.
     """
     roles = facts.roles
     stores_head_alone = roles.input is None and roles.output is not None
@@ -314,11 +321,11 @@ def require_ends(facts: Facts, name: str) -> None:
 
 
 def _table_name(facts: Facts) -> str:
-    """Return the name that the one table has where it is tied to the head."""
+    """Return the name under which a tied checkpoint stores the one table."""
     output = facts.roles.output_name or ""
     for tied in find_tied_names(facts):
         for name in (tied.source, *tied.targets):
-            if name.endswith(output):  # the class may have the head below a wrapper
+            if name.endswith(output):  # `endswith`, since the class may have the head below a wrapper
                 return tied.source
     class_name = facts.config.get("model_type")
     classes = facts.config.get("architectures")
@@ -329,7 +336,7 @@ def _table_name(facts: Facts) -> str:
 
 
 def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
-    """Return notes on names that the class lacks, and on a missing config."""
+    """Return notes on tensor names that the class lacks, and on a missing config.json."""
     notes, roles = [], facts.roles
     if roles.source != BY_DATA and facts.family.has_facts:
         ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
@@ -341,9 +348,9 @@ def _notes_on_names(facts: Facts, tied: bool) -> tuple[str, ...]:
 
 
 def how_they_differ(a: Stored, b: Stored) -> str:
-    """Return half a sentence on two tensors that are not equal.
+    """Return a clause on the difference between two unequal tensors.
 
-    `check` names the first rows, and says more.
+    `check` reports more, for example the first rows that differ.
     """
     alike = likeness(a, b)
     if alike is None:

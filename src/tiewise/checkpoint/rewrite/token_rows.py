@@ -1,4 +1,4 @@
-"""Everything of a checkpoint with a row for each token: what `resize`, `trim` and `transplant` share."""
+"""Tensors with a row for each token: common code of `resize`, `trim` and `transplant`."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from tiewise.core.errors import CheckpointError
 ROWS_STAY = Movement(0.0, 0.0, "nothing: every row that stays keeps its bytes")
 SIZE = "vocab_size"
 PER_LAYER_SIZE = "vocab_size_per_layer_input"
-SEGMENTS = "type_vocab_size"  # of BERT: kinds of segments, no tokens
+SEGMENTS = "type_vocab_size"  # BERT's number of segment types; no number of tokens
 
 
 @dataclass(frozen=True)
 class TokenParts:
-    """Everything that is stored with a row for each token."""
+    """All tensors with a row for each token."""
 
-    tables: tuple[Stored, ...]  # of both ends, the input's first
-    biases: tuple[Stored, ...]  # of the head, as [V]
+    tables: tuple[Stored, ...]  # tables of the two ends, the input table first
+    biases: tuple[Stored, ...]  # biases of the head, as [V]
     others: tuple[Stored, ...]  # tables of layers or drafts
 
     @property
     def all(self) -> tuple[Stored, ...]:
-        """All of them."""
+        """Tables, biases and others, in this order."""
         return (*self.tables, *self.biases, *self.others)
 
     @property
     def lookups(self) -> tuple[Stored, ...]:
-        """All but the biases."""
+        """All tensors except the biases."""
         return (*self.tables, *self.others)
 
     @property
     def names(self) -> set[str]:
-        """Names of all of them."""
+        """Names of all tensors."""
         return {part.name for part in self.all}
 
     @property
@@ -53,24 +53,24 @@ class TokenParts:
 
     @property
     def fewest_rows(self) -> int:
-        """Number of rows of the shortest of all."""
+        """Number of rows of the shortest tensor."""
         return min(part.rows for part in self.all)
 
 
 def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> TokenParts:
-    """Return everything that is stored with a row for each token.
+    """Return all tensors with a row for each token.
 
     Args:
-        verb: name of the verb, for errors.
-        may_lack_rows: accept other tables that have fewer rows than the two ends.
+        verb: name of the verb, for messages.
+        may_lack_rows: accept tables of layers or drafts that have fewer rows than the two ends.
 
     Raises:
-        CheckpointError: a part with another number of rows, or one that is quantised.
+        CheckpointError: a tensor has another number of rows, or it is quantised.
     """
     require_loadable_options(facts)
     parts = TokenParts(
         tables=tuple(require_readable_tables(facts, verb)),
-        biases=tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases),  # [V] or [1, V]
+        biases=tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases),  # stored as [V] or [1, V]
         others=tuple(other.tensor for other in facts.roles.indexed_tensors if other.has_row_per_token),
     )
     if facts.unequal_on_purpose is not None:
@@ -81,10 +81,10 @@ def parts_of_tokens(facts: Facts, verb: str, *, may_lack_rows: bool = False) -> 
 
 
 def _require_plain_rows(facts: Facts, parts: TokenParts, may_lack_rows: bool) -> None:
-    """Raise if a part is quantised or has another number of rows than the input table.
+    """Raise if a tensor is quantised or lacks the input table's number of rows.
 
     Args:
-        may_lack_rows: accept other tables that have fewer.
+        may_lack_rows: accept tables of layers or drafts that have fewer rows.
     """
     for part in parts.all:
         has_rows = part.rows == parts.rows
@@ -99,10 +99,10 @@ def _require_plain_rows(facts: Facts, parts: TokenParts, may_lack_rows: bool) ->
 def resized_tensors(
     facts: Facts, parts: Iterable[Stored], count: int, pieces: Callable[[Stored], Pieces]
 ) -> tuple[NewTensor, ...]:
-    """Return the tensors that replace some of `TokenParts` with `count` rows.
+    """Return tensors with `count` rows that replace some of `TokenParts`.
 
     Args:
-        pieces: gives the bytes of a part's new rows.
+        pieces: yields the bytes of the replacement of a tensor.
     """
     tensors = []
     for part in parts:
@@ -112,9 +112,9 @@ def resized_tensors(
 
 
 def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
-    """Return the shape in which a part is stored with `count` rows.
+    """Return the stored shape of a tensor that has `count` rows.
 
-    The tokens of a bias are its last axis. Its part has the shape [V], also where the file stores [1, V].
+    The last axis of a bias is that of the tokens. `part` has the shape [V] even if the file stores [1, V].
     """
     stored = facts.folder.tensors[part.name].shape
     is_bias = part.shape != stored or len(stored) == 1
@@ -124,11 +124,10 @@ def _shape_with_rows(facts: Facts, part: Stored, count: int) -> tuple[int, ...]:
 
 
 def vocab_size_changes(facts: Facts, before: int, count: int) -> dict[str, int]:
-    """Return the config's entries that give the number of rows, now `count`.
+    """Return {dotted path: `count`} for the config's entries that give the number of rows.
 
-    They are those that said `before`, else a new one.
-
-    A table of layers may have had fewer rows. A type is one of BERT's segments.
+    These are the entries of the value `before`. If there is none, the result has a new one. The size of a per-layer
+    table may have another value than `before`.
     """
     if facts.folder.config is None:
         return {}
@@ -148,9 +147,9 @@ def vocab_size_changes(facts: Facts, before: int, count: int) -> dict[str, int]:
 
 
 def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
-    """Return the dotted paths that end with `key` and give this number of rows.
+    """Return the dotted paths that end with `key` and have the value `rows`.
 
-    Of tables of layers, any number.
+    For the size of a per-layer table, every value counts.
     """
     paths = []
     for path, value in config_leaves(config):
@@ -162,7 +161,11 @@ def _paths_of_size(config: Mapping[str, Any], key: str, rows: int) -> list[str]:
 
 
 def notes_on_other_tables(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
-    """Return notes on everything else that the user should see to.
+    """Return notes on a missing config.json and on tables that the verb does not resize.
+
+    Args:
+        resized: names of the tensors that the verb resizes.
+        rows: present number of rows.
 
     Raises:
         CheckpointError: a table of unknown role has as many rows, and `force` is false.
@@ -176,11 +179,9 @@ def notes_on_other_tables(facts: Facts, resized: set[str], rows: int, force: boo
 
 
 def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
-    """Say of every table with as many rows that its role is unknown.
+    """Yield a sentence for each table of unknown role that has this number of rows.
 
-    Its rows may be of tokens.
-
-    Tables that are `resized`, and those of positions, are left out.
+    Its rows may belong to tokens. Tables in `resized` and tables of positions are skipped.
     """
     for name, tensor in facts.folder.tensors.items():
         if len(tensor.shape) != 2 or tensor.rows != rows:
@@ -192,9 +193,9 @@ def unknown_tables(facts: Facts, resized: set[str], rows: int) -> Iterator[str]:
 
 
 def _may_be_of_tokens(name: str) -> bool:
-    """Return True unless a name is that of a matrix within a layer.
+    """Return False for the name of a matrix within a layer, else True.
 
-    An embedding or a head within a layer may be of tokens too.
+    An embedding or a head within a layer may also have rows of tokens; for it the result is True.
     """
     if not in_layer(name) or "embed" in name:
         return True
@@ -203,7 +204,7 @@ def _may_be_of_tokens(name: str) -> bool:
 
 
 def config_leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, value) of everything in a config, at any level."""
+    """Yield (dotted path, value) of every entry of a config, at any level."""
     for key, value in config.items():
         if not isinstance(value, Mapping):
             yield str(key), value

@@ -1,13 +1,13 @@
-"""A checkpoint's own tokenizer.json: which tokens may go, and its file without them.
+"""Reader of a tokenizer.json that finds droppable tokens, and writes the file without them.
 
-The tokens that stay cut their text as before, for the following reasons:
+A text whose tokens are all retained is cut into the same tokens as before, for the following reasons:
 
-BPE joins at each step the two neighbours whose merge has the lowest rank. The merges that make a token within a word
-are those that make it of its own letters alone, so each token has one tree of *ancestors*. Where a kept set holds
-the ancestors of all its tokens, a word that was made of kept tokens loses no merge that it used, and is cut as before.
+At each step, BPE joins the two neighbours whose merge has the lowest rank. Within a word, the same merges build a
+token as from its letters alone, so each token has one tree of *ancestors*. If a retained set contains the ancestors of
+all its tokens, a word of retained tokens loses no merge that it used, and is cut as before.
 
-Unigram takes the best path through the pieces, WordPiece the longest piece first: fewer pieces leave a path that they
-took the best, or the longest. docs/trim.md has the proofs, and what each needs to stay.
+Unigram takes the best path through the pieces, and WordPiece the longest piece first. If pieces are dropped that a text
+did not use, its path is still the best, or its pieces the longest. docs/trim.md has the proofs and their conditions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from tiewise.checkpoint.rewrite.tokenizer_text import load_tokenizer
 from tiewise.checkpoint.untrusted import MOST_BYTES, parse_json, path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
-MOST_STEPS = 300_000_000  # of the search for ancestors: squared letters of all tokens; the largest take 10 million
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # what `byte_fallback` writes for letters that are no token
-SPACE = "▁"  # which decoders turn into a space, but not its three bytes
+# limit of the search for ancestors: sum of squared token lengths; the largest real one is 10 million
+MOST_STEPS = 300_000_000
+# tokens that `byte_fallback` writes for letters that are no token
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+SPACE = "▁"  # decoders turn this letter into a space, but not its three byte tokens
 BPE, UNIGRAM, WORDPIECE = "BPE", "Unigram", "WordPiece"
-UNPROVED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")  # settings of BPE
+UNPROVED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")  # settings outside the proof for BPE
 
 
 class IdRecorder(dict[int, int]):
-    """New ids that leave every id as it is.
+    """Map from each id to itself that records the ids that were looked up.
 
-    Afterwards the keys are the ids that were looked up.
+    Its keys are these ids.
     """
 
     def __missing__(self, number: int) -> int:
@@ -42,10 +44,10 @@ class IdRecorder(dict[int, int]):
 
 
 class TokenizerFile:
-    """A tokenizer.json that the library reads as it is read here.
+    """A tokenizer.json that this class and the `tokenizers` library read alike.
 
     Raises:
-        CheckpointError: a file that is no tokenizer, or one of which nothing can be proved.
+        CheckpointError: the file is no tokenizer, or the proof of docs/trim.md does not cover it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,16 +64,16 @@ class TokenizerFile:
         added_tokens = self.record.get("added_tokens") or ()
         self.ids = self.pieces | {token["content"]: token["id"] for token in added_tokens}
         self._texts = {number: piece for piece, number in self.pieces.items()}
-        self._parents: dict[int, tuple[int, ...]] = {}  # by token; `closed` fills it with `_last_parts`
+        self._parents: dict[int, tuple[int, ...]] = {}  # {token: its last two parts}; `closed` fills it
         self._require_ids_of_library()
         self._require_provable()
 
     def refused(self, problem: str, remedy: str) -> CheckpointError:
-        """Return the error that says why it is not trimmed."""
+        """Return an error that says why the tokenizer is not trimmed."""
         return CheckpointError(f"{self.where}: {problem}", remedy)
 
     def _read_kind(self) -> str:
-        """Return the kind of model, which older files leave to their reader."""
+        """Return the kind of model; older files omit it, and other keys reveal it."""
         if isinstance(self.model.get("vocab"), list):
             default = UNIGRAM
         elif "merges" in self.model:
@@ -84,7 +86,7 @@ class TokenizerFile:
         return kind
 
     def _read_pieces(self) -> dict[str, int]:
-        """Return {piece: id} of the model's own vocabulary; the list `added_tokens` is not read."""
+        """Return {piece: id} of the model's vocabulary, without `added_tokens`."""
         vocabulary = self.model.get("vocab")
         if isinstance(vocabulary, dict):
             return vocabulary
@@ -96,7 +98,7 @@ class TokenizerFile:
         return pieces
 
     def _require_ids_of_library(self) -> None:
-        """Raise if library and file give a token different ids, or two tokens one id."""
+        """Raise if library and file disagree on an id, or if two tokens share one."""
         are_distinct = len(set(self.ids.values())) == len(self.ids)
         if self.ids != self.engine.get_vocab(with_added_tokens=True) or not are_distinct:
             raise self.refused("the library gives its tokens other ids than the file", "save it with transformers")
@@ -104,7 +106,7 @@ class TokenizerFile:
     def _require_provable(self) -> None:
         """Raise if the proof of docs/trim.md does not cover a setting or a merge.
 
-        Tokens so long that the search for ancestors takes too many steps are refused too.
+        Also raise if the tokens are so long that the search for ancestors takes too many steps.
         """
         if self.kind == BPE:
             for key in UNPROVED:
@@ -124,7 +126,7 @@ class TokenizerFile:
                 )
 
     def _merges(self) -> Iterator[tuple[str, str]]:
-        """Yield both parts of every merge, which older files write as one text."""
+        """Yield the two parts of every merge; older files write them as one string."""
         if self.kind != BPE:
             return
         for merge in self.model["merges"]:
@@ -136,9 +138,9 @@ class TokenizerFile:
 
     @cached_property
     def _ranks(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """{ids of both parts: (rank, id of their token)}.
+        """Merges as {ids of both parts: (rank, id of the merged token)}.
 
-        Of a merge that is there twice the last counts.
+        If a merge is listed twice, the last one counts.
         """
         ids = self.pieces
         ranks: dict[tuple[int, int], tuple[int, int]] = {}
@@ -146,13 +148,13 @@ class TokenizerFile:
             ranks[ids[a], ids[b]] = (rank, ids[a + b])
         return ranks
 
-    # what must stay
+    # tokens that must be retained
 
     @cached_property
     def always(self) -> frozenset[int]:
-        """Tokens that always stay, with their ancestors.
+        """Ids that must be retained, with their ancestors.
 
-        They are those that the file names, and those without which text that could be written could no longer be.
+        They keep every text encodable, or the file refers to them outside its vocabulary.
         """
         tokens = self._named_tokens()
         uses_bytes = bool(self.model.get("byte_fallback"))
@@ -166,7 +168,7 @@ class TokenizerFile:
         return frozenset(self.closed(tokens))
 
     def _named_tokens(self) -> set[int]:
-        """Return the tokens that the file names outside its vocabulary, and the one for unknown letters."""
+        """Return the ids that the file names outside its vocabulary, and the unknown token's id."""
         named = IdRecorder()
         _renumbered_ids(self.record, named)
         tokens = set(named)
@@ -176,16 +178,16 @@ class TokenizerFile:
         return tokens
 
     def _letters(self) -> set[int]:
-        """Return the tokens without which a letter could not be written.
+        """Return the tokens that are needed to write every letter.
 
-        They are every letter, and in Unigram and WordPiece the pieces with a letter that is no piece itself.
+        They are all letters. In Unigram and WordPiece, they are also the pieces that contain a letter that is no piece.
         """
         if self.kind == BPE:
             return {number for piece, number in self.pieces.items() if len(piece) == 1}
         return {number for piece, number in self.pieces.items() if not self._is_spelled_by_letters(piece)}
 
     def _is_spelled_by_letters(self, piece: str) -> bool:
-        """Return True for a longer piece all of whose letters are pieces.
+        """Return True for a piece of several letters that are all pieces.
 
         WordPiece writes a letter within a word with a prefix.
         """
@@ -196,12 +198,12 @@ class TokenizerFile:
         if len(letters) < 2:
             return False
         forms = [prefix + letter for letter in letters]
-        if letters == piece:  # it begins a word
+        if letters == piece:  # the piece begins a word
             forms[0] = letters[0]
         return self.pieces.keys() >= set(forms)
 
     def _least_score(self) -> set[int]:
-        """Return the first token of the least score.
+        """Return the first token with the lowest score.
 
         The library derives the score of unknown letters from it.
         """
@@ -211,7 +213,10 @@ class TokenizerFile:
         return {scores.index(min(scores))}
 
     def closed(self, tokens: Iterable[int]) -> set[int]:
-        """Return tokens and all their ancestors: the parts that BPE joins to them, and the parts of these."""
+        """Return tokens and all their ancestors.
+
+        The ancestors of a token are the two parts that BPE joins to it, and the ancestors of these.
+        """
         closed, waiting = set[int](), list(tokens)
         while waiting:
             token = waiting.pop()
@@ -224,9 +229,9 @@ class TokenizerFile:
         return closed
 
     def _last_parts(self, token: int) -> tuple[int, ...]:
-        """Return the two tokens that BPE joins last to this one.
+        """Return the two tokens whose merge is the token.
 
-        There are none if BPE does not make it of letters, and in the other kinds of models.
+        Return () if BPE cannot build the token from letters, and for the other kinds of models.
         """
         if self.kind != BPE:
             return ()
@@ -235,17 +240,21 @@ class TokenizerFile:
         no_merge = (math.inf, -1)
         while len(symbols) > 1:
             merges = [(self._ranks.get(pair, no_merge), at) for at, pair in enumerate(pairwise(symbols))]
-            (_, merged), at = min(merges)  # of the lowest rank, and of two such the first
+            (_, merged), at = min(merges)  # the lowest rank; the first of equal ranks
             if merged < 0:
                 return ()
             parts = (symbols[at], symbols[at + 1])
             symbols[at : at + 2] = [merged]
         return parts
 
-    # what is left
+    # the file without the dropped tokens
 
     def without(self, new: Mapping[int, int]) -> bytes:
-        """Return the text of tokenizer.json with the tokens of `new` alone, {old id: new id}."""
+        """Return the text of tokenizer.json with the retained tokens only.
+
+        Args:
+            new: {old id: new id} of the retained tokens.
+        """
         model = dict(self.model)
         if isinstance(model["vocab"], list):
             model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new]
@@ -263,12 +272,17 @@ class TokenizerFile:
 
 
 def renumber_tokens(ids: Mapping[str, int], new: Mapping[int, int]) -> dict[str, int]:
-    """Return {token: new id} of the tokens that stay, from their old ids and {old id: new id}."""
+    """Return {token: new id} of the retained tokens.
+
+    Args:
+        ids: {token: old id}.
+        new: {old id: new id} of the retained tokens.
+    """
     return {token: new[number] for token, number in ids.items() if number in new}
 
 
 def _renumbered_ids(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
-    """Return a tokenizer.json with other ids wherever it names one but in its vocabulary."""
+    """Return a tokenizer.json with new ids everywhere except in its vocabulary."""
     result = dict(record)
     model, padding, processor = result["model"], result.get("padding"), result.get("post_processor")
     if isinstance(model.get("unk_id"), int):
@@ -282,7 +296,7 @@ def _renumbered_ids(record: Mapping[str, Any], new: Mapping[int, int]) -> dict[s
 
 
 def _renumbered_processor(part: Mapping[str, Any], new: Mapping[int, int]) -> dict[str, Any]:
-    """Return a post-processor with other ids."""
+    """Return a post-processor with new ids."""
     result = dict(part)
     if part["type"] == "Sequence":
         result["processors"] = [_renumbered_processor(inner, new) for inner in part["processors"]]

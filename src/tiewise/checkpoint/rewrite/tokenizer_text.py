@@ -1,6 +1,6 @@
-"""Text as a checkpoint's own tokenizer.json reads it.
+"""Tokens of a text, by a checkpoint's own tokenizer.json.
 
-Text is streamed through the library's reader, for `--text`; nothing of a checkpoint runs.
+The text is streamed through the `tokenizers` library, for `--text`. No code of the checkpoint runs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import advance_progress, progress_of
 from tiewise.core.text import PIECE, batch_pieces, cut_pieces, prepends_space
 
-tokenizers = Late("tokenizers")  # no part of a base install
-BLOCK = 1 << 20  # characters of a text read at once
-LEAST_PIECE = 200  # characters
+tokenizers = Late("tokenizers")  # not part of a base install
+BLOCK = 1 << 20  # characters in one read
+LEAST_PIECE = 200  # smallest length of a piece, in characters
 
 
 def load_tokenizer(text: bytes, where: str) -> Any:
-    """Return the tokenizer that the text of a tokenizer.json describes, which cuts off and pads nothing.
+    """Return the tokenizer of a tokenizer.json, without truncation and padding.
+
+    Args:
+        text: content of the file.
+        where: origin of the text, for messages.
 
     Raises:
-        CheckpointError: the library is missing, or the text, which came from `where`, is no tokenizer's.
+        CheckpointError: the library is missing, or the text describes no tokenizer.
     """
     if find_spec("tokenizers") is None:
         raise CheckpointError(f"{where}: this needs the tokenizers library", "pip install 'tiewise[torch]'")
@@ -36,15 +40,15 @@ def load_tokenizer(text: bytes, where: str) -> Any:
         tokenizer.no_padding()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # plain Exception for every damaged file, and Rust's panics, which are none
+    except BaseException as error:  # a damaged file raises Exception; a panic in Rust is a BaseException only
         raise CheckpointError(f"{where}: no tokenizer ({short(error, 120)})", "take it from its source again") from None
     return tokenizer
 
 
 def encode_text(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int, str, list[int]]]:
-    """Yield (bytes read before it, a piece of the text, its tokens).
+    """Yield (bytes before a piece, the piece, its tokens) for each piece of a text file.
 
-    Progress in bytes under `purpose`.
+    The progress display counts bytes under the name `purpose`.
     """
     spaced = prepends_space(tokenizer)
     count = 0
@@ -63,7 +67,11 @@ def encode_text(tokenizer: Any, text: Path, purpose: str) -> Iterator[tuple[int,
 
 
 def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> Iterator[tuple[int, str, list[int]]]:
-    """Yield what `encoded` yields; errors of the file pass."""
+    """Yield the pieces of `encode_text`, without catching errors of the file.
+
+    Args:
+        spaced: True if the tokenizer puts a space before each text.
+    """
     size = text.stat().st_size
     piece_length = max(LEAST_PIECE, min(PIECE, size // 50))
     done = 0
@@ -71,7 +79,7 @@ def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> I
         for batch in batch_pieces(cut_pieces(_blocks(text), piece_length)):
             parts = [part for part, _ in batch]
             read = parts
-            if spaced:  # the tokenizer begins each piece with a space, so a later piece must not bring its own
+            if spaced:  # the tokenizer adds a space before each piece, so later pieces must not start with one
                 read = [part.removeprefix(" ") for part in parts]
                 if not done:
                     read[0] = parts[0]
@@ -83,7 +91,7 @@ def _encoded_pieces(tokenizer: Any, text: Path, purpose: str, spaced: bool) -> I
 
 
 def _blocks(text: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (part of a text file, False), and ("", True) at its end."""
+    """Yield (part of a text file, False) for each read, then ("", True)."""
     with text.open(encoding="utf-8") as file:
         block = file.read(BLOCK)
         while block:
@@ -93,7 +101,7 @@ def _blocks(text: Path) -> Iterator[tuple[str, bool]]:
 
 
 def count_tokens(folder: Path, text: Path) -> list[int]:
-    """Count how often each token of the tokenizer in `folder` occurs in a text."""
+    """Return how often each token id of a folder's tokenizer occurs in a text."""
     file = path_inside(folder, "tokenizer.json")
     if not file.is_file():
         raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")

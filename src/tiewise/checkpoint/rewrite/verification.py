@@ -1,4 +1,4 @@
-"""The finished result, opened as any reader would open it before it gets its name."""
+"""Verification of a finished result, before it gets its final name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiewise.core.progress import progress_of
 
 
 def open_with_tensors(path: str | os.PathLike[str]) -> Folder:
-    """Open a folder, an adapter's with its tensors."""
+    """Open a folder of a checkpoint or an adapter, with its tensors."""
     folder = open_folder(path)
     if not folder.is_adapter or not folder.has(WEIGHTS):
         return folder
@@ -31,9 +31,10 @@ def open_with_tensors(path: str | os.PathLike[str]) -> Folder:
 
 
 def verify(source: Facts, change: Change, plan: FilePlan, written: Path, force: bool) -> None:
-    """Open the result in the folder `written`, and raise if it is not as planned.
+    """Open the result as any reader would, and raise if it differs from the plan.
 
     Args:
+        written: folder of the result.
         force: accept a result that breaks a rule of `check`.
     """
     result = open_with_tensors(written)
@@ -47,12 +48,12 @@ def verify(source: Facts, change: Change, plan: FilePlan, written: Path, force: 
 
 
 def _not_as_planned(flaw: str) -> CheckpointError:
-    """Return the error that says why the result was not kept."""
+    """Return an error that says why the result was removed."""
     return CheckpointError(f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report it")
 
 
 def _flaws(source: Facts, change: Change, plan: FilePlan, result: Folder) -> Iterator[str]:
-    """Yield how the result differs from the plan."""
+    """Yield a sentence for each difference between the result and the plan."""
     for fault in result.faults:
         yield fault.problem
     for copy in result.copies:
@@ -65,7 +66,7 @@ def _flaws(source: Facts, change: Change, plan: FilePlan, result: Folder) -> Ite
 
 
 def _headers_unlike_plan(plan: FilePlan, result: Folder) -> Iterator[str]:
-    """Yield each tensor whose type, shape or file is not as planned."""
+    """Yield a sentence for each tensor whose type, shape or file differs from the plan."""
     stored = {name: (tensor.dtype, tensor.shape, tensor.path.name) for name, tensor in result.tensors.items()}
     planned = {name: (tensor.dtype, tensor.shape, tensor.file) for name, tensor in plan.tensors.items()}
     for name in sorted(stored.keys() | planned.keys()):
@@ -84,9 +85,9 @@ def _value_at(config: Any, path: str) -> Any:
 
 
 def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder) -> Iterator[str]:
-    """Yield each tensor that the change leaves and whose bytes differ from the source's.
+    """Yield a sentence for each unchanged tensor whose bytes differ from the source's.
 
-    Files that were not rewritten are left out.
+    The check covers rewritten files only.
     """
     put = {tensor.name for tensor in change.put}
     stay = [tensor for tensor in plan.written if tensor.name not in put]
@@ -100,9 +101,9 @@ def _changed_bytes(source: Facts, change: Change, plan: FilePlan, result: Folder
 
 
 def _require_no_new_error(source: Facts, written: Path, result: Folder) -> None:
-    """Raise if the result breaks a rule that the source does not break.
+    """Raise if the result breaks a rule of `check` that the source does not break.
 
-    Rules that need tables are left out.
+    Rules that read tables are skipped.
     """
     broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
     for worse in errors_of_result(check(written, scan=False), result.config):

@@ -1,4 +1,4 @@
-"""Files next to tokenizer.json that repeat its vocabulary, without the tokens that are gone."""
+"""Trimming of the files next to tokenizer.json that repeat its vocabulary."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
 VOCABULARIES = ("vocab.json", "added_tokens.json")  # {token: id}
-LINES = "vocab.txt"  # a token on each line, which is its id
-MERGES = "merges.txt"  # both parts of a merge on each line
+LINES = "vocab.txt"  # a token on each line; the number of the line is its id
+MERGES = "merges.txt"  # the two parts of a merge on each line
 
 
 def trimmed_vocabularies(facts: Facts, tokenizer_file: TokenizerFile, new_ids: Mapping[int, int]) -> dict[str, bytes]:
     """Return {file: new content} of the files that repeat the vocabulary.
 
-    `new_ids` are of the tokens that stay.
+    Args:
+        new_ids: {old id: new id} of the retained tokens.
 
     Raises:
-        CheckpointError: a file that gives a token another id than tokenizer.json does.
+        CheckpointError: a file gives a token another id than tokenizer.json does.
     """
     texts: dict[str, bytes] = {}
     for name, ids in _vocabularies(facts).items():
@@ -40,7 +41,7 @@ def trimmed_vocabularies(facts: Facts, tokenizer_file: TokenizerFile, new_ids: M
 
 
 def _text(facts: Facts, name: str) -> str | None:
-    """Return the text of a file of the checkpoint, None if it is missing."""
+    """Return the text of a file in the checkpoint, None if it is missing."""
     for content in facts.folder.read(name).values():
         return content.decode("utf-8", "replace")
     return None
@@ -68,11 +69,11 @@ def _require_same_ids(facts: Facts, name: str, ids: Mapping[str, Any], tokenizer
 
 
 def _trimmed_merges(text: str, tokenizer_file: TokenizerFile, new_ids: Mapping[int, int]) -> str:
-    """Return the text of merges.txt with the merges whose parts and result stay."""
+    """Return the text of merges.txt with the merges of retained tokens only."""
     pieces = {"", *renumber_tokens(tokenizer_file.pieces, new_ids)}
     lines = []
     for line in text.split("\n"):
-        tokens = {*line.split(" "), line.replace(" ", "")}  # both parts, and the token that they make
+        tokens = {*line.split(" "), line.replace(" ", "")}  # both parts, and the merged token
         if line.startswith("#version") or tokens <= pieces:
             lines.append(line)
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""The verbs, one file each: the file's name is the verb's, and `tiewise.checkpoint.rewrite` offers its function."""
+"""The verbs: each file defines the function of its name, which `tiewise.checkpoint.rewrite` offers."""

@@ -1,4 +1,4 @@
-"""`dedupe`: a table that is stored twice is stored once."""
+"""`dedupe`: store a table once that is stored twice."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tiewise.core.errors import CheckpointError
 def dedupe(facts: Facts, *, force: bool = False) -> Change:
     """Drop an output head that equals the input table byte by byte.
 
-    Every other equal copy that the class ties to the table goes too. The flag becomes true at every level of the
-    config. No logit changes.
+    Every other equal tensor that the class ties to the table is dropped too. The flag becomes true at every level of
+    the config. No logit changes.
     """
     if not facts.packed_twice:
         require_ends(facts, "dedupe")
     output_table = facts.roles.output
     if output_table is not None and is_t5_like_untied(facts):
-        drop, put = drop_tied_copies(facts, output_table)  # the head is trained apart; only the stacks share the table
+        # the head differs on purpose; only the stacks share the table
+        drop, put = drop_tied_copies(facts, output_table)
         change = Change(drop=drop - {output_table.name}, put=put)
     else:
         _require_equal_ends(facts)
@@ -38,7 +39,7 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
 
 
 def _require_equal_ends(facts: Facts) -> None:
-    """Raise if both tables are stored and differ."""
+    """Raise if both tables are stored and are different."""
     input_table, output_table = facts.roles.input, facts.roles.output
     if input_table is None or output_table is None:
         return

@@ -1,7 +1,6 @@
-"""`densify`: products of a narrow table and a map as plain tables again.
+"""`densify`: multiply the maps and scales of a boundary into plain tables.
 
-Maps and scales of a boundary are multiplied into its tables. Every loader reads the result, which is tied if both ends
-come out equal, else untied.
+Every loader reads the result. It is tied if both ends become equal, else untied.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from tiewise.core.spec_options import DENSIFY, TRAINING_ONLY
 def densify(facts: Facts, *, force: bool = False) -> Change:
     """Turn factored or mapped boundaries into plain matrices that every loader reads.
 
-    The result computes what the source computes, up to rounding. The source is a checkpoint of config type `tiewise`.
-    With `force` a soft-cap or a bias that no plain table can hold is dropped.
+    The result computes the same logits as the source, up to rounding. The source has the config type `tiewise`. Plain
+    tables can hold neither a soft-cap nor a bias; `force` drops them.
     """
     boundary = read_boundary(facts, DENSIFY)
     _require_matrix(facts, boundary.spec, force)
@@ -54,7 +53,7 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
 
 
 def _require_matrix(facts: Facts, spec: BoundarySpec, force: bool) -> None:
-    """Raise if a boundary does more than a plain table can, unless forced."""
+    """Raise if a plain table cannot compute what the boundary does, unless forced."""
     if force:
         return
     remedy = "keep the boundary, and load the model with tiewise.load; --force drops it"
@@ -65,7 +64,7 @@ def _require_matrix(facts: Facts, spec: BoundarySpec, force: bool) -> None:
 
 
 def _family(facts: Facts) -> str:
-    """Return the model type of the plain model."""
+    """Return the `model_type` of the plain model."""
     family = facts.config.get(BASE_TYPE)
     if not isinstance(family, str):
         remedy = f"write {BASE_TYPE}: llama, say, into it"
@@ -74,7 +73,7 @@ def _family(facts: Facts) -> str:
 
 
 def _before_and_after(end: Dense) -> tuple[TableRows, TableRows] | None:
-    """Return the table of an end before and after rounding; None where nothing is computed."""
+    """Return the table of an end before and after rounding, None if its bytes stay."""
     if not end.changed:
         return None
     rows = end.table.rows
@@ -82,9 +81,9 @@ def _before_and_after(end: Dense) -> tuple[TableRows, TableRows] | None:
 
 
 def _dropped_equal_end(facts: Facts, boundary: StoredBoundary) -> frozenset[str]:
-    """Return the tensors that go because both ends, computed apart, come out equal; mostly none.
+    """Return the names of tensors to drop because both ends become equal; mostly none.
 
-    They stay where the class cannot keep both ends as one.
+    The tensors stay if the class cannot store both ends as one table.
     """
     lookup, head = boundary.lookup, boundary.head
     class_reads_flag = not facts.claims.t5_like and facts.claims.fixed is not False
@@ -101,7 +100,7 @@ def _dropped_equal_end(facts: Facts, boundary: StoredBoundary) -> frozenset[str]
 
 
 def _come_out_equal(lookup: Dense, head: Dense) -> bool:
-    """Return True if the dense tables of two ends have the same bytes."""
+    """Return True if the dense tables of both ends have the same bytes."""
     if (lookup.table.dtype, lookup.table.rows, lookup.width) != (head.table.dtype, head.table.rows, head.width):
         return False
     return same_pieces(lookup.pieces(), head.pieces())
@@ -110,10 +109,10 @@ def _come_out_equal(lookup: Dense, head: Dense) -> bool:
 def _are_one_tensor(facts: Facts, tied: TiedNames, head: Stored) -> bool:
     """Return True if all tensors that the class ties are equal.
 
-    They may differ: BERT's two biases may be trained apart.
+    They may differ: BERT's two biases may have been trained separately.
 
     Args:
-        head: the stored table of the output end, whose dense table counts instead.
+        head: stored table of the output end. It is not compared, because its dense table replaces it.
     """
     others = [other for other in tied.stored[1:] if other.name != head.name]
     return all(facts.are_equal(tied.stored[0], other) for other in others)
@@ -121,30 +120,33 @@ def _are_one_tensor(facts: Facts, tied: TiedNames, head: Stored) -> bool:
 
 @dataclass(frozen=True)
 class _PlainCheckpoint:
-    """The plain checkpoint that a boundary becomes."""
+    """The plain checkpoint that replaces a boundary."""
 
     facts: Facts
     boundary: StoredBoundary
-    dropped_end: frozenset[str]  # tensors of an end that comes out equal to the other
+    dropped_end: frozenset[str]  # names of the tensors of the output end, if it becomes equal to the input end
 
     @property
     def is_one_table(self) -> bool:
-        """Both ends are the same product of the same table."""
+        """True if both ends are the same product of the same table."""
         return self.boundary.lookup.mark == self.boundary.head.mark
 
     @property
     def is_tied(self) -> bool:
-        """Both ends are one table in the result."""
+        """True if the result stores one table for both ends."""
         return self.is_one_table or bool(self.dropped_end)
 
     @property
     def writes_flag(self) -> bool:
-        """The flag is written: the class reads it, and the boundary did not decide it alone."""
+        """True if the config's flag must be written.
+
+        That is so if the class reads the flag and the two ends are different products.
+        """
         return not self.is_one_table and not self.facts.claims.t5_like
 
     @cached_property
     def ends(self) -> dict[str, Dense]:
-        """The dense tables by the names under which the result stores them."""
+        """The dense ends, by the name under which the result stores each."""
         lookup, head, head_name = self.boundary.lookup, self.boundary.head, self.boundary.head_name
         ends: dict[str, Dense] = {}
         if lookup.changed:
@@ -167,7 +169,7 @@ class _PlainCheckpoint:
     def copies(self) -> list[NewTensor]:
         """Return copies of other tensors that the class ties by the same flag.
 
-        BERT's second bias is one.
+        An example is BERT's second head bias.
         """
         copies = []
         for name, source in self._untied_names():
@@ -182,9 +184,9 @@ class _PlainCheckpoint:
         yield from copies_to_untie(self.facts)
 
     def dropped(self) -> frozenset[str]:
-        """Return the names of the tensors that go.
+        """Return the names of tensors to drop.
 
-        They are the maps, an end that equals the other, and a bias that is lost.
+        They are the maps, the output end if it equals the input end, and a bias that no plain head has.
         """
         dropped = self.dropped_end | {tensor.name for tensor in self.boundary.maps}
         bias = self.boundary.head_name.removesuffix("weight") + "bias"
@@ -193,7 +195,7 @@ class _PlainCheckpoint:
         return dropped
 
     def config(self, family: str) -> dict[str, Any]:
-        """Return the entries of config.json that name the plain class instead of the boundary."""
+        """Return the changes of config.json: the plain class replaces the boundary."""
         classes = _plain_classes(self.facts.config)
         config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": classes}
         if self.writes_flag:
@@ -201,11 +203,11 @@ class _PlainCheckpoint:
         return config
 
     def notes(self) -> list[str]:
-        """Say how many tables there are, and what of the boundary is lost."""
+        """Return notes on the number of tables, and on options of the boundary that are lost."""
         return [*self._notes_on_tables(), *_notes_on_lost_options(self.boundary.spec)]
 
     def _notes_on_tables(self) -> list[str]:
-        """Say how many tables there are, and whether loaders use both."""
+        """Return notes on the number of tables, and on loaders that ignore one."""
         if self.is_tied:
             return ["both ends use one table"]
         notes = ["each end has a table of its own"]
@@ -216,7 +218,7 @@ class _PlainCheckpoint:
 
 
 def _plain_classes(config: Mapping[str, Any]) -> list[Any]:
-    """Return the classes that a config names, without the prefix of this package's own."""
+    """Return the class names of a config, without the prefix of tiewise's classes."""
     classes = config.get("architectures")
     if not isinstance(classes, list):
         return []
@@ -230,7 +232,7 @@ def _plain_classes(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _notes_on_lost_options(spec: BoundarySpec) -> list[str]:
-    """Say which options of a boundary plain tables do not have."""
+    """Return notes on options of a boundary that plain tables lack."""
     notes = []
     if spec.softcap is not None:
         notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")

@@ -1,11 +1,10 @@
-"""`factor`: tables as products of a narrow table and a map.
+"""`factor`: replace each table by a product of a narrow table and a map.
 
     tied       W ≈ (W Q) Qᵀ                 factored:k           table [V, k], in_map Q [D, k], out_map Qᵀ [k, D]
     untied     E ≈ (E Q) Qᵀ, U ≈ (U P) Pᵀ   factored-untied:k    two such tables, in_map Q, out_map Pᵀ
 
-What `factor` writes has the config type `tiewise`: `tiewise.load` reads it, and `AutoModelForCausalLM` after
-`import tiewise.hf`. `densify` leads back to plain tables.
-`low_rank.py` computes Q and P.
+The result has the config type `tiewise`. `tiewise.load` reads it, and so does `AutoModelForCausalLM` after
+`import tiewise.hf`. `densify` turns it back into plain tables. `low_rank.py` computes Q and P.
 """
 
 from __future__ import annotations
@@ -61,15 +60,16 @@ def factor(
     ] = None,
     force: bool = False,
 ) -> Change:
-    """Replace each table by its best approximation of rank k, as a narrow table and a map.
+    """Replace each table by a narrow table and a map, its best approximation of rank k.
 
-    With `force` two different tables are taken as untied although the config claims one.
+    It is the best one in Frobenius norm (Eckart and Young 1936). With `force`, two different tables count as untied
+    although the config claims that they are tied.
 
     Args:
         rank: k, the width of the narrow tables.
-        counts: how often each token occurs: numbers [V] or a file of them (.json, .npy, .safetensors, or text with
-            one number per line); the error is then reported by frequency too.
-        text: or a text, counted with the checkpoint's own tokenizer.json.
+        counts: how often each token occurs: numbers [V], or a file of them (.json, .npy, .safetensors, or text with
+            one number per line). The receipt then also reports the error by token frequency.
+        text: a text file instead of `counts`; the checkpoint's tokenizer.json counts its tokens.
     """
     if counts is not None and text is not None:
         raise CheckpointError("counts and text both say how often each token occurs", "give one of them")
@@ -100,7 +100,7 @@ def factor(
 
 
 def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
-    """Return notes on copies that are dropped, and on tables that stay."""
+    """Return notes on dropped copies, and on other tables that `factor` leaves unchanged."""
     notes = []
     if ends.spare:
         copies = ", ".join(short(table.name) for table in ends.spare)
@@ -112,8 +112,8 @@ def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:
 
 
 def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
-    """Raise unless factors of this rank have fewer numbers than each table."""
-    maps = 2 // len(ends.tables)  # of each table: a tied one has those of both ends
+    """Raise unless the factors have fewer numbers than each table."""
+    maps = 2 // len(ends.tables)  # maps per table: a tied table has one for each end
     most = min(largest_rank(table.rows, table.shape[1], maps) for table in ends.tables)
     if 1 <= rank <= most:
         return
@@ -128,14 +128,14 @@ def _require_rank(facts: Facts, ends: PlainEnds, rank: int) -> None:
 class NamedClass:
     """The class of a model as its config names it."""
 
-    family: str  # model_type
+    family: str  # `model_type` of the config
     architectures: list[str]
 
 
 def _named_class(facts: Facts) -> NamedClass:
     """Return the class of a model.
 
-    Raise if its config does not name it, or if it is custom code.
+    Raise if the config does not name the class, or if the class is custom code.
     """
     family, classes = facts.config.get("model_type"), facts.config.get("architectures")
     architectures = list(items_of(str, classes))
@@ -152,15 +152,17 @@ def _named_class(facts: Facts) -> NamedClass:
 class TokenGroup:
     """Tokens that occur about equally often."""
 
-    label: str  # how often: "10–99"
+    label: str  # range of their counts, such as "10–99"
     mask: NDArray[np.bool_]  # [V]
 
 
 def _groups(counts: Any, rows: int) -> list[TokenGroup]:
-    """Return the tokens by decades of their counts, without empty groups; none without counts.
+    """Return the tokens in groups by decade of their counts.
+
+    Empty groups are left out. Without counts, the list is empty.
 
     Args:
-        counts: numbers, or a file of them, as in `read_counts`; None without any.
+        counts: numbers or a file of them, as `read_counts` takes them; None if the caller has none.
         rows: number of tokens.
     """
     if counts is None:
@@ -172,7 +174,7 @@ def _groups(counts: Any, rows: int) -> list[TokenGroup]:
 
 @dataclass(frozen=True)
 class FactoredTable:
-    """A table, its factors, and how far they are from it."""
+    """A table, its factors, and the error of their product."""
 
     table: Stored
     rank: int  # width of the narrow table
@@ -184,11 +186,11 @@ class FactoredTable:
         return float(self.errors.rows.max(initial=0.0) ** 0.5)
 
     def narrow_table(self) -> NewTensor:
-        """Return the narrow table, which replaces the table under its name."""
+        """Return the narrow table [V, k], stored under the name of the table that it replaces."""
         return NewTensor.like(self.table, self.factored.pieces, shape=(self.table.rows, self.rank))
 
     def notes(self, groups: Sequence[TokenGroup]) -> list[str]:
-        """Return notes on the error of all rows, and of each group of tokens."""
+        """Return notes on the error of all rows and of each group of tokens."""
         name, width = short(self.table.name), self.table.shape[1]
         least = f"(the least that is possible: {self.factored.least_error():.4g})"
         notes = [f"{name}: relative error {self.errors.relative():.4g} at rank {self.rank} of {width} {least}"]
@@ -198,12 +200,12 @@ class FactoredTable:
         return notes
 
     def lost(self) -> str:
-        """Say which share of the table its factors lack."""
+        """Return a sentence on the share of the table that its factors lack."""
         return f"{short(self.table.name)}: {self.errors.relative():.1%} of its length is beyond rank {self.rank}"
 
 
 def _factored(table: Stored, rank: int) -> FactoredTable:
-    """Decompose a table, and measure the error.
+    """Decompose a table and measure the error.
 
     Raise if a row of the narrow table overflows the table's type.
     """
@@ -219,7 +221,7 @@ def _factored(table: Stored, rank: int) -> FactoredTable:
 
 
 def _maps(ends: PlainEnds, lookup: LowRankFactors, head: LowRankFactors) -> list[NewTensor]:
-    """Return the maps of both ends, as the boundary's Parameters `in_map` and `out_map`."""
+    """Return the maps of both ends: the boundary's Parameters `in_map` and `out_map`."""
     in_map = f"{module_of(ends.input.name)[0]}.in_map.weight"
     out_map = f"{ends.head}.out_map.weight"
     return [_stored_map(lookup.table, in_map, lookup.map), _stored_map(head.table, out_map, head.map.T)]
@@ -231,11 +233,11 @@ def _stored_map(table: Stored, name: str, values: Rows) -> NewTensor:
 
 
 def _config(facts: Facts, ends: PlainEnds, named: NamedClass, rank: int) -> dict[str, Any]:
-    """Return the entries of config.json that name the boundary and its class."""
+    """Return the new entries of config.json: the boundary and its class."""
     kind = "factored-untied"
     if ends.output is None:
         kind = "factored"
-    # stacks that share one input table do so by the flag, whatever the head has
+    # stacks share an input table by the same flag, which must then be true even if the head has a separate table
     shared_tables = {tied.source for tied in find_tied_names(facts) if len(tied.targets) > 1}
     config: dict[str, Any] = {}
     if ends.input.name in shared_tables and not facts.claims.t5_like:

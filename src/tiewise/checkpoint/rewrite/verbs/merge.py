@@ -1,15 +1,15 @@
-"""`merge`: an adapter's changes in its base's own tensors.
+"""`merge`: write an adapter's changes into the tensors of its base.
 
-The result does what both do together.
+The result computes what base and adapter compute together.
 
-    linear      W + s·B A       s = alpha / r, or alpha / √r (rsLoRA); W is stored [out, in], or turned as in GPT-2
+    linear      W + s·B A       s = alpha / r, or alpha / √r (rsLoRA); W is stored [out, in], in GPT-2 [in, out]
     DoRA        m · (W + s·B A) / ‖W + s·B A‖, row by row
     lookup      E + s·(B A)ᵀ
-    full copy, trained rows     in the place of what the base has
+    full copy, trained rows     replace the tensor, or its rows, in the base
 
-Computed in fp64 from pieces of a few MB, and rounded once to the base's type. On a tied base an update of one end acts
-at that end alone while it is not merged, and in the one table it would act at both: where the two ends come out
-different, the result stores both.
+The sums are computed in fp64 from pieces of a few MB, and rounded once to the base's type. On a tied base, an adapter
+may update one end only. In one shared table the update would act at both ends. If the merged ends differ, the result
+therefore stores two tables.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from tiewise.checkpoint.tokenizer_ids import TOKENIZER_FILES, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-# settings under which an adapter does more than the sums of this file
+# settings under which an adapter computes more than the sums above
 UNSUPPORTED_SETTINGS = (
     "target_parameters layer_replication use_qalora use_bdlora alora_invocation_tokens arrow_config kasa_config"
 )
-NEUTRAL_INITS = ("True", "False", "None", "gaussian", "eva", "orthogonal")  # ways to begin that leave the base as it is
+# `init_lora_weights` that leave the base unchanged
+NEUTRAL_INITS = ("True", "False", "None", "gaussian", "eva", "orthogonal")
 LINEAR, LOOKUP = ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")
 COPIES = ("weight", "bias", f"{BASE}weight", f"{BASE}bias")
 MERGED_PARTS = {*LINEAR, *LOOKUP, "lora_B.bias", "lora_magnitude_vector", DELTA, *COPIES}
-SAFE_PATTERN = re.compile(
-    r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?"
-)  # no groups, one repetition: never slow
-MOST_LETTERS = 300  # of a module's name that a pattern is matched with
+# no groups and one repetition, so matching is never slow
+SAFE_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.dw])*(?:[*+](?:[\w.-]|\\[.dw])*)?")
+MOST_LETTERS = 300  # longest name of a module that is matched with a pattern
 USE_PEFT = "load it beside its base, or merge it with PEFT"
 DORA_CONTRADICTION = "use_dora and what is stored contradict each other"
 
 
 def _merge_change(facts: Facts, *, adapter: AnyPath, force: bool = False) -> Change:
-    """Return what becomes of a base when an adapter is merged into it."""
+    """Return the change of a base into which an adapter is merged."""
     folder, input_table = open_folder(adapter), require_readable_tables(facts, "merge into")[0]
     opened = open_adapter(folder, facts)
     require_numbers(opened)
@@ -93,10 +93,12 @@ def _merge_change(facts: Facts, *, adapter: AnyPath, force: bool = False) -> Cha
 def _merge_modules(ends: _MergedEnds, modules: Mapping[str, str]) -> list[NewTensor]:
     """Merge every module of the adapter.
 
-    Return the tensors of the body, and note those of the two ends in `ends`.
-
     Args:
-        modules: {module as the base's class names it: as the base's files do}.
+        ends: the two ends of the base; the function adds their merged tables to `ends.merged`.
+        modules: {name of a module in the base's class: its name in the base's files}.
+
+    Returns:
+        The changed tensors of the body.
     """
     adapter, facts = ends.adapter, ends.facts
     tensors = facts.folder.tensors
@@ -142,26 +144,30 @@ def merge(
     dry_run: bool = False,
     force: bool = False,
 ) -> Receipt:
-    """Write an adapter's changes into its base; where they part the two ends of a tied base, it has two tables.
+    """Write an adapter's changes into its base. A tied base gets two tables if its ends become different.
 
-    The result does what base and LoRA adapter do together. The first argument is
-    the adapter with `base=`, as on the command line, or the base with `adapter=`.
+    The result computes what base and LoRA adapter compute together. The first argument is the adapter with `base=`, as
+    on the command line, or the base with `adapter=`.
 
     Args:
-        source: folder of the PEFT adapter, or of the base where `adapter` is given; it is only read.
-        to: the folder to make; its parent exists.
+        source: folder of the PEFT adapter, or of the base if `adapter` is set; it is only read.
+        to: path of the new folder; its parent must exist.
         base: checkpoint folder that the adapter was trained on; it is only read.
-        adapter: folder of the PEFT adapter, where `source` is the base; it is only read.
-        dry_run: foresee and measure everything, write nothing.
-        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+        adapter: folder of the PEFT adapter, if `source` is the base; it is only read.
+        dry_run: plan and measure everything, but write nothing.
+        force: proceed although the change alters the model's function or breaks a rule of `check`; the result
+            records it.
+
+    Returns:
+        A `Receipt`: the changed tensors and files, and how far logits and input rows move.
 
     Raises:
-        CheckpointError: neither or both of `base` and `adapter`, a source that cannot be read or must not be rewritten
-            so, or a destination that cannot be used. Nothing is left at `to` or beside it then.
+        CheckpointError: the caller sets neither or both of `base` and `adapter`, a source cannot be read, `merge`
+            refuses it, or `to` cannot be used. Nothing is left at `to` or next to it.
     """
     for path in (source, base, adapter):
         if hasattr(path, "named_parameters"):
-            return _merge_into_base(path, to, adapter=adapter)  # which refuses a live model
+            return _merge_into_base(path, to, adapter=adapter)  # raises: a live model is no folder
     remedy = "call merge(adapter, to, base=base), as on the command line"
     if base is None:
         if adapter is None:
@@ -172,11 +178,11 @@ def merge(
     return _merge_into_base(base, to, adapter=source, dry_run=dry_run, force=force)
 
 
-# whether a merge does all that the adapter does
+# reasons against a merge: it would lose something that the adapter does
 
 
 def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield every reason against a merge, the gravest first."""
+    """Yield every reason against a merge, the most serious first."""
     for fault in (*adapter.faults, *facts.folder.faults):
         yield Obstacle(fault.problem, fault.remedy)
     yield from _unknown_training(adapter)
@@ -188,7 +194,7 @@ def _obstacles(adapter: AdapterFacts, facts: Facts, folder: Folder, modules: Map
 
 
 def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
-    """Yield settings under which an adapter does more than the sums of this file."""
+    """Yield each setting under which an adapter computes more than this module merges."""
     config = adapter.config
     if config.get("peft_type") != "LORA":
         yield Obstacle(f"its peft_type is {short(config.get('peft_type'))}, and not LORA", USE_PEFT)
@@ -202,7 +208,7 @@ def _unknown_training(adapter: AdapterFacts) -> Iterator[Obstacle]:
 
 
 def _unknown_modules(adapter: AdapterFacts, modules: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Yield the modules of the adapter that the base lacks, as one obstacle."""
+    """Yield one obstacle if the base lacks modules of the adapter."""
     lost = [module for module in adapter.parts if module not in modules]
     if lost:
         problem = f"the base lacks {len(lost):,} of its {len(adapter.parts):,} modules, {names(lost, 2)}"
@@ -210,7 +216,7 @@ def _unknown_modules(adapter: AdapterFacts, modules: Mapping[str, str]) -> Itera
 
 
 def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
-    """Yield the tensors of the adapter that nothing here merges."""
+    """Yield each tensor of the adapter that this module cannot merge."""
     for module, parts in adapter.parts.items():
         for part, tensor in parts.items():
             if part not in MERGED_PARTS or tensor.dtype not in FLOATING:
@@ -218,7 +224,7 @@ def _unknown_parts(adapter: AdapterFacts) -> Iterator[Obstacle]:
 
 
 def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterator[Obstacle]:
-    """Yield the largest token id of the adapter if the base has no row for it."""
+    """Yield an obstacle if the base has no row for the adapter's largest token id."""
     rows = require_readable_tables(facts, "merge into")[0].rows
     tokenizer = read_tokenizer(folder)
     largest = -1
@@ -233,7 +239,7 @@ def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterat
 
 
 def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
-    """Yield why it is unclear which table of the base an end's update belongs to."""
+    """Yield each reason why an end's update cannot be assigned to a table of the base."""
     if adapter.tied is None and not facts.roles.headless:
         remedy = f"tiewise check {facts.path} says more"
         yield Obstacle("whether the base ties its two ends is not known", remedy)
@@ -251,7 +257,7 @@ class ModuleUpdate:
         self.adapter = adapter
         self.module = module
         self.parts = adapter.parts[module]
-        # parts that change the module's "weight", and those that change its "bias"
+        # names of the parts that change the module's "weight", and of those that change its "bias"
         self.parts_by_kind: dict[str, list[str]] = {"weight": [], "bias": []}
         for part in self.parts:
             if "bias" in part:
@@ -260,14 +266,14 @@ class ModuleUpdate:
                 self.parts_by_kind["weight"].append(part)
 
     def error(self, problem: str) -> CheckpointError:
-        """Return the error that says why the module cannot be merged."""
+        """Return an error that names the module and says why it cannot be merged."""
         remedy = "tiewise check ADAPTER --base BASE says more"
         return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {problem}", remedy)
 
     def require(self, base: Stored | None, kind: str) -> Stored:
-        """Return the base's tensor, a module's "weight" or "bias".
+        """Return `base`, the module's "weight" or "bias" in the base.
 
-        Raise if there is none of plain numbers.
+        Raise if it is missing or quantised.
         """
         if base is None or base.dtype not in FLOATING:
             remedy = "if it is quantised, merge into what it was made from"
@@ -275,10 +281,10 @@ class ModuleUpdate:
         return base
 
     def merged(self, kind: str, base: Stored, is_transposed: bool = False) -> MergedTensor:
-        """Return what comes of the base's tensor, a module's "weight" or "bias".
+        """Return the merged form of `base`, the module's "weight" or "bias".
 
         Args:
-            is_turned: the base's family stores weights as [in, out].
+            is_transposed: True if the base's family stores weights as [in, out].
         """
         old = self.parts.get(kind, self.parts.get(f"{BASE}{kind}", base))
         if old.shape != base.shape:
@@ -297,7 +303,7 @@ class ModuleUpdate:
         return MergedTensor(old, base.dtype, product.factors, self._trained_lengths(base, product.is_transposed))
 
     def _replaced_rows(self, base: Stored) -> tuple[int, ...]:
-        """Return the rows that trained rows replace; raise if the config lists other ones."""
+        """Return the ids of replaced rows; raise if the config lists other ids."""
         rows, ids = self.parts[DELTA], self._listed_rows()
         has_row_for_each = rows.shape == (len(ids), *base.shape[1:])
         are_distinct = len(set(ids)) == len(ids)
@@ -306,7 +312,7 @@ class ModuleUpdate:
         return ids
 
     def _listed_rows(self) -> tuple[int, ...]:
-        """Return the ids that the config lists for the trained rows of this module."""
+        """Return the ids of trained rows that the config lists for this module."""
         for name, ids in self.adapter.token_rows.items():
             if not name or ends_with(self.module, name):
                 return ids
@@ -333,19 +339,19 @@ class ModuleUpdate:
     def _is_transposed(self, base: Stored, a: Stored, b: Stored, is_transposed: bool) -> bool:
         """Return True if the base stores the transpose of B A.
 
-        Raise if the shapes fit in neither way.
+        Raise if neither B A nor its transpose has the base's shape.
         """
         are_matrices = len(base.shape) == len(a.shape) == 2 and a.shape[:1] == b.shape[1:]
         if not are_matrices or {a.shape[1], b.rows} != set(base.shape):
             raise self.error(f"{describe(b)} times {describe(a)} is no update of {describe(base)}")
         if not self.parts.keys() >= set(LINEAR):
             return True
-        if base.shape[0] == base.shape[1]:  # a square matrix does not say how it is stored; of others the shapes do
+        if base.shape[0] == base.shape[1]:  # the shape of a square matrix leaves the order open
             return is_transposed
         return base.rows != b.rows
 
     def _trained_lengths(self, base: Stored, is_transposed: bool) -> Stored | None:
-        """Return the lengths of rows that DoRA trained, None without DoRA."""
+        """Return the row lengths that DoRA trained, None without DoRA."""
         length = self.parts.get("lora_magnitude_vector")
         has_lengths, uses_dora = length is not None, bool(self.adapter.config.get("use_dora"))
         if has_lengths != uses_dora:
@@ -366,10 +372,10 @@ class LowRank:
     a: Stored  # [r, in]
     b: Stored  # [out, r]
     scale: float
-    is_transposed: bool  # the weight is stored [in, out]
+    is_transposed: bool  # True if the weight is stored [in, out]
 
     def factors(self) -> tuple[Rows, Rows]:
-        """Read both factors, in the order in which the weight is stored."""
+        """Read both factors of s·B A, or of its transpose if the weight is stored so."""
         a, b = widened(self.a.read()), widened(self.b.read())
         left, right = b, a
         if self.is_transposed:
@@ -385,7 +391,7 @@ class BiasTerm:
     scale: float
 
     def factors(self) -> tuple[Rows, Rows]:
-        """Read it as a product [rows, 1] · [1, 1]."""
+        """Read the scaled vector as a product [rows, 1] · [1, 1]."""
         return widened(self.bias.read())[:, None], np.array([[self.scale]])
 
 
@@ -403,12 +409,14 @@ def _scale(adapter: AdapterFacts, module: str, rank: int) -> float:
 def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
     """Return the alpha of a module as the config writes it.
 
-    It is that of the first pattern that matches the module's name, else that of all modules.
+    The first entry of `alpha_pattern` that matches the module's name decides, else `lora_alpha`.
     """
     patterns = adapter.config.get("alpha_pattern")
     if isinstance(patterns, Mapping):
         for pattern, value in patterns.items():
-            if len(module) > MOST_LETTERS or SAFE_PATTERN.fullmatch(pattern) is None:  # an untrusted folder gives both
+            if (
+                len(module) > MOST_LETTERS or SAFE_PATTERN.fullmatch(pattern) is None
+            ):  # both come from an untrusted folder
                 problem = f"alpha_pattern has {short(pattern)}, which may take long to match, and is not run"
                 raise CheckpointError(f"{adapter.path}: {problem}", "write the modules' names in its place")
             if re.match(rf"(.*\.)?({pattern})$", module):
@@ -421,16 +429,16 @@ def _written_alpha(adapter: AdapterFacts, module: str) -> Any:
 
 @dataclass
 class _MergedEnds:
-    """The two ends of a base, and what comes of them."""
+    """The two ends of a base, and their merged tables."""
 
     adapter: AdapterFacts
     facts: Facts
-    input_table: Stored  # of the base's input
-    output_table: Stored  # of the base's output; the input table on a tied base
-    merged: dict[str, MergedTensor] = field(default_factory=dict)  # by "input" and "output", of the ends that change
+    input_table: Stored
+    output_table: Stored  # the input table if the base is tied
+    merged: dict[str, MergedTensor] = field(default_factory=dict)  # by "input" and "output"; only ends that change
 
     def end_of(self, module: str) -> str | None:
-        """Return "input" or "output" for the module of an end, None for others."""
+        """Return "input" or "output" for the module of an end, None for other modules."""
         for end, update in (("output", self.adapter.output), ("input", self.adapter.input)):
             if update is not None and update.module == module:
                 return end
@@ -441,9 +449,10 @@ class _MergedEnds:
         return {"input": self.input_table, "output": self.output_table}[end]
 
     def share_rows(self) -> None:
-        """Let a change of one end of a tied base act on both, as in PEFT.
+        """Apply a change of one end of a tied base to both ends, as PEFT does.
 
-        PEFT gives trained rows of the input to the head as well, and with ensure_weight_tying a copy of either end.
+        PEFT gives trained rows of the input to the head as well. With `ensure_weight_tying`, it does the same with a
+        full copy of either end.
         """
         if not self.adapter.tied or len(self.merged) != 1:
             return
@@ -457,7 +466,7 @@ class _MergedEnds:
     def change(self, force: bool) -> Change:
         """Return the change of both ends.
 
-        It is one table again if both come out the same, else two.
+        A tied base keeps one table if both merged ends are equal, else it gets two.
         """
         change = Change(self._measured())
         if self._ends_differ():
@@ -478,7 +487,7 @@ class _MergedEnds:
         """Return the names under which the result stores the head.
 
         Args:
-            put: names of the copies that `parted` stores.
+            put: names of the copies that `untied_change` stores.
         """
         if self.facts.roles.output is not None:
             return [self.output_table.name]
@@ -486,7 +495,7 @@ class _MergedEnds:
         return [name for name in put if name.endswith(output_name)]
 
     def _measured(self) -> Movement:
-        """Measure how far the ends that change move."""
+        """Measure how far the changed ends move."""
         pairs: dict[str, Pair] = {}
         for end, merged in self.merged.items():
             pairs[end] = (TableRows.of(self.table_of(end)), merged.table())
@@ -502,9 +511,9 @@ class _MergedEnds:
         return not same_pieces(new_input.pieces(), new_output.pieces())
 
     def prediction(self) -> list[str]:
-        """Return a note on the largest change of a logit that B A alone gives.
+        """Return a note on the largest change of a logit that B A alone causes.
 
-        There is none if the head has no such update.
+        The list is empty if the head has no low-rank update.
         """
         new_output = self.merged.get("output")
         if new_output is None or new_output.factors is None:

@@ -1,6 +1,6 @@
-"""`repair`: all safe fixes that `check` proposes, at once.
+"""`repair`: apply all safe fixes that `check` proposes.
 
-Most are of the flag, and of a head that is stored twice.
+Most of them set the flag, or drop a head that is stored twice.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tiewise.checkpoint.rewrite.ties import tied_change, untied_change
 from tiewise.checkpoint.rules.rule import Finding
 from tiewise.core.errors import CheckpointError
 
-ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
-INDEX = frozenset({"B002", "B003"})
-COPIES = frozenset({"B004"})
-MOST_LISTED = 3  # repairs in one line
+ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # rules on the flag and on the head
+INDEX = frozenset({"B002", "B003"})  # rules on the index
+COPIES = frozenset({"B004"})  # rule on tensors that two files store
+MOST_LISTED = 3  # repairs named in one line
 
 
 @verb(order=90, keeps_logits="all", example="wrong")
 def repair(facts: Facts, *, force: bool = False) -> Change:
     """Apply the safe fixes that `tiewise check` proposes.
 
-    Flags are written as the tensors have them, what is stored twice is dropped, and the index is written as the files
-    are. A safe fix changes no logit of a loader that was right. The result has no such finding any more.
+    `repair` sets the flags to match the tensors, drops equal second copies, and rewrites the index to match the files.
+    A safe fix changes no logit in a loader that read the source correctly. The result has no safe finding left.
     """
     findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}
@@ -57,7 +57,7 @@ def _repaired(facts: Facts, rules: Set[str]) -> Change:
 
 
 def _repairs_by_hand(findings: Iterable[Finding]) -> str:
-    """Return the repairs that are not safe, for one line; "" without any."""
+    """Return the repairs that are not safe, on one line; "" if there are none."""
     repairs = []
     for finding in findings:
         if not finding.safe and finding.severity != "info":
@@ -69,9 +69,9 @@ def _repairs_by_hand(findings: Iterable[Finding]) -> str:
 
 
 def _as_stored(facts: Facts) -> Change:
-    """Return the change that stores one table or two, as the tensors show.
+    """Return the change that ties or unties the checkpoint, as its tensors show.
 
-    It sets the flag to match.
+    The flag changes to match.
     """
     if facts.tables_are_tied is False:
         return untied_change(facts)
@@ -79,7 +79,7 @@ def _as_stored(facts: Facts) -> Change:
 
 
 def _head_without_file(facts: Facts) -> set[str]:
-    """Return the name of a tied head that only the index has."""
+    """Return the name of a tied head that the index lists and no file stores."""
     head, folder = facts.roles.output_name, facts.folder
     if head is None or not facts.claims.tied:
         return set()
@@ -88,7 +88,7 @@ def _head_without_file(facts: Facts) -> set[str]:
 
 
 def _equal_copies(facts: Facts) -> frozenset[tuple[str, str]]:
-    """Return (file, name) of every copy of a tensor whose copies are all equal to it."""
+    """Return (file, name) of every second copy, for tensors whose copies are all equal."""
     copies = facts.folder.copies
     unlike = {copy.name for copy in copies if not facts.are_equal(copy, facts.folder.tensors[copy.name])}
     return frozenset((copy.path.name, copy.name) for copy in copies if copy.name not in unlike)

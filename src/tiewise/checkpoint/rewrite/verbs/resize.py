@@ -1,16 +1,16 @@
-"""`resize`: another number of tokens in tables, head biases and config.
+"""`resize`: change the number of rows of tables and head biases, and `vocab_size`.
 
-Every tensor with a row for each token changes, and the config at every level.
+Every tensor with a row for each token changes, and so does every level of the config.
 
-Rows that stay keep their bytes. New ones are drawn from the normal distribution that has the mean and covariance of
+Retained rows keep their bytes. New rows are drawn from the normal distribution that has the mean and covariance of
 the rows in use:
 
     x_new = m + 1/√(n−1) · Σᵢ gᵢ (xᵢ − m)        gᵢ ~ N(0, 1), independent; i over the n rows in use, m their mean
 
 That is N(m, Σ̂) exactly: a sum of independent normal vectors, of mean m and covariance Σᵢ (xᵢ − m)(xᵢ − m)ᵀ / (n−1);
-Σ̂ [D, D] is never formed. xᵢ is all that the checkpoint holds for token i, its input row, output row and bias one behind
-the other, so that the rows of a new token go together as those of existing ones do. Each part can be drawn by itself,
-since gᵢ depends on nothing but the seed, the existing row and the new row.
+Σ̂ [D, D] is never formed. xᵢ is the concatenation of all that the checkpoint stores for token i: input row, output row
+and bias. The rows of a new token are thus correlated as those of existing tokens are. Each part can be drawn
+separately, since gᵢ depends only on the seed, the number of the existing row and the number of the new row.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
-RANDOM, ZERO = "drawn", "zero"  # what new rows are
-SUM_BYTES = 64 * 2**20  # of sums in memory during one reading of the table
-BYTE_HASH = "encoder_hash_tok_embedding"  # end of a module's name: BLT's n-gram tables, whose hash is of bytes
-NOT_RESIZABLE = {  # roles whose rows no resize can serve: why, and what to do
+OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; results depend on it, so it must not change
+RANDOM, ZERO = "drawn", "zero"  # values of the option `rows`
+SUM_BYTES = 64 * 2**20  # memory for the sums during one pass over the table
+BYTE_HASH = "encoder_hash_tok_embedding"  # last part of the module of BLT's n-gram tables, which hash bytes, not ids
+NOT_RESIZABLE = {  # role of a table → why `resize` cannot change its rows, and the remedy
     NGRAM: (
         "its rows are found by a hash of vocab_size, so that under another one every n-gram reads another row",
         "train it with the vocabulary that it shall have",
@@ -82,17 +82,19 @@ def resize(
     seed: Annotated[int, Option("Of the new rows.")] = 0,
     force: bool = False,
 ) -> Change:
-    """Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones.
+    """Change the number of rows of both ends and of the head's bias. New rows resemble the existing ones.
 
-    With `force` other tables with as many rows are left as they are.
+    They are drawn from the normal distribution with the mean and covariance of the rows in use. With `force`, other
+    tables with as many rows stay as they are.
 
     Args:
-        vocab: rows that both ends shall have.
-        multiple_of: rows are rounded up to a multiple of this.
-        tokenizer: folder of a tokenizer; there shall be a row for each of its tokens, and no fewer than there are.
-        shrink: rows may be dropped from the end, down to what tokenizers and config need.
-        rows: "drawn", new rows go together as those in use do; "zero", they and their biases are zeros, as padding is.
-        seed: of the new rows, 0 or more.
+        vocab: number of rows of both ends in the result.
+        multiple_of: round the number of rows up to a multiple of this.
+        tokenizer: folder of a tokenizer. The result has a row for each of its tokens, and no fewer than the source.
+        shrink: allow dropping rows from the end, down to the largest id that the tokenizers and the config name.
+        rows: "drawn": the input row, output row and bias of a new token are drawn jointly. "zero": all are zeros, as
+            padding is.
+        seed: seed of the new rows, 0 or more.
     """
     _require_arguments(vocab, multiple_of, tokenizer, rows, seed)
     new_tokenizer = None
@@ -137,7 +139,7 @@ def _require_arguments(
 
 
 def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Read the tokenizer of a folder; raise if it is missing or damaged."""
+    """Return the tokenizer of a folder; raise if it is missing or damaged."""
     new_tokenizer = read_tokenizer(open_folder(folder))
     if new_tokenizer is not None:
         if new_tokenizer.faults:
@@ -149,7 +151,7 @@ def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _require_resizable(facts: Facts) -> None:
-    """Raise if a table would be read otherwise under another number of tokens."""
+    """Raise if the class would read other rows of a table after a resize."""
     for other in facts.roles.indexed_tensors:
         if other.role in NOT_RESIZABLE and not other.module.endswith(BYTE_HASH):
             why, remedy = NOT_RESIZABLE[other.role]
@@ -159,7 +161,7 @@ def _require_resizable(facts: Facts) -> None:
 def _requested_rows(
     rows: int, vocab: int | None, multiple_of: int | None, new_tokenizer: Tokenizer | None, shrink: bool
 ) -> int:
-    """Return the number of rows that the options ask for, of tables that have `rows` rows."""
+    """Return the number of rows that the options request; `rows` is the present number."""
     needed = 0
     if new_tokenizer is not None:
         needed = new_tokenizer.max_id + 1
@@ -177,7 +179,7 @@ def _requested_rows(
 def _require_unused_end(facts: Facts, count: int, rows: int, new_tokenizer: Tokenizer | None, shrink: bool) -> None:
     """Raise if rows from `count` on must stay.
 
-    They must without `shrink`, and if a tokenizer or a config names one of them.
+    They must stay if `shrink` is false, or if a tokenizer or a config names one of them.
     """
     if not shrink:
         remedy = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
@@ -189,24 +191,24 @@ def _require_unused_end(facts: Facts, count: int, rows: int, new_tokenizer: Toke
 
 
 def _largest_id(facts: Facts, rows: int, new_tokenizer: Tokenizer | None) -> int:
-    """Return the largest id that a tokenizer or a config names, -1 without one.
+    """Return the largest id that a tokenizer or a config names, -1 if there is none.
 
-    Ids in a config from `rows` on do not count.
+    Ids of `rows` or more in a config are ignored.
     """
     ids = [-1]
     for tokenizer in (new_tokenizer, facts.tokenizer):
         if tokenizer is not None:
             ids.append(tokenizer.max_id)
     for record in (facts.config, facts.generation):
-        if isinstance(record, Mapping):  # else a generation_config.json that cannot be read
+        if isinstance(record, Mapping):  # false for a generation_config.json that cannot be read
             ids += [number for number in named_ids(record) if number < rows]
     return max(ids)
 
 
 def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
-    """Return the Euclidean lengths of rows [tables, V] of all tables.
+    """Return the Euclidean length of every row of every table, as [tables, V].
 
-    0 where a table lacks a row.
+    The length of a row that a table lacks is 0.
     """
     row_lengths = np.zeros((len(parts.lookups), parts.rows))
     for table, length in zip(parts.lookups, row_lengths, strict=True):
@@ -217,11 +219,10 @@ def _row_lengths(parts: TokenParts) -> NDArray[np.float64]:
 
 
 def _rows_in_use(facts: Facts, new_tokenizer: Tokenizer | None, row_lengths: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask [V] of rows in use.
+    """Return a mask [V] of the rows in use.
 
-    The tokenizer can produce their id, and in every table they are finite and not 0.
-
-    The checkpoint's own tokenizer counts before `words`; without any, every id is in use.
+    A row is in use if a tokenizer can produce its id, and if it is finite and not zero in every table. The
+    checkpoint's tokenizer takes precedence over `new_tokenizer`. Without a tokenizer, every id counts as produced.
     """
     is_sound: NDArray[np.bool_] = np.all(np.isfinite(row_lengths) & (row_lengths > 0), axis=0)
     for tokenizer in (facts.tokenizer, new_tokenizer):
@@ -231,7 +232,7 @@ def _rows_in_use(facts: Facts, new_tokenizer: Tokenizer | None, row_lengths: NDA
 
 
 def _require_rows_to_draw_from(facts: Facts, parts: TokenParts, in_use: NDArray[np.bool_]) -> None:
-    """Raise if no row is in use, so that none can be drawn."""
+    """Raise if no row is in use, so that no new row can be drawn."""
     if not in_use.any():
         remedy = "train or repair the model first: new rows are drawn from those in use"
         raise CheckpointError(f"{facts.path}: no row of {short(parts.tables[0].name)} is in use", remedy)
@@ -239,22 +240,22 @@ def _require_rows_to_draw_from(facts: Facts, parts: TokenParts, in_use: NDArray[
 
 @dataclass(frozen=True)
 class _ResizedParts:
-    """Parts with another number of rows."""
+    """The tensors of tokens after a resize."""
 
     parts: TokenParts
     count: int
-    in_use: NDArray[np.bool_]  # [V] rows that new ones are drawn from
-    is_random: bool  # new rows are drawn, not zeros
+    in_use: NDArray[np.bool_]  # [V] mask of the rows whose mean and covariance new rows get
+    is_random: bool  # True if new rows are drawn, False if they are zeros
     seed: int
-    repeats_first: bool  # the class reads row 0 for ids beyond its table of layers
+    repeats_first: bool  # the class reads row 0 of a per-layer table for ids beyond its end
 
     @property
     def added(self) -> int:
-        """Number of rows that are new in every part."""
+        """Number of rows that are new in every tensor."""
         return max(0, self.count - self.parts.rows)
 
     def notes(self) -> list[str]:
-        """Say which rows are dropped or new."""
+        """Return notes on dropped and new rows."""
         rows, count, notes = self.parts.rows, self.count, []
         how = f"drawn like the {int(self.in_use.sum()):,} rows in use, with seed {self.seed}"
         if not self.is_random:
@@ -273,7 +274,11 @@ class _ResizedParts:
         return notes
 
     def length_notes(self, row_lengths: NDArray[np.float64]) -> list[str]:
-        """Compare the lengths of new rows with those of rows in use, `lengths` [tables, V]."""
+        """Return notes that compare the lengths of new rows with those of rows in use.
+
+        Args:
+            row_lengths: Euclidean lengths of the rows of all tables, [tables, V].
+        """
         if not self.added or not self.is_random:
             return []
         notes = []
@@ -289,9 +294,9 @@ class _ResizedParts:
         return notes
 
     def pieces(self, part: Stored) -> Pieces:
-        """Yield the bytes of a part with `count` rows.
+        """Yield the bytes of a tensor with `count` rows.
 
-        Rows that stay come first, then copies of its first row, then new ones.
+        Retained rows come first, then copies of the first row, then new rows.
         """
         row_bytes = part.nbytes // max(1, part.rows)
         stay = min(part.rows, self.count)
@@ -310,21 +315,20 @@ class _ResizedParts:
 
 
 def _first_rows(part: Stored, count: int, row_bytes: int) -> Stored:
-    """Return the first rows of a part as a stored tensor."""
+    """Return the first `count` rows of a stored tensor, without reading them."""
     return replace(part, shape=(count, *part.shape[1:]), end=part.start + count * row_bytes)
 
 
 def new_rows(part: Stored, in_use: NDArray[np.bool_], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
     """Yield `count` new rows of a table [V, E] or a bias [V], in blocks.
 
-    A block is [≤ 256, E]. The part is read few times.
-
-    A new row depends on the seed and its own number, not on how many are drawn with it.
+    A block is [≤ 256, E]. One pass over the stored tensor serves as many blocks as fit in `SUM_BYTES`. A new row
+    depends on the seed and on its number, not on how many rows are drawn with it.
     """
     blocks, used_count = range(-(-count // NEW_BLOCK)), int(in_use.sum())
-    width = math.prod(part.shape[1:])  # 1 of a bias
+    width = math.prod(part.shape[1:])  # 1 for a bias
     at_once = max(1, SUM_BYTES // (8 * NEW_BLOCK * width))
-    for first in blocks[::at_once]:  # each with one reading of the part
+    for first in blocks[::at_once]:  # one pass over the tensor for each group
         group = blocks[first : first + at_once]
         sums, weights, total = _weighted_sums(part, in_use, group, seed)
         mean = total / used_count
@@ -340,10 +344,11 @@ def _weighted_sums(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Read the rows in use once, and return weighted sums of them.
 
-    These are Σ gᵢ xᵢ [blocks, 256, E], Σ gᵢ [blocks, 256, 1] and Σ xᵢ [E].
-
     Args:
-        group: numbers of the blocks of new rows; each has other gᵢ.
+        group: numbers of the blocks of new rows; each block has different gᵢ.
+
+    Returns:
+        Σ gᵢ xᵢ [blocks, 256, E], Σ gᵢ [blocks, 256, 1] and Σ xᵢ [E].
     """
     width = math.prod(part.shape[1:])  # 1 of a bias
     sums = np.zeros((len(group), NEW_BLOCK, width))

@@ -1,9 +1,9 @@
-"""`slim`: an adapter without what its base has.
+"""`slim`: store only the rows of an adapter's table copies that differ from its base.
 
-An adapter that stores whole tables keeps the rows that differ from its base, as PEFT's trained rows. PEFT's
-`trainable_tokens_delta` holds a row's new values, not a difference, so that base and rows together are the copy, bit
-for bit: the result is read back and compared so, every row. On a tied base PEFT gives trained rows of the input table
-to the head too; a copy that acts at one end alone cannot be written so, and is refused.
+PEFT reads these rows as trained rows. Its `trainable_tokens_delta` contains the new values of a row, not a difference.
+The base's table with these rows is therefore the copy, bit for bit; `slim` reads the result back and compares every
+row. On a tied base, PEFT also gives trained rows of the input table to the head. `slim` refuses a copy that acts at
+one end only, because trained rows cannot express it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def slim(
     ],
     force: bool = False,
 ) -> Change:
-    """Keep of an adapter's copies of tables only the rows that differ from its base.
+    """Reduce an adapter's table copies to the rows that differ from its base.
 
-    PEFT reads them as `trainable_token_indices`. A copy of the base's own table that PEFT saved below a low-rank update
-    goes altogether.
+    PEFT reads these rows as `trainable_token_indices`. A copy of the base's table that PEFT saved below a low-rank
+    update is dropped completely.
 
     Args:
         base: checkpoint folder of the model that the adapter was trained on; it is only read.
@@ -87,25 +87,25 @@ def slim(
 
 @dataclass(frozen=True)
 class TableCopy:
-    """A copy of a table of the base in an adapter."""
+    """A copy of one of the base's tables in an adapter."""
 
     end: EndUpdate
-    stored: Stored  # in the adapter
-    table: Stored  # of the base
+    stored: Stored  # the copy in the adapter
+    table: Stored  # the base's table
 
 
 @dataclass(frozen=True)
 class SlimmedCopy:
-    """A copy of which only the rows stay that differ from the base's table."""
+    """A table copy, reduced to the rows that differ from the base's table."""
 
-    module: str  # that PEFT trains rows of
-    stored: Stored  # the whole copy, in the adapter
-    table: Stored  # of the base
-    ids: list[int]  # rows that differ
+    module: str  # module whose rows PEFT trains
+    stored: Stored  # the full copy in the adapter
+    table: Stored  # the base's table
+    ids: list[int]  # numbers of the rows that differ
 
     @property
     def name(self) -> str:
-        """Name of the tensor that has these rows."""
+        """Name of the tensor that stores the rows that differ."""
         return f"{PREFIX}{self.module}.token_adapter.{DELTA}"
 
     def rows_tensor(self) -> NewTensor:
@@ -118,7 +118,7 @@ class SlimmedCopy:
         return gather_rows(self.stored, self.ids)
 
     def equals_base_with(self, rows: Stored | None, ids: tuple[int, ...]) -> bool:
-        """Return True if the base's table with these rows is the copy, byte for byte."""
+        """Return True if the base's table with `rows` at `ids` is the copy, byte for byte."""
         result = MergedTensor(self.table, self.stored.dtype, ids=ids, rows=rows)
         copy = MergedTensor(self.stored, self.stored.dtype)
         return same_pieces(result.pieces(), copy.pieces())
@@ -146,20 +146,20 @@ class _SlimAdapter:
         """Compare every copy with its table.
 
         Args:
-            copied_modules: modules of the base that the adapter has a full copy of.
-            input_module: module of the input table, which a list of rows without a module belongs to.
+            copied_modules: modules of the base that the adapter stores a full copy of.
+            input_module: module of the input table; a list of trained rows without a module belongs to it.
 
         Raises:
-            CheckpointError: a copy that is none, or whose rows have no place in a slim adapter.
+            CheckpointError: a copy has another shape or type than its table, or trained rows cannot express it.
         """
         self.adapter = adapter
         self.copied_modules = copied_modules
         self.input_module = input_module
         self.slimmed = self._slimmed(copies)
-        self.changed = [copy for copy in self.slimmed if copy.ids]  # the others equal the base's table
+        self.changed = [copy for copy in self.slimmed if copy.ids]  # other copies equal the base's table
 
     def _slimmed(self, copies: list[TableCopy]) -> list[SlimmedCopy]:
-        """Return the rows that stay of every full copy."""
+        """Return every full copy, reduced to its changed rows."""
         slimmed: list[SlimmedCopy] = []
         for copy in copies:
             ids = _changed_ids(self.adapter, copy)
@@ -167,21 +167,21 @@ class _SlimAdapter:
                 continue
             if not self.adapter.tied:
                 slimmed.append(SlimmedCopy(copy.end.module, copy.stored, copy.table, ids))
-            elif not slimmed:  # of a tied pair PEFT keeps the rows once, at the input
+            elif not slimmed:  # PEFT stores the rows of a tied pair once, at the input
                 slimmed.append(SlimmedCopy(self.input_module, copy.stored, copy.table, ids))
         return slimmed
 
     def config(self) -> dict[str, Any]:
-        """Return the entries of adapter_config.json that name trained rows instead of full copies."""
+        """Return the changes of adapter_config.json: trained rows replace full copies."""
         if not self.copied_modules:
             return {}
         names = self.adapter.names_under("modules_to_save")
         saved = [name for name in names if not _names_any(name, self.copied_modules)]
-        # PEFT writes null where there is none
+        # PEFT writes null if there is none
         return {"modules_to_save": saved or None, "trainable_token_indices": self._trained_rows() or None}
 
     def _trained_rows(self) -> dict[str, list[int]]:
-        """Return the ids of trained rows by module, those that the adapter had already included."""
+        """Return the ids of trained rows by module, including those that the adapter already has."""
         rows: dict[str, list[int]] = {}
         for module, ids in self.adapter.token_rows.items():
             rows[module or self.input_module] = list(ids)
@@ -190,7 +190,7 @@ class _SlimAdapter:
         return rows
 
     def note(self) -> str:
-        """Say how many rows of each copy stay."""
+        """Return a sentence on the number of retained rows of each copy."""
         if not self.slimmed:
             return "kept: the low-rank updates; the copies were the tables of the base"
         counts = []
@@ -199,7 +199,7 @@ class _SlimAdapter:
         return f"kept: {' and '.join(counts)}"
 
     def flaws(self, folder: Path) -> Iterator[str]:
-        """Yield each module whose rows in the finished result are not those of the copy."""
+        """Yield a sentence for each module whose rows in the finished result differ from the copy."""
         stored = read_header(folder / WEIGHTS).tensors
         config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         written = config.get("trainable_token_indices") or {}
@@ -210,9 +210,9 @@ class _SlimAdapter:
 
 
 def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
-    """Return the rows in which a copy differs from the base's table.
+    """Return the numbers of the rows in which a copy differs from the base's table.
 
-    Raise if a slim adapter cannot store them.
+    Raise if trained rows cannot express the copy.
     """
     stored, table = copy.stored, copy.table
     if stored.shape != table.shape or not {stored.dtype, table.dtype} <= set(FLOATING):
@@ -230,22 +230,22 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
 
 
 def _names_any(name: str, modules: Collection[str]) -> bool:
-    """Return True if a name of `modules_to_save` is that of one of these modules."""
+    """Return True if `name`, an entry of `modules_to_save`, names one of these modules."""
     return any(ends_with(module, name) for module in modules)
 
 
-# why trained rows would not do what a copy does
+# reasons why trained rows cannot replace a copy
 
 
 def _require_rows_will_do(adapter: AdapterFacts, model: Facts, modules: set[str]) -> None:
-    """Raise if PEFT's trained rows would not do what the copies of these modules do."""
+    """Raise if PEFT's trained rows would act differently from the copies of these modules."""
     obstacle = _shared_name(adapter, modules) or _obstacle(adapter, model, modules)
     if obstacle is not None:
         raise CheckpointError(f"{adapter.path}: {obstacle.problem}", obstacle.remedy)
 
 
 def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacle | None:
-    """Return why trained rows act otherwise than the copies, None if they act alike."""
+    """Return why trained rows act differently from the copies, None if they act alike."""
     if adapter.config.get("peft_type") != "LORA":
         return Obstacle("its peft_type is not LORA", "keep it: rows beside other updates are not known")
     if not modules:
@@ -263,9 +263,9 @@ def _obstacle(adapter: AdapterFacts, model: Facts, modules: set[str]) -> Obstacl
 
 
 def _difference_of_ends(adapter: AdapterFacts) -> str | None:
-    """Say how an adapter of a tied base acts on its two ends differently.
+    """Return how an adapter of a tied base acts differently on the two ends.
 
-    None if it does not.
+    Return None if it acts alike on both.
     """
     ends = [end for end in (adapter.input, adapter.output) if end is not None]
     if len(ends) == 2 and not adapter.equal:
@@ -283,7 +283,10 @@ def _acts_on_head(adapter: AdapterFacts, modules: set[str]) -> bool:
 
 
 def _shared_name(adapter: AdapterFacts, modules: set[str]) -> Obstacle | None:
-    """Return the last name in `modules_to_save` that names both a copied table and another module."""
+    """Return an obstacle if an entry of `modules_to_save` is ambiguous.
+
+    Such an entry names a copied table and also another module with a full copy. The last one is returned.
+    """
     fully_copied = {module for module, parts in adapter.parts.items() if "weight" in parts}
     others = fully_copied - modules
     for name in reversed(adapter.names_under("modules_to_save")):

@@ -1,4 +1,4 @@
-"""`tie`: one table for both ends, and the flag that says so."""
+"""`tie`: store one table for both ends, and set the config's flag to true."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def tie(
 ) -> Change:
     """Give both ends of a checkpoint one table.
 
-    It is stored under the input's name, and the config says so at every level.
+    The result stores the table under the input table's name, and the flag of the config becomes true at every level.
 
     Args:
-        keep: whose values the table gets where the two differ: "input", "output", or "mean", their average,
-            rounded once to the input table's type. Without effect where they are equal.
+        keep: source of the values if the two tables differ: "input", "output" or "mean". "mean" is their average,
+            rounded once to the input table's type. If the tables are equal, `keep` has no effect.
     """
     if keep is not None and keep not in KEEP:
         raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")

@@ -1,24 +1,25 @@
-"""`transplant`: another tokenizer's vocabulary, without training.
+"""`transplant`: replace a checkpoint's vocabulary by another tokenizer's, without training.
 
     token of the new vocabulary                        its row, at both ends and in every head bias
-    in both vocabularies (it writes the same bytes)    the old token's, bit for bit
-    special, of a role that the old one has too        that token's, bit for bit
-    with a donor                                       Σ cⱼ rowⱼ over a few shared tokens j: what its row is of
-                                                       theirs in the donor, by matching pursuit (arXiv:2506.06607)
-    else                                               halfway from m to the mean of the rows of its pieces: the
+    shared: an old token writes the same bytes         the old token's row, bit for bit
+    special, with a role that an old token has         that token's row, bit for bit
+    other, with a donor                                Σ cⱼ rowⱼ over a few shared tokens j; the cⱼ fit its row in the
+                                                       donor by matching pursuit (arXiv:2506.06607)
+    other, without a donor                             halfway from m to the mean of the rows of its pieces: the
                                                        longest old tokens that write it, from the left
-    what is left                                       m, the mean of the rows of all shared tokens
+    other, without pieces                              m, the mean of the rows of all shared tokens
 
-A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so what was tied
-stays tied. Halfway: a mean of pieces has their logits, and a long token is rarer than its pieces (docs/transplant.md
-has the figures). Rows are made as they are written; of the donor, the rows of its input table are held.
+A donor is a model that has the new vocabulary. One set of coefficients serves input, output and bias, so a tied model
+stays tied. The reason for halfway: the mean of the pieces has their logits, and a long token is rarer than its pieces
+(docs/transplant.md has the figures). Rows are computed while they are written. Memory holds the rows of the donor's
+input table.
 
 Orthogonal matching pursuit finds each target as a combination of few anchors (Pati, Rezaiifar & Krishnaprasad 1993):
 
     r = x, S = {}           repeat: S ∪= {argmaxⱼ |⟨aⱼ, r⟩| / ‖aⱼ‖},  c = argmin ‖x − Σ_S cⱼ aⱼ‖,  r = x − Σ_S cⱼ aⱼ
 
-The chosen anchors are kept as an orthonormal basis (Gram–Schmidt, twice, which is enough: Giraud et al. 2005), so that
-a step costs its products with the anchors and no new solution; coefficients come from one triangular system at the end.
+The chosen anchors form an orthonormal basis (Gram–Schmidt, twice, which is enough: Giraud et al. 2005). A step then
+costs only products with the anchors. One triangular system at the end gives the coefficients.
 """
 
 from __future__ import annotations
@@ -53,29 +54,32 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import report_progress
 
 GENERATION = "generation_config.json"
-ROWS_AT_ONCE = 256  # rows that are made at a time
-BLOCK_BYTES = 64 * 2**20  # in memory at a time, next to the anchors
-ROUNDING_SHARE = 1e-6  # a residual or a new direction below this share of its vector is rounding
+ROWS_AT_ONCE = 256  # rows computed in one block
+BLOCK_BYTES = 64 * 2**20  # memory for one block of targets, in addition to the anchors
+ROUNDING_SHARE = 1e-6  # a residual or direction shorter than this share of its vector is rounding error
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
-Row = NDArray[np.float64] | np.float64  # [E] of a table; a number of a bias
+Row = NDArray[np.float64] | np.float64  # a row [E] of a table, or a number of a bias
 
 
 @dataclass(frozen=True)
 class Mix:
     """A combination of old rows."""
 
-    rows: NDArray[np.int64]  # their numbers
-    coefficients: NDArray[np.float64]
+    rows: NDArray[np.int64]  # numbers of the old rows
+    coefficients: NDArray[np.float64]  # one for each of these rows
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What each new row is made of."""
+    """Sources of all new rows: copies and combinations of old rows.
 
-    copied: NDArray[np.int64]  # [V'] the old row that it equals; -1 where it is made
-    middle: NDArray[np.float64]  # [V'] coefficient of m in a row that is made
-    mixed: dict[int, Mix]  # by new id
+    A new row is an old row, or middle · m + its mix, where m is the mean of all old rows that are copied.
+    """
+
+    copied: NDArray[np.int64]  # [V'] number of the old row that the new row equals; -1 for a computed row
+    middle: NDArray[np.float64]  # [V'] coefficient of m in a computed row
+    mixed: dict[int, Mix]  # by new id; a computed row without an entry is middle · m
 
     @property
     def shared(self) -> int:
@@ -83,11 +87,11 @@ class Recipe:
         return int((self.copied >= 0).sum())
 
     def lacks(self, number: int) -> bool:
-        """Return True for a new id whose row is neither copied nor mixed yet."""
+        """Return True if the row of a new id is neither copied nor mixed yet."""
         return bool(self.copied[number] < 0) and number not in self.mixed
 
     def pieces(self, part: Stored) -> Pieces:
-        """Yield the bytes of a part's new rows [V', …], in order."""
+        """Yield the bytes of the new rows [V', …] of a tensor, in order."""
         with Reader(part) as reader:
             mean = self._mean(reader)
             step = max(1, min(ROWS_AT_ONCE, CHUNK_BYTES // max(1, reader.row_bytes)))
@@ -108,7 +112,7 @@ class Recipe:
         return mean
 
     def _mixed_row(self, reader: Reader, number: int, mean: Row) -> Row:
-        """Return a new row that is made of the mean and of old rows."""
+        """Return a computed row: its share of the mean plus its mix of old rows."""
         row: Row = self.middle[number] * mean
         mix = self.mixed.get(number)
         if mix is not None:
@@ -134,16 +138,17 @@ def transplant(
     atoms: Annotated[int, Option("With --donor: shared tokens in one combination at most.")] = 64,
     force: bool = False,
 ) -> Change:
-    """Give a checkpoint another tokenizer's vocabulary: tokens that both have keep their rows.
+    """Replace a checkpoint's vocabulary by another tokenizer's. Tokens of both vocabularies keep their rows.
 
-    The rows of other tokens are made of these, without training. With `force` other tables with as many rows are left
-    as they are.
+    The rows of other tokens are combinations of these, without training (Goddard and Fernandes Neto 2025,
+    arXiv:2506.06607). With `force`, other tables with as many rows stay as they are.
 
     Args:
-        tokenizer: folder of the new tokenizer; its files come with the result, and the old ones stay behind.
-        donor: a model that has this tokenizer: rows of new tokens are then combined as they are in it.
-        atoms: k, shared tokens in one combination at most; and no more than an eighth of the donor's width, for as many
-            as it is wide make any row, and say nothing.
+        tokenizer: folder of the new tokenizer; its files replace the old tokenizer's in the result.
+        donor: a model with this tokenizer. The row of a new token then combines shared rows as its row in the donor
+            does.
+        atoms: k, the largest number of shared tokens in one combination. It is at most an eighth of the donor's width,
+            because as many rows as the width reproduce any row exactly, and thus carry no information.
     """
     if atoms < 1:
         raise CheckpointError(f"atoms is {atoms}", "it must be 1 or more")
@@ -182,7 +187,7 @@ def transplant(
 def _parts(facts: Facts) -> tuple[Stored, ...]:
     """Return the tables of both ends and the biases, as [V, …].
 
-    Refuse a model with further tables of tokens.
+    Raise if the model has further tables of tokens.
     """
     for other in facts.roles.indexed_tensors:
         problem = f"{facts.path}: {short(other.tensor.name)} ({other.role}) is made for the old vocabulary"
@@ -190,14 +195,16 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     return parts_of_tokens(facts, "transplant").all
 
 
-# what each new row is made of
+# sources of new rows
 
 
 def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
-    """Return for each new id the old one whose row it takes, -1 without one.
+    """Return the old id whose row each new id takes, as [V'].
 
-    Of two old tokens that write the same the one counts that is spelled alike, else the later: SentencePiece's letters
-    come after the bytes that they are.
+    It is -1 if there is none.
+
+    If two old tokens write the same bytes, the one with the same spelling is taken, else the later one. SentencePiece
+    lists letters after the byte tokens that write the same bytes.
     """
     copied = np.full(new.rows, -1, np.int64)
     by_bytes = {writes: number for number, writes in old.writes.items()}
@@ -214,23 +221,24 @@ def shared_rows(old: TokenBytes, new: TokenBytes) -> NDArray[np.int64]:
 
 
 def _shared_special(number: int, alike: int, old: TokenBytes, new: TokenBytes) -> int:
-    """Return the old id whose row a new special token takes, -1 without one.
+    """Return the old id whose row a new special token takes, -1 if there is none.
 
     Args:
-        alike: the old token that is spelled as this one, -1 without one.
+        number: id of the new token.
+        alike: id of the old token with the same spelling, -1 if there is none.
     """
     if alike >= 0 and alike not in old.writes:
         return alike
-    for role in ROLES:  # one token may have several; an end is what most models have and need
+    for role in ROLES:  # a token may have several roles; `ROLES` begins with the one that most models have
         if new.roles.get(role) == number and role in old.roles:
             return old.roles[role]
     return -1
 
 
 def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[str]:
-    """Add to a recipe the rows of new tokens that old tokens spell.
+    """Add the rows of new tokens that old tokens spell to a recipe.
 
-    Return a note on them, if there are any.
+    Return a note on them; the list is empty if there are none.
     """
     id_of = {writes: number for number, writes in old.writes.items()}
     longest = max(map(len, id_of), default=0)
@@ -250,12 +258,13 @@ def _mix_by_spelling(recipe: Recipe, old: TokenBytes, new: TokenBytes) -> list[s
 
 
 def spell(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
-    """Return old tokens that together write these bytes, each the longest that continues them.
+    """Return the ids of old tokens that together write these bytes.
 
-    Bytes that no token writes are left out.
+    From the left, each token is the longest that continues the bytes. Bytes that no token writes are skipped.
 
     Args:
-        id_of: old tokens by the bytes that they write.
+        writes: bytes of the new token.
+        id_of: {bytes that an old token writes: its id}.
         longest: number of bytes of the longest old token.
     """
     tokens: list[int] = []
@@ -272,7 +281,7 @@ def spell(writes: bytes, id_of: dict[bytes, int], longest: int) -> list[int]:
 
 
 def _note_on_shared(recipe: Recipe, new: TokenBytes) -> str:
-    """Say how many tokens keep their rows."""
+    """Return a sentence on the number of tokens that keep their rows."""
     tokens = f"{recipe.shared:,} of {len(new.pieces):,} tokens"
     return f"{tokens} are in both vocabularies and keep their rows bit for bit"
 
@@ -290,7 +299,10 @@ def _notes_on_rest(recipe: Recipe, new: TokenBytes) -> list[str]:
 
 
 def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -> str:
-    """Add combinations of shared rows, as a donor has them, to a recipe; return a note."""
+    """Add rows that combine shared rows as the donor's do to a recipe.
+
+    Return a note on them.
+    """
     ids, rows = _rows_of_donor(new, folder)
     is_sound = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
     is_shared = recipe.copied[ids] >= 0
@@ -299,7 +311,7 @@ def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -
         raise CheckpointError(f"{folder.path}: no shared token has a row in use", "leave --donor out")
     most = min(atoms, max(1, rows.shape[1] // 8))
     chosen, coefficients = pursue(rows[anchors], rows[targets], most, "matching rows of the donor")
-    left = []  # of each target, the share of its length that the combination lacks
+    left = []  # for each target, the residual as a share of its length
     for number, row, shared, c in zip(ids[targets], rows[targets], ids[anchors][chosen], coefficients, strict=True):
         recipe.mixed[int(number)] = Mix(recipe.copied[shared], c)
         recipe.middle[number] = 0.0
@@ -310,7 +322,9 @@ def _mix_by_donor(recipe: Recipe, new: TokenBytes, folder: Folder, atoms: int) -
 
 
 def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], Floats]:
-    """Return the ids [n] of tokens that write bytes, and their rows [n, D] in the donor's input table.
+    """Return the ids [n] of tokens that write bytes, and their donor rows [n, D].
+
+    The rows are those of the donor's input table.
 
     Raises:
         CheckpointError: the donor has another vocabulary, or its rows do not fit in memory.
@@ -318,7 +332,7 @@ def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], 
     if read_token_bytes(folder).pieces != new.pieces:
         raise CheckpointError(f"{folder.path}: its vocabulary is not the new tokenizer's", "give a model that has it")
     table = require_readable_tables(Facts(folder), "take rows from")[0]
-    # shared rows, the same with length 1, and the others
+    # memory for the shared rows, for these with length 1, and for the other rows
     require_memory(8 * table.shape[1] * table.rows, f"{folder.path}: the rows of its table")
     ids = np.array([number for number in new.writes if number < table.rows], np.int64)
     with Reader(table) as reader:
@@ -330,21 +344,21 @@ def _rows_of_donor(new: TokenBytes, folder: Folder) -> tuple[NDArray[np.int64], 
 
 @dataclass(frozen=True)
 class ConfigChanges:
-    """The configs with the ids of the new vocabulary."""
+    """Changes of the configs to the ids of the new vocabulary."""
 
     config: dict[str, Any]  # {dotted path: new value} of config.json
-    texts: dict[str, bytes]  # {file: new content} of other files
-    lost: set[str]  # dotted paths that have no token any more
+    texts: dict[str, bytes]  # {file: new content} of other configs
+    lost: set[str]  # dotted paths whose token the new vocabulary lacks
 
     def notes(self) -> list[str]:
-        """Return a note on the paths that have no token any more, if there are any."""
+        """Return a note on the paths whose token the new vocabulary lacks, if there are any."""
         if not self.lost:
             return []
         return [f"{', '.join(sorted(self.lost))}: null now, for the new vocabulary has no such token"]
 
 
 def _with_new_ids(facts: Facts, recipe: Recipe, new: TokenBytes) -> ConfigChanges:
-    """Return what becomes of the token ids in config.json and generation_config.json."""
+    """Return the changes of the token ids in config.json and generation_config.json."""
     new_ids: dict[int, int] = {}  # {old id: the first new id that takes its row}
     for number, row in enumerate(recipe.copied.tolist()):
         if row >= 0:
@@ -367,7 +381,10 @@ def _paths_of_none(changes: Mapping[str, Any]) -> set[str]:
 def new_id_values(record: Mapping[str, Any], new: TokenBytes, new_ids: dict[int, int]) -> dict[str, Any]:
     """Return {dotted path: new value} of every token id in a config.
 
-    None where the new vocabulary lacks the token.
+    The value is None if the new vocabulary lacks the token.
+
+    Args:
+        new_ids: {old id: new id} of shared tokens.
     """
     changes: dict[str, Any] = {}
     for path, value in id_values(record):
@@ -384,11 +401,12 @@ def new_id_values(record: Mapping[str, Any], new: TokenBytes, new_ids: dict[int,
 def _new_role_value(role: str, value: Any, new: TokenBytes, new_ids: dict[int, int]) -> Any:
     """Return the new value of a key such as `eos_token_id`.
 
-    Its first id is that of the role in the new vocabulary.
+    Its first id is the id of the role in the new vocabulary.
 
     Args:
-        role: the key without its ending, "eos_token".
-        value: one id, or a list of ids.
+        role: the key without its ending, for example "eos_token".
+        value: one old id, or a list of old ids.
+        new_ids: {old id: new id} of shared tokens.
     """
     old_ids = value
     if not isinstance(value, list):
@@ -409,16 +427,21 @@ def _new_role_value(role: str, value: Any, new: TokenBytes, new_ids: dict[int, i
 
 
 def pursue(
-    anchors: Floats, targets: Floats, most: int, problem: str = "matching"
+    anchors: Floats, targets: Floats, most: int, task: str = "matching"
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Write targets [n, D] as combinations of at most `most` anchors [S, D].
+    """Approximate each target by a combination of a few anchors (matching pursuit).
 
-    No anchor is zero.
+    Anchors are chosen in fp32, and combined in fp64.
 
-    Those are chosen in fp32, and combined in fp64. `what` names the work in progress.
+    Args:
+        anchors: [S, D], none of them zero.
+        targets: [n, D].
+        most: largest number of anchors for one target.
+        task: name of the work, for the progress display.
 
     Returns:
-        Places among the anchors [n, k], and coefficients [n, k], 0 where fewer were needed; k ≤ S and k ≤ D.
+        Indices of the chosen anchors [n, k], and coefficients [n, k] with k ≤ S and k ≤ D. A coefficient is 0 if a
+        target needs fewer anchors.
     """
     most = min(most, *anchors.shape)
     lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))
@@ -430,24 +453,28 @@ def pursue(
         block = slice(start, start + step)
         x = targets[block].astype(np.float64)
         chosen[block], coefficients[block] = _pursue_block(anchors, lengths, unit, x, most)
-        report_progress(problem, min(start + step, len(targets)), len(targets))
+        report_progress(task, min(start + step, len(targets)), len(targets))
     return chosen, coefficients
 
 
 def _pursue_block(
     anchors: Floats, lengths: NDArray[np.float64], unit: NDArray[np.float32], x: NDArray[np.float64], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return what `pursue` does for a block of targets x [n, D].
+    """Return the result of `pursue` for a block of targets x [n, D].
 
-    `unit` [S, D] are the anchors with length 1.
+    Args:
+        anchors: [S, D].
+        lengths: Euclidean lengths of the anchors, [S].
+        unit: the anchors divided by their lengths, [S, D].
+        most: k.
     """
     n = np.arange(len(x))
     residual = x.copy()  # r
     least = ROUNDING_SHARE * np.linalg.norm(x, axis=1)
-    basis = np.zeros((len(x), most, x.shape[1]))  # the chosen anchors, orthonormal
-    triangle = np.tile(np.eye(most), (len(x), 1, 1))  # column k: anchor k in that basis
+    basis = np.zeros((len(x), most, x.shape[1]))  # orthonormal basis of the chosen anchors
+    triangle = np.tile(np.eye(most), (len(x), 1, 1))  # column k: coordinates of chosen anchor k in that basis
     chosen = np.zeros((len(x), most), np.int64)
-    projections = np.zeros((len(x), most))  # the targets in that basis
+    projections = np.zeros((len(x), most))  # coordinates of the targets in that basis
     for k in range(most):
         similarity = np.abs(residual.astype(np.float32) @ unit.T)
         similarity[n[:, None], chosen[:, :k]] = -1  # an anchor is chosen once
@@ -458,7 +485,7 @@ def _pursue_block(
             new -= np.einsum("nk,nkd->nd", part, basis[:, :k])
             triangle[:, :k, k] += part
         length = np.linalg.norm(new, axis=1)
-        # what the anchors so far contain already, and what is no longer needed, gets the coefficient 0
+        # an anchor gets the coefficient 0 if the basis already contains it, or if the residual is small enough
         is_useful = (length > ROUNDING_SHARE) & (np.linalg.norm(residual, axis=1) > least)
         triangle[:, :k, k] *= is_useful[:, None]
         triangle[:, k, k] = np.where(is_useful, length, 1.0)

@@ -1,8 +1,8 @@
-"""`trim`: a smaller vocabulary in tables, tokenizer and configs, of the tokens that a text needs.
+"""`trim`: drop the tokens that a text does not need from tables, tokenizer and configs.
 
-Rows that stay keep their bytes and their order; ids close ranks. Text that was made of the tokens that stay alone is
-cut into them as before (`tokenizer_file.py`, and docs/trim.md for the proof). Other text takes more tokens. How many
-more is measured on the last tenth of the text, with tokens that the rest of it alone chose.
+Retained rows keep their bytes and their order, and get consecutive ids. A text whose tokens are all retained is cut
+into the same tokens as before (`tokenizer_file.py`; docs/trim.md has the proof). Other text takes more tokens.
+`trim` measures how many more on the last tenth of the text, with a vocabulary chosen from the first nine tenths.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-MOST_LISTED = 8  # tokens in one line
+MOST_LISTED = 8  # tokens named in one line
 CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
-OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # which nothing here rewrites
+OTHER_TOKENIZERS = re.compile(r"\.(model(\.v\d+)?|spm|tiktoken)$|^tekken\.json$")  # formats that `trim` cannot rewrite
 
 Configs = Mapping[str, Mapping[str, Any]]  # {file: its JSON object}
 
@@ -60,14 +60,15 @@ def trim(
     size: Annotated[int | None, Option("So many stay: the text's most frequent, then the smallest ids.")] = None,
     force: bool = False,
 ) -> Change:
-    """Drop the tokens that a text does not need: rows at both ends, the tokenizer, and ids in configs.
+    """Drop the tokens that a text does not need. Both ends lose their rows; tokenizer and configs get new ids.
 
-    Special and added tokens, bytes and whatever a config names always stay, and so do the ancestors of all that stay.
+    Special and added tokens, byte tokens and tokens that a config names are always retained. So are the ancestors of
+    every retained token: the parts from which BPE merges it.
 
     Args:
-        text: a text file; the tokens that occur in it stay.
-        keep: a file with a token, or with an id, on each line; these stay too.
-        size: how many tokens stay: the most frequent of the text, then those of the smallest ids.
+        text: a text file; the tokens that occur in it are retained.
+        keep: a file that lists further tokens to retain: a token on each line, or an id on each line.
+        size: number of tokens to retain: first the most frequent of the text, then those with the smallest ids.
     """
     if (text, keep, size) == (None, None, None):
         raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
@@ -107,7 +108,7 @@ def trim(
 
 
 class _TrimmedCheckpoint:
-    """Tensors, tokenizer and configs with the tokens that stay, and a check of the result."""
+    """Tensors, tokenizer and configs with the retained tokens, and a check of the result."""
 
     def __init__(
         self,
@@ -117,7 +118,11 @@ class _TrimmedCheckpoint:
         configs: Configs,
         retained_ids: list[int],
     ) -> None:
-        """Number the tokens that stay in the order of their old ids; `stay` ascends."""
+        """Give the retained tokens new ids in the order of their old ids.
+
+        Args:
+            retained_ids: old ids of the retained tokens, in ascending order.
+        """
         self.facts = facts
         self.parts = parts
         self.tokenizer_file = tokenizer_file
@@ -126,11 +131,11 @@ class _TrimmedCheckpoint:
         self.new_ids = {old: number for number, old in enumerate(retained_ids)}
 
     def pieces(self, part: Stored) -> Pieces:
-        """Yield the bytes of a part's rows that stay."""
+        """Yield the bytes of the retained rows of a tensor."""
         return gather_rows(part, self.rows)
 
     def texts(self) -> dict[str, bytes]:
-        """Return {file: new content} of every file next to the tensors that changes, but config.json."""
+        """Return {file: new content} of every changed text file except config.json."""
         texts = {"tokenizer.json": self.tokenizer_file.without(self.new_ids)}
         texts |= trimmed_vocabularies(self.facts, self.tokenizer_file, self.new_ids)
         for name, record in self.configs.items():
@@ -142,16 +147,19 @@ class _TrimmedCheckpoint:
         return texts
 
     def config(self) -> dict[str, Any]:
-        """Return {dotted path: new value} of config.json."""
+        """Return the changes of config.json, as {dotted path: new value}."""
         sizes = vocab_size_changes(self.facts, self.parts[0].rows, len(self.rows))
         return renumber_config(self.configs[CONFIG], self.new_ids) | sizes
 
     def other_tokenizers(self) -> frozenset[str]:
-        """Return the names of tokenizer files in other formats, which know the old tokens only."""
+        """Return the names of tokenizer files in other formats, which have only the old ids."""
         return frozenset(name for name in self.facts.folder.files if OTHER_TOKENIZERS.search(name))
 
     def flaws(self, folder: Path) -> Iterator[str]:
-        """Yield how the finished result differs from the plan: its tokenizer, and every row that stays."""
+        """Yield each difference between the finished result and the plan.
+
+        The check covers the tokenizer and every retained row.
+        """
         expected = renumber_tokens(self.tokenizer_file.ids, self.new_ids)
         tokenizer = load_tokenizer((folder / "tokenizer.json").read_bytes(), "the result was not kept: its tokenizer")
         if tokenizer.get_vocab(with_added_tokens=True) != expected:
@@ -161,7 +169,7 @@ class _TrimmedCheckpoint:
             yield from self._changed_rows(part, tensors[part.name])
 
     def _changed_rows(self, part: Stored, result: Stored) -> Iterator[str]:
-        """Yield a sentence for each piece of a part's rows that the result stores otherwise."""
+        """Yield a sentence for each piece of a tensor that the result stores with other bytes."""
         offset = 0
         with Reader(result) as reader:
             for piece in self.pieces(part):
@@ -175,7 +183,7 @@ class _TrimmedCheckpoint:
 def _parts(facts: Facts) -> tuple[Stored, ...]:
     """Return every tensor with a row for each token, as [V, …].
 
-    Refuse a checkpoint with one that nothing can trim.
+    Raise if `trim` cannot change one of them.
     """
     parts = parts_of_tokens(facts, "trim")
     for other in facts.roles.indexed_tensors:
@@ -192,12 +200,12 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
 def _tokens_that_must_stay(
     facts: Facts, tokenizer_file: TokenizerFile, configs: Configs, keep: str | os.PathLike[str] | None
 ) -> set[int]:
-    """Return the closed set of tokens that must stay.
+    """Return the closed set of tokens that must be retained.
 
     The tokenizer needs them, a config names them, or the file `keep` lists them.
 
     Raises:
-        CheckpointError: a config that is nested too deep, or one that names every token.
+        CheckpointError: a config is nested too deep, or it names every token.
     """
     in_configs = IdRecorder()
     for name, record in configs.items():
@@ -215,7 +223,7 @@ def _tokens_that_must_stay(
 
 
 def _require_no_vocabulary(path: Path, config: Mapping[str, Any], tokenizer_file: TokenizerFile) -> None:
-    """Raise if a config, the file `path`, names every token."""
+    """Raise if the config in the file `path` names every token."""
     for place, value in id_values(config):
         if isinstance(value, Mapping) and len(value) >= len(tokenizer_file.ids):
             problem = f"{path}: {place} names every token, those of pictures among them"
@@ -238,7 +246,7 @@ def _require_sizes(
 
 
 def _note_on_rows(result: _TrimmedCheckpoint, required_ids: set[int]) -> str:
-    """Say how many tokens stay."""
+    """Return a sentence on the number of retained tokens."""
     retained_ids = (
         f"{len(result.rows):,} of {result.parts[0].rows:,} tokens stay, {len(required_ids):,} of them in any case"
     )
@@ -248,7 +256,7 @@ def _note_on_rows(result: _TrimmedCheckpoint, required_ids: set[int]) -> str:
 
 
 def _note_on_text(result: _TrimmedCheckpoint, counts: Counter[int], text: str | os.PathLike[str]) -> str:
-    """Say which share of the text's tokens are gone, and name the most frequent of these."""
+    """Return a sentence on the dropped tokens of the text: their share, and the most frequent."""
     gone = [token for token, _ in counts.most_common() if token not in result.new_ids]
     if not gone:
         return f"{short(text)}: each of its tokens stays"
@@ -259,9 +267,10 @@ def _note_on_text(result: _TrimmedCheckpoint, counts: Counter[int], text: str | 
 
 
 def _notes_on_cost(tokenizer_file: TokenizerFile, required_ids: set[int], use: TextUse, size: int | None) -> list[str]:
-    """Return a note on the tokens that the end of a text takes more, if the text is long enough.
+    """Return a note on how many more tokens the end of the text takes.
 
-    The tokens that stay are chosen for this by the rest of the text alone.
+    For this measurement, the retained tokens are chosen from the rest of the text. A text that is too short gives no
+    note.
     """
     if not use.early_counts or not use.last_pieces:
         return []
@@ -270,7 +279,7 @@ def _notes_on_cost(tokenizer_file: TokenizerFile, required_ids: set[int], use: T
 
 
 def _notes_on_other_tokenizers(result: _TrimmedCheckpoint) -> list[str]:
-    """Return a note on the tokenizer files that stay behind, if there are any."""
+    """Return a note on the tokenizer files that the result lacks, if there are any."""
     names = sorted(result.other_tokenizers())
     if not names:
         return []

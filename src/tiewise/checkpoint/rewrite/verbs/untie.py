@@ -1,4 +1,4 @@
-"""`untie`: one table for each end, and the flag that says so."""
+"""`untie`: store one table for each end, and set the config's flag to false."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tiewise.checkpoint.rewrite.ties import require_ends, untied_change
 
 @verb(order=20, live="tiewise.installed(model).untie()", keeps_logits="all", example="tied")
 def untie(facts: Facts, *, force: bool = False) -> Change:
-    """Give each end of a checkpoint a table of its own.
+    """Give each end of a checkpoint a separate table.
 
-    The config says so at every level. The head gets the bytes of the input table, in the same file; so does every other
-    tensor that the class ties by the same flag (BERT's second head bias, BART's stacks). Where both are stored already,
-    only the flag changes.
+    The flag of the config becomes false at every level. The head gets a copy of the input table's bytes, in the same
+    file. Every other tensor that the class ties by the same flag also gets a copy (BERT's second head bias, BART's
+    stacks). If both tables are stored already, only the flag changes.
     """
     require_ends(facts, "untie")
     change = untied_change(facts, force)
