@@ -43,7 +43,7 @@ from tiewise.boundary.ops.path_gradient import tied_lookup
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.boundary.parallel_plan import keep_tables, spread_over
 from tiewise.boundary.sharded_tables import shard
-from tiewise.planning.costs import BOTH, KEPT, SPLIT, Setting, WorldLayout, layouts
+from tiewise.planning.costs import BOTH, FSDP_SHARDED, SPLIT, Setting, WorldLayout, layouts
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
 
@@ -120,16 +120,18 @@ def ends(layout: WorldLayout, vocab: int) -> Step:
     mesh = init_device_mesh("cpu", (layout.replicas, layout.fsdp, layout.tp), mesh_dim_names=("replicas", "fsdp", "tp"))
     torch.manual_seed(dist.get_rank() // layout.tp)  # the ranks of tp have the same tokens
     ids, targets = torch.randint(0, vocab, (2, BATCH * LENGTH))
-    group = "fsdp" if layout.kept else "tp"
-    held = layout.kept or layout.tp > 1
-    made = Ends(vocab, VocabularyShard(vocab, mesh[group].get_group(), own_tokens=layout.kept) if held else None)
+    group = "fsdp" if layout.keeps_shards else "tp"
+    held = layout.keeps_shards or layout.tp > 1
+    made = Ends(
+        vocab, VocabularyShard(vocab, mesh[group].get_group(), own_tokens=layout.keeps_shards) if held else None
+    )
     model: nn.Module = made
-    if layout.fsdp > 1 and not layout.kept:
+    if layout.fsdp > 1 and not layout.keeps_shards:
         fully_shard(model, mesh=mesh["replicas", "fsdp"] if layout.replicas > 1 else mesh["fsdp"])
     elif layout.replicas > 1:
         model = DistributedDataParallel(model, process_group=mesh["replicas"].get_group())
     model(ids, targets).backward()
-    if layout.kept:  # the gradient is of the sum of all ranks' losses
+    if layout.keeps_shards:  # the gradient is of the sum of all ranks' losses
         made.table.grad /= layout.fsdp  # type: ignore[operator]
     _assert_right(made, layout.rows(vocab), vocab, ids, targets)
     return lambda: model(ids, targets)
@@ -230,7 +232,7 @@ def cases(world: int, vocab: int, folder: Path) -> list[Row]:
     seen = set()
     for tp, fsdp in cuts:
         for layout in layouts(Setting(BATCH, LENGTH, world=world, tp=tp, fsdp=fsdp)):
-            if layout.stock or layout in seen or (layout.kept and layout.replicas > 1):
+            if layout.is_stock or layout in seen or (layout.keeps_shards and layout.replicas > 1):
                 continue
             seen.add(layout)
             cut = f"{layout.replicas} × {layout.fsdp} × {layout.tp}"
@@ -244,8 +246,8 @@ def cases(world: int, vocab: int, folder: Path) -> list[Row]:
             found.append((label, bytes_, *measured(make(vocab, tied, installed))))
     for tied in (True, False):
         named = "tied" if tied else "untied"
-        bytes_ = planned(tied=named, model=llama(vocab, tied=tied).to_dict())[KEPT]["sent"]
-        label = f"Llama, {named}, installed, {KEPT}, whole step"
+        bytes_ = planned(tied=named, model=llama(vocab, tied=tied).to_dict())[FSDP_SHARDED]["sent"]
+        label = f"Llama, {named}, installed, {FSDP_SHARDED}, whole step"
         found.append((label, bytes_, *measured(fsdp2(vocab, tied, True, kept=True))))
     split: list[tuple[str, bool, int | None]] = [("stock tensor parallel", False, None), (SPLIT, True, None)]
     for name, installed, fsdp in [*split, (BOTH, True, 2)] if world == 4 else split:

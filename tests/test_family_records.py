@@ -23,7 +23,7 @@ from tiewise.core.errors import CheckpointError, InstallError, PlanError
 from tiewise.inspection.sections.first_mlp import first_block
 from tiewise.inspection.tables.open_path import open_path
 from tiewise.planning.model_families import READERS
-from tiewise.planning.plan_rows import how_to_be_exact
+from tiewise.planning.plan_rows import certainty_sentence
 from tiewise.planning.read_config import count_on_meta, read
 
 ROOT = Path(tiewise.__file__).parent
@@ -154,7 +154,7 @@ def test_no_other_module_has_a_table_of_families():
 
 def test_plan_estimates_an_unknown_family_and_says_so():
     plan = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES})
-    assert how_to_be_exact(plan.record()).startswith(f"{UNKNOWN}: figures marked ≈ are estimates")
+    assert certainty_sentence(plan.record()).startswith(f"{UNKNOWN}: figures marked ≈ are estimates")
     assert plan.record()["model"]["notes"][0].startswith(f"{UNKNOWN}: attention and ffn matrices alone")
 
 
@@ -167,7 +167,7 @@ def test_plan_of_an_unknown_family_without_sizes_is_refused():
 
 def test_plan_of_an_unknown_family_with_uncounted_parts_says_both():
     record = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES, "num_experts": 4}).record()
-    assert how_to_be_exact(record).startswith(f"{UNKNOWN}. Not counted")
+    assert certainty_sentence(record).startswith(f"{UNKNOWN}. Not counted")
 
 
 @pytest.mark.parametrize(("names", "source"), [(USUAL, "usual names"), (ODD, "shapes")])

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/make_first_losses.py
 
-A loss depends on the numbers it is kept under and on `costs.first_step_of`, `core.first_loss`: run this
+A loss depends on the numbers it is kept under and on `costs.first_step_inputs`, `core.first_loss`: run this
 after a change of any of these or of the catalogue (a test computes every loss again and asks for every model).
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from tiewise.core.errors import PlanError
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
-from tiewise.planning.costs import first_step_of
+from tiewise.planning.costs import first_step_inputs
 from tiewise.planning.first_loss import FirstStep
-from tiewise.planning.plan import described
+from tiewise.planning.plan import resolve_model
 
 TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "planning" / "data" / "first_losses.json"
 
@@ -26,17 +26,17 @@ def first_steps() -> list[FirstStep]:
     found: dict[FirstStep, None] = {}
     for row in models():
         try:
-            _, architecture = described(row)
+            _, architecture = resolve_model(row)
         except PlanError:
             continue  # a row without a vocabulary cannot be planned
         if architecture.ends.head:
-            found.update((first_step_of(architecture, BoundarySpec(kind)), None) for kind in ("tied", "untied"))
+            found.update((first_step_inputs(architecture, BoundarySpec(kind)), None) for kind in ("tied", "untied"))
     return list(found)
 
 
 def main() -> None:
     """Write the file, one loss a line."""
-    lines = [json.dumps([repr(step), *step.computed()]) for step in first_steps()]
+    lines = [json.dumps([repr(step), *step.compute()]) for step in first_steps()]
     TARGET.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{len(lines)} losses in {TARGET}")
 

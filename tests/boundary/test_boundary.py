@@ -191,7 +191,7 @@ def test_the_first_loss_is_the_predicted_one(kind):
     boundary = Boundary(kind.replace(":7", ":100"), v, d)
     hidden = F.normalize(torch.randn(n, d), dim=-1) * math.sqrt(d)
     got = boundary.loss(hidden, torch.randint(0, v, (n,)))
-    predicted, _ = first_step(boundary.spec, v, d, boundary.spec.init or sound_std(d)).computed()
+    predicted, _ = first_step(boundary.spec, v, d, boundary.spec.init or sound_std(d)).compute()
     assert got.item() == pytest.approx(predicted, abs=0.08)
 
 

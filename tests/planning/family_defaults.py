@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING
 import tiewise
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.planning.config import Config
-from tiewise.planning.model_families import reader_of
-from tiewise.planning.read_config import fresh_table
+from tiewise.planning.model_families import reader_for
+from tiewise.planning.read_config import initial_scales
 
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
 
@@ -64,8 +64,8 @@ def read_keys(family: str, names: dict[str, str]) -> set[str]:
         recorder = _Recorder(values)
         c = Config(recorder, family)
         c.defaults, c.names = {}, names
-        reader_of(c.record)(c)
-        fresh_table(c)
+        reader_for(c.record)(c)
+        initial_scales(c)
         asked |= recorder.asked
     return asked
 

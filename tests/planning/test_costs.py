@@ -9,7 +9,7 @@ from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import budget
-from tiewise.planning.costs import Setting, all_costs, keeps, logits_bytes, ranks, training_bytes
+from tiewise.planning.costs import Setting, all_costs, logits_bytes, ranks, sharded_sends_less, training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 MODELS = {
@@ -179,7 +179,7 @@ def test_one_layout_is_taken(world, tp, fsdp, tokens, taken):
 def test_micro_batches_send_their_states_each_and_gather_the_table_each(micro_batches, kept):
     """K · 100 against K · 60 + 90: 100 < 150, 200 < 210, 300 > 270."""
     gathered = {"sent_for_tables": 150, "wire": {"table gather": 60, "gradient reduce-scatter": 90}}
-    assert keeps({"sent_for_tables": 100}, gathered, micro_batches) == kept
+    assert sharded_sends_less({"sent_for_tables": 100}, gathered, micro_batches) == kept
 
 
 @pytest.mark.parametrize(("kind", "tables"), [("tied", 1), ("untied", 2)])

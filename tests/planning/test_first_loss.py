@@ -10,8 +10,8 @@ from published_configs import bart, sized
 from tiewise.checkpoint.families import FAMILIES
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
-from tiewise.planning.costs import first_loss, first_step_of, kept_losses
-from tiewise.planning.plan import described
+from tiewise.planning.costs import first_loss, first_step_inputs, stored_first_losses
+from tiewise.planning.plan import resolve_model
 from tiewise.planning.read_config import read
 
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
@@ -160,21 +160,21 @@ def catalogued():
     for row in models():
         if row.vocab is None and row.config is None:
             continue
-        _, architecture = described(row)
+        _, architecture = resolve_model(row)
         for kind in ("tied", "untied"):
             if architecture.ends.head:
-                yield first_step_of(architecture, BoundarySpec(kind)), f"{row.name} {kind}"
+                yield first_step_inputs(architecture, BoundarySpec(kind)), f"{row.name} {kind}"
 
 
 def check_kept(start):
-    (nll, own), (nll_kept, own_kept) = start.computed(), kept_losses()[repr(start)]
+    (nll, own), (nll_kept, own_kept) = start.compute(), stored_first_losses()[repr(start)]
     assert nll_kept == pytest.approx(nll, rel=1e-9), start
     assert own_kept is own is None or own_kept == pytest.approx(own, rel=1e-9), start
 
 
 def test_losses_are_kept_for_every_model_of_the_catalogue_and_nothing_else():
     wanted = {repr(start) for start, _ in catalogued()}
-    assert wanted == set(kept_losses()), "run tools/make_first_losses.py"
+    assert wanted == set(stored_first_losses()), "run tools/make_first_losses.py"
 
 
 @pytest.mark.parametrize("name", ["gpt2 tied", "gpt2 untied", "gemma-2-2b tied"])

@@ -12,7 +12,7 @@ from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseEr
 from tiewise.planning import catalogue
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
-from tiewise.planning.plan_rows import columns, lookups, operations, rows, subject
+from tiewise.planning.plan_rows import columns, lookup_tables, model_in_words, operations, rows
 from tiewise.planning.read_config import Sizes, count_on_meta, read
 
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
@@ -129,7 +129,7 @@ def test_every_row_has_a_cell_for_every_choice_and_components_sum_to_the_total(m
 def test_a_plan_shows_itself_as_its_table(made):
     assert "gpt2" not in {model["name"] for model in made.record()["neighbours"]}
     lines = repr(made).splitlines()
-    assert lines[0] == subject(made.record())
+    assert lines[0] == model_in_words(made.record())
     assert lines[1].split()[-6:] == ["factored:128,", "share", "none", "factored:128,", "share", "all"]
     for name, *cells in rows(made.record()):
         (line,) = [line for line in lines if line.split() == [*name.split(), *" ".join(cells).split()]][:1]
@@ -157,9 +157,9 @@ def test_whether_to_gather_a_table_is_said():
 
 
 def test_what_is_not_known_is_said():
-    about = subject(plan("opt-350m").record())
+    about = model_in_words(plan("opt-350m").record())
     assert about == "opt-350m: V 50,272, D 1,024, tables of width 512, L 24; as it is tied"
-    assert "sharing all" in subject(plan("albert-base-v2").record())
+    assert "sharing all" in model_in_words(plan("albert-base-v2").record())
     assert any("matrices alone are counted" in line for line in remarks(Sizes(1000, 64, 2)))
     assert any("about 31 billion parameters by its name" in line for line in remarks("gemma-4-31b"))
     assert any("nobody was seen to say whether" in line for line in remarks("starcoder2-15b"))
@@ -176,22 +176,22 @@ def test_a_schedule_is_counted_as_it_starts():
 
 def test_thresholds_come_with_what_they_stand_on():
     record = plan(Sizes(32_000, 1024, 12)).record()
-    thresholds = lookups(record)[0]
+    thresholds = lookup_tables(record)[0]
     assert thresholds.header[0].startswith("V/d = 31.25, c = B/d² ≈ 144,")
     found = {name: value for name, value, _ in thresholds.rows}
     assert found["V/d above which tying saves more than 30 %"] == "≈ 108"
     assert found["share of the untied model that tying saves"] == "≈ 0.151"
-    exact = {name: value for name, value, _ in lookups(plan("gpt2").record())[0].rows}
+    exact = {name: value for name, value, _ in lookup_tables(plan("gpt2").record())[0].rows}
     assert exact["share of the untied model that tying saves"] == "0.2367"  # 38,597,376 of 163,037,184
 
 
 def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
     made = plan({"model_type": "bert", "architectures": ["BertModel"]})
     record = made.record()
-    assert subject(record).endswith("as it is one table and no head")
+    assert model_in_words(record).endswith("as it is one table and no head")
     assert {choice["saved"] for choice in made.choices} == {0}
     assert record["model"]["boundary"] is None
-    thresholds = lookups(record)[0]
+    thresholds = lookup_tables(record)[0]
     assert thresholds.header[0].startswith("V/d = 39.74, c = B/d² = ")
     said = [*record["notes"], *(name for name, _, _ in thresholds.rows)]
     assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []

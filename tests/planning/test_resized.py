@@ -6,7 +6,7 @@ from tiewise.core.errors import PlanError
 from tiewise.planning import catalogue
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
-from tiewise.planning.resized import Growth, growth, like
+from tiewise.planning.resized import Growth, config_like, growth
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ def test_a_model_at_the_sizes_of_another_of_its_kind_is_that_one(name, other):
     wanted = catalogue.find(other)
     sizes = growth(wanted.config).sizes
     given = {size: value for size, value in sizes.items() if size in growth(catalogue.find(name).config).sizes}
-    made = plan(like(name, **given), ("tied" if wanted.tied else "untied",))
+    made = plan(config_like(name, **given), ("tied" if wanted.tied else "untied",))
     assert made.choices[0]["parameters"]["total"] == wanted.parameters
 
 
 def test_what_is_not_named_stays_and_a_width_of_its_class_follows():
-    assert plan(like("gpt2", width=1024, layers=24, heads=16)).architecture.total == 354_823_168  # GPT-2 medium
-    assert like("llama-3-8b", width=2048)["intermediate_size"] == 14_336
+    assert plan(config_like("gpt2", width=1024, layers=24, heads=16)).architecture.total == 354_823_168  # GPT-2 medium
+    assert config_like("llama-3-8b", width=2048)["intermediate_size"] == 14_336
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_is_not_named_stays_and_a_width_of_its_class_follows():
 )
 def test_what_cannot_be_is_refused(name, sizes, said):
     with pytest.raises(PlanError, match=said):
-        like(name, **sizes)
+        config_like(name, **sizes)
 
 
 def test_counts_by_hand():

@@ -14,7 +14,7 @@ import tiewise
 from tiewise.checkpoint.family_record import estimated_families
 from tiewise.core.measurement import rounded
 from tiewise.planning.costs import Setting
-from tiewise.planning.plan_rows import how_to_be_exact, lookups, rows
+from tiewise.planning.plan_rows import certainty_sentence, lookup_tables, rows
 from tiewise.planning.read_config import count_on_meta, read
 from tiewise.report.plan_page import render
 
@@ -66,7 +66,7 @@ def test_no_view_shows_a_total(name):
         assert shown[label] == ["not counted", "not counted"]
     assert shown["saved, share"][0] == "not counted"
     text, page = repr(made), render(made, "tiewise plan")
-    assert text.splitlines()[1] == how_to_be_exact(made.record())
+    assert text.splitlines()[1] == certainty_sentence(made.record())
     assert "--build" in text.splitlines()[1]
     assert "Not counted" in page
     assert "the total is not counted" in page
@@ -90,7 +90,7 @@ def test_clip_has_no_token_head_and_nothing_to_tie():
     assert record["model"]["boundary"] is None
     assert {choice["saved"] for choice in record["choices"]} == {0}
     assert record["model"]["parameters"]["input_table"] == 49_408 * 512
-    assert "--build" not in how_to_be_exact(record)
+    assert "--build" not in certainty_sentence(record)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_an_estimate_is_rounded_and_marked_wherever_it_is_shown():
     for label, cells in shown.items():
         assert all(("≈" in cell) == (label not in exactly) for cell in cells if cell not in ("–", "0.0 %")), label
     assert shown["saved"] == ["64,000", "0"]
-    thresholds = {name: value for name, value, _ in lookups(record)[0].rows}
+    thresholds = {name: value for name, value, _ in lookup_tables(record)[0].rows}
     assert {value[0] == "≈" for name, value in thresholds.items() if "largest k" not in name} == {True}
     digits = re.compile(rf"{exact:,}|{exact}")
     for text in (repr(made), json.dumps(record), render(made, "tiewise plan")):
@@ -139,7 +139,7 @@ def test_an_estimate_is_rounded_and_marked_wherever_it_is_shown():
 def test_an_exact_plan_has_no_mark_and_says_nothing_of_build():
     record = tiewise.plan("gpt2").record()
     assert [(choice["estimated"], choice["not_counted"]) for choice in record["choices"]] == [([], [])] * 2
-    assert how_to_be_exact(record) == ""
+    assert certainty_sentence(record) == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tiewise.cli import options as o
 from tiewise.core.errors import PlanError
 
 if TYPE_CHECKING:
-    from tiewise.planning.plan import Described
+    from tiewise.planning.plan import ModelSource
 
 SIZES = "Sizes alone, or of --like: "
 
@@ -78,7 +78,7 @@ def plan(
     o.print_view(lambda width: plan_view(made.record(), width))
 
 
-def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
+def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
     """Return the model to plan, of a config, of the catalogue, or of sizes. Raises PlanError for none or several."""
     if like is not None and sizes and config is None:
         return _resized(like, sizes)
@@ -95,16 +95,16 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Desc
     return _of_sizes(sizes) if like is None else like
 
 
-def _resized(name: str, sizes: dict[str, int]) -> Described:
+def _resized(name: str, sizes: dict[str, int]) -> ModelSource:
     """Return a model of the catalogue at other sizes."""
     if "gated" in sizes:
         raise PlanError(f"--gated of {name}", "the model's class says so: leave it out")
-    from tiewise.planning.resized import like as resized
+    from tiewise.planning.resized import config_like
 
-    return resized(name, **sizes)
+    return config_like(name, **sizes)
 
 
-def _of_sizes(sizes: dict[str, int]) -> Described:
+def _of_sizes(sizes: dict[str, int]) -> ModelSource:
     """Return a decoder of these sizes. Raises PlanError if one that it needs is missing."""
     from tiewise.planning.read_config import Sizes
 
@@ -114,15 +114,15 @@ def _of_sizes(sizes: dict[str, int]) -> Described:
     return Sizes(**sizes)  # type: ignore[arg-type]
 
 
-def _built(model: Described) -> Described:
+def _built(model: ModelSource) -> ModelSource:
     """The model's own class on the meta device: exact for families that no reader of tiewise knows."""
     o.need("torch", "transformers")
     from tiewise.planning.catalogue import find
-    from tiewise.planning.plan import config_of
+    from tiewise.planning.plan import read_config_file
 
     values: Mapping[str, Any] | None = None
     if isinstance(model, Path):
-        values = config_of(model)
+        values = read_config_file(model)
     elif isinstance(model, str):
         values = find(model).config
     elif isinstance(model, dict):  # a model of the catalogue at other sizes

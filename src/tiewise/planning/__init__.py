@@ -1,6 +1,6 @@
-"""Counting without building: what every choice of tables and layers costs, from a config, a name or sizes.
+"""Counts without building a model: the costs of every choice of tables and layers.
 
-- `plan`: `plan(what, boundaries=…)`, its record and its table.
-- `read_config` turns a config into an `architecture`, by the readers of `model_families`.
-- `costs`: bytes, operations, ranks, the first loss. `catalogue`: public models, to read beside one's own.
+- `plan`: `plan(model, boundaries=…)`, its record and its table, from a config, a name or sizes.
+- `read_config` returns the `architecture` of a config, with the readers of `model_families`.
+- `costs`: bytes, operations, ranks, the first loss. `catalogue`: public models, for comparison.
 """

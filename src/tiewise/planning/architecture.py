@@ -1,13 +1,13 @@
-"""Parts of a model, every parameter by component; counts under a choice, and from where on the choice pays.
+"""Parts of a model, with every parameter counted by component.
 
-Count           one component: what is stored, what a token is multiplied by, what it reads
-LayerCounts     attention and ffn, each with its norms, and what belongs to neither alone
-AppliedLayers   L layers in a row, with what belongs to them as a whole (positions, final norm)
-Architecture    the tables, layers, and what belongs to the whole (pooler, head transform)
-budget          all of it under a boundary and a sharing
-thresholds      from where on tying and factoring pay
+Count           one component: parameters stored, multiplied with a token, and read for a token
+LayerCounts     counts of one layer: attention and ffn, each with its norms, and parts common to both
+AppliedLayers   L layers in a row, and the parts outside its layers (positions, final norm)
+Architecture    the tables, the layers, and the parts of neither (pooler, head transform)
+budget          counts under a boundary and a sharing
+thresholds      sizes from which tying and factoring pay
 
-A boundary acts where `tiewise.install` would act: on tables of the model's own width E. A model that maps between its
+A boundary acts where `tiewise.install` acts: on tables of the model's table width E. A model that maps between its
 tables and its body (OPT-350M, ALBERT, ELECTRA) keeps those maps, and a factored table maps to E before them.
 """
 
@@ -24,7 +24,7 @@ from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.planning.first_loss import FreshBody
 
-# Every component that a plan may show, in the order in which it is shown.
+# Every component that a plan may list, in the order of its rows.
 COMPONENTS = (
     *("input_table", "output_table", "other_tables", "maps", "positions", "token_types", "embedding_norm"),
     *("attention", "cross_attention", "mixer", "ffn", "experts", "shared_experts", "router", "norms"),
@@ -35,24 +35,27 @@ Counts = Mapping[str, "Count"]  # by component
 
 @dataclass(frozen=True)
 class Count:
-    """Parameters of one component. The three differ where a token does not use everything that is stored."""
+    """Parameters of one component. The three differ if a token does not use all stored parameters."""
 
-    parameters: int = 0  # what is stored
+    parameters: int = 0  # stored numbers
     multiplied: int = 0  # weights that one token is multiplied by (2 FLOPs each, forward): 0 for norms, biases, lookups
-    read: int = 0  # what one token needs: all, but one row of a lookup and the chosen experts alone
+    read: int = 0  # numbers that one token needs: one row of a lookup, the chosen experts, and everything else
 
     def __add__(self, other: Count) -> Count:
         return Count(self.parameters + other.parameters, self.multiplied + other.multiplied, self.read + other.read)
 
     def times(self, stored: int, used: int | None = None) -> Count:
-        """Return `stored` copies of this, of which a token uses `used` (None: all). True is one copy, False none."""
+        """Return `stored` copies of this count, of which a token uses `used` (None: all).
+
+        A bool counts as 0 or 1 copies.
+        """
         if used is None:
             used = stored
         return Count(self.parameters * stored, self.multiplied * used, self.read * used)
 
 
 def linear(width_from: int, width_to: int, bias: bool = False) -> Count:
-    """`x @ weightᵀ + bias`, weight [to, from]."""
+    """Count the parameters of `x @ weightᵀ + bias`, weight [to, from]."""
     weights = width_from * width_to
     stored = weights
     if bias:
@@ -61,29 +64,32 @@ def linear(width_from: int, width_to: int, bias: bool = False) -> Count:
 
 
 def elementwise(count: int) -> Count:
-    """Parameters that are added or scaled by, not multiplied as a matrix: a norm, a bias."""
+    """Count parameters that are added or scale elementwise: a norm, a bias."""
     return Count(count, 0, count)
 
 
 def lookup(rows: int, width: int) -> Count:
-    """A table [rows, width] of which a token reads one row."""
+    """Count a table [rows, width], from which a token reads one row."""
     if not rows:
         return Count()
     return Count(rows * width, 0, width)
 
 
 def norm(width: int, kind: str = "layer", count: int = 1) -> Count:
-    """`count` norms of `width`: rms, layer (with or without bias), or none, which has no parameters."""
+    """Count `count` norms of `width`.
+
+    `kind` is rms, layer, layer without bias, or none, which has no parameters.
+    """
     return elementwise({"none": 0, "rms": 1, "layer": 2, "layer without bias": 1}[kind] * width * count)
 
 
 def feed_forward(d: int, width: int, gated: bool = True, bias: bool = False) -> Count:
-    """Two maps with an activation between, or three with a gate."""
+    """Count two maps with an activation between them, or three with a gate."""
     return linear(d, width, bias).times(2 if gated else 1) + linear(width, d, bias)
 
 
-def merged(*several: Counts) -> dict[str, Count]:
-    """Sum by component, in the order of `COMPONENTS`; empty ones are left out."""
+def sum_by_component(*several: Counts) -> dict[str, Count]:
+    """Sum counts by component, in the order of `COMPONENTS`, without empty components."""
     sums: dict[str, Count] = {}
     for counts in several:
         for name, count in counts.items():
@@ -93,12 +99,16 @@ def merged(*several: Counts) -> dict[str, Count]:
 
 
 def total(counts: Counts) -> Count:
-    """Sum over all components."""
+    """Return the sum over all components."""
     return sum(counts.values(), Count())
 
 
-def even(width: int, heads: int) -> int:
-    """Return the width of one of `heads` heads, or say that it is not whole."""
+def divide_width(width: int, heads: int) -> int:
+    """Return the width of one of `heads` heads.
+
+    Raises:
+        PlanError: `heads` does not divide `width`.
+    """
     if width % heads:
         raise PlanError(f"hidden_size {width} is not a multiple of {heads} heads", "give sizes that divide")
     return width // heads
@@ -106,24 +116,36 @@ def even(width: int, heads: int) -> int:
 
 @dataclass(frozen=True)
 class Heads:
-    """The shape of attention, or of what stands in its place: what scores cost, and what is kept per token."""
+    """Shape of attention, or of the recurrent state that replaces it.
+
+    It decides the cost of the scores and the values cached per token.
+    """
 
     count: int = 0
     width: int = 0
     kv: int = 0  # heads of keys and values
-    latent: int = 0  # values kept per token in place of keys and values (DeepSeek)
-    state: int = 0  # values of a recurrent state per layer, whatever the length (Mamba)
+    latent: int = 0  # values cached per token instead of keys and values (DeepSeek)
+    state: int = 0  # values of a recurrent state per layer, independent of the length (Mamba)
 
     @classmethod
     def of(cls, d: int, count: int, kv: int | None = None, width: int | None = None) -> Heads:
-        """As many of keys and values as of queries, D / heads wide, unless said. PlanError where they do not fit."""
+        """Return heads with defaults.
+
+        By default there are as many of keys and values as of queries, each D / heads wide.
+
+        Raises:
+            PlanError: the key-value heads do not divide the heads, or the heads do not divide D.
+        """
         if kv is not None and count % kv:
             fix = "the key-value heads must divide the heads"
             raise PlanError(f"{count} heads cannot be grouped over {kv} key-value heads", fix)
-        return cls(count, width or even(d, count), kv or count)
+        return cls(count, width or divide_width(d, count), kv or count)
 
     def maps(self, d: int, bias: bool = False, out_bias: bool = False, norms: int = 0) -> Count:
-        """Query, key, value and output maps in a model of width `d`. `norms` of queries and keys, or sinks."""
+        """Count query, key, value and output maps in a model of width `d`.
+
+        `norms` counts the parameters of norms of queries and keys, or of attention sinks.
+        """
         queries, keys = self.count * self.width, self.kv * self.width
         inward = linear(d, queries, bias) + linear(d, keys, bias).times(2)
         return inward + linear(queries, d, out_bias) + elementwise(norms)
@@ -131,53 +153,56 @@ class Heads:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """One layer's counts by sublayer; the attention's hold its norms too, and cross-attention."""
+    """Counts of one layer by sublayer. Attention includes its norms and cross-attention."""
 
     attention: Counts
     ffn: Counts
-    own: Counts = field(default_factory=dict)  # what both sublayers read: the one norm of a parallel block
+    common: Counts = field(default_factory=dict)  # parts common to both sublayers: the one norm of a parallel block
 
 
 @dataclass(frozen=True)
 class AppliedLayers:
-    """Layers in the order in which they are applied. `sharing` says which of them are one in the stored model."""
+    """Layers in the order in which they are applied.
 
-    name: str  # encoder or decoder
+    `sharing` is the model's built-in sharing: which of the layers have the same parameters.
+    """
+
+    name: str  # "encoder" or "decoder"
     layers: tuple[LayerCounts, ...]
     around: Counts = field(default_factory=dict)
     heads: Heads = field(default_factory=Heads)
-    saved_per_token: int = 0  # values that one token of one layer leaves for the backward pass (an estimate)
+    saved_per_token: int = 0  # values stored for the backward pass by one token in one layer (an estimate)
     sharing: SharingSpec = field(default_factory=SharingSpec)
 
     def stored(self, sharing: SharingSpec) -> dict[str, Count]:
-        """Count what is unique under `sharing`; layers of different shape share among their own kind.
+        """Count unique parameters under `sharing`. Only layers of equal shape share.
 
         Raises:
             SpecError: more groups than layers, or low-rank differences, whose size depends on how matrices are fused.
         """
         if sharing.rank:
-            what = f"{sharing}: low-rank differences are counted on a model, not from its config"
-            raise SpecError(what, "plan without the rank; share_layers(model, …).differences counts them")
-        kept: dict[Any, Counts] = {}
+            problem = f"{sharing}: low-rank differences are counted on a model, not from its config"
+            raise SpecError(problem, "plan without the rank; share_layers(model, …).differences counts them")
+        unique: dict[Any, Counts] = {}
         for index, layer in enumerate(self.layers):
             group = sharing.group_of(index, len(self.layers))
             for name, counts in vars(layer).items():
                 shared = sharing.kind in ("all", name)
-                place = group if shared else -1 - index  # a number of its own where nothing is shared
-                kept[name, place, tuple(counts.items())] = counts
-        return merged(self.around, *kept.values())
+                key = group if shared else -1 - index  # negative and unique if this part is not shared
+                unique[name, key, tuple(counts.items())] = counts
+        return sum_by_component(self.around, *unique.values())
 
     def applied(self) -> Count:
-        """Sum over every application of every layer: what a token is multiplied by does not know of sharing."""
+        """Sum over every application of every layer, which sharing does not change."""
         applied = total(self.around)
         for layer in self.layers:
-            applied += total(layer.attention) + total(layer.ffn) + total(layer.own)
+            applied += total(layer.attention) + total(layer.ffn) + total(layer.common)
         return applied
 
 
 @dataclass(frozen=True)
 class TokenTables:
-    """The tables as the model itself has them: `vocab` rows of `width`, and what the head adds."""
+    """Tables of the unchanged model, [`vocab`, `width`], with the head's maps and biases."""
 
     vocab: int
     width: int
@@ -189,37 +214,40 @@ class TokenTables:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model as its config describes it."""
+    """Sizes and counts of a model, as its config describes them."""
 
     family: str
     width: int
     ends: TokenTables
-    stacks: tuple[AppliedLayers, ...]  # none where layers were not told apart
+    stacks: tuple[AppliedLayers, ...]  # empty if layers are not counted one by one
     around: Counts = field(default_factory=dict)  # pooler, head transform, heads of other tasks
-    fresh: FreshBody | None = None  # of families whose first loss has been measured
-    table_std: float = 0.02  # of a fresh table's entries
-    output_scale: float = 1.0  # what the class multiplies hidden states or logits by at its head
+    fresh: FreshBody | None = None  # None for families whose first loss has not been measured
+    table_std: float = 0.02  # initial scale of the table's entries
+    output_scale: float = 1.0  # factor of hidden states or logits at the head
     frozen: int = 0  # parameters that are never trained: sinusoidal positions stored as tables
     estimated: bool = False  # counted by a generic formula
-    not_counted: tuple[str, ...] = ()  # parts that are missing from every count here
-    tables_alone: bool = False  # nothing is counted but what token ids index
-    notes: tuple[str, ...] = ()  # what a reader should know before believing a number
+    not_counted: tuple[str, ...] = ()  # names of parts that are missing from every count
+    tables_alone: bool = False  # only tables that token ids index are counted
+    notes: tuple[str, ...] = ()  # limits of the figures, in sentences
 
     @property
     def boundary(self) -> BoundarySpec:
-        """The boundary that the model has as it is."""
+        """Boundary of the unchanged model."""
         return BoundarySpec("tied" if self.ends.tied or not self.ends.head else "untied")
 
     @property
     def sharing(self) -> SharingSpec:
-        """How the model itself shares its layers."""
+        """Sharing of layers in the unchanged model."""
         if not self.stacks:
             return SharingSpec()
         return self.stacks[0].sharing
 
     @property
     def kind(self) -> str:
-        """A decoder, encoder or encoder–decoder, or a recurrent state in place of attention. "" where not known."""
+        """Kind of model: decoder, encoder, encoder–decoder or recurrent model.
+
+        A recurrent model has a recurrent state instead of attention. "" if the layers are not counted one by one.
+        """
         recurrent = any(stack.heads.state for stack in self.stacks)
         if recurrent:
             return "recurrent model"
@@ -227,55 +255,61 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """Layers applied, over all stacks."""
+        """Number of applied layers, over all stacks."""
         return sum(len(stack.layers) for stack in self.stacks)
 
     def body(self, sharing: SharingSpec) -> dict[str, Count]:
-        """Count what is unique under `sharing`, all but the tables and what stands at them. Raises as `stored`."""
-        return merged(self.around, *(stack.stored(sharing) for stack in self.stacks))
+        """Count unique parameters under `sharing`, without the tables, maps and biases at the ends.
+
+        Raises as `AppliedLayers.stored` does.
+        """
+        return sum_by_component(self.around, *(stack.stored(sharing) for stack in self.stacks))
 
     def parameters(self) -> Mapping[str, int]:
-        """Unique parameters by component of the model as it is. A tied table is counted once, at the input."""
+        """Return unique parameters of the unchanged model by component.
+
+        A tied table is counted once, as the input table.
+        """
         parameters = dict(budget(self, self.boundary, self.sharing).parameters)
-        if "head_bias" in parameters:  # of the class's biases a boundary keeps one
+        if "head_bias" in parameters:  # a boundary has one bias, a class may store more
             parameters["head_bias"] = self.ends.vocab * self.ends.head_biases
         return parameters
 
     @property
     def total(self) -> int:
-        """Unique parameters."""
+        """Number of unique parameters."""
         return sum(self.parameters().values())
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Unique parameters of one choice, and what a token does with them."""
+    """Unique parameters of one choice, and the work of one token."""
 
     boundary: BoundarySpec
     sharing: SharingSpec
     parameters: Mapping[str, int]  # by component
     frozen: int
-    multiplied: int  # weights that a token is multiplied by, over every application of every layer, and the head's
-    read: int | None  # parameters that one decoded token needs; None where the model does not decode
+    multiplied: int  # weights multiplied with one token, over every application of every layer, and the head's
+    read: int | None  # parameters that one decoded token needs; None if the model has no decoder
 
     @property
     def total(self) -> int:
-        """Unique parameters."""
+        """Number of unique parameters."""
         return sum(self.parameters.values())
 
     @property
     def trainable(self) -> int:
-        """Unique parameters that get a gradient."""
+        """Number of unique parameters that get a gradient."""
         return self.total - self.frozen
 
     @property
     def tables(self) -> int:
-        """Parameters of the tables alone, without their maps."""
+        """Parameters of the tables, without their maps."""
         return self.parameters["input_table"] + self.parameters.get("output_table", 0)
 
 
 def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingSpec) -> Budget:
-    """Count `architecture` under a choice.
+    """Count `architecture` under a choice of boundary and sharing.
 
     Raises:
         SpecError: a table or rank wider than the model's table, or more groups than layers.
@@ -294,7 +328,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     return Budget(
         boundary,
         sharing,
-        {name: count.parameters for name, count in merged(ends, body).items()},
+        {name: count.parameters for name, count in sum_by_component(ends, body).items()},
         frozen,
         per_token.multiplied + applied.multiplied,
         read,
@@ -302,7 +336,7 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
 
 
 def _counts_at_ends(architecture: Architecture, boundary: BoundarySpec) -> tuple[Counts, Count]:
-    """Return what is stored at both ends by component, and what one token does with it.
+    """Return stored counts at both ends by component, and the counts of one token.
 
     Raises:
         SpecError: a table or rank wider than the model's table.
@@ -320,7 +354,7 @@ def _counts_at_ends(architecture: Architecture, boundary: BoundarySpec) -> tuple
     if boundary.tables == 2:
         ends["output_table"] = head
         return ends, total(ends)
-    return ends, total(ends) + head  # tied: the head's table is stored at the input
+    return ends, total(ends) + head  # tied: the head's table is counted as the input table
 
 
 def _maps_between(boundary: BoundarySpec, width: int) -> Count:
@@ -328,7 +362,7 @@ def _maps_between(boundary: BoundarySpec, width: int) -> Count:
     shapes = boundary.map_shapes(width).values()
     stored = sum(prod(shape) for shape in shapes)
     matrices = sum(prod(shape) for shape in shapes if len(shape) > 1)
-    # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input
+    # a definite map stores one square triangular factor: two products at the head, two solves at the input
     multiplied = matrices
     if boundary.kind == "spd":
         multiplied *= 3
@@ -338,14 +372,12 @@ def _maps_between(boundary: BoundarySpec, width: int) -> Count:
 def thresholds(
     vocab: int, d: int, body: int | None, head: bool = True, estimated: bool = False
 ) -> list[dict[str, Any]]:
-    """Every formula with its value: from where on tying and factoring pay.
+    """Return each formula for tying and factoring with its value.
 
-    Without a `head`, nothing ties, and formulas of tying are left out.
-
-    With a body of B parameters (all but the tables; c = B / d², which is 12 L for L plain layers), tying saves V·d of
-    2·V·d + B. That is more than a share s where V/d > c·s / (1 − 2s), and never where s ≥ ½. `here` is the model's own
-    figure, where the formula bounds one. If B is None, values that depend on it are. If B is `estimated`, they are
-    rounded and say so.
+    A body of B parameters (all but the tables) has c = B / d², which is 12 L for L plain layers. Tying saves V·d of
+    2·V·d + B parameters. That is more than a share s if V/d > c·s / (1 − 2s); no V/d is enough for s ≥ ½. `here` is the
+    model's figure, if the formula bounds one. If B is None, values that depend on it are None. If B is `estimated`,
+    they are rounded and marked as estimated. Without a `head`, formulas of tying are left out.
     """
     formula = "1 / (1 + B/(V·d))"
     scale = "B not counted"
@@ -376,7 +408,7 @@ def thresholds(
 def _threshold(
     name: str, formula: str, value: float | None, here: float | None = None, estimated: bool = False
 ) -> dict[str, Any]:
-    """Return the record of a threshold, rounded if it is `estimated`. `here` is the model's own figure."""
+    """Return the record of a threshold. `value` is rounded if it is `estimated`, and `here` is the model's figure."""
     is_rounded = estimated and value is not None
     if value is not None and estimated:
         value = rounded(value)

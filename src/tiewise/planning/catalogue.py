@@ -1,11 +1,11 @@
-"""Public language models: vocabulary, width, depth, and whether they tie. Each row says how far it was checked.
+"""Public language models: vocabulary, width, depth, tying, and how far each was checked.
 
-`data/models.json` has one model a line. A row's `config` holds the sizes of its class in transformers' own keys,
-so that a model can be planned like it; `parameters` is what transformers 5.23 counts when it builds that config on the
-meta device, with the token head and without towers for other senses. `class_default` names the figures that equal the
-default of transformers' config class, where all three sizes do.
+`data/models.json` has one model a line. A row's `config` has the sizes of its class under transformers' keys, so that
+the model can be planned like it. `parameters` is the count of transformers 5.23 when it builds that config on the meta
+device, with the token head and without vision or audio towers. `class_default` names the figures that equal the
+default of transformers' config class, if all three sizes do.
 
-A catalogue repeats what others wrote, which `BETTER` says wherever rows are shown.
+The catalogue copies published figures. `BETTER` says so next to every table of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
 
 @dataclass(frozen=True)
 class Model:
-    """One row. Letters as in `tiewise.core`; None where nobody was seen to say."""
+    """A row of the catalogue. Letters as in `tiewise.core`; None for an unknown value."""
 
     name: str
     family: str  # model type of transformers
@@ -38,8 +38,8 @@ class Model:
     parameters: int | None
     status: str
     source: str
-    table_width: int | None = None  # E, where it differs from D
-    layer_groups: int | None = None  # distinct layers, where layers share parameters
+    table_width: int | None = None  # E, if it differs from D
+    layer_groups: int | None = None  # number of distinct layers, if layers share parameters
     class_default: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     config_source: str | None = None
@@ -54,7 +54,7 @@ class Model:
 
     @property
     def table_share(self) -> float | None:
-        """Share of the whole that its table or two tables, each V · E, hold. None where something is not known."""
+        """Share of all parameters in the one or two tables of V · E. None if a figure is unknown."""
         if self.vocab is None or self.parameters is None or self.tied is None:
             return None
         tables = 1 if self.tied else 2
@@ -62,7 +62,7 @@ class Model:
 
     @property
     def size(self) -> float | None:
-        """Parameters: the exact count, or where there is none the size in the model's name."""
+        """Number of parameters: exact, or else the size in the model's name."""
         if self.parameters is not None:
             return float(self.parameters)
         in_name = NAMED_SIZE.search(self.name)
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def checked(self) -> str:
-        """The verification status in one word: verified, partly, or no."""
+        """Verification status in one word: verified, partly, or no."""
         if self.status.startswith("verified"):
             return "verified"
         if "verified" in self.status.replace("unverified", ""):
@@ -80,12 +80,12 @@ class Model:
         return "no"
 
     def record(self) -> dict[str, Any]:
-        """Return everything that is known of it, as JSON takes it."""
+        """Return the row and its computed figures as a mapping that JSON can store."""
         computed = {"ratio": self.ratio, "table_share": self.table_share, "checked": self.checked}
         return {**asdict(self), "class_default": list(self.class_default), **computed}
 
 
-# what rows can be sorted by → a model's attribute
+# sort key → attribute of `Model`
 SORTS = {
     "name": "name",
     "size": "size",
@@ -108,22 +108,22 @@ def models() -> tuple[Model, ...]:
 
 def select(
     tied: bool | None = None,
-    family: str = "",  # how a name or a model type begins
+    family: str = "",  # prefix of a name or a model type
     min_vocab: int = 0,
-    min_size: float | None = None,  # parameters, this many or more
+    min_size: float | None = None,  # parameters, at least
     max_size: float | None = None,  # parameters, fewer than this
     sort: str | None = None,
 ) -> list[Model]:
-    """Return the rows that pass, in the catalogue's order or sorted, unknown figures last.
+    """Return the rows that pass all filters, in the catalogue's order or sorted.
 
-    A row whose figure is not known does not pass a bound on it.
+    Unknown figures are sorted last. A row with an unknown figure does not pass a bound on that figure.
 
     Raises:
-        PlanError: there is no such sort, or no model of this family.
+        PlanError: the sort key is unknown, or no model belongs to this family.
     """
     if sort is not None and sort not in SORTS:
         raise PlanError(f"cannot sort by {sort!r}", suggest_choices(sort, SORTS))
-    of_family = _of_family(family)
+    of_family = _models_of_family(family)
     selected = []
     for model in of_family:
         has_tying = tied is None or model.tied is tied
@@ -136,8 +136,8 @@ def select(
     return sorted(selected, key=lambda model: (figure(model) is None, figure(model) or 0))
 
 
-def _of_family(family: str) -> list[Model]:
-    """Return models whose name or type begins with this; PlanError if there are none."""
+def _models_of_family(family: str) -> list[Model]:
+    """Return models whose name or type begins with `family`; PlanError if there are none."""
     prefix = family.lower()
     matching, names = [], set()
     for model in models():
@@ -153,7 +153,10 @@ def _of_family(family: str) -> list[Model]:
 
 
 def _has_size(model: Model, least: float | None, most: float | None) -> bool:
-    """Return whether a model has at least `least` and fewer than `most` parameters, if these are given."""
+    """Return whether a model has at least `least` and fewer than `most` parameters.
+
+    None sets no bound.
+    """
     if least is None and most is None:
         return True
     if model.size is None:
@@ -165,10 +168,10 @@ def find(name: str) -> Model:
     """Return the row of this name. Case, spaces and an owner before a slash do not matter.
 
     Raises:
-        PlanError: there is none; the message names the closest.
+        PlanError: no row has this name; the message lists the closest names.
     """
-    spelled = _plain(name.rpartition("/")[2])
-    by_name = {_plain(model.name): model for model in models()}
+    spelled = _normalise_name(name.rpartition("/")[2])
+    by_name = {_normalise_name(model.name): model for model in models()}
     for spelling in (spelled, spelled.removesuffix("-hf")):
         if spelling in by_name:
             return by_name[spelling]
@@ -181,15 +184,17 @@ def find(name: str) -> Model:
 
 
 def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: Iterable[str] = ()) -> list[Model]:
-    """Return the models nearest in size: the smallest √(ln²(V/V') + ln²(D/D') + ln²(L/L')), nearest first.
+    """Return the models nearest in size, nearest first.
 
-    A factor counts the same in each of the three, up or down: twice the vocabulary is as far as twice the depth. V, D
-    and L decide what a table weighs against a body; the count of all parameters follows from them. Models named in
-    `but` and rows without a vocabulary are left out. If L is not known (None, 0), its term is left out too.
+    The distance is √(ln²(V/V') + ln²(D/D') + ln²(L/L')). A factor counts the same in each of the three, up or down:
+    twice the vocabulary is as far as twice the depth. V, D and L decide the size of a table compared with the body; the
+    count of all parameters follows from them. Models named in `but` and rows without a vocabulary are left out. If L is
+    unknown (None, 0), its term is left out too.
     """
     skipped = set(but)
 
     def distance(model: Model) -> float:
+        """Return the distance of `model` from the sizes."""
         assert model.vocab is not None, "a candidate has a vocabulary"
         depth = layers or model.layers  # an unknown depth counts as the model's, so that its term is ln²(1) = 0
         pairs = ((model.vocab, vocab), (model.width, width), (model.layers, depth))
@@ -199,6 +204,6 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
     return sorted(candidates, key=distance)[:count]
 
 
-def _plain(name: str) -> str:
-    """Return a name as it is compared: in lower case, with hyphens."""
+def _normalise_name(name: str) -> str:
+    """Return a name in the form used for comparison: lower case, with hyphens."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")

@@ -1,7 +1,7 @@
-"""A Hugging Face config as a family's class would complete it: the file's values, then the class's own defaults.
+"""A Hugging Face config, completed with the defaults of the family's class.
 
-The record of a family has the class defaults of transformers 5.23 for the keys that are read here, and the class's
-other names for them (`n_embd` is GPT-2's `hidden_size`).
+The record of a family contains the class defaults of transformers 5.23 for the keys that are read here, and the
+class's other names for them (`n_embd` is GPT-2's `hidden_size`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from tiewise.checkpoint import families
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import TokenTables
 
-# Beyond these no model is meant; a plan of more layers would take minutes.
+# Larger sizes are refused as mistakes; a plan of more layers would take minutes.
 MOST, MOST_LAYERS = 10**12, 10_000
-GENERIC, UNNAMED = "generic decoder", "unknown"  # families of sizes alone, and of a config without model_type
+GENERIC, UNNAMED = "generic decoder", "unknown"  # family names for bare sizes, and for a config without model_type
 LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
 
 
-def is_whole(value: object) -> bool:
-    """Return whether a value of a config is a whole number; JSON's true and false are none."""
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer. JSON's true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def saved_class(values: Mapping[str, Any]) -> str:
-    """Return the class that a config says it was saved from; "" if it names none."""
+    """Return the class name in a config's `architectures`; "" if it names none."""
     match values.get("architectures"):
         case [str(name), *_]:
             return name
@@ -33,7 +33,10 @@ def saved_class(values: Mapping[str, Any]) -> str:
 
 
 class Config:
-    """Values of one model's config, read by the usual names. Each reader raises `PlanError` for what cannot be."""
+    """Values of one model's config, read by the usual key names.
+
+    A method raises `PlanError` if a required value is missing or invalid.
+    """
 
     def __init__(self, values: Mapping[str, Any], family: str) -> None:
         self.values, self.family = values, family
@@ -41,12 +44,18 @@ class Config:
         self.defaults, self.names = self.record.keys.defaults, self.record.keys.names
 
     def get(self, key: str, otherwise: Any = None) -> Any:
-        """Value of `key`, under its usual or the family's own name. `otherwise` for null, and where there is none."""
+        """Return the value of `key`, under its usual or the family's name.
+
+        `otherwise` is returned for null and for a missing key.
+        """
         value = self._first_value(self.names.get(key, key), key)
         return otherwise if value is None else value
 
     def _first_value(self, *names: str) -> Any:
-        """Return the value of the first of these names in the file, else in the defaults; null counts as a value."""
+        """Return the value of the first name that the file has, else that the defaults have.
+
+        A null counts as a value.
+        """
         for values in (self.values, self.defaults):
             for name in names:
                 if name in values:
@@ -55,22 +64,22 @@ class Config:
 
     @property
     def width(self) -> int:
-        """The width D of hidden states, which configs call hidden_size or d_model."""
+        """Width D of hidden states, which configs call hidden_size or d_model."""
         if self.get("hidden_size") is None:
             return self.size("d_model")
         return self.size("hidden_size")
 
     def flag(self, key: bool | str) -> bool:
-        """Return whether a switch is on; an absent one is off. A bool is known without the config."""
+        """Return whether a switch is on; a missing key is off. A bool is returned as it is."""
         return key if isinstance(key, bool) else bool(self.get(key))
 
     def text(self, key: str) -> str:
-        """Read a string; an absent one is empty."""
+        """Return a string; "" if the key is missing."""
         value = self.get(key)
         return value if isinstance(value, str) else ""
 
     def size(self, key: str, otherwise: int | None = None, least: int = 1) -> int:
-        """Read a whole number of `least` or more; `otherwise` where the config says null."""
+        """Return a whole number of at least `least`; `otherwise` if the config says null."""
         value = self.get(key)
         if value is None and otherwise is not None:
             return otherwise
@@ -78,21 +87,21 @@ class Config:
             raise self._missing(key)
         counts_layers = "layer" in key and "per_layer" not in key
         most = MOST_LAYERS if counts_layers else MOST
-        if not is_whole(value) or not least <= value <= most:
+        if not is_integer(value) or not least <= value <= most:
             raise self._refused(key, value, f"a whole number from {least} to {most:,}")
-        size: int = value  # as it is: `resized` traces sizes by a subclass of int
+        size: int = value  # not converted by int(): `resized` traces sizes with a subclass of int
         return size
 
     def number(self, key: str, otherwise: float | None = None) -> float:
-        """Read a number above zero; `otherwise` where the config says null."""
+        """Return a number above zero; `otherwise` if the config says null."""
         value = self.get(key, otherwise)
-        is_number = isinstance(value, float) or is_whole(value)
+        is_number = isinstance(value, float) or is_integer(value)
         if not is_number or not 0 < value <= MOST:
             raise self._refused(key, value, "a number above zero")
         return float(value)
 
     def indices(self, key: str) -> list[int]:
-        """Read a list of layers; empty where the config says null."""
+        """Return a list of layer indices; empty if the config says null."""
         value = self.get(key) or []
         if not isinstance(value, list):
             raise self._refused(key, value, "a list")
@@ -100,12 +109,12 @@ class Config:
 
     def _missing(self, key: str) -> PlanError:
         """Return the error for a size that neither the config nor the family's class has."""
-        fix = f"add {key} to the config, or plan from sizes"
+        remedy = f"add {key} to the config, or plan from sizes"
         if self.record.has_facts or self.family == GENERIC:
-            return PlanError(f"the config of {self.family} has no {key}", fix)
+            return PlanError(f"the config of {self.family} has no {key}", remedy)
         usual = "hidden_size or d_model" if key == "d_model" else key
         return PlanError(
-            f"{self.record.unknown_message}: the config has no {usual}", f"{fix}: --vocab, --width and --layers"
+            f"{self.record.unknown_message}: the config has no {usual}", f"{remedy}: --vocab, --width and --layers"
         )
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
@@ -114,12 +123,12 @@ class Config:
 
     @property
     def class_name(self) -> str:
-        """The saved class; without `architectures` the family's language model is meant."""
+        """Name of the saved class. Without `architectures` it is a causal language model."""
         return saved_class(self.values) or "ForCausalLM"
 
     @property
     def head(self) -> str:
-        """Heads of the class: `lm`, `pretraining`, or `none` (the bare model, other tasks)."""
+        """Heads of the class: `lm`, `pretraining`, or `none` (without a head, or for other tasks)."""
         if self.class_name.endswith("ForPreTraining"):
             return "pretraining"
         if self.class_name.endswith(LANGUAGE_HEADS):
@@ -127,7 +136,10 @@ class Config:
         return "none"
 
     def token_tables(self, width: int, head: bool | None = None, **more: Any) -> TokenTables:
-        """Return the tables of [vocab_size, `width`], tied as the config says if the class has a `head`."""
+        """Return the tables of [vocab_size, `width`].
+
+        They are tied if the config says so and the class has a `head`.
+        """
         if head is None:
             head = self.head != "none"
         tied = head and self.flag("tie_word_embeddings")

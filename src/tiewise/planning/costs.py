@@ -1,9 +1,10 @@
-"""Costs of a choice: bytes on disk, in training, per token and per rank; operations; the first loss.
+"""Costs of a choice: bytes, operations and the first loss.
 
-Exact but for the activations, which are an estimate. Collectives are counted as rings send them, per rank: an
-all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n, n being the whole and
-padded as torch pads it (`benchmarks/wire.py` counts the same in running ranks). Every cost is a part of a plan's
-record, under the names that it has there.
+Bytes are on disk, in training, per token and per rank. All figures are exact except the activations, which are
+estimated. Collectives are counted as rings send them, per rank: an all-reduce of n bytes over p ranks sends
+2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n. n counts the full tensor with torch's padding
+(`benchmarks/wire.py` counts the same in running ranks). Each function returns a part of a plan's record, with the
+record's keys.
 """
 
 from __future__ import annotations
@@ -19,32 +20,33 @@ from tiewise.core.records import require, require_choice
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import Architecture, Budget
-from tiewise.planning.first_loss import POSITIONS, Computed, FirstStep, first_step
+from tiewise.planning.first_loss import POSITIONS, FirstStep, LossAndCosine, first_step
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-# Numbers kept per trained parameter, in the weights' dtype: torch's optimizers keep state as the parameter is.
+# Numbers of optimizer state per trained parameter. torch's optimizers store state in the parameter's dtype.
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}
 MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy and both moments in fp32
-# Numbers that ranks with parts of the vocabulary exchange of one token, in fp32: log-sum-exp and target logit.
+# fp32 numbers that ranks with parts of the vocabulary exchange per token: log-sum-exp and target logit.
 # Label smoothing adds a third.
 LOSS_NUMBERS = 2
 INDEX = 8  # bytes of a token id
-FSDP, KEPT, SPLIT = "fsdp", "fsdp, tables kept sharded", "vocabulary parallel"  # layouts
+FSDP, FSDP_SHARDED, SPLIT = "fsdp", "fsdp, tables kept sharded", "vocabulary parallel"  # layouts
 BOTH = f"{FSDP} × {SPLIT}"
-BY_TABLE = ("table gather", "gradient reduce-scatter", "gradient all-reduce")  # sent however few the tokens
+# Causes whose bytes do not depend on the number of tokens.
+BY_TABLE = ("table gather", "gradient reduce-scatter", "gradient all-reduce")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Conditions under which a plan counts; one rank's step is B sequences of T tokens."""
+    """Conditions under which a plan counts. One rank's step is B sequences of T tokens."""
 
     batch: int = 8  # B
     length: int = 1024  # T
     dtype: str = "float32"
     world: int = 1  # ranks
     tp: int = 1  # ranks of a group that splits the vocabulary
-    std: float | None = None  # of body and tables at the start; None: the config's
-    fsdp: int | None = None  # ranks of a group that shards every parameter; None: all of them, and tp by itself
+    std: float | None = None  # initial scale of body and tables; None: the config's
+    fsdp: int | None = None  # ranks of a group that shards every parameter; None: the full world, and tp without fsdp
 
     def __post_init__(self) -> None:
         require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
@@ -57,18 +59,18 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """N of one rank."""
+        """N, the tokens of one rank's step."""
         return self.batch * self.length
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
+        """Return everything as a mapping that JSON can store."""
         tokens = {"batch": self.batch, "length": self.length, "count": self.tokens}
         world = {"size": self.world, "tp": self.tp, "fsdp": self.fsdp}
         return {"tokens": tokens, "dtype": self.dtype, "world": world, "std": self.std}
 
 
 def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, Any]:
-    """Return every cost of a choice; None for a cost that the model does not have."""
+    """Return every cost of a choice. A cost that does not apply to the model is None."""
     size, vocab, head = DTYPES[setting.dtype], architecture.ends.vocab, architecture.ends.head
     out_width = budget.boundary.table_widths(architecture.ends.width)[1]
     # Per token: 2 per multiplied weight forward and 4 backward, the head counted whether or not it is tied. Attention
@@ -79,7 +81,7 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
         scores += 4 * setting.length * len(stack.layers) * stack.heads.count * stack.heads.width
     forward = 2 * budget.multiplied + scores
     return {
-        # of the tensors, a tied table written once
+        # bytes of the tensors; a tied table is written once
         "checkpoint_bytes": {name: budget.total * each for name, each in DTYPES.items()},
         "table_bytes": table_bytes(budget, vocab, head),
         "training_bytes": training_bytes(budget.total, budget.trainable, setting.dtype),
@@ -88,8 +90,8 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
         "decode_bytes": decode_bytes(architecture, budget, setting),
         "first_loss": first_loss(architecture, budget.boundary, budget.sharing, setting.std, setting.length),
         "ranks": ranks(budget, setting, vocab, head),
-        # What each of a pipeline's two ends sends per step to keep its copies of a tied table equal. Both ends also
-        # hold the table, so tying saves no memory there.
+        # Bytes that the first and the last pipeline stage each send per step to keep their copies of a tied table
+        # equal. Both stages store the table, so tying saves no memory there.
         "pipeline_tie_bytes": all_reduce(budget.tables * size, 2) if budget.boundary.tables == 1 else 0,
     }
 
@@ -97,105 +99,113 @@ def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> d
 def table_bytes(budget: Budget, vocab: int, head: bool) -> dict[str, int]:
     """Return bytes of the tables at 16, 8 and 4 bits.
 
-    A shared table counts once; if the head alone is packed, it is two. 8 bits are int8 with an fp32 scale per row,
-    4 bits GGUF's Q4_0. Maps at the ends are not counted. `inspect --only precision` measures what these two do to the
-    output.
+    A shared table counts once. If only the head is packed, input and head need separate tables. 8 bits are int8 with an
+    fp32 scale per row, 4 bits are GGUF's Q4_0. Maps at the ends are not counted. `inspect --only precision` measures
+    the effect of both formats on the output.
     """
     columns = table_columns(budget, vocab)
-    found = {"16 bits": 2 * vocab * columns.stored}
+    by_precision = {"16 bits": 2 * vocab * columns.stored}
     for name, row_bytes in (("8 bits", _int8_row), ("4 bits", _q4_row)):
         of_input, of_head = row_bytes(columns.input), row_bytes(columns.head)
         is_shared = columns.stored == columns.input
-        found[name] = vocab * (of_input if is_shared else of_input + of_head)
+        by_precision[name] = vocab * (of_input if is_shared else of_input + of_head)
         if head:
-            found[f"{name}, head alone"] = vocab * (2 * columns.input + of_head)
-    return found
+            by_precision[f"{name}, head alone"] = vocab * (2 * columns.input + of_head)
+    return by_precision
 
 
 def _int8_row(width: int) -> int:
-    """Return bytes of a row in int8 with an fp32 scale."""
+    """Return the bytes of a row in int8 with an fp32 scale."""
     return width + 4
 
 
 def _q4_row(width: int) -> int:
-    """Return bytes of a row in Q4_0: 18 for each 32 values."""
+    """Return the bytes of a row in Q4_0: 18 for each 32 values."""
     return -(-width // 32) * 18
 
 
 def training_bytes(stored: int, trainable: int, dtype: str) -> dict[str, dict[str, int]]:
     """Return bytes of weights, gradients, optimizer state and their total, by optimizer.
 
-    Frozen parameters have weights alone.
+    A frozen parameter needs memory for its weights only.
     """
     size = DTYPES[dtype]
-    found = {}
+    by_optimizer = {}
     for optimizer, numbers in STATE.items():
-        found[optimizer] = _training_parts(stored * size, trainable * size, trainable * size * numbers)
-    found[MASTER] = _training_parts(stored * 2, trainable * 2, trainable * 12)
-    return found
+        by_optimizer[optimizer] = _training_parts(stored * size, trainable * size, trainable * size * numbers)
+    by_optimizer[MASTER] = _training_parts(stored * 2, trainable * 2, trainable * 12)
+    return by_optimizer
 
 
 def _training_parts(weights: int, gradients: int, state: int) -> dict[str, int]:
-    """Return bytes of training by part, with their total."""
+    """Return the bytes of training by part, with their total."""
     total = weights + gradients + state
     return {"weights": weights, "gradients": gradients, "state": state, "total": total}
 
 
 def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, int]:
-    """Return bytes of logits and loss at their peak, next to weights and their gradient.
+    """Return the peak bytes of logits and loss, without weights and their gradient.
 
-    N `tokens`, V words, tables [V, E] of `width` E.
+    N is `tokens`, V is `vocab`, and the tables are [V, E] with E = `width`.
     """
     size = DTYPES[dtype]
     narrow = size if size < 4 else 0
-    # one chunk of fp32 logits, its softmax (on a CPU in its place) and a copy in a narrow dtype; the features' gradient
-    # in fp32; and where weights are narrow the table's fp32 gradient buffer
+    # one chunk of fp32 logits, its softmax (on a CPU it overwrites the logits) and a copy in a narrow dtype; the hidden
+    # states' gradient in fp32; for narrow weights also the table's fp32 gradient buffer
     features = (tokens + (vocab if narrow else 0)) * width * 4
     fused = {}
     for device, buffers in (("cpu", 1), ("cuda", 2)):
         per_token = vocab * (4 * buffers + narrow)
         rows = chunk_rows(tokens, -(-per_token // 4), device)
         fused[f"fused_{device}"] = rows * per_token + features
-    # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
-    # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
+    # the logits in the weights' dtype; in fp32 the log-probabilities and the gradients of loss and logits: 16 bytes per
+    # element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
     return {"plain": tokens * vocab * (12 + size), **fused}
 
 
 def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, int] | None:
-    """Return bytes moved to decode one token of one sequence at a context of T. None of a model without a decoder."""
+    """Return bytes moved to decode one token of one sequence at a context of T.
+
+    None for a model without a decoder.
+    """
     stack = next((s for s in architecture.stacks if s.name == "decoder"), None)
     if stack is None or budget.read is None:
         return None
     size, layers = DTYPES[setting.dtype], len(stack.layers)
-    across = 2 if len(architecture.stacks) > 1 else 1  # cross-attention keeps the source's keys and values too
-    values = stack.heads.latent or 2 * stack.heads.kv * stack.heads.width  # of one token in one layer
+    across = 2 if len(architecture.stacks) > 1 else 1  # cross-attention also caches the source's keys and values
+    values = stack.heads.latent or 2 * stack.heads.kv * stack.heads.width  # cached values of one token in one layer
     per_token, fixed = layers * values * size, layers * stack.heads.state * size
     return {
-        "weights": budget.read * size,  # once per application: one row of the lookup, the head's table, chosen experts
-        "cache_per_token": per_token + fixed,  # keys and values that the token adds
-        # read at the full length: windows are not discounted, Mamba's state does not grow
+        # one row of the lookup, the head's table, the chosen experts, all else; shared layers count per application
+        "weights": budget.read * size,
+        "cache_per_token": per_token + fixed,  # keys and values of the new token
+        # read at the full length: attention windows are not discounted, and Mamba's state does not grow
         "cache": per_token * setting.length * across + fixed,
     }
 
 
 def all_reduce(count: int, over: int) -> int:
-    """Return the bytes that one of `over` ranks sends."""
+    """Return the bytes that one of `over` ranks sends to all-reduce `count` bytes."""
     return 2 * (over - 1) * count // over
 
 
 @dataclass(frozen=True)
 class WorldLayout:
-    """Cut of a world into groups; tp cuts the tables alone, the body is whole."""
+    """Division of a world into groups of ranks. tp divides the tables only; each tp rank has the full body."""
 
     name: str
     replicas: int = 1  # groups that average their gradients; world = replicas × fsdp × tp
-    fsdp: int = 1  # ranks that share every parameter, each with tokens of its own
-    tp: int = 1  # ranks that share the rows of every table and have the same tokens
-    kept: bool = False  # under fsdp tables are never gathered: hidden states travel to their rows
-    stock: bool = False  # under tp logits are gathered, as without a loss that knows of shards
+    fsdp: int = 1  # ranks that shard every parameter, each with different tokens
+    tp: int = 1  # ranks that divide the rows of every table and have the same tokens
+    # under fsdp: tables are never gathered; hidden states are sent to the ranks that store the rows
+    keeps_shards: bool = False
+    is_stock: bool = False  # under tp: logits are gathered, because the loss does not support shards
 
     def rows(self, vocab: int) -> int:
-        """Return rows of a table on the fullest rank: torch cuts into ⌈V/tp⌉ rows, and those again."""
+        """Return rows of a table on the fullest rank.
+
+        torch gives each tp rank ⌈V/tp⌉ rows, and divides those among the fsdp ranks in the same way.
+        """
         split = -(-vocab // self.tp)
         return -(-split // self.fsdp)
 
@@ -207,15 +217,15 @@ def layouts(setting: Setting) -> list[WorldLayout]:
     both = WorldLayout(BOTH, world // (shards * tp), shards, tp)
     splits_rows, shards_parameters = tp > 1, shards > 1
     does_both = splits_rows and shards_parameters and setting.fsdp is not None
-    found = [
+    candidates = [
         (WorldLayout("data parallel", world), True),
         (fsdp, setting.fsdp != 1),
         (split, splits_rows),
-        (replace(fsdp, name=KEPT, kept=True), shards_parameters),
-        (replace(split, name="stock tensor parallel", stock=True), splits_rows),
+        (replace(fsdp, name=FSDP_SHARDED, keeps_shards=True), shards_parameters),
+        (replace(split, name="stock tensor parallel", is_stock=True), splits_rows),
         (both, does_both),
     ]
-    return [layout for layout, is_listed in found if is_listed]
+    return [layout for layout, is_listed in candidates if is_listed]
 
 
 def sent_at_ends(
@@ -223,25 +233,27 @@ def sent_at_ends(
 ) -> dict[str, int]:
     """Return bytes that one rank sends in a step because of the tables, by cause.
 
-    FSDP2 keeps the unit that holds the tables gathered between forward and backward: one gather, not two. N is of one
-    rank, and tp ranks have the same; over fsdp ranks the kept table meets the tokens of all of them.
+    FSDP2 keeps the unit that contains the tables gathered between forward and backward: one gather instead of two. N is
+    the count of one rank. All ranks of a tp group have the same tokens; with sharded tables, each rank of an fsdp group
+    multiplies its rows by the hidden states of all ranks of the group.
     """
-    size, n, f, tp = DTYPES[setting.dtype], setting.tokens, layout.fsdp, layout.tp
+    size, n, shards, tp = DTYPES[setting.dtype], setting.tokens, layout.fsdp, layout.tp
     rows, columns = layout.rows(vocab), table_columns(budget, vocab)
     sent = dict.fromkeys(BY_TABLE, 0)
-    if layout.kept:
-        # at both ends: states to all ranks of the group, their gradients (or looked-up rows) reduced on the way back
-        sent["lookup"] = (f - 1) * n * columns.input * size * (1 if budget.boundary.freeze else 2)
-        sent["hidden states"] = (f - 1) * n * columns.head * size * 2 * head
-        sent["ids and targets"] = (f - 1) * n * INDEX * (1 + head)
-        sent["loss"] = (f - 1) * f * n * LOSS_NUMBERS * 4 * head
+    if layout.keeps_shards:
+        # at both ends: states go to all ranks of the group; their gradients (or looked-up rows) are reduced on the way
+        # back
+        sent["lookup"] = (shards - 1) * n * columns.input * size * (1 if budget.boundary.freeze else 2)
+        sent["hidden states"] = (shards - 1) * n * columns.head * size * 2 * head
+        sent["ids and targets"] = (shards - 1) * n * INDEX * (1 + head)
+        sent["loss"] = (shards - 1) * shards * n * LOSS_NUMBERS * 4 * head
     else:
-        sent["table gather"] = (f - 1) * rows * columns.stored * size
-        sent["gradient reduce-scatter"] = (f - 1) * rows * columns.trained * size
+        sent["table gather"] = (shards - 1) * rows * columns.stored * size
+        sent["gradient reduce-scatter"] = (shards - 1) * rows * columns.trained * size
     if tp > 1:
-        sent["lookup"] = all_reduce(n * columns.input * size, tp)  # forward; its gradient stays where it is
+        sent["lookup"] = all_reduce(n * columns.input * size, tp)  # forward only; the gradient needs no collective
         sent["hidden gradient"] = all_reduce(n * columns.head * size, tp) * head
-        if layout.stock:
+        if layout.is_stock:
             sent["logits"] = (tp - 1) * n * -(-vocab // tp) * size * head
         else:
             sent["loss"] = (tp - 1) * n * LOSS_NUMBERS * 4 * head
@@ -253,53 +265,54 @@ class TableColumns(NamedTuple):
     """Columns of the tables of a budget."""
 
     input: int
-    head: int  # of the table that the head reads
-    stored: int  # of all stored tables
-    trained: int  # of those that are trained
+    head: int  # columns of the table that the head reads
+    stored: int  # sum over all stored tables
+    trained: int  # sum over the trained tables
 
 
 def table_columns(budget: Budget, vocab: int) -> TableColumns:
     """Return the columns of the tables."""
     of_input, stored = budget.parameters["input_table"] // vocab, budget.tables // vocab
-    of_output = stored - of_input  # 0 where one table serves both ends
+    of_output = stored - of_input  # 0 if one table serves both ends
     return TableColumns(of_input, of_output or of_input, stored, stored - of_input * budget.boundary.freeze)
 
 
 def ranks(budget: Budget, setting: Setting, vocab: int, head: bool = True) -> list[dict[str, Any]]:
-    """Return what the fullest rank holds and sends per step, in bytes, in every layout.
+    """Return memory and traffic of the fullest rank in every layout, in bytes per step.
 
-    `sent_for_tables` is the part of `sent` that `wire` divides by cause. `gathered` is held of other ranks: whole
-    tables and their gradient, or the group's hidden states; `loss` the peak of logits and loss next to them.
-    `break_even_tokens` are N of one rank, below which a layout whose hidden states travel sends less for the tables
-    than one that averages or gathers them in the same world. One layout is `taken` by `tiewise train` with this world.
+    `sent_for_tables` is the part of `sent` that `wire` divides by cause. `gathered` is memory for data of other ranks:
+    full tables and their gradient, or the group's hidden states. `loss` is the peak of logits and loss, in addition to
+    `gathered`. `break_even_tokens` is an N of one rank. Below it, a layout that sends hidden states sends less for the
+    tables than a layout of the same world that averages or gathers them. `taken` is true for the one layout that
+    `tiewise train` chooses for this world.
     """
     records = [_rank_record(layout, budget, setting, vocab, head) for layout in layouts(setting)]
-    taken = _taken({record["layout"]: record for record in records}, setting)
+    taken = _layout_of_train({record["layout"]: record for record in records}, setting)
     return [{**record, "taken": record["layout"] == taken} for record in records]
 
 
 def _rank_record(layout: WorldLayout, budget: Budget, setting: Setting, vocab: int, head: bool) -> dict[str, Any]:
     """Return the record of the fullest rank in one layout; see `ranks`."""
     optimizer = "adamw" if setting.dtype == "float32" else MASTER
-    size, f, rows = DTYPES[setting.dtype], layout.fsdp, layout.rows(vocab)
+    size, shards, rows = DTYPES[setting.dtype], layout.fsdp, layout.rows(vocab)
     columns = table_columns(budget, vocab)
     body, trained_body = budget.total - columns.stored * vocab, budget.trainable - columns.trained * vocab
-    body_shard, trained_shard = -(-body // f), -(-trained_body // f)
+    body_shard, trained_shard = -(-body // shards), -(-trained_body // shards)
     stored_rows, trained_rows = rows * columns.stored, rows * columns.trained
-    whole = training_bytes(body_shard + stored_rows, trained_shard + trained_rows, setting.dtype)[optimizer]
+    state_of_rank = training_bytes(body_shard + stored_rows, trained_shard + trained_rows, setting.dtype)[optimizer]
     tables = training_bytes(stored_rows, trained_rows, setting.dtype)[optimizer]
     wire = sent_at_ends(layout, budget, setting, vocab, head)
     sent_for_tables = sum(wire.values())
     # weights gathered for the forward and again for the backward pass, gradients reduced and scattered
-    sent_for_body = (f - 1) * (2 * body + trained_body) * size // f
+    sent_for_body = (shards - 1) * (2 * body + trained_body) * size // shards
     sent_for_body += all_reduce(trained_shard * size, layout.replicas)
     return {
         "layout": layout.name,
-        "memory": whole["total"],
+        "memory": state_of_rank["total"],
         "tables": tables["weights"],
         "sent": sent_for_tables + sent_for_body,
         "sent_for_tables": sent_for_tables,
-        "axes": {"replicas": layout.replicas, "fsdp": f, "tp": layout.tp},
+        "axes": {"replicas": layout.replicas, "fsdp": shards, "tp": layout.tp},
         "table_memory": {**tables, "gathered": _gathered_bytes(layout, columns, setting, vocab)},
         "loss": _loss_bytes(layout, columns.head, setting, vocab) if head else None,
         "wire": {cause: sent for cause, sent in wire.items() if sent},
@@ -308,20 +321,20 @@ def _rank_record(layout: WorldLayout, budget: Budget, setting: Setting, vocab: i
 
 
 def _gathered_bytes(layout: WorldLayout, columns: TableColumns, setting: Setting, vocab: int) -> int:
-    """Return bytes that a rank holds of others: tables and their gradient, or hidden states of its group."""
-    size, f = DTYPES[setting.dtype], layout.fsdp
-    if layout.kept:
-        return f * setting.tokens * max(columns.input, columns.head) * size
-    if f == 1:
+    """Return a rank's bytes for data of other ranks: tables and gradients, or hidden states."""
+    size, shards = DTYPES[setting.dtype], layout.fsdp
+    if layout.keeps_shards:
+        return shards * setting.tokens * max(columns.input, columns.head) * size
+    if shards == 1:
         return 0
-    return f * layout.rows(vocab) * (columns.stored + columns.trained) * size
+    return shards * layout.rows(vocab) * (columns.stored + columns.trained) * size
 
 
 def _loss_bytes(layout: WorldLayout, width: int, setting: Setting, vocab: int) -> int:
-    """Return the peak of logits and loss on one rank. A stock loss sees the logits of all words."""
-    if layout.kept:
+    """Return the peak bytes of logits and loss on one rank. A stock loss needs the logits of all V words."""
+    if layout.keeps_shards:
         return logits_bytes(layout.fsdp * setting.tokens, layout.rows(vocab), width, setting.dtype)["fused_cuda"]
-    if layout.stock:
+    if layout.is_stock:
         return logits_bytes(setting.tokens, vocab, width, setting.dtype)["plain"]
     return logits_bytes(setting.tokens, -(-vocab // layout.tp), width, setting.dtype)["fused_cuda"]
 
@@ -329,42 +342,45 @@ def _loss_bytes(layout: WorldLayout, width: int, setting: Setting, vocab: int) -
 def _break_even_tokens(
     layout: WorldLayout, wire: dict[str, int], budget: Budget, setting: Setting, vocab: int, head: bool
 ) -> int | None:
-    """Return N of one rank below which hidden states are fewer bytes than tables. None if none travel."""
+    """Return N of one rank below which hidden states are fewer bytes than tables.
+
+    None for a layout that sends no hidden states.
+    """
     per_table = sum(wire[cause] for cause in BY_TABLE)
     per_token = sum(wire.values()) - per_table
     if not per_token:
         return None
     without_tp = WorldLayout("", layout.replicas * layout.tp, layout.fsdp)
-    instead = sum(sent_at_ends(without_tp, budget, setting, vocab, head).values())
-    return max(0, instead - per_table) * setting.tokens // per_token
+    sent_without_tp = sum(sent_at_ends(without_tp, budget, setting, vocab, head).values())
+    return max(0, sent_without_tp - per_table) * setting.tokens // per_token
 
 
-def _taken(records: dict[str, dict[str, Any]], setting: Setting) -> str:
-    """Return the name of the layout that `tiewise train` takes, of the records by layout."""
-    if setting.tp == 1 and KEPT in records:
-        return KEPT if keeps(records[KEPT], records[FSDP]) else FSDP
+def _layout_of_train(records: dict[str, dict[str, Any]], setting: Setting) -> str:
+    """Return the name of the layout that `tiewise train` chooses, given the records by layout."""
+    if setting.tp == 1 and FSDP_SHARDED in records:
+        return FSDP_SHARDED if sharded_sends_less(records[FSDP_SHARDED], records[FSDP]) else FSDP
     for name in (BOTH, SPLIT):
         if name in records:
             return name
     return "data parallel"
 
 
-def keeps(kept: dict[str, Any], gathered: dict[str, Any], micro_batches: int = 1) -> bool:
-    """Return whether FSDP sends less for tables that it keeps sharded than for those that it gathers.
+def sharded_sends_less(sharded: dict[str, Any], gathered: dict[str, Any], micro_batches: int = 1) -> bool:
+    """Return whether FSDP sends less with sharded tables than with gathered tables.
 
-    `kept` and `gathered` are records of `ranks`. Micro-batches that are accumulated send their states each, and gather
-    the table each; its gradient is reduced once.
+    `sharded` and `gathered` are records of `ranks`. Each accumulated micro-batch sends its own hidden states (sharded)
+    or gathers the table again (gathered). The table's gradient is reduced once per step in both cases.
     """
-    again = (micro_batches - 1) * gathered["wire"].get("table gather", 0)
-    return bool(micro_batches * kept["sent_for_tables"] < gathered["sent_for_tables"] + again)
+    repeated_gathers = (micro_batches - 1) * gathered["wire"].get("table gather", 0)
+    return bool(micro_batches * sharded["sent_for_tables"] < gathered["sent_for_tables"] + repeated_gathers)
 
 
 @cache
-def kept_losses() -> dict[str, Computed]:
-    """Return first losses of the catalogue's models, tied and untied as they are drawn by default.
+def stored_first_losses() -> dict[str, LossAndCosine]:
+    """Return stored first losses of the catalogue's models, tied and untied, at default initialisation.
 
-    They are stored under all that they depend on, so that any other is computed; `tools/make_first_losses.py` writes
-    the file.
+    The key is the `repr` of the `FirstStep`, so it contains everything that the loss depends on; a loss with another
+    key is computed. `tools/make_first_losses.py` writes the file.
     """
     return {
         depends_on: (nll, cosine) for depends_on, nll, cosine in read_packaged_json("planning/data/first_losses.json")
@@ -378,30 +394,30 @@ def first_loss(
     std: float | None = None,
     length: int = POSITIONS,
 ) -> dict[str, Any] | None:
-    """Return {nll, own, assumed} of step 0. None without a head over words.
+    """Return {nll, own, assumed} of step 0. None for a model without a token head.
 
-    `nll` is expected of a uniformly random target, in nats. `own` is the mean cosine between hidden state and the
-    token's own row; None unless the family has been measured and one table without maps serves both ends. `assumed`
-    says what the prediction takes for granted; "" for a measured family, unless its layers are shared.
-    `std` is of tables (unless the boundary's `init` says otherwise) and body, None the config's. `length` is T: early
-    positions average fewer others.
+    `nll` is the expected loss of a uniformly random target, in nats. `self_similarity` is the mean cosine between the
+    hidden state and the token's input row. It is None unless the family's first loss has been measured and one table
+    without maps serves both ends. `assumed` is the assumption behind the prediction, and "" for a measured family whose
+    layers are not shared. `std` is the scale of the body and of the tables (a boundary's `init` overrides it for the
+    tables); None is the config's. `length` is T: early positions average over fewer positions.
     """
     if not architecture.ends.head:
         return None
-    step = first_step_of(architecture, spec, std, length)
+    step = first_step_inputs(architecture, spec, std, length)
     assumed = ""
     if architecture.fresh is None:
         assumed = "hidden states of norm √D that are independent of their tokens"
-    elif step.own and sharing and sharing.kind != "none":
+    elif step.self_similarity and sharing and sharing.kind != "none":
         assumed = "shared layers followed as if they were independent"
-    nll, own_cosine = kept_losses().get(repr(step)) or step.computed()
-    return {"nll": nll, "own": own_cosine, "assumed": assumed}
+    nll, self_cosine = stored_first_losses().get(repr(step)) or step.compute()
+    return {"nll": nll, "own": self_cosine, "assumed": assumed}
 
 
-def first_step_of(
+def first_step_inputs(
     architecture: Architecture, spec: BoundarySpec, std: float | None = None, length: int = POSITIONS
 ) -> FirstStep:
-    """Return what the first loss depends on; arguments as of `first_loss`."""
+    """Return the inputs of the first loss. The arguments are those of `first_loss`."""
     ends, fresh = architecture.ends, architecture.fresh
     if std is not None:
         body_std = std

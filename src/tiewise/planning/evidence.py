@@ -1,12 +1,12 @@
-"""The atlas: tied against untied decoders over a grid of sizes, and what that says of other sizes.
+"""The atlas: differences between tied and untied decoders over a grid of sizes.
 
-    near({"width": 768, "layers": 12, "vocab": 50257})   the nearest of them, and whether all enclose these sizes
-    expectation({"width": 64, …}, found=-0.02, seeds=3)  what their surface predicts there, and whether that was found
-    score()                                              how well it predicts those of them that it was not shown
+    nearest_settings({"width": 768, "layers": 12, "vocab": 50257})   the nearest settings of the atlas
+    assess_difference({"width": 64, …}, -0.02, seeds=3)              the predicted difference, and a verdict
+    score()                                                          quality of predictions of settings left out
 
-`data/atlas.csv` holds the rows of every study (docs/sweep.md says its columns). Those count here that differ in
-sizes alone: everything else is as the bare `tiewise compare` has it. Beyond the hull of their logarithms there is no
-evidence, which is said. A factor counts the same in each size, up or down.
+`data/atlas.csv` has the rows of every study (docs/sweep.md defines its columns). Only rows that differ in sizes count
+here: all other settings have the defaults of `tiewise compare`. Outside the convex hull of their logarithms there is
+no evidence, and messages say so. A factor counts the same in each size, up or down.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tiewise.core.measurement import plain, signed
 if TYPE_CHECKING:
     from tiewise.planning.surface import SurfaceScore
 
-np, surface = Late("numpy"), Late("tiewise.planning.surface")  # a plan beyond the atlas needs neither
-SIZES = {  # a row's column → what it is called
+np, surface = Late("numpy"), Late("tiewise.planning.surface")  # a plan outside the atlas needs neither
+SIZES = {  # column of a row → its name in messages
     "width": "width",
     "layers": "depth",
     "vocab": "vocabulary",
     "tokens": "amount of text",
     "seen": "length of training",
 }
-# settings that sizes are made of, or that change no model; every other one must be the default
-FREE = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads"}
-FREE |= {"steps", "minutes", "measured", "out"}
-MADE = "synthetic"  # how the name of a made language begins, which says nothing of people's
-TEXT = "builtin"  # on other texts one size alone was trained: what differs there need not be the sizes
-KIND = "decoder"  # what was trained at all these sizes; other kinds have studies of their own (docs/atlas.md)
-SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → what makes the row tied − untied
-SLACK = math.log(1.05)  # sizes as near as this are alike: no two texts have equally many tokens
+# settings that decide the sizes or do not change the model; all others must have their defaults
+SIZE_SETTINGS = {"arms", "seeds", "text", "split", "tokenizer", "train_tokens", "width", "layers", "heads"}
+SIZE_SETTINGS |= {"steps", "minutes", "measured", "out"}
+SYNTHETIC = "synthetic"  # prefix of the names of artificial languages, which are no evidence about natural ones
+TEXT = "builtin"  # other texts were trained at one size only, so their differences may come from the text
+KIND = "decoder"  # kind of model trained at all these sizes; other kinds have separate studies (docs/atlas.md)
+SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → sign of tied − untied
+SLACK = math.log(1.05)  # tolerance of equal sizes: no two texts have equally many tokens
 NARROW = 0.12  # nats per token: the differences of the atlas have a standard deviation of 0.19
 Row = dict[str, Any]
 EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
@@ -51,47 +51,48 @@ EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the atlas expected of tied − untied where a comparison was made, and whether that was found."""
+    """Comparison of a measured difference tied − untied with the atlas's prediction."""
 
     verdict: str  # as expected, a surprise, or no expectation
-    found: float  # nats per token
-    value: float  # expected; nan where there is no expectation
+    found: float  # measured, nats per token
+    value: float  # predicted; nan without a prediction
     low: float
     high: float
-    why: str = ""  # there is no expectation; empty where there is one
-    settings: int = 0  # of the atlas, each predicted from the others
-    held: int = 0  # of those settings: found within such an interval
+    why: str = ""  # reason why there is no prediction; "" if there is one
+    settings: int = 0  # number of settings of the atlas, each predicted from the others
+    held: int = 0  # number of those whose result is within the predicted interval
 
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """What was trained at every place of the atlas, by the row with the most seeds, as a plan's record has it.
+    """Return the trained settings of the atlas; of equal settings, the row with the most seeds.
 
-    `difference` is tied − untied with its interval `low`, `high` and standard error, in nats per token of held-out
-    text: below zero tying is better. `sign` is −1 or 1 where that is detected; `command` repeats it.
+    A row has the keys of a plan's record. `difference` is tied − untied with its interval `low`, `high` and standard
+    `error`, in nats per token of held-out text: below zero tying is better. `sign` is −1 or 1 if that difference is
+    significant, else 0. `command` repeats the training.
     """
     text = (pkgutil.get_data("tiewise", "planning/data/atlas.csv") or b"").decode()
-    at_place: dict[tuple[Any, ...], Row] = {}
+    by_sizes: dict[tuple[Any, ...], Row] = {}
     for line in csv.DictReader(io.StringIO(text)):
-        if not _counts(line):
+        if not _differs_in_sizes_only(line):
             continue
         row = _tied_minus_untied(line)
-        place = row["text"], *logs(row, SIZES)
-        if place not in at_place or at_place[place]["seeds"] < row["seeds"]:
-            at_place[place] = row
-    return tuple(at_place.values())
+        sizes_key = row["text"], *logs(row, SIZES)
+        if sizes_key not in by_sizes or by_sizes[sizes_key]["seeds"] < row["seeds"]:
+            by_sizes[sizes_key] = row
+    return tuple(by_sizes.values())
 
 
-def _counts(line: Mapping[str, str]) -> bool:
-    """Return whether a line of the atlas compares tied and untied models that differ from others in sizes alone."""
+def _differs_in_sizes_only(line: Mapping[str, str]) -> bool:
+    """Return whether a line compares tied and untied models with default settings except sizes."""
     settings = set(re.findall(r"--(?:set )?'?([a-z_]+)", line["command"]))
-    has_usual_settings = settings <= FREE and line["text"] == TEXT and line["layers"] != "0"
+    has_usual_settings = settings <= SIZE_SETTINGS and line["text"] == TEXT and line["layers"] != "0"
     is_of_tying = (line["arm"], line["reference"]) in SIGNS
     return is_of_tying and bool(line["error"]) and has_usual_settings
 
 
 def _tied_minus_untied(line: Mapping[str, str]) -> Row:
-    """Return a line of the atlas as a row, its difference as tied − untied."""
+    """Return a line of the atlas as a row whose difference is tied − untied."""
     sign = SIGNS[line["arm"], line["reference"]]
     low, value, high = sorted(sign * float(line[name]) for name in ("heldout_low", "heldout", "heldout_high"))
     row: Row = {name: line[name] for name in ("study", "text", "command")}
@@ -102,12 +103,12 @@ def _tied_minus_untied(line: Mapping[str, str]) -> Row:
 
 
 def logs(sizes: Mapping[str, Any], names: Iterable[str]) -> tuple[float, ...]:
-    """Return logarithms of the sizes that are named."""
+    """Return the logarithms of the named sizes."""
     return tuple(math.log(sizes[name]) for name in names)
 
 
-def clipped(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return the nearest sizes between the smallest and the largest that were trained."""
+def clip_to_trained(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return the sizes, each clipped to the range that was trained."""
     nearest = {}
     for name, size in sizes.items():
         trained = [row[name] for row in rows()]
@@ -115,14 +116,17 @@ def clipped(sizes: Mapping[str, float]) -> dict[str, float]:
     return nearest
 
 
-def beyond(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return sizes above or below all that were trained, each by its factor to the nearest."""
-    factors = {name: sizes[name] / size for name, size in clipped(sizes).items()}
+def factors_beyond(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return the sizes outside the trained range, each as a factor of the nearest trained size."""
+    factors = {name: sizes[name] / size for name, size in clip_to_trained(sizes).items()}
     return {name: factor for name, factor in factors.items() if abs(math.log(factor)) > SLACK}
 
 
 def in_words(factors: Mapping[str, float]) -> str:
-    """Return factors of `beyond` as: a width 6 times the largest and a depth 0.5 times the smallest."""
+    """Return factors as text.
+
+    An example: a width 6 times the largest and a depth 0.5 times the smallest.
+    """
     parts = []
     for name, factor in factors.items():
         noun = SIZES[name]
@@ -135,19 +139,22 @@ def in_words(factors: Mapping[str, float]) -> str:
     return f"{', '.join(first)} and {last}"
 
 
-def holds(sizes: Mapping[str, float]) -> bool:
-    """Return whether trained models enclose these sizes. A size that all of them share must be that one."""
-    if beyond(sizes):
+def encloses(sizes: Mapping[str, float]) -> bool:
+    """Return whether trained models enclose these sizes.
+
+    A size that is the same in all trained models must have that value.
+    """
+    if factors_beyond(sizes):
         return False
-    axes = _varied(sizes)
+    axes = _varied_sizes(sizes)
     if not axes:
         return True
     points = sorted({logs(row, axes) for row in rows()})
-    return bool(surface.enclosed(points, logs(clipped(sizes), axes)))
+    return bool(surface.enclosed(points, logs(clip_to_trained(sizes), axes)))
 
 
-def _varied(names: Iterable[str]) -> list[str]:
-    """Return those of the sizes in which settings of the atlas differ."""
+def _varied_sizes(names: Iterable[str]) -> list[str]:
+    """Return the names of sizes in which the settings of the atlas differ."""
     varied = []
     for name in names:
         trained = {row[name] for row in rows()}
@@ -156,76 +163,79 @@ def _varied(names: Iterable[str]) -> list[str]:
     return varied
 
 
-def _measured() -> tuple[list[str], list[Any]]:
-    """Return axes of the surface, and its data: points [n, d], differences, standard errors and seeds, all [n]."""
-    axes, points, facts = _varied(SIZES), [], []
+def _surface_data() -> tuple[list[str], list[Any]]:
+    """Return the axes of the surface, and its data.
+
+    The data are points [n, d], differences, standard errors and seeds, all [n].
+    """
+    axes, points, facts = _varied_sizes(SIZES), [], []
     for row in rows():
         points.append(logs(row, axes))
         facts.append([row["difference"], row["error"], row["seeds"]])
     return axes, [np.array(points), *np.array(facts).T]
 
 
-def near(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
-    """Return the nearest settings as a plan's record has them; None of an empty atlas.
+def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, Any] | None:
+    """Return the nearest settings, with the keys of a plan's record. None if the atlas is empty.
 
-    They are `within` the atlas if it encloses the sizes and trained models of this `kind`.
+    `within` is true if the atlas encloses the sizes and trained models of this `kind`.
     """
     if not rows():
         return None
     goal = logs(sizes, sizes)
-    by_place: dict[tuple[float, ...], list[Row]] = {}
+    by_sizes: dict[tuple[float, ...], list[Row]] = {}
     for row in rows():
-        by_place.setdefault(logs(row, sizes), []).append(row)
-    place = min(by_place, key=lambda logarithms: math.dist(logarithms, goal))
+        by_sizes.setdefault(logs(row, sizes), []).append(row)
+    sizes_key = min(by_sizes, key=lambda logarithms: math.dist(logarithms, goal))
     return {
         "kind": kind,
-        "within": kind == KIND and holds(sizes),
-        "beyond": beyond(sizes),
-        "distance": math.dist(place, goal),
-        "rows": sorted(by_place[place], key=itemgetter("tokens", "seen")),
+        "within": kind == KIND and encloses(sizes),
+        "beyond": factors_beyond(sizes),
+        "distance": math.dist(sizes_key, goal),
+        "rows": sorted(by_sizes[sizes_key], key=itemgetter("tokens", "seen")),
     }
 
 
-def expectation(sizes: Mapping[str, float], found: float, seeds: int, other: str = "") -> Expectation:
-    """Compare a difference over so many seeds with the atlas.
+def assess_difference(sizes: Mapping[str, float], difference: float, seeds: int, other: str = "") -> Expectation:
+    """Compare a measured difference over so many seeds with the atlas.
 
-    `other` names what no row of the atlas has, if anything. The interval is that in which a figure of so many seeds is
-    predicted to lie with 95 % probability. A figure inside it is as expected only if the interval is narrower than
-    ± `NARROW`: a wider one would hold nearly anything.
+    `other` names a setting that no row of the atlas has; "" if there is none. The predicted interval contains a result
+    of so many seeds with 95 % probability. A result inside it is as expected only if the interval is narrower than ±
+    `NARROW`, because a wider one would contain nearly every result.
     """
-    unknown = Expectation(UNKNOWN, found, math.nan, math.nan, math.nan)
+    unknown = Expectation(UNKNOWN, difference, math.nan, math.nan, math.nan)
     if other:
         return replace(unknown, why=f"nothing in the atlas was trained with {other}")
-    factors = beyond(sizes)
+    factors = factors_beyond(sizes)
     if factors:
         return replace(unknown, why=f"this run has {in_words(factors)} of the atlas")
-    axes, data = _measured()
+    axes, data = _surface_data()
     fitted, scores = surface.fit(*data), score()
-    if fitted is None or scores is None or not holds(sizes):
+    if fitted is None or scores is None or not encloses(sizes):
         return replace(unknown, why="the settings of the atlas do not enclose this run’s")
-    predicted = fitted.at(logs(clipped(sizes), axes), seeds)
+    predicted = fitted.at(logs(clip_to_trained(sizes), axes), seeds)
     verdict, half = SURPRISE, predicted.high - predicted.value
-    if predicted.low <= found <= predicted.high:
+    if predicted.low <= difference <= predicted.high:
         verdict = EXPECTED
     if verdict == EXPECTED and half >= NARROW:
         wide = f"its prediction there is {signed(predicted.value, 2)} ± {plain(half, 2)} nats per token"
         return replace(unknown, why=f"{wide}, and only one narrower than ± {NARROW} could agree")
     return Expectation(
         verdict,
-        found,
+        difference,
         predicted.value,
         predicted.low,
         predicted.high,
         settings=scores.settings,
-        held=scores.held,
+        held=scores.covered,
     )
 
 
 def score() -> SurfaceScore | None:
-    """Return how well the surface predicts settings that were left out; None of too few."""
-    _, data = _measured()
+    """Return how well the surface predicts settings that were left out. None if they are too few."""
+    _, data = _surface_data()
     left_out = surface.leave_one_out(*data)
     if not left_out:
         return None
-    scores: SurfaceScore = surface.scored(data[1], left_out)
+    scores: SurfaceScore = surface.score_predictions(data[1], left_out)
     return scores

@@ -1,22 +1,24 @@
-"""The loss of a fresh model's first step, without torch: it follows from the scale of its tables.
+"""Loss of a fresh model's first step, computed without torch from the scale of its tables.
 
-Logits of independent rows N(0, σ²) against a hidden state of norm √D are N(0, τ²) with τ = σ√D. The expected nll of
-a random target is then E[log Σ_j exp(τ g_j)] (the target's own logit has mean zero): ln V + τ²/2 for small τ, about
-τ √(2 ln V) for large. Both are asymptotes; `predicted_nll` integrates the expectation itself,
+Logits of independent rows N(0, σ²) and a hidden state of norm √D are N(0, τ²) with τ = σ√D. The expected nll of a
+random target is then E[log Σ_j exp(τ g_j)] (the target's logit has mean zero): ln V + τ²/2 for small τ, about
+τ √(2 ln V) for large τ. Both are asymptotes; `predicted_nll` integrates the expectation itself,
 
     E[log S] = ∫ (exp(-e^u) - E[exp(-e^u S)]) du,      E[exp(-x S)] = φ(x)^V,   φ(x) = E[exp(-x e^{τ g})].
 
-A tied table meets itself: the hidden state still points along its own input row (cosine c), whose logit is c σ D, far
-above the others where σ is of order one. That is how a tied table drawn N(0, 1) starts near D instead of ln V.
+With a tied table the hidden state still has a component along the token's input row (cosine c), so the logit of that
+row is c σ D. This self-logit is far above the others if σ is of order one. For that reason a tied table drawn N(0, 1)
+starts near a loss of D instead of ln V.
 
-`own_cosines` follows c through the layers by mean-field theory (arXiv:1611.01232, Schoenholz et al.): per element and
-position, the variance of the stream and the covariance K[s, t] of two positions, weights independent and Gaussian,
-widths large. Attention weights are taken from Gaussian scores, whose second moment is integrated.
+`self_cosines` follows c through the layers by mean-field theory (arXiv:1611.01232, Schoenholz et al.): per element and
+position, the variance of the residual stream and the covariance K[s, t] of two positions, with independent Gaussian
+weights and large widths. Attention weights follow from Gaussian scores, whose second moment is integrated.
 
     branch    K'[s, t] = gain · f(K̂[s, t])        K̂ the normalised covariance, f the activation's or attention's map
-    stream    K += K' per sublayer; the own row stays as it was: c = σ·input_scale / √K[t, t]
+    stream    K += K' per sublayer; the input row's part does not change: c = σ·input_scale / √K[t, t]
 
-Only families whose measured losses it predicts within 2 % have a `FreshBody` (`tests/planning/test_first_loss.py`).
+A family has a `FreshBody` only if the prediction is within 2 % of its measured losses
+(`tests/planning/test_first_loss.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ else:
 # any power. In g the integrand changes over a width of 1/τ, in u of one at least.
 STEP_U = 0.12
 COARSEST_G, FINEST_G = 0.08, 0.015
-POSITIONS = 64  # positions followed; longer texts average more, and differ little
-Computed = tuple[float, float | None]  # nll in nats, and the mean of `own_cosines` where a token meets its own row
+POSITIONS = 64  # number of positions followed; longer texts average over more, which changes little
+LossAndCosine = tuple[float, float | None]  # nll in nats; mean of `self_cosines`, None without self-similarity
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,13 @@ class FreshBody:
     softcap: float | None = None
     attention_scale: float | None = None  # None: head_dim^-½
     positions_std: float = 0.0
-    normed_queries: bool = False  # queries and keys are normalised before their product
+    normed_queries: bool = False  # queries and keys have norms
     depth_scaled: bool = False  # output projections drawn with std / √(2L), as GPT-2 does
 
 
 @dataclass(frozen=True)
-class OwnRow:
-    """What decides how much of its own row a token meets at the head; see `own_cosines`."""
+class SelfSimilarity:
+    """Inputs of `self_cosines`: the sizes and scales that decide a token's self-logit."""
 
     body: FreshBody
     width: int
@@ -83,40 +85,41 @@ class OwnRow:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """All that a first loss depends on; `own` where a token meets its own row."""
+    """Inputs of a first loss. `self_similarity` is None unless one table serves both ends without maps."""
 
     vocab: int
     logit_std: float
     softcap: float | None
-    own: OwnRow | None = None
+    self_similarity: SelfSimilarity | None = None
 
-    def computed(self) -> Computed:
-        """Return the expected nll of a uniformly random target, and the own share."""
-        row, tau, cap = self.own, self.logit_std, self.softcap
+    def compute(self) -> LossAndCosine:
+        """Return the expected nll of a uniformly random target, and the mean self-cosine."""
+        row, tau, cap = self.self_similarity, self.logit_std, self.softcap
         if row is None:
             return predicted_nll(self.vocab, tau, softcap=cap), None
-        cosines = own_cosines(row)
+        cosines = self_cosines(row)
         logits = cosines * tau * math.sqrt(row.width)  # of the token's own row, by position
         if cap is not None:
             logits = cap * np.tanh(logits / cap)
-        own_share = float(cosines.mean())
-        # e^-8 of the V other terms of the softmax's sum: the own row changes the loss by less than a thousandth
+        mean_cosine = float(cosines.mean())
+        # below e^-8 of the sum of the V other terms, the self-logit changes the loss by less than a thousandth
         if logits.max() < math.log(self.vocab) - 8:
-            return predicted_nll(self.vocab, tau, softcap=cap), own_share
+            return predicted_nll(self.vocab, tau, softcap=cap), mean_cosine
         # positions are averaged in a few groups of equal size
         nlls = []
         for group in np.array_split(np.sort(logits), min(4, len(logits))):
             z = float(group.mean())
             # one target in V is the token itself, whose logit is z; the mean of the others' logits is 0
             nlls.append(predicted_nll(self.vocab, tau, self_logit=z, softcap=cap) - z / self.vocab)
-        return sum(nlls) / len(nlls), own_share
+        return sum(nlls) / len(nlls), mean_cosine
 
 
 def sound_std(d: int) -> float:
-    """Return the default scale of a table's entries, d^-½: embedded rows of unit norm, whatever the table's width.
+    """Return the default scale of a table's entries, d^-½.
 
-    The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
-    both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
+    Embedded rows then have norm 1 for every width. The body gets an input of the size that its norms expect, and the
+    loss starts within half a nat of ln V. On the built-in text, half and twice this scale end at a higher loss for
+    every arm (the table in docs/compare.md).
     """
     std: float = d**-0.5
     return std
@@ -133,11 +136,11 @@ def first_step(
     scale: float = 1.0,
     positions: int = POSITIONS,
 ) -> FirstStep:
-    """Return what the first loss of `spec` in a model of width `d` depends on, its tables drawn N(0, std²).
+    """Return the inputs of the first loss of `spec` in a model of width `d`.
 
-    Without the scales of its `body`, hidden states have norm √d, are independent of their tokens, and meet the head's
-    `scale`. The body's matrices are drawn by `body_std`, or by its own; early ones of T `positions` average fewer
-    others.
+    The tables are drawn N(0, std²). Without a `body`, hidden states have norm √d and are independent of their tokens,
+    and the head multiplies by `scale`. The matrices of a `body` are drawn with `body_std`, or with the body's std if
+    that is None. Positions at the start of T `positions` average over fewer positions.
     """
     # τ: the output table is drawn N(0, std²), and hidden states have norm √d
     logit_std = std * math.sqrt(spec.table_widths(d)[1]) * spec.scales(d)[1]
@@ -146,34 +149,35 @@ def first_step(
     tau = body.output_scale * logit_std
     cap = spec.softcap or body.softcap
     if spec.tables == 2 or any(spec.maps(d)):
-        return FirstStep(vocab, tau, cap)  # behind random maps or in another table no row meets itself
+        return FirstStep(vocab, tau, cap)  # random maps or a second table leave no self-similarity
     row_std = std * spec.scales(d)[0] * body.input_scale
-    return FirstStep(vocab, tau, cap, OwnRow(body, d, body_std or body.std, row_std, min(positions, POSITIONS)))
+    return FirstStep(vocab, tau, cap, SelfSimilarity(body, d, body_std or body.std, row_std, min(positions, POSITIONS)))
 
 
 def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int) -> float:
-    """Return the expected nll of the first step of a boundary around `small_decoder`, its tables as it draws them."""
+    """Return the expected first loss of a boundary around `small_decoder`, with its default scale."""
     std = spec.init or sound_std(d)
-    with_own_row, _ = first_step(spec, vocab.outputs, d, std, small_decoder(d)).computed()
-    share = vocab.read_and_predicted / vocab.inputs  # of tokens that may be their own target
+    with_self_logit, _ = first_step(spec, vocab.outputs, d, std, small_decoder(d)).compute()
+    share = vocab.read_and_predicted / vocab.inputs  # share of the read tokens that can be targets
     if share == 1:
-        return with_own_row
-    without_own_row, _ = first_step(spec, vocab.outputs, d, std).computed()
-    return share * with_own_row + (1 - share) * without_own_row
+        return with_self_logit
+    without_self_logit, _ = first_step(spec, vocab.outputs, d, std).compute()
+    return share * with_self_logit + (1 - share) * without_self_logit
 
 
 def small_decoder(d: int) -> FreshBody:
-    """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
+    """Return the default body of `compare`: two layers of a Llama of width `d`."""
     ffn = max(8, round(d * 8 / 3 / 8) * 8)
     return FreshBody(std=0.5 * sound_std(d), heads=1, head_dim=d, ffn=ffn, layers=2, activation="silu", gated=True)
 
 
 @cache
 def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None, softcap: float | None = None) -> float:
-    """Expected step-0 nll (nats) of a uniformly random target over `vocab` logits N(0, logit_std²).
+    """Return the expected step-0 nll in nats of a uniformly random target.
 
-    That is τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E. `self_logit` is the logit of the token's
-    own input row where a tied table meets it (c σ D); with `softcap` each other z becomes softcap · tanh(z / softcap).
+    The `vocab` logits are N(0, logit_std²). That is τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E.
+    `self_logit` is the logit of the token's input row if a tied table is used (c σ D). With `softcap`, every other
+    logit z becomes softcap · tanh(z / softcap).
     """
     others = vocab
     if self_logit is not None:
@@ -186,7 +190,7 @@ def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None,
         z = softcap * np.tanh(z / softcap)
     span = max(math.log(vocab) + float(z[-1]), self_logit or 0.0) + 25
     u = np.linspace(-span, float(z[-1]) + 25, min(4_001, math.ceil((span + float(z[-1]) + 25) / STEP_U)))
-    # 1 - φ, not φ: the few in V that matter sit where φ is within 1/V of one
+    # 1 - φ instead of φ: the integrand changes where φ is within 1/V of one
     with np.errstate(over="ignore"):
         lacking = -(np.expm1(-np.exp(u[:, None] + z)) @ density)
         log_survival = others * np.log1p(-lacking.clip(0, 1 - 1e-15))
@@ -196,8 +200,8 @@ def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None,
 
 
 @cache
-def own_cosines(row: OwnRow) -> Array:
-    """Return the cosine between the state before the head and the token's own row, by position [T]."""
+def self_cosines(row: SelfSimilarity) -> Array:
+    """Return the cosine between the last hidden state and the token's input row, by position [T]."""
     body, sublayers = row.body, _Sublayers(row)
     k = np.eye(row.positions) * (row.row_std**2 + body.positions_std**2)
     for _ in range(body.layers):
@@ -208,9 +212,9 @@ def own_cosines(row: OwnRow) -> Array:
 
 
 class _Sublayers:
-    """What sublayers of a fresh body add to the covariance [T, T] of the stream."""
+    """Contributions of a fresh body's sublayers to the covariance [T, T] of the residual stream."""
 
-    def __init__(self, row: OwnRow) -> None:
+    def __init__(self, row: SelfSimilarity) -> None:
         body = row.body
         self.body = body
         self.gain = row.std**2 * row.width  # variance of a projected entry of a normalised state
@@ -219,7 +223,7 @@ class _Sublayers:
         scale = body.attention_scale
         if scale is None:
             scale = body.head_dim**-0.5
-        # of a score between independent states; normalised queries and keys have unit entries
+        # variance of a score between independent states; normalised queries and keys have unit entries
         self.score_variance = body.head_dim * scale**2
         if not body.normed_queries:
             self.score_variance *= self.gain**2
@@ -227,8 +231,8 @@ class _Sublayers:
     def attention(self, k: Array) -> Array:
         """Return the covariance that attention adds."""
         body = self.body
-        averaged = _averaged(_normalised(k), self.score_variance)
-        return self._added(self.gain * self.out * body.heads * body.head_dim * averaged)
+        averaged = _average_values(_normalised(k), self.score_variance)
+        return self._scale_branch(self.gain * self.out * body.heads * body.head_dim * averaged)
 
     def ffn(self, k: Array) -> Array:
         """Return the covariance that the feed-forward layer adds."""
@@ -236,10 +240,10 @@ class _Sublayers:
         output = self.out * self.body.ffn * self.activation(rho)
         if self.body.gated:
             output = output * (self.gain * rho)
-        return self._added(output)
+        return self._scale_branch(output)
 
-    def _added(self, branch: Array) -> Array:
-        """Return a branch's covariance as it is added to the stream."""
+    def _scale_branch(self, branch: Array) -> Array:
+        """Return a branch's covariance after the sublayer's output norm and residual scale."""
         if self.body.arrangement == "sandwich":
             branch = _normalised(branch)
         added: Array = self.body.residual_scale**2 * branch
@@ -247,32 +251,35 @@ class _Sublayers:
 
 
 def _normalised(k: Array) -> Array:
-    """Return correlations [T, T] of a covariance."""
+    """Return the correlations [T, T] of a covariance."""
     root = np.sqrt(np.diagonal(k))
     correlations: Array = k / np.outer(root, root)
     return correlations
 
 
-def _averaged(rho: Array, score_variance: float) -> Array:
-    """Covariance of causal attention's averages of values with covariance `rho`."""
-    seen = np.arange(1, len(rho) + 1)  # positions that each of them reads
-    uniform = np.tril(np.ones_like(rho)) / seen[:, None]
+def _average_values(rho: Array, score_variance: float) -> Array:
+    """Return the covariance of causal attention's averages of values with covariance `rho`."""
+    counts = np.arange(1, len(rho) + 1)  # number of positions that each position reads
+    uniform = np.tril(np.ones_like(rho)) / counts[:, None]
     averaged = uniform @ rho @ uniform.T
-    mean = np.diagonal(averaged)  # (1 + (t−1)·ρ̄) / t with ρ̄ the mean correlation among the t positions seen
-    between = np.where(seen > 1, (mean * seen - 1) / np.maximum(seen - 1, 1), 0.0).clip(0, 1)
-    spread = min(math.sqrt(score_variance * (1 - float(between.mean()))), 100.0)  # beyond it one position takes all
-    weight = _concentration(len(rho), round(spread, 2 if spread < 1 else 1))  # few distinct ones over many layers
-    np.fill_diagonal(averaged, mean + (weight - 1 / seen) * (1 - between))
+    mean = np.diagonal(averaged)  # (1 + (t−1)·ρ̄) / t with ρ̄ the mean correlation among the t positions read
+    between = np.where(counts > 1, (mean * counts - 1) / np.maximum(counts - 1, 1), 0.0).clip(0, 1)
+    # above 100 one position has all the weight
+    spread = min(math.sqrt(score_variance * (1 - float(between.mean()))), 100.0)
+    # rounded, so that many layers share cached results
+    weight = _concentration(len(rho), round(spread, 2 if spread < 1 else 1))
+    np.fill_diagonal(averaged, mean + (weight - 1 / counts) * (1 - between))
     return averaged
 
 
 @cache
 def _concentration(positions: int, score_std: float) -> Array:
-    """E[Σ a²] of softmax weights over the first t of independent scores N(0, score_std²), t = 1 … positions.
+    """Return E[Σ a²] of softmax weights over t independent scores, for t = 1 … positions.
 
-    With w = e^score: E[Σ w²/(Σ w)²] = t ∫ x E[w² e^{-xw}] E[e^{-xw}]^{t-1} dx, taken over u = log x.
+    Scores are N(0, score_std²). With w = e^score: E[Σ w²/(Σ w)²] = t ∫ x E[w² e^{-xw}] E[e^{-xw}]^{t-1} dx, integrated
+    over u = log x.
     """
-    z, density = _normal()
+    z, density = _normal_distribution()
     edge = 9 * score_std + 8
     start = -edge - math.log(positions) - 8
     u = np.linspace(start, edge, math.ceil((edge - start) / 0.15))
@@ -284,27 +291,30 @@ def _concentration(positions: int, score_std: float) -> Array:
     return np.asarray(t * (psi @ phi[:, None] ** (t - 1)) * (u[1] - u[0]))
 
 
-def _normal() -> tuple[Array, Array]:
-    """Points and weights of the standard normal distribution."""
+def _normal_distribution() -> tuple[Array, Array]:
+    """Return points and weights of the standard normal distribution."""
     z = np.linspace(-8, 8, 161)
     density = np.exp(-(z**2) / 2)
     return z, density / density.sum()
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    **dict.fromkeys(  # erf's is within a thousandth of tanh's
+    **dict.fromkeys(  # the erf form is within a thousandth of the tanh form
         ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
         lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     ),
     **dict.fromkeys(("silu", "swish"), lambda x: x * (1 + np.tanh(x / 2)) / 2),  # x / (1 + exp −x), which overflows
     "relu": lambda x: np.maximum(x, 0),
 }
-ORDER = 10  # Hermite terms; what is beyond them is left on the diagonal
+ORDER = 10  # Hermite terms; the remaining variance is added on the diagonal
 
 
 def _covariance_map(activation: Callable[[Array], Array], variance: float) -> Callable[[Array], Array]:
-    """Return ρ -> E[a(u) a(v)] for u, v ~ N(0, variance) of correlation ρ: Σ c_n² ρⁿ with Hermite coefficients c_n."""
-    z, weight = _normal()
+    """Return the map from a correlation ρ to E[a(u) a(v)] for u, v ~ N(0, variance).
+
+    The map is Σ c_n² ρⁿ with Hermite coefficients c_n.
+    """
+    z, weight = _normal_distribution()
     values = activation(math.sqrt(variance) * z)
     coefficients = (weight * values) @ np.polynomial.hermite_e.hermevander(z, ORDER - 1)
     squares = coefficients**2 / [math.factorial(n) for n in range(ORDER)]

@@ -1,7 +1,7 @@
-"""Published results, with what each was read in: the figures that a run or a plan is printed beside.
+"""Published results, for comparison with a run or a plan.
 
-`data/ledger.json` has one result a line. `parameters_printed` is what the source prints, which is rounded and may
-count other things than tiewise does.
+`data/ledger.json` has one result a line, with the source from which it was read. `parameters_printed` is the figure in
+the source, which is rounded and may count other parameters than tiewise does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALBERT_AVERAGE = "Avg"  # over SQuAD 1.1 and 2.0, MNLI, SST-2 and RACE: not a GL
 
 @dataclass(frozen=True)
 class Result:
-    """One figure of one model."""
+    """One published figure of one model."""
 
     model: str
     choice: str
@@ -27,21 +27,21 @@ class Result:
     value: float
     source: str
     checked: str
-    recipe: str = ""  # of ours, whose run prints it beside its own figure
-    arm: str = ""  # the boundary of that run
-    setting: str = ""  # what must be set besides, as `name=value`, parted by spaces
-    # or reproduced: by others than the authors; or open: published, at a setting of which we know a part only
+    recipe: str = ""  # recipe of tiewise whose run prints this result next to its figure
+    arm: str = ""  # boundary of that run
+    setting: str = ""  # further settings of that run, `name=value` separated by spaces
+    # published; reproduced: by others than the authors; or open: published, with settings that are known in part
     status: str = "published"
 
     @property
     def per_million(self) -> float:
-        """Points per million parameters; it says something of metrics that grow with quality only."""
+        """Points per million parameters; meaningful only for metrics that grow with quality."""
         assert self.parameters_printed is not None
         return self.value / (self.parameters_printed / 1e6)
 
 
 @cache
 def results(metric: str | None = None) -> tuple[Result, ...]:
-    """All results of one metric, or all, in the ledger's order."""
+    """Return all results of one metric, or all, in the ledger's order."""
     rows = read_packaged_json("planning/data/ledger.json")
     return tuple(Result(**row) for row in rows if metric in (None, row["metric"]))

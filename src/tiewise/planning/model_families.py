@@ -1,7 +1,8 @@
-"""Exact readers: each turns the config of a family into an `Architecture`. Records of families name them.
+"""Exact readers: each returns the `Architecture` of a family's config.
 
-Counts are what transformers 5.23 builds, to the parameter (its modeling files are the source). Nearly every decoder is
-`decoder` with a few words of its own, and nearly every encoder is BERT, T5 or BART.
+The records of families refer to readers by name. Counts equal those of transformers 5.23 to the parameter (its
+modeling files are the source). Nearly every decoder is `decoder` with other arguments, and nearly every encoder is
+BERT, T5 or BART.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tiewise.planning.first_loss import ACTIVATIONS, FreshBody
 
 @dataclass(frozen=True)
 class Experts:
-    """A router and `count` experts, of which a token uses `chosen`. Perhaps a shared expert, perhaps behind a gate."""
+    """A router and `count` experts, of which a token uses `chosen`, with an optional shared expert."""
 
     count: int
     chosen: int
@@ -48,7 +49,7 @@ class Experts:
     dense: Collection[int] = ()  # layers with a plain ffn instead
 
     def counts(self, d: int) -> Counts:
-        """Count in a model of width `d`."""
+        """Return the counts in a model of width `d`."""
         shared = feed_forward(d, self.shared_width, bias=self.shared_bias)
         return {
             "experts": feed_forward(d, self.width, bias=self.bias).times(self.count, min(self.chosen, self.count)),
@@ -57,70 +58,73 @@ class Experts:
         }
 
 
-def experts_of(c: Config, count: str = "num_local_experts", width: str = "intermediate_size", **more: Any) -> Experts:
-    """Read experts by these keys."""
-    return Experts(c.size(count), c.size("num_experts_per_tok"), c.size(width), **more)
+def read_experts(
+    config: Config, count: str = "num_local_experts", width: str = "intermediate_size", **more: Any
+) -> Experts:
+    """Read experts, given the keys of their count and width."""
+    return Experts(config.size(count), config.size("num_experts_per_tok"), config.size(width), **more)
 
 
-def heads_of(c: Config, grouped: bool = True) -> Heads:
-    """Read heads by the usual keys; a head's width defaults to D / heads."""
-    d, count = c.size("hidden_size"), c.size("num_attention_heads")
+def read_heads(config: Config, grouped: bool = True) -> Heads:
+    """Read heads from the usual keys; a head's width defaults to D / heads."""
+    d, count = config.size("hidden_size"), config.size("num_attention_heads")
     if not grouped:
         return Heads.of(d, count)
-    kv_heads, width = c.size("num_key_value_heads", count), None
-    if c.get("head_dim") is not None:
-        width = c.size("head_dim")
+    kv_heads, width = config.size("num_key_value_heads", count), None
+    if config.get("head_dim") is not None:
+        width = config.size("head_dim")
     return Heads.of(d, count, kv_heads, width)
 
 
-Switch = bool | str  # on or off, or the key of the config that says so
+Switch = bool | str  # on or off, or a key of the config with that value
 Reader = Callable[..., Architecture]
-NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}  # of attention, ffn, and what both read
-AS_LLAMA: Mapping[str, Any] = {}  # options of a fresh body: none
+# Numbers of norms of attention, of the ffn, and common to both.
+NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}
+AS_LLAMA: Mapping[str, Any] = {}  # no options of `FreshBody`
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 
 def decoder(
-    c: Config,
+    config: Config,
     *,
-    bias: Switch = False,  # of queries, keys and values
-    out_bias: Switch | None = None,  # of attention's output; None: as theirs
+    bias: Switch = False,  # biases of queries, keys and values
+    out_bias: Switch | None = None,  # of attention's output; None: as `bias`
     ffn_bias: Switch = False,
-    gated: bool = True,  # whether the ffn has a gate
-    ffn_width: str = "intermediate_size",  # 4 D where the config says null
-    grouped: bool = True,  # whether the config may set the heads of keys and values, and a head's width
-    heads: Heads | None = None,  # where other keys say them
-    maps: Count | None = None,  # where attention is another than query, key, value and output
-    query_norms: str = "none",  # what a norm of queries, and one of keys, is over: one head, all heads; or sinks
-    normed_queries: Switch = True,  # whether they are there
-    kind: str = "rms",  # of norm
-    norms: str = "two",  # of a layer, four (of each sublayer's output too), or one that both sublayers read
-    parallel: Switch = False,  # whether both sublayers read the same state
+    gated: bool = True,  # the ffn has a gate
+    ffn_width: str = "intermediate_size",  # key of the ffn's width; null in the config means 4 D
+    grouped: bool = True,  # the config may set the heads of keys and values, and a head's width
+    heads: Heads | None = None,  # None: read from the usual keys
+    maps: Count | None = None,  # None: the maps of query, key, value and output
+    query_norms: str = "none",  # width of the norms of queries and keys: none, one head, all heads; or sinks
+    normed_queries: Switch = True,  # the norms of queries and keys exist
+    kind: str = "rms",  # kind of norm
+    norms: str = "two",  # norms per layer: two, four (also of each sublayer's output), or one that both sublayers read
+    parallel: Switch = False,  # both sublayers read the same state
     final_norm: bool = True,
     embedding_norm: bool = False,
-    positions: int | str = 0,  # learned positions
-    table_width: int | None = None,  # another than D: linear maps without bias stand between (OPT-350M)
+    positions: int | str = 0,  # rows of a table of learned positions, or their key in the config
+    table_width: int | None = None,  # if not D, linear maps without bias connect tables and body (OPT-350M)
     head_bias: bool = False,
     experts: Experts | None = None,
-    # What a fresh body has besides; None where no measurement held its first loss against the prediction.
+    # Options of `FreshBody`; None if the predicted first loss has not been compared with a measurement.
     fresh: Mapping[str, Any] | None = AS_LLAMA,
 ) -> Architecture:
-    """Read a decoder: without further arguments, a Llama that has no biases."""
-    d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    ffn = c.size(ffn_width, 4 * d)
-    heads = heads or heads_of(c, grouped)
-    norms_of_queries = _query_norms(heads, kind, query_norms) * c.flag(normed_queries)
+    """Read a decoder. The defaults are those of a Llama without biases."""
+    d, layers = config.size("hidden_size"), config.size("num_hidden_layers")
+    ffn = config.size(ffn_width, 4 * d)
+    heads = heads or read_heads(config, grouped)
+    norms_of_queries = _query_norms(heads, kind, query_norms) * config.flag(normed_queries)
     if maps is None:
         if out_bias is None:
             out_bias = bias
-        maps = heads.maps(d, c.flag(bias), c.flag(out_bias), norms_of_queries)
-    plain = feed_forward(d, ffn, gated, c.flag(ffn_bias))
+        maps = heads.maps(d, config.flag(bias), config.flag(out_bias), norms_of_queries)
+    plain = feed_forward(d, ffn, gated, config.flag(ffn_bias))
     if isinstance(positions, str):
-        positions = c.size(positions)
+        positions = config.size(positions)
     norms_of_attention, norms_of_ffn, norms_of_both = ({"norms": norm(d, kind, n)} for n in NORMS[norms])
     attention = {"attention": maps, **norms_of_attention}
     counted_layers = []
-    for ffn_counts in _ffns(d, layers, plain, experts):
+    for ffn_counts in _count_ffns(d, layers, plain, experts):
         counted_layers.append(LayerCounts(attention, {**ffn_counts, **norms_of_ffn}, norms_of_both))
     around = {
         "positions": lookup(positions, d),
@@ -129,20 +133,20 @@ def decoder(
     }
     all_heads = (heads.count + heads.kv) * heads.width
     saved_in_ffn = _middle_width(ffn, experts) * _values_between(gated)
-    saved_per_token = 4 * d + 2 * all_heads + saved_in_ffn  # inputs of products, of norms and activations
+    saved_per_token = 4 * d + 2 * all_heads + saved_in_ffn  # inputs of products, norms and activations
     stack = AppliedLayers("decoder", tuple(counted_layers), around, heads, saved_per_token)
     table_width = table_width or d
     between = Count()
     if table_width != d:
         between = linear(table_width, d).times(2)
-    ends = c.token_tables(table_width, maps=between, head_biases=int(head_bias))
-    architecture = Architecture(c.family, d, ends, (stack,))
-    if fresh is None:  # nor are the keys of a fresh body read
+    ends = config.token_tables(table_width, maps=between, head_biases=int(head_bias))
+    architecture = Architecture(config.family, d, ends, (stack,))
+    if fresh is None:  # the keys for a fresh body are then not read
         return architecture
-    activation = _activation(c)
+    activation = _activation(config)
     if activation not in ACTIVATIONS:
         return architecture
-    std = c.number("initializer_range", 0.02)
+    std = config.number("initializer_range", 0.02)
     body: dict[str, Any] = {
         "heads": heads.count,
         "head_dim": heads.width,
@@ -150,7 +154,7 @@ def decoder(
         "layers": layers,
         "gated": gated,
         "activation": activation,
-        "arrangement": _arrangement(c.flag(parallel), norms),
+        "arrangement": _arrangement(config.flag(parallel), norms),
         "normed_queries": norms_of_queries > 0,
         "std": std,
         "positions_std": std if positions else 0.0,
@@ -158,7 +162,7 @@ def decoder(
     return replace(architecture, fresh=FreshBody(**{**body, **fresh}))
 
 
-def _ffns(d: int, layers: int, plain: Count, experts: Experts | None) -> list[Counts]:
+def _count_ffns(d: int, layers: int, plain: Count, experts: Experts | None) -> list[Counts]:
     """Count the feed-forward part of each layer: a plain one, or experts."""
     ffns: list[Counts] = [{"ffn": plain}] * layers
     if experts is not None:
@@ -168,12 +172,18 @@ def _ffns(d: int, layers: int, plain: Count, experts: Experts | None) -> list[Co
 
 
 def _values_between(gated: bool) -> int:
-    """Return how many values of a middle neuron an ffn keeps for the backward pass: its inputs, its output."""
+    """Return how many values per middle neuron an ffn stores for the backward pass.
+
+    These are its inputs and its output.
+    """
     return 3 if gated else 2
 
 
 def _query_norms(heads: Heads, kind: str, over: str) -> int:
-    """Return parameters of a norm of queries and one of keys over one head or all of them, or of sinks."""
+    """Return parameters of the norms of queries and keys, or of attention sinks.
+
+    `over` says whether a norm has one head's width or that of all heads.
+    """
     parameters = {
         "none": 0,
         "one head": norm(heads.width, kind, 2).parameters,
@@ -184,15 +194,15 @@ def _query_norms(heads: Heads, kind: str, over: str) -> int:
 
 
 def _middle_width(ffn: int, experts: Experts | None) -> int:
-    """Return the width of all ffns that one token uses in a layer."""
+    """Return the sum of the widths of all ffns that one token uses in a layer."""
     if experts is None:
         return ffn
     return experts.width * experts.chosen + experts.shared_width
 
 
-def _activation(c: Config) -> str:
-    """Return the activation by its usual keys; "" where the config names none."""
-    names = filter(None, map(c.text, ACTIVATION_KEYS))
+def _activation(config: Config) -> str:
+    """Return the activation's name, read from the usual keys; "" if there is none."""
+    names = filter(None, map(config.text, ACTIVATION_KEYS))
     return next(names, "")
 
 
@@ -211,8 +221,8 @@ qwen3 = partial(biased, query_norms="one head")
 gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
 gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
 phi = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
-beside = partial(biased, norms="one", parallel=True, kind="layer without bias")
-cohere = partial(beside, query_norms="all heads", normed_queries="use_qk_norm")
+parallel_decoder = partial(biased, norms="one", parallel=True, kind="layer without bias")
+cohere = partial(parallel_decoder, query_norms="all heads", normed_queries="use_qk_norm")
 READERS: dict[str, Reader] = {
     "decoder": decoder,
     "llama": llama,
@@ -224,206 +234,214 @@ READERS: dict[str, Reader] = {
 }
 
 
-def reads(name: str) -> Callable[[Reader], Reader]:
+def register_reader(name: str) -> Callable[[Reader], Reader]:
     """Register a reader under the name that records of families use."""
 
     def register(reader: Reader) -> Reader:
+        """Add `reader` to `READERS` and return it."""
         READERS[name] = reader
         return reader
 
     return register
 
 
-def reader_of(known: Family) -> Reader | None:
-    """Return the exact reader of a family with its options; None where it has none."""
-    if known.reader is None:
+def reader_for(family_record: Family) -> Reader | None:
+    """Return the exact reader of a family with its options. None if it has no reader."""
+    if family_record.reader is None:
         return None
-    return partial(READERS[known.reader.name], **known.reader.options)
+    return partial(READERS[family_record.reader.name], **family_record.reader.options)
 
 
-@reads("gemma")
-def _gemma(c: Config) -> Architecture:
-    return biased(c, fresh={"input_scale": math.sqrt(c.size("hidden_size"))})
+@register_reader("gemma")
+def _gemma(config: Config) -> Architecture:
+    return biased(config, fresh={"input_scale": math.sqrt(config.size("hidden_size"))})
 
 
-@reads("gemma2")
-def _gemma2(c: Config, **more: Any) -> Architecture:
+@register_reader("gemma2")
+def _gemma2(config: Config, **more: Any) -> Architecture:
     fresh = {
-        "input_scale": math.sqrt(c.size("hidden_size")),
-        "attention_scale": c.number("query_pre_attn_scalar") ** -0.5,
+        "input_scale": math.sqrt(config.size("hidden_size")),
+        "attention_scale": config.number("query_pre_attn_scalar") ** -0.5,
     }
-    if c.get("final_logit_softcapping") is not None:
-        fresh["softcap"] = c.number("final_logit_softcapping")
-    return biased(c, norms="four", fresh=fresh, **more)
+    if config.get("final_logit_softcapping") is not None:
+        fresh["softcap"] = config.number("final_logit_softcapping")
+    return biased(config, norms="four", fresh=fresh, **more)
 
 
-@reads("cohere")
-def _cohere(c: Config) -> Architecture:
-    return cohere(c, fresh={"output_scale": c.number("logit_scale")})
+@register_reader("cohere")
+def _cohere(config: Config) -> Architecture:
+    return cohere(config, fresh={"output_scale": config.number("logit_scale")})
 
 
-@reads("gpt_bigcode")
-def _gpt_bigcode(c: Config) -> Architecture:
-    """Read GPT-2 with one head of keys and values where `multi_query` is on."""
-    heads = heads_of(c, grouped=False)
-    if c.flag("multi_query"):
+@register_reader("gpt_bigcode")
+def _gpt_bigcode(config: Config) -> Architecture:
+    """Read a GPT-2 that has one head of keys and values if `multi_query` is on."""
+    heads = read_heads(config, grouped=False)
+    if config.flag("multi_query"):
         heads = replace(heads, kv=1)
-    return gpt2(c, heads=heads)
+    return gpt2(config, heads=heads)
 
 
-@reads("mixtral")
-def _mixtral(c: Config) -> Architecture:
-    return decoder(c, experts=experts_of(c), fresh=None)
+@register_reader("mixtral")
+def _mixtral(config: Config) -> Architecture:
+    return decoder(config, experts=read_experts(config), fresh=None)
 
 
-@reads("gpt_oss")
-def _gpt_oss(c: Config) -> Architecture:
-    return biased(c, query_norms="sinks", experts=experts_of(c, bias=True), fresh=None)
+@register_reader("gpt_oss")
+def _gpt_oss(config: Config) -> Architecture:
+    return biased(config, query_norms="sinks", experts=read_experts(config, bias=True), fresh=None)
 
 
-@reads("stablelm")
-def _stablelm(c: Config) -> Architecture:
-    parallel, bias = c.flag("use_parallel_residual"), c.flag("use_qkv_bias")
+@register_reader("stablelm")
+def _stablelm(config: Config) -> Architecture:
+    parallel, bias = config.flag("use_parallel_residual"), config.flag("use_qkv_bias")
     normed = partial(decoder, query_norms="all heads", normed_queries="qk_layernorm", kind="layer")
-    return normed(c, bias=bias, out_bias=False, norms="one" if parallel else "two", parallel=parallel)
+    return normed(config, bias=bias, out_bias=False, norms="one" if parallel else "two", parallel=parallel)
 
 
-@reads("opt")
-def _opt(c: Config) -> Architecture:
-    width, before, std = c.size("hidden_size"), c.flag("do_layer_norm_before"), c.number("init_std", 0.02)
-    table_width = c.size("word_embed_proj_dim", width)
+@register_reader("opt")
+def _opt(config: Config) -> Architecture:
+    width, std = config.size("hidden_size"), config.number("init_std", 0.02)
+    before = config.flag("do_layer_norm_before")  # pre-norm
+    table_width = config.size("word_embed_proj_dim", width)
     return gpt(
-        c,
+        config,
         bias="enable_bias",
         ffn_bias="enable_bias",
-        kind="layer" if c.flag("layer_norm_elementwise_affine") else "none",
-        final_norm=before and not c.flag("_remove_final_layer_norm"),
-        positions=c.size("max_position_embeddings") + 2,
+        kind="layer" if config.flag("layer_norm_elementwise_affine") else "none",
+        final_norm=before and not config.flag("_remove_final_layer_norm"),
+        positions=config.size("max_position_embeddings") + 2,
         table_width=table_width,
         fresh={"std": std, "positions_std": std} if before and table_width == width else None,
     )
 
 
-@reads("granite")
-def _granite(c: Config) -> Architecture:
+@register_reader("granite")
+def _granite(config: Config) -> Architecture:
     fresh = {
-        "input_scale": c.number("embedding_multiplier", 1.0),
-        "residual_scale": c.number("residual_multiplier", 1.0),
-        "attention_scale": c.number("attention_multiplier", 1.0),
-        "output_scale": 1 / c.number("logits_scaling", 1.0),
+        "input_scale": config.number("embedding_multiplier", 1.0),
+        "residual_scale": config.number("residual_multiplier", 1.0),
+        "attention_scale": config.number("attention_multiplier", 1.0),
+        "output_scale": 1 / config.number("logits_scaling", 1.0),
     }
-    return llama(c, fresh=fresh)
+    return llama(config, fresh=fresh)
 
 
-@reads("falcon")
-def _falcon(c: Config) -> Architecture:
-    heads, is_parallel, usual_norms = heads_of(c, grouped=False), c.flag("parallel_attn"), 1
-    if c.flag("new_decoder_architecture"):
-        heads, usual_norms = replace(heads, kv=c.size("num_kv_heads", heads.count)), 2
-    elif c.flag("multi_query"):
+@register_reader("falcon")
+def _falcon(config: Config) -> Architecture:
+    heads, is_parallel, usual_norms = read_heads(config, grouped=False), config.flag("parallel_attn"), 1
+    if config.flag("new_decoder_architecture"):
+        heads, usual_norms = replace(heads, kv=config.size("num_kv_heads", heads.count)), 2
+    elif config.flag("multi_query"):
         heads = replace(heads, kv=1)
     norms = "two"
-    if is_parallel and c.size("num_ln_in_parallel_attn", usual_norms) != 2:
+    if is_parallel and config.size("num_ln_in_parallel_attn", usual_norms) != 2:
         norms = "one"
     plain = partial(gpt, bias="bias", ffn_bias="bias", ffn_width="ffn_hidden_size", parallel=is_parallel)
-    return plain(c, heads=heads, norms=norms)
+    return plain(config, heads=heads, norms=norms)
 
 
-@reads("qwen2_moe")
-def _qwen2_moe(c: Config) -> Architecture:
-    """Read experts, one of them shared behind a gate."""
-    shared_width = c.size("shared_expert_intermediate_size")
-    experts = replace(_qwen_experts(c), shared_width=shared_width, shared_gate=True)
-    return decoder(c, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
+@register_reader("qwen2_moe")
+def _qwen2_moe(config: Config) -> Architecture:
+    """Read a decoder with experts, one of them shared behind a gate."""
+    shared_width = config.size("shared_expert_intermediate_size")
+    experts = replace(_qwen_experts(config), shared_width=shared_width, shared_gate=True)
+    return decoder(config, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
 
 
-@reads("qwen3_moe")
-def _qwen3_moe(c: Config) -> Architecture:
-    return qwen3(c, experts=_qwen_experts(c), fresh=None)
+@register_reader("qwen3_moe")
+def _qwen3_moe(config: Config) -> Architecture:
+    return qwen3(config, experts=_qwen_experts(config), fresh=None)
 
 
-def _qwen_experts(c: Config) -> Experts:
-    """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
-    step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
-    layers = set(range(c.size("num_hidden_layers")))
+def _qwen_experts(config: Config) -> Experts:
+    """Read experts in every `decoder_sparse_step`-th layer, except those of `mlp_only_layers`."""
+    step, only = config.size("decoder_sparse_step"), config.indices("mlp_only_layers")
+    layers = set(range(config.size("num_hidden_layers")))
     dense = layers.difference(range(step - 1, len(layers), step)).union(only)
-    return experts_of(c, "num_experts", "moe_intermediate_size", dense=dense)
+    return read_experts(config, "num_experts", "moe_intermediate_size", dense=dense)
 
 
-@reads("llama4")
-def _llama4(c: Config) -> Architecture:
-    layers, step = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step")
+@register_reader("llama4")
+def _llama4(config: Config) -> Architecture:
+    layers, step = config.size("num_hidden_layers"), config.size("interleave_moe_layer_step")
     sparse = list(range(step - 1, layers, step))
-    if c.get("moe_layers") is not None:
-        sparse = c.indices("moe_layers")
-    experts = experts_of(c, shared_width=c.size("intermediate_size"), dense=set(range(layers)).difference(sparse))
-    return biased(c, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
+    if config.get("moe_layers") is not None:
+        sparse = config.indices("moe_layers")
+    experts = read_experts(
+        config, shared_width=config.size("intermediate_size"), dense=set(range(layers)).difference(sparse)
+    )
+    return biased(config, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
 
 
-@reads("deepseek")
-def _deepseek(c: Config, ffn_bias: Switch = False) -> Architecture:
-    """Read keys and values through a narrow latent state; queries too, where `q_lora_rank` is not 0."""
-    d, count = c.size("hidden_size"), c.size("num_attention_heads")
-    q_rank, kv_rank = c.size("q_lora_rank", 0, least=0), c.size("kv_lora_rank")
-    # a head's keys are `nope` wide and `rope` more that all heads share
-    nope, rope, value = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim"), c.size("v_head_dim")
-    bias, queries = c.flag("attention_bias"), count * (nope + rope)
+@register_reader("deepseek")
+def _deepseek(config: Config, ffn_bias: Switch = False) -> Architecture:
+    """Read keys and values through a narrow latent state.
+
+    Queries have a latent state too if `q_lora_rank` is not 0.
+    """
+    d, count = config.size("hidden_size"), config.size("num_attention_heads")
+    q_rank, kv_rank = config.size("q_lora_rank", 0, least=0), config.size("kv_lora_rank")
+    # a head's keys have `nope` entries, and `rope` more that all heads share
+    nope, rope, value = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim"), config.size("v_head_dim")
+    bias, queries = config.flag("attention_bias"), count * (nope + rope)
     if q_rank:
         query_maps = linear(d, q_rank, bias) + elementwise(q_rank) + linear(q_rank, queries)
     else:
         query_maps = linear(d, queries)
     key_maps = linear(d, kv_rank + rope, bias) + elementwise(kv_rank) + linear(kv_rank, count * (nope + value))
     maps = query_maps + key_maps + linear(count * value, d, bias)
-    routed, width = c.size("n_routed_experts"), c.size("moe_intermediate_size")
-    shared, dense = c.size("n_shared_experts", 0, least=0), c.size("first_k_dense_replace", 0, least=0)
-    chosen = c.size("num_experts_per_tok", routed)
-    experts = Experts(routed, chosen, width, shared * width, shared_bias=c.flag(ffn_bias), dense=range(dense))
-    heads = Heads(count, (nope + rope + value) // 2, count, latent=kv_rank + rope)  # the mean of keys and values
-    return decoder(c, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
+    routed, width = config.size("n_routed_experts"), config.size("moe_intermediate_size")
+    shared, dense = config.size("n_shared_experts", 0, least=0), config.size("first_k_dense_replace", 0, least=0)
+    chosen = config.size("num_experts_per_tok", routed)
+    experts = Experts(routed, chosen, width, shared * width, shared_bias=config.flag(ffn_bias), dense=range(dense))
+    mean_width = (nope + rope + value) // 2  # of keys and values
+    heads = Heads(count, mean_width, count, latent=kv_rank + rope)
+    return decoder(config, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
 
 
-@reads("mamba")
-def _mamba(c: Config) -> Architecture:
-    """Read a gated convolution and a selective state space per layer, where others attend, and no ffn."""
-    d, state, kernel = c.size("hidden_size"), c.size("state_size"), c.size("conv_kernel")
-    inner = int(c.number("expand") * d)
-    if c.get("time_step_rank") == "auto":
+@register_reader("mamba")
+def _mamba(config: Config) -> Architecture:
+    """Read layers of a gated convolution and a selective state space, without attention and ffn."""
+    d, state, kernel = config.size("hidden_size"), config.size("state_size"), config.size("conv_kernel")
+    inner = int(config.number("expand") * d)
+    if config.get("time_step_rank") == "auto":
         rank = math.ceil(d / 16)
     else:
-        rank = c.size("time_step_rank")
-    bias, conv_bias = c.flag("use_bias"), inner * c.flag("use_conv_bias")
+        rank = config.size("time_step_rank")
+    bias, conv_bias = config.flag("use_bias"), inner * config.flag("use_conv_bias")
     convolution = Count(inner * kernel, inner * kernel, inner * kernel)
     mixer = linear(d, 2 * inner, bias) + convolution + linear(inner, rank + 2 * state)
     mixer += linear(rank, inner, True) + linear(inner, d, bias)
     mixer += elementwise(inner * state + inner + conv_bias)
-    layers = (LayerCounts({"mixer": mixer, "norms": norm(d, "rms")}, {}),) * c.size("num_hidden_layers")
+    layers = (LayerCounts({"mixer": mixer, "norms": norm(d, "rms")}, {}),) * config.size("num_hidden_layers")
     heads = Heads(state=inner * (state + kernel))
     stack = AppliedLayers("decoder", layers, {"norms": norm(d, "rms")}, heads, 2 * d + 6 * inner)
-    return Architecture(c.family, d, c.token_tables(d), (stack,))
+    return Architecture(config.family, d, config.token_tables(d), (stack,))
 
 
 # Encoders, whose head transforms the hidden state (dense, activation, norm) before the table
 
 
-@reads("bert")
+@register_reader("bert")
 def bert(
-    c: Config,
+    config: Config,
     *,
-    table_width: str = "hidden_size",  # the key of the token table's width
+    table_width: str = "hidden_size",  # key of the token table's width
     ffn_width: str = "intermediate_size",
     token_types: bool = True,
-    pools: bool = False,  # whether the bare model has a pooler
+    pools: bool = False,  # the model without a head has a pooler
     judges_pairs: bool = False,  # pretraining: two classes on the pooled state (next sentence, sentence order)
     discriminates: bool = False,  # pretraining: a head that detects replaced tokens (ELECTRA), and no token head
     head_biases: int = 1,  # bias vectors of an untied token head: BERT and RoBERTa store two; a tied one has one
 ) -> Architecture:
     """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA."""
-    d, width = c.size("hidden_size"), c.size(table_width)
-    is_pretraining = c.head == "pretraining"
+    d, width = config.size("hidden_size"), config.size(table_width)
+    is_pretraining = config.head == "pretraining"
     judges_pairs = judges_pairs and is_pretraining
     discriminates = discriminates and is_pretraining
-    has_head = c.head == "lm" or judges_pairs
-    has_pooler = judges_pairs or (pools and c.head == "none")
+    has_head = config.head == "lm" or judges_pairs
+    has_pooler = judges_pairs or (pools and config.head == "none")
     discriminator = linear(d, d, True) + linear(d, 1, True)
     around = {
         "pooler": linear(d, d, True).times(has_pooler),
@@ -431,88 +449,95 @@ def bert(
         "other": linear(d, 2, True).times(judges_pairs) + discriminator.times(discriminates),
     }
     maps = linear(width, d, bias=True).times(width != d)
-    ends = c.token_tables(width, has_head, maps=maps, head_biases=int(has_head))
+    ends = config.token_tables(width, has_head, maps=maps, head_biases=int(has_head))
     if has_head and not ends.tied:
         ends = replace(ends, head_biases=head_biases)
-    stack = _bert_layers(c, width, ffn_width, token_types)
-    return Architecture(c.family, d, ends, (stack,), around)
+    stack = _bert_layers(config, width, ffn_width, token_types)
+    return Architecture(config.family, d, ends, (stack,), around)
 
 
-def _bert_layers(c: Config, table_width: int, ffn_width: str, token_types: bool) -> AppliedLayers:
+def _bert_layers(config: Config, table_width: int, ffn_width: str, token_types: bool) -> AppliedLayers:
     """Read the layers of a post-norm encoder, with its embeddings."""
-    d, count, ffn = c.size("hidden_size"), c.size("num_attention_heads"), c.size(ffn_width)
+    d, count, ffn = config.size("hidden_size"), config.size("num_attention_heads"), config.size(ffn_width)
     heads, norms = Heads.of(d, count), norm(d)
     attention = {"attention": heads.maps(d, True, True), "norms": norms}
     layer = LayerCounts(attention, {"ffn": feed_forward(d, ffn, gated=False, bias=True), "norms": norms})
     around = {
-        "positions": lookup(c.size("max_position_embeddings"), table_width),
+        "positions": lookup(config.size("max_position_embeddings"), table_width),
         "embedding_norm": norm(table_width),
     }
     if token_types:
-        around["token_types"] = lookup(c.size("type_vocab_size"), table_width)
-    layers = (layer,) * c.size("num_hidden_layers")
+        around["token_types"] = lookup(config.size("type_vocab_size"), table_width)
+    layers = (layer,) * config.size("num_hidden_layers")
     return AppliedLayers("encoder", layers, around, heads, 8 * d + 2 * ffn)
 
 
-@reads("albert")
-def _albert(c: Config, **more: Any) -> Architecture:
-    """Read BERT with groups of layers that share, and with a map behind its table even where widths are equal."""
-    architecture = bert(c, **more)
+@register_reader("albert")
+def _albert(config: Config, **more: Any) -> Architecture:
+    """Read a BERT with groups of layers that share parameters.
+
+    The map behind its table exists even if the two widths are equal.
+    """
+    architecture = bert(config, **more)
     ends, (stack,) = architecture.ends, architecture.stacks
-    inner = c.size("inner_group_num")  # layers of one group, applied together
-    layers = tuple(_repeated(layer, inner) for layer in stack.layers)
+    inner = config.size("inner_group_num")  # layers of one group, applied together
+    layers = tuple(_repeat_counts(layer, inner) for layer in stack.layers)
     stack = replace(
         stack,
         layers=layers,
         saved_per_token=inner * stack.saved_per_token,
-        sharing=SharingSpec("all", c.size("num_hidden_groups")),
+        sharing=SharingSpec("all", config.size("num_hidden_groups")),
     )
     ends = replace(ends, maps=linear(ends.width, architecture.width, bias=True))
     return replace(architecture, ends=ends, stacks=(stack,))
 
 
-def _repeated(layer: LayerCounts, times: int) -> LayerCounts:
-    """Return the counts of a layer so many times."""
+def _repeat_counts(layer: LayerCounts, times: int) -> LayerCounts:
+    """Return the counts of a layer, `times` over."""
     attention = {name: count.times(times) for name, count in layer.attention.items()}
     return LayerCounts(attention, {name: count.times(times) for name, count in layer.ffn.items()})
 
 
-@reads("modernbert")
-def _modernbert(c: Config) -> Architecture:
-    kind, has_head = "layer without bias", c.head == "lm"
-    if c.flag("norm_bias"):
+@register_reader("modernbert")
+def _modernbert(config: Config) -> Architecture:
+    kind, has_head = "layer without bias", config.head == "lm"
+    if config.flag("norm_bias"):
         kind = "layer"
-    architecture = llama(c, grouped=False, kind=kind, embedding_norm=True, fresh=None)
+    architecture = llama(config, grouped=False, kind=kind, embedding_norm=True, fresh=None)
     d, (stack,) = architecture.width, architecture.stacks
     first, *rest = stack.layers
-    first = replace(first, attention={"attention": first.attention["attention"]})  # reads the embedding's own norm
+    # the first layer reads the output of the embedding's norm, so it has no attention norm
+    first = replace(first, attention={"attention": first.attention["attention"]})
     encoder = replace(stack, name="encoder", layers=(first, *rest))
-    transform = linear(d, d, c.flag("classifier_bias")) + norm(d, kind)
+    transform = linear(d, d, config.flag("classifier_bias")) + norm(d, kind)
     around = {"head_transform": transform.times(has_head)}
-    ends = c.token_tables(d, has_head, head_biases=int(has_head and c.flag("decoder_bias")))
+    ends = config.token_tables(d, has_head, head_biases=int(has_head and config.flag("decoder_bias")))
     return replace(architecture, ends=ends, stacks=(encoder,), around=around)
 
 
-# Encoder-decoders, in which one table serves encoder, decoder and head where it is tied
+# Encoder-decoders: if tied, one table serves encoder, decoder and head
 
 
 @dataclass(frozen=True)
 class Sublayers:
-    """Attention and feed-forward of one side's layers."""
+    """Attention and feed-forward shapes in the layers of an encoder or a decoder."""
 
     heads: Heads
     ffn: int
     gated: bool = False
-    kind: str = "layer"  # of norm
+    kind: str = "layer"  # kind of norm
     biases: bool = True
-    positions: Count = field(default_factory=Count)  # relative positions that each layer stores for itself
+    positions: Count = field(default_factory=Count)  # relative positions, stored per layer
 
     def side(self, name: str, d: int, layers: int, around: Counts) -> AppliedLayers:
-        """Count so many layers of an encoder or decoder of width `d`, and what is `around` them."""
+        """Count `layers` layers of an encoder or decoder of width `d`.
+
+        `around` has the counts of parts outside the layers.
+        """
         maps = self.heads.maps(d, self.biases, self.biases)
         attended = 1
         mixing = {"attention": maps, "norms": norm(d, self.kind), "positions": self.positions}
-        if name == "decoder":  # which attends to the source too
+        if name == "decoder":  # a decoder also attends to the source
             attended = 2
             mixing |= {"cross_attention": maps, "norms": norm(d, self.kind, 2)}
         ffns = {"ffn": feed_forward(d, self.ffn, self.gated, self.biases), "norms": norm(d, self.kind)}
@@ -521,36 +546,41 @@ class Sublayers:
         return AppliedLayers(name, (LayerCounts(mixing, ffns),) * layers, around, self.heads, saved)
 
 
-@reads("t5")
-def _t5(c: Config, positions_in_layers: bool = False) -> Architecture:
-    d, count, ffn = c.size("d_model"), c.size("num_heads"), c.size("d_ff")
-    heads, gated = Heads(count, c.size("d_kv"), count), c.text("feed_forward_proj").startswith("gated-")
+@register_reader("t5")
+def _t5(config: Config, positions_in_layers: bool = False) -> Architecture:
+    d, count, ffn = config.size("d_model"), config.size("num_heads"), config.size("d_ff")
+    heads, gated = Heads(count, config.size("d_kv"), count), config.text("feed_forward_proj").startswith("gated-")
     sublayers = Sublayers(heads, ffn, gated, kind="rms", biases=False)
     around = {"norms": norm(d, "rms")}
-    relative = elementwise(c.size("relative_attention_num_buckets") * count)
+    relative = elementwise(config.size("relative_attention_num_buckets") * count)
     if positions_in_layers:
         sublayers = replace(sublayers, positions=relative)
     else:
         around["positions"] = relative
-    depth = c.size("num_layers")
-    decoder_depth = c.size("num_decoder_layers", depth)
+    depth = config.size("num_layers")
+    decoder_depth = config.size("num_decoder_layers", depth)
     stacks = [sublayers.side("encoder", d, depth, around)]
-    if not c.class_name.endswith("EncoderModel"):
+    if not config.class_name.endswith("EncoderModel"):
         stacks.append(sublayers.side("decoder", d, decoder_depth, around))
-    head = c.head != "none"
+    head = config.head != "none"
     notes: tuple[str, ...] = ()
-    if head and c.values.get("tie_word_embeddings") is False:
+    if head and config.values.get("tie_word_embeddings") is False:
         notes = (
             "transformers 5.23 builds this class tied whatever the file says; "
             "this file says untied, and its checkpoint may hold a separate head: compare with the choice untied",
         )
-    return Architecture(c.family, d, TokenTables(c.size("vocab_size"), d, head, head), tuple(stacks), notes=notes)
+    return Architecture(
+        config.family, d, TokenTables(config.size("vocab_size"), d, head, head), tuple(stacks), notes=notes
+    )
 
 
-@reads("bart")
-def _bart(c: Config, learned_positions: bool = False, final_norm: bool = False) -> Architecture:
-    """Read BART and its kin. Positions are learned, or sinusoids that are stored and never trained."""
-    d, rows = c.size("d_model"), c.size("max_position_embeddings")
+@register_reader("bart")
+def _bart(config: Config, learned_positions: bool = False, final_norm: bool = False) -> Architecture:
+    """Read BART and related models.
+
+    Positions are learned, or sinusoids that are stored and never trained.
+    """
+    d, rows = config.size("d_model"), config.size("max_position_embeddings")
     if learned_positions:
         rows += 2
     around = {
@@ -560,27 +590,27 @@ def _bart(c: Config, learned_positions: bool = False, final_norm: bool = False) 
     }
     stacks = []
     for name in ("encoder", "decoder"):
-        layers, count = c.size(f"{name}_layers"), c.size(f"{name}_attention_heads")
-        sublayers = Sublayers(Heads.of(d, count), c.size(f"{name}_ffn_dim"))
+        layers, count = config.size(f"{name}_layers"), config.size(f"{name}_attention_heads")
+        sublayers = Sublayers(Heads.of(d, count), config.size(f"{name}_ffn_dim"))
         stacks.append(sublayers.side(name, d, layers, around))
-    architecture = Architecture(c.family, d, c.token_tables(d), tuple(stacks))
+    architecture = Architecture(config.family, d, config.token_tables(d), tuple(stacks))
     if not learned_positions:
         architecture = replace(architecture, frozen=2 * rows * d)
-    if c.flag("tie_word_embeddings"):
+    if config.flag("tie_word_embeddings"):
         return architecture
     note = "untied, the class also stores a table of the encoder's and one of the decoder's, counted as other"
-    other = lookup(c.size("vocab_size"), d).times(2, 0)
+    other = lookup(config.size("vocab_size"), d).times(2, 0)
     return replace(architecture, around={"other": other}, notes=(note,))
 
 
-@reads("marian")
-def _marian(c: Config) -> Architecture:
-    """Read BART, whose encoder may have another vocabulary than its decoder."""
-    architecture = _bart(c)
-    if c.flag("share_encoder_decoder_embeddings"):
+@register_reader("marian")
+def _marian(config: Config) -> Architecture:
+    """Read a BART whose encoder and decoder may have different vocabularies."""
+    architecture = _bart(config)
+    if config.flag("share_encoder_decoder_embeddings"):
         return architecture
-    vocab = c.size("vocab_size")
-    ends = replace(architecture.ends, vocab=c.size("decoder_vocab_size", vocab))
+    vocab = config.size("vocab_size")
+    ends = replace(architecture.ends, vocab=config.size("decoder_vocab_size", vocab))
     other = lookup(vocab, architecture.width)
     note = "the encoder has a table of its own, counted as other"
     return replace(architecture, ends=ends, around={"other": other}, notes=(note,))

@@ -22,81 +22,83 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import PLAN
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
-from tiewise.planning.certainty import marked, marked_parameters
+from tiewise.planning.certainty import mark_parameters, mark_uncertain
 from tiewise.planning.costs import DTYPES, Setting, all_costs
-from tiewise.planning.evidence import near
+from tiewise.planning.evidence import nearest_settings
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
-Described = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
+ModelSource = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """All choices of one model, side by side; its `repr` is their table, for a notebook."""
+    """Costs of all choices for one model. Its `repr` is their table, for a notebook."""
 
     name: str  # as the caller named the model
     architecture: Architecture
     setting: Setting
-    choices: tuple[dict[str, Any], ...]  # every boundary with every sharing, as `record` has them
+    choices: tuple[dict[str, Any], ...]  # every boundary with every sharing; the format is that of `record`
 
     def __repr__(self) -> str:
         return as_text(self.record())
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it. Null in place of the model's boundary where it has no head.
+        """Return everything as a mapping that JSON can store.
 
-        All that is shown of a plan is made of this: see `plan_rows`.
+        The terminal, the page and the notebook show only what this record contains (`plan_rows` writes it). The model's
+        boundary is None if its class has no output head. `report/schemas/plan-1.json` is the schema.
         """
-        a, ends = self.architecture, self.architecture.ends
-        untied = budget(a, BoundarySpec("untied"), SharingSpec())
+        architecture, ends = self.architecture, self.architecture.ends
+        untied = budget(architecture, BoundarySpec("untied"), SharingSpec())
         body, atlas = None, None
-        if not a.not_counted:
+        if not architecture.not_counted:
             body = untied.total - untied.tables
-        nearest = catalogue.neighbours(ends.vocab, a.width, a.layers, but=(self.name,))
-        sizes = {"width": a.width, "layers": a.layers, "vocab": ends.vocab}
-        known_sizes = {name: size for name, size in sizes.items() if size}
+        nearest = catalogue.neighbours(ends.vocab, architecture.width, architecture.layers, but=(self.name,))
+        sizes = {"width": architecture.width, "layers": architecture.layers, "vocab": ends.vocab}
+        positive_sizes = {name: size for name, size in sizes.items() if size}
         if ends.head:
-            atlas = near(known_sizes, a.kind)
+            atlas = nearest_settings(positive_sizes, architecture.kind)
         record = {
             "model": self._model_record(),
             "setting": self.setting.record(),
             "choices": list(self.choices),
             "activation_bytes": self._activation_bytes(),
-            "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, a.estimated),
+            "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, architecture.estimated),
             "neighbours": [row.record() for row in nearest],
             "atlas": atlas,
         }
         return {**record, "notes": remarks(record)}
 
     def _model_record(self) -> dict[str, Any]:
-        """Return the model as it is: sizes, boundary, parameters, and how certain they are."""
-        a, ends = self.architecture, self.architecture.ends
+        """Return the unchanged model: sizes, boundary, parameters, and their certainty."""
+        architecture, ends = self.architecture, self.architecture.ends
         return {
             "name": self.name,
-            "family": a.family,
-            "width": a.width,
-            "layers": a.layers,
+            "family": architecture.family,
+            "width": architecture.width,
+            "layers": architecture.layers,
             "vocab": ends.vocab,
             "table_width": ends.width,
-            "share": str(a.sharing),
-            "boundary": str(a.boundary) if ends.head else None,
-            "estimated": a.estimated,
-            "notes": list(a.notes),
-            "not_counted": list(a.not_counted),
-            "parameters": marked_parameters({"total": a.total, **a.parameters()}, a),
+            "share": str(architecture.sharing),
+            "boundary": str(architecture.boundary) if ends.head else None,
+            "estimated": architecture.estimated,
+            "notes": list(architecture.notes),
+            "not_counted": list(architecture.not_counted),
+            "parameters": mark_parameters({"total": architecture.total, **architecture.parameters()}, architecture),
         }
 
     def _activation_bytes(self) -> dict[str, Any]:
-        """Return bytes that the backward pass needs, without attention scores (fused attention) and dropout masks.
+        """Return bytes that the backward pass needs, without attention scores and dropout masks.
 
-        Every application of a layer keeps its own, so that sharing does not change it. None if the layers are not
-        known.
+        Fused attention stores no scores. Every application of a layer stores its inputs separately, so sharing does not
+        change this figure. None if the layers are not counted one by one.
         """
-        a = self.architecture
+        architecture = self.architecture
         bytes_per_value = self.setting.tokens * DTYPES[self.setting.dtype]
-        inputs = sum(len(stack.layers) * stack.saved_per_token for stack in a.stacks)  # of products, norms, activations
-        hidden_states = a.layers * a.width  # one per layer
+        # inputs of products, norms and activations
+        inputs = sum(len(stack.layers) * stack.saved_per_token for stack in architecture.stacks)
+        hidden_states = architecture.layers * architecture.width  # one per layer
         return {
             "kept": rounded(bytes_per_value * inputs) or None,
             "checkpointed": rounded(bytes_per_value * hidden_states) or None,
@@ -105,7 +107,7 @@ class Plan:
 
 
 def plan(
-    model: Described,
+    model: ModelSource,
     boundaries: Iterable[str | BoundarySpec] = ("tied", "untied"),
     share: Iterable[str | SharingSpec] | None = None,
     setting: Setting | None = None,
@@ -113,18 +115,26 @@ def plan(
     """Count every boundary with every sharing.
 
     Args:
-        model: a name of the catalogue, a config.json or its folder, a config (a mapping), sizes, a row of the
-            catalogue, or an architecture. A text is a name first, then a path.
-        boundaries: written forms of boundaries, in the order in which they are shown.
-        share: written forms of sharing; None is how the model itself shares.
-        setting: tokens per step, dtype, ranks and initialisation.
+        model: A name of the catalogue, the path of a config.json or of its folder, a config (a mapping), sizes, a row
+            of the catalogue, or an architecture. A string is looked up as a name first, then as a path.
+        boundaries: Written forms of boundaries, in the order of the columns.
+        share: Written forms of sharing. None: as the model itself shares its layers.
+        setting: Tokens per step, dtype, ranks and initialisation.
+
+    Returns:
+        a `Plan`; `.record()` gives everything for JSON, its `repr` is the table of all choices.
 
     Raises:
-        PlanError: the model is unknown, or its sizes are missing or contradict each other.
-        SpecError: a boundary or sharing that cannot be read, or that this model cannot have.
-        CheckpointError: a config that cannot be read.
+        PlanError: The model is unknown, or its sizes are missing or contradict each other.
+        SpecError: A boundary or sharing cannot be read, or this model cannot have it.
+        CheckpointError: A config cannot be read.
+
+    >>> from tiewise import Sizes, plan
+    >>> record = plan(Sizes(vocab=50_000, width=1024, layers=12, heads=16)).record()
+    >>> [(choice["boundary"], choice["saved"]) for choice in record["choices"]]
+    [('tied', 51200000), ('untied', 0)]
     """
-    name, architecture = described(model)
+    name, architecture = resolve_model(model)
     setting = setting or Setting()
     specs = dict.fromkeys(BoundarySpec.parse(text) for text in boundaries)
     for spec in specs:
@@ -134,35 +144,35 @@ def plan(
         sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in share))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
-    plainest = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
+    untied_total = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
     choices = []
     for spec, shares in product(specs, sharing):
-        counted = budget(architecture, spec, shares)
-        saved = plainest - counted.total  # against the same model untied and with nothing shared
+        counts = budget(architecture, spec, shares)
+        saved = untied_total - counts.total  # against the same model untied and with nothing shared
         figures = {
-            "boundary": str(counted.boundary),
-            "share": str(counted.sharing),
-            "parameters": {"total": counted.total, "trainable": counted.trainable, **counted.parameters},
+            "boundary": str(counts.boundary),
+            "share": str(counts.sharing),
+            "parameters": {"total": counts.total, "trainable": counts.trainable, **counts.parameters},
             "saved": saved,
-            "saved_share": saved / plainest,
-            **all_costs(architecture, counted, setting),
+            "saved_share": saved / untied_total,
+            **all_costs(architecture, counts, setting),
         }
-        choices.append(marked(figures, architecture, counted))
+        choices.append(mark_uncertain(figures, architecture, counts))
     return Plan(name, architecture, setting, tuple(choices))
 
 
-def described(model: Described) -> tuple[str, Architecture]:
-    """Return (name, architecture) of anything that `plan` takes; raises the same errors."""
+def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
+    """Return the name and the architecture of anything that `plan` accepts. Raises as `plan` does."""
     if isinstance(model, Architecture):
         return model.family, model
     if isinstance(model, Sizes):
         return "sizes", from_sizes(model)
     if isinstance(model, os.PathLike):
-        return str(model), read(config_of(Path(model)))
+        return str(model), read(read_config_file(Path(model)))
     if isinstance(model, Mapping):
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
     if isinstance(model, catalogue.Model):
-        return model.name, _of_row(model)
+        return model.name, _architecture_of_row(model)
     if not isinstance(model, str):
         raise PlanError(f"a {type(model).__name__} cannot be planned", "give a name, a config or its path, or sizes")
     try:
@@ -170,21 +180,21 @@ def described(model: Described) -> tuple[str, Architecture]:
     except PlanError:
         if not os.path.exists(model):
             raise
-        return described(Path(model))
-    return row.name, _of_row(row)
+        return resolve_model(Path(model))
+    return row.name, _architecture_of_row(row)
 
 
-def _of_row(row: catalogue.Model) -> Architecture:
-    """Return the architecture of a row of the catalogue: by its config, else by V, D and L.
+def _architecture_of_row(row: catalogue.Model) -> Architecture:
+    """Return the architecture of a catalogue row: from its config, else from V, D and L.
 
     Raises:
-        PlanError: nobody was seen to say its vocabulary.
+        PlanError: The catalogue does not know the model's vocabulary size.
     """
     if row.config:
         architecture = read(row.config)
         if row.tied is None or not architecture.ends.head:
             return architecture
-        # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
+        # the published files decide: a class may tie two tables that its checkpoints store separately (T5 v1.1)
         return replace(architecture, ends=replace(architecture.ends, tied=bool(row.tied)))
     if row.vocab is None:
         raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
@@ -193,8 +203,13 @@ def _of_row(row: catalogue.Model) -> Architecture:
     return replace(architecture, notes=(note,))
 
 
-def config_of(path: Path) -> dict[str, Any]:
-    """Read a config.json, or that of a folder."""
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Read a config.json, given its path or its folder.
+
+    Raises:
+        PlanError: The file is not one JSON object.
+        CheckpointError: The file cannot be read.
+    """
     if path.is_dir():
         path = path / "config.json"
     config = read_json(str(path), most=2**24)

@@ -1,6 +1,6 @@
-"""A plan in words and rows for terminal, page and notebook, all of it made of the plan's record.
+"""Rows and sentences of a plan for terminal, page and notebook, made from its record.
 
-Counts are exact to the parameter, and bytes are of counts. An estimate is marked ≈ and rounded (`certainty`).
+Counts are exact to the parameter, and bytes follow from counts. An estimate is marked ≈ and rounded (`certainty`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
 from tiewise.planning.config import GENERIC
-from tiewise.planning.costs import FSDP, KEPT
+from tiewise.planning.costs import FSDP, FSDP_SHARDED
 from tiewise.planning.evidence import KIND, in_words
 from tiewise.planning.read_config import unknown_family
 
@@ -29,14 +29,14 @@ OPTIMIZERS = {
     "adamw": "AdamW",
     "adamw-bf16-master": "AdamW, bf16, fp32 master",
 }
-SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")  # of checkpoints
+DTYPE_ROWS = ("float32", "bfloat16", "float8_e4m3fn")  # dtypes of checkpoints that have a row
 NATS = "nats per token"
 EVIDENCE_HEADER = ["tokens of text", "times seen", "last step: tied − untied, nats/token [95 %]", "tying is", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
 def columns(record: Record) -> list[str]:
-    """Name every choice, in two lines; the sharing is left out if all share alike."""
+    """Return the name of every choice, in two lines; without the sharing if all share alike."""
     choices = record["choices"]
     boundaries = [choice["boundary"] for choice in choices]
     if len({choice["share"] for choice in choices}) == 1:
@@ -45,7 +45,10 @@ def columns(record: Record) -> list[str]:
 
 
 def rows(record: Record) -> list[list[str]]:
-    """Return every figure's name and its values choice by choice. A row of one cell heads those that follow."""
+    """Return the name of every figure with its values by choice.
+
+    A row of one cell is the heading of the rows below it.
+    """
     choices, setting = record["choices"], record["setting"]
     table = _PlanRows(choices)
     table.add_parameters()
@@ -55,8 +58,8 @@ def rows(record: Record) -> list[list[str]]:
     table.add_tables()
     table.add_work_and_loss(math.log(record["model"]["vocab"]))
     if choices and setting["world"]["size"] > 1:
-        for place, layout in enumerate(choices[0]["ranks"]):
-            table.add_layout(place, layout)
+        for index, layout in enumerate(choices[0]["ranks"]):
+            table.add_layout(index, layout)
     return table.rows
 
 
@@ -68,7 +71,7 @@ class _PlanRows:
         self.rows: list[list[str]] = []
 
     def add_heading(self, name: str) -> None:
-        """Add a row of one cell, which heads those that follow."""
+        """Add a row of one cell, the heading of the rows below it."""
         self.rows.append([name])
 
     def add(
@@ -77,12 +80,12 @@ class _PlanRows:
         """Add a figure of every choice.
 
         Args:
-            name: of the row.
-            show: writes an exact value.
-            parts: of each choice, the record that has the figure; None where the model lacks it.
-            key: of the figure in its record.
-            path: of the figure in the choice, which says how certain it is.
-            about: writes an estimate; as `show` if left out.
+            name: name of the row.
+            show: formats an exact value.
+            parts: by choice, the record that contains the figure; None if the model lacks it.
+            key: key of the figure in that record.
+            path: path of the figure in the choice, for its certainty.
+            about: formats an estimate; by default as `show`.
         """
         cells = [name]
         for choice, part in zip(self.choices, parts, strict=True):
@@ -113,7 +116,7 @@ class _PlanRows:
     def add_checkpoints(self) -> None:
         """Add bytes of checkpoints by dtype."""
         self.add_heading("checkpoint")
-        for dtype in SHOWN_DTYPES:
+        for dtype in DTYPE_ROWS:
             self.add(dtype, format_bytes, self.part("checkpoint_bytes"), dtype, "checkpoint_bytes")
 
     def add_training(self, dtype: str) -> None:
@@ -129,13 +132,13 @@ class _PlanRows:
         logits = self.part("logits_bytes")
         self.add("logits, plain loss", format_bytes, logits, "plain", "logits_bytes")
         self.add("logits, fused loss (GPU)", format_bytes, logits, "fused_cuda", "logits_bytes")
-        if activations["kept"]:  # else the layers are not known, nor is what they keep
+        if activations["kept"]:  # 0 or None if the layers are not counted one by one
             for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
                 estimate = f"≈ {format_bytes(activations[key])}"
                 self.rows.append([name, *[estimate] * len(self.choices)])
 
     def add_tables(self) -> None:
-        """Add bytes of the tables at several widths of numbers."""
+        """Add bytes of the tables by precision."""
         self.add_heading("tables alone, with scales where packed")
         names = self.choices[0]["table_bytes"] if self.choices else ()
         for name in names:
@@ -153,10 +156,10 @@ class _PlanRows:
         label, losses = f"first loss (ln V = {log_vocab:.2f})", self.part("first_loss")
         self.add(label, lambda nll: plain(nll, 2), losses, "nll", "first_loss", lambda nll: f"{nll:.3g}")
 
-    def add_layout(self, place: int, layout: Record) -> None:
-        """Add memory and traffic of one layout of ranks, which is at a `place` in every choice's list."""
-        self.add_heading(cut(layout))
-        ranks = [of_choice[place] for of_choice in self.part("ranks")]
+    def add_layout(self, index: int, layout: Record) -> None:
+        """Add memory and traffic of a layout of ranks, the `index`-th in every choice's list."""
+        self.add_heading(layout_with_axes(layout))
+        ranks = [of_choice[index] for of_choice in self.part("ranks")]
         tables = [rank["table_memory"] for rank in ranks]
         self.add("weights, gradients, AdamW", format_bytes, ranks, "memory", "ranks.memory")
         self.add("tables alone", format_bytes, tables, "total", "ranks.table_memory")
@@ -177,12 +180,12 @@ def _is_partly_frozen(parameters: Record) -> bool:
 
 
 def _signed_count(saved: float) -> str:
-    """Return a count with its sign, if it is negative."""
+    """Return a count, with its sign if it is negative."""
     return signed(saved, 0).removeprefix("+")
 
 
 def _cell(choice: Record, path: str, value: Any, show: Show, about: Show) -> str:
-    """Show a figure, marked ≈ if it is an estimate, or say that it is not counted."""
+    """Return a figure as text. An estimate is marked ≈, and an uncounted figure is named so."""
     if path in choice["not_counted"]:
         return NOT_COUNTED
     if value is None:
@@ -193,24 +196,28 @@ def _cell(choice: Record, path: str, value: Any, show: Show, about: Show) -> str
 
 
 def signed_short(count: float) -> str:
-    """Return a count in short, with its sign: 494 M or −494 M."""
+    """Return a count in short form, with its sign: 494 M or −494 M."""
     return short(count).replace("-", MINUS)
 
 
 def percent(share: float) -> str:
-    """Return a share as 28.3 %."""
+    """Return a share as text: 28.3 %."""
     return f"{plain(100 * share, 1)} %"
 
 
-def cut(rank: Record) -> str:
-    """Name a layout and how it cuts the world: fsdp: 4 shards × 2 replicas."""
+def layout_with_axes(rank: Record) -> str:
+    """Return a layout's name and its division of the world: fsdp: 4 shards × 2 replicas."""
     axes, words = rank["axes"], {"fsdp": "{} shards", "tp": "tp {}", "replicas": "{} replicas"}
     cuts = [word.format(axes[name]) for name, word in words.items() if axes[name] > 1]
     return f"{rank['layout']}: {' × '.join(cuts)}"
 
 
-def layout_taken(record: Record) -> list[str]:
-    """Say which layout of the first choice is taken, and which of FSDP's two sends fewer bytes for its tables."""
+def layout_sentences(record: Record) -> list[str]:
+    """Return sentences about the layout of the first choice.
+
+    They name the layout that `tiewise train` takes, and compare the bytes that FSDP sends with gathered and with
+    sharded tables.
+    """
     choices, world = record["choices"], record["setting"]["world"]["size"]
     if not choices or world == 1:
         return []
@@ -218,8 +225,8 @@ def layout_taken(record: Record) -> list[str]:
     if len(layouts) < 2:
         return []
     taken = next(rank for rank in layouts.values() if rank["taken"])
-    sentences = [f"`tiewise train` on {world} processes takes {cut(taken)}"]
-    gathered, sharded = layouts.get(FSDP), layouts.get(KEPT)
+    sentences = [f"`tiewise train` on {world} processes takes {layout_with_axes(taken)}"]
+    gathered, sharded = layouts.get(FSDP), layouts.get(FSDP_SHARDED)
     if gathered is not None and sharded is not None:
         tokens = record["setting"]["tokens"]["count"]
         sentences += _gathered_or_sharded(choices[0]["boundary"], gathered, sharded, tokens)
@@ -227,7 +234,10 @@ def layout_taken(record: Record) -> list[str]:
 
 
 def _gathered_or_sharded(boundary: str, gathered: Record, sharded: Record, tokens: int) -> list[str]:
-    """Compare bytes sent and held by FSDP with gathered and with sharded tables. `tokens` are those of one rank."""
+    """Compare bytes that FSDP sends and stores with gathered and with sharded tables.
+
+    `tokens` are those of one rank.
+    """
     shards = sharded["axes"]["fsdp"]
     group_tokens, limit = shards * tokens, shards * sharded["break_even_tokens"]
     better = "keep" if group_tokens < limit else "gather"
@@ -243,7 +253,7 @@ def _gathered_or_sharded(boundary: str, gathered: Record, sharded: Record, token
 
 
 def _bytes_next_to_shards(rank: Record) -> str:
-    """Return the bytes that a rank holds of others, and of its loss."""
+    """Return a rank's bytes for data of other ranks, and for its loss."""
     return format_bytes(rank["table_memory"]["gathered"] + (rank["loss"] or 0))
 
 
@@ -255,61 +265,62 @@ def component(name: str) -> str:
 
 
 def operations(value: float) -> str:
-    """Return operations as 15.5 GFLOP."""
+    """Return a number of operations as text: 15.5 GFLOP."""
     return scaled(value, ("", "k", "M", "G", "T", "P")) + "FLOP"
 
 
 def scaled(value: float, units: Sequence[str]) -> str:
-    """Return three digits and the unit, each a thousand of the one before: 7.24 B."""
-    place = 0
-    while abs(value) >= 999.5 and place < len(units) - 1:
-        value, place = value / 1000, place + 1
-    return f"{value:,.3g} {units[place]}"
+    """Return three digits and a unit: 7.24 B. Each unit is 1,000 times the one before."""
+    power = 0
+    while abs(value) >= 999.5 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:,.3g} {units[power]}"
 
 
-def subject(record: Record) -> str:
-    """Say in one line what is planned."""
-    m = record["model"]
-    name = m["name"]
-    if m["family"] not in name:
-        name += f" ({m['family']})"
-    sizes = f"V {m['vocab']:,}, D {m['width']:,}"
-    if m["table_width"] != m["width"]:
-        sizes += f", tables of width {m['table_width']:,}"
-    sizes += f", L {m['layers'] or NONE}"
-    as_it_is = m["boundary"] or "one table and no head"
-    if m["share"] != "none":
-        as_it_is += f", sharing {m['share']}"
+def model_in_words(record: Record) -> str:
+    """Return one line about the planned model: name, sizes, boundary and sharing."""
+    model = record["model"]
+    name = model["name"]
+    if model["family"] not in name:
+        name += f" ({model['family']})"
+    sizes = f"V {model['vocab']:,}, D {model['width']:,}"
+    if model["table_width"] != model["width"]:
+        sizes += f", tables of width {model['table_width']:,}"
+    sizes += f", L {model['layers'] or NONE}"
+    as_it_is = model["boundary"] or "one table and no head"
+    if model["share"] != "none":
+        as_it_is += f", sharing {model['share']}"
     return f"{name}: {sizes}; as it is {as_it_is}"
 
 
-def lookups(record: Record) -> list[Listing]:
-    """Return the tables below the choices: thresholds, nearest models of the catalogue, and nearest of the atlas.
+def lookup_tables(record: Record) -> list[Listing]:
+    """Return the tables below the choices.
 
-    A table without rows is left out.
+    These are thresholds, the nearest models of the catalogue, and the nearest settings of the atlas. A table without
+    rows is left out.
     """
     listings = [
-        _thresholds(record),
+        _threshold_listing(record),
         Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
-        Listing(f"Nearest {KIND}s of the atlas", EVIDENCE_HEADER, _trained(record)),
+        Listing(f"Nearest {KIND}s of the atlas", EVIDENCE_HEADER, _trained_rows(record)),
     ]
     return [listing for listing in listings if listing.rows]
 
 
-def _thresholds(record: Record) -> Listing:
+def _threshold_listing(record: Record) -> Listing:
     """Return every threshold with its formula."""
-    m = record["model"]
+    model = record["model"]
     body = record["thresholds"][0]["formula"].rpartition(", ")[2]
-    scale = f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body}, B all but the tables"
+    scale = f"V/d = {model['vocab'] / model['table_width']:,.4g}, {body}, B all but the tables"
     rows = []
     for row in record["thresholds"]:
         name = row["name"].replace("%", " %").replace("still ", "")
-        rows.append([name, _threshold(row), row["formula"].partition(", ")[0]])
+        rows.append([name, _threshold_text(row), row["formula"].partition(", ")[0]])
     return Listing("Thresholds", [scale, "value", "formula"], rows)
 
 
-def _threshold(row: Record) -> str:
-    """Show the value of a threshold; 4 digits, or 3 of an estimate."""
+def _threshold_text(row: Record) -> str:
+    """Return the value of a threshold as text: 4 digits, or 3 for an estimate."""
     value = row["value"]
     if value is None:
         return NOT_COUNTED
@@ -320,8 +331,11 @@ def _threshold(row: Record) -> str:
     return f"{value:,.4g}"
 
 
-def _trained(record: Record) -> list[list[str]]:
-    """Return rows under `EVIDENCE_HEADER`: models that the atlas trained; none where nothing can be tied."""
+def _trained_rows(record: Record) -> list[list[str]]:
+    """Return rows under `EVIDENCE_HEADER`: models that the atlas trained.
+
+    Empty for a model without a head, which has nothing to tie.
+    """
     if record["atlas"] is None:
         return []
     outcomes, rows = {-1: "better", 0: NONE, 1: "worse"}, []
@@ -332,8 +346,11 @@ def _trained(record: Record) -> list[list[str]]:
     return rows
 
 
-def how_to_be_exact(record: Record) -> str:
-    """Say what is estimated or not counted, and how to count it exactly. "" for a plan that is exact."""
+def certainty_sentence(record: Record) -> str:
+    """Return a sentence that says what is not exact, and how to count it exactly.
+
+    "" for a plan that is exact.
+    """
     model = record["model"]
     build = " For exact figures, add --build to the command (needs torch and transformers)."
     unknown = unknown_family(model["family"])
@@ -353,14 +370,14 @@ def how_to_be_exact(record: Record) -> str:
     return f"Figures marked ≈ are estimates: tiewise has no reader for {model['family']}.{build}"
 
 
-def nearest(record: Record) -> str:
-    """Say how many of the nearest models of the catalogue tie."""
+def nearest_sentence(record: Record) -> str:
+    """Return a sentence that says how many of the nearest catalogue models tie."""
     tied = sum(bool(model["tied"]) for model in record["neighbours"])
     return f"Of the {len(record['neighbours'])} models of the catalogue nearest in size, {tied} tie."
 
 
 def neighbours(record: Record) -> list[list[str]]:
-    """Return rows under `NEIGHBOUR_HEADER`: the models of the catalogue nearest in V, D and L."""
+    """Return rows under `NEIGHBOUR_HEADER`: the catalogue's models nearest in V, D and L."""
     tied_in_words = {True: "tied", False: "untied", None: "not known"}
     rows = []
     for row in record["neighbours"]:
@@ -369,8 +386,11 @@ def neighbours(record: Record) -> list[list[str]]:
     return rows
 
 
-def evidence(record: Record) -> str:
-    """Say whether the atlas speaks of this size, and what tying did at the nearest. "" where nothing can be tied."""
+def atlas_sentences(record: Record) -> str:
+    """Return sentences about the effect of tying at the nearest settings of the atlas.
+
+    They begin with a warning if the atlas does not enclose this model. "" for a model without a head.
+    """
     atlas = record["atlas"]
     if atlas is None:
         return ""
@@ -383,12 +403,15 @@ def evidence(record: Record) -> str:
     first, last = atlas["rows"][0], atlas["rows"][-1]
     place = f"width {first['width']:,}, {first['layers']} layers and V {first['vocab']:,}"
     by_tokens = {row["tokens"]: row for row in (first, last)}
-    outcomes = " and ".join(_gained(row) for row in by_tokens.values())
+    outcomes = " and ".join(_outcome_in_words(row) for row in by_tokens.values())
     return f"{sentence}. {which}, {place}, tying {outcomes} tokens of text, by the loss of the last step."
 
 
 def _why_outside(atlas: Record) -> str:
-    """Say why the atlas does not speak of a model: another kind, or sizes that its models do not enclose."""
+    """Return the reason why the atlas has no evidence about a model.
+
+    It is of another kind, or the trained models do not enclose its sizes.
+    """
     kind = atlas["kind"]
     if kind != KIND:
         article = "an" if kind[:1] == "e" else "a"
@@ -399,9 +422,12 @@ def _why_outside(atlas: Record) -> str:
     return "is not enclosed by those of the atlas"
 
 
-def _gained(row: Record) -> str:
-    """Say what tying did in one setting: gained 0.02 [0.01, 0.03] nats per token with 25,000."""
-    # a detected sign is that of the whole interval, so the words can have it
+def _outcome_in_words(row: Record) -> str:
+    """Return the effect of tying in one setting as text.
+
+    An example: gained 0.02 [0.01, 0.03] nats per token with 25,000.
+    """
+    # a significant difference has the same sign over its full interval; the verb expresses the sign
     low, value, high = sorted(abs(row[name]) for name in ("low", "difference", "high"))
     by = f"{Quantity('', value, low, high, unit=NATS)} {NATS}"
     words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
@@ -409,12 +435,12 @@ def _gained(row: Record) -> str:
 
 
 def remarks(record: Record) -> list[str]:
-    """Return what a reader should know before believing a number."""
+    """Return the assumptions and limits of a plan's figures, as sentences."""
     model, tokens = record["model"], record["setting"]["tokens"]
     lines = list(model["notes"])
     if model["estimated"] and not model["not_counted"] and not lines:
         lines.append("planned from sizes: matrices alone are counted, 12·D² per layer where no size says otherwise")
-    lines += _of_catalogue(model)
+    lines += _catalogue_remarks(model)
     lines.append("saved: against the same model untied, nothing shared")
     lines.append(
         f"a step: {tokens['batch']} × {tokens['length']:,} tokens of one rank; "
@@ -424,7 +450,7 @@ def remarks(record: Record) -> list[str]:
         lines.append("tying changes no FLOPs: the head multiplies by its table, whoever else reads it")
     else:
         lines.append("this class has no token head: with one table there is nothing to tie, and tying saves nothing")
-    lines += layout_taken(record)
+    lines += layout_sentences(record)
     if any(_changes_at_a_step(choice) for choice in record["choices"]):
         lines.append("a boundary that changes at a step is counted as it starts")
     losses = [choice["first_loss"] for choice in record["choices"] if choice["first_loss"]]
@@ -435,13 +461,16 @@ def remarks(record: Record) -> list[str]:
 
 
 def _changes_at_a_step(choice: Record) -> bool:
-    """Return whether the boundary of a choice changes while it trains."""
+    """Return whether the boundary of a choice changes during training."""
     spec = BoundarySpec.parse(choice["boundary"])
     return spec.plainly() != spec
 
 
-def _of_catalogue(model: Record) -> list[str]:
-    """Say where the catalogue's row of the same name knows less, or has another count."""
+def _catalogue_remarks(model: Record) -> list[str]:
+    """Return sentences about differences from the catalogue's row of the same name.
+
+    They name a different parameter count and an unknown tying.
+    """
     try:
         row = find(model["name"])
     except PlanError:
@@ -463,19 +492,19 @@ def _of_catalogue(model: Record) -> list[str]:
 
 
 def as_text(record: Record) -> str:
-    """Return what is planned and every figure as lines of plain text."""
+    """Return the planned model and every figure as lines of plain text."""
     names = [name.replace("\n", ", ") for name in columns(record)]
-    lines = [subject(record), how_to_be_exact(record)]
-    lines += _aligned([["", *names], *rows(record)])
-    lines += [evidence(record), ".record() gives everything as JSON takes it"]
+    lines = [model_in_words(record), certainty_sentence(record)]
+    lines += _align([["", *names], *rows(record)])
+    lines += [atlas_sentences(record), ".record() gives everything as JSON takes it"]
     return "\n".join(line for line in lines if line)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns are aligned. A row of one cell stays as it is."""
+def _align(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns. A row of one cell is not changed."""
     widths = []
-    for place in range(len(table[0])):
-        cells = [row[place] for row in table if place < len(row)]
+    for index in range(len(table[0])):
+        cells = [row[index] for row in table if index < len(row)]
         widths.append(max(len(cell) for cell in cells))
     lines = []
     for name, *cells in table:
@@ -488,7 +517,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def short(count: float | None) -> str:
-    """Return a count as 7.24 B or 494 M: three digits, B for billions. A dash where it is not known."""
+    """Return a count as 7.24 B or 494 M: three digits, B for billions. A dash if it is None."""
     if count is None:
         return NONE
     return scaled(count, ("", "k", "M", "B", "T")).rstrip()

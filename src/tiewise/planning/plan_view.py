@@ -1,4 +1,4 @@
-"""A plan and the catalogue as a terminal shows them."""
+"""Views of a plan and of the catalogue for a terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tiewise.planning.catalogue import BETTER, Model
 from tiewise.planning.plan_rows import (
     EVIDENCE_HEADER,
     Record,
+    atlas_sentences,
+    certainty_sentence,
     columns,
-    evidence,
-    how_to_be_exact,
-    lookups,
-    nearest,
+    lookup_tables,
+    model_in_words,
+    nearest_sentence,
     rows,
     short,
-    subject,
 )
 
 if TYPE_CHECKING:
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BOX, _CONSOLE, _TABLE, _TEXT = (Late(f"rich.{name}") for name in ("box", "console", "table", "text"))
-WIDEST = 24  # letters of a choice's column
-GAP = 2  # columns of a terminal between two columns of a table
-SOURCE = 19  # letters of a source
-WIDE = 100  # columns of a terminal that has room for sources
-# columns of the catalogue that a narrow terminal leaves out, in order
+WIDEST = 24  # maximum width of a choice's column, in letters
+GAP = 2  # letters between two columns of a table
+SOURCE = 19  # maximum length of a source, in letters
+WIDE = 100  # minimum width of a terminal with sources, in letters
+# columns of the catalogue that a narrow terminal leaves out, first to last
 LESS_NEEDED = ("status", "V/D", "tables", "tied")
 HEADER = ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "source")
 TEXT_COLUMNS = ("model", "tied", "status", "source")  # all others are numbers
 
 
 def plan_view(record: Record, width: int) -> Group:
-    """Return a plan's record for a terminal of `width` columns.
+    """Return the view of a plan's record for a terminal of `width` columns.
 
-    Choices are side by side, those that do not fit below, then all else.
+    Choices are side by side; those that do not fit are below. All other tables follow.
     """
     group: Group = _CONSOLE.Group(*_parts(record, width))
     return group
 
 
 def _parts(record: Record, width: int) -> Iterator[RenderableType]:
-    """Yield subject, certainty and neighbours, tables of choices, lookups, and remarks."""
-    yield _TEXT.Text(subject(record), style="bold")
-    uncertain = how_to_be_exact(record)
+    """Yield the model, its certainty and neighbours, tables of choices, other tables, and remarks."""
+    yield _TEXT.Text(model_in_words(record), style="bold")
+    uncertain = certainty_sentence(record)
     if uncertain:
         yield _TEXT.Text(uncertain)
-    yield _TEXT.Text(nearest(record))
+    yield _TEXT.Text(nearest_sentence(record))
     names, figures = columns(record), rows(record)
     fits = _fitting_choices(names, figures, width)
     for start in range(0, len(names), fits):
         yield _choices_table(names, figures, slice(start, start + fits))
-    for listing in lookups(record):
+    for listing in lookup_tables(record):
         yield _TEXT.Text(listing.name, style="bold")
         if listing.header is EVIDENCE_HEADER:
-            yield _TEXT.Text(evidence(record))
+            yield _TEXT.Text(atlas_sentences(record))
         yield _lookup_table(listing)
     for remark in (*record["notes"], BETTER):
         yield _TEXT.Text(f"· {remark}", style="dim")
@@ -80,9 +80,9 @@ def _fitting_choices(names: Sequence[str], figures: Sequence[Sequence[str]], wid
 
 
 def _choices_table(names: Sequence[str], figures: Sequence[Sequence[str]], chosen: slice) -> Table:
-    """Return the figures of the `chosen` choices, a column for each.
+    """Return the figures of the `chosen` choices, one column each.
 
-    A row of `figures` is a name and a cell for each choice, or a name alone, which titles the rows below it.
+    A row of `figures` is a name and a cell for each choice, or only a name, which titles the rows below it.
     """
     table: Table = _TABLE.Table(box=_BOX.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -96,12 +96,12 @@ def _choices_table(names: Sequence[str], figures: Sequence[Sequence[str]], chose
 
 
 def _lookup_table(listing: Listing) -> Table:
-    """Return a table without lines, indented, columns of numbers to the right."""
+    """Return an indented table without lines. Columns of numbers are right-aligned."""
     table: Table = _TABLE.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     first, *others = listing.header
     table.add_column(f"  {first}", justify="left")
-    for place, name in enumerate(others, 1):
-        has_numbers = all(row[place][:1] in "0123456789−–" for row in listing.rows)
+    for index, name in enumerate(others, 1):
+        has_numbers = all(row[index][:1] in "0123456789−–" for row in listing.rows)
         table.add_column(name, justify="right" if has_numbers else "left")
     for name, *cells in listing.rows:
         table.add_row(_TEXT.Text(f"  {name}"), *map(_TEXT.Text, cells))
@@ -109,17 +109,17 @@ def _lookup_table(listing: Listing) -> Table:
     return table
 
 
-def models_table(found: Sequence[Model], width: int) -> Table:
-    """Return a row for each model, and under them how to know better.
+def models_table(models: Sequence[Model], width: int) -> Table:
+    """Return a table with a row for each model, and a caption about better evidence.
 
-    Columns that a terminal of `width` has no room for are left out whole.
+    Columns for which a terminal of `width` has no room are left out.
     """
-    cells = [dict(zip(HEADER, _model_cells(model), strict=True)) for model in found]
+    cells = [dict(zip(HEADER, _model_cells(model), strict=True)) for model in models]
     fitting = _fitting_columns(cells, width)
     table: Table = _TABLE.Table(box=_BOX.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.caption, table.caption_justify = _TEXT.Text(_caption(len(found), fitting)), "left"
+    table.caption, table.caption_justify = _TEXT.Text(_caption(len(models), fitting)), "left"
     for name in fitting:
-        # a name may break, a figure never
+        # a name may wrap, a figure may not
         is_name = name == "model"
         table.add_column(
             name, justify="left" if name in TEXT_COLUMNS else "right", no_wrap=not is_name, overflow="fold"
@@ -130,7 +130,7 @@ def models_table(found: Sequence[Model], width: int) -> Table:
 
 
 def _fitting_columns(cells: Sequence[dict[str, str]], width: int) -> list[str]:
-    """Return the columns that a terminal has room for; sources only on a wide one."""
+    """Return the columns that fit into a terminal. Only a wide one has sources."""
     fitting = list(HEADER if width >= WIDE else HEADER[:-1])
     widths = {}
     for name in HEADER:
@@ -144,7 +144,7 @@ def _fitting_columns(cells: Sequence[dict[str, str]], width: int) -> list[str]:
 
 
 def _caption(models: int, columns: Sequence[str]) -> str:
-    """Return the lines under the catalogue, which name columns that were left out."""
+    """Return the lines below the catalogue, which name the columns that were left out."""
     counted = "1 model" if models == 1 else f"{models} models"
     caption = f"\n{counted}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
     left_out = [name for name in reversed(LESS_NEEDED) if name not in columns]

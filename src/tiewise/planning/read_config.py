@@ -1,8 +1,8 @@
-"""A config to an `Architecture`: by the family's own reader, by a generic formula, or by building the class.
+"""Readers of a config, which return an `Architecture`.
 
-read(json.load(open("config.json")))      exact for families with a reader; others are estimated, or their tables alone
+read(json.load(open("config.json")))      exact for families with a reader; others are estimated, or only their tables
 from_sizes(Sizes(50_000, 1024, 12))       the generic decoder
-count_on_meta(config)                     exact for any family of transformers, its layers not told apart
+count_on_meta(config)                     exact for any family of transformers, but without counts per layer
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tiewise.planning.architecture import (
     Heads,
     LayerCounts,
     TokenTables,
-    even,
+    divide_width,
     linear,
     lookup,
 )
 from tiewise.planning.config import GENERIC, MOST, MOST_LAYERS, UNNAMED, Config
-from tiewise.planning.model_families import decoder, reader_of
-from tiewise.planning.uncounted import has_token_head, parts_of_body, towers
+from tiewise.planning.model_families import decoder, reader_for
+from tiewise.planning.uncounted import has_token_head, towers, uncounted_parts
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
 indexed_tensors = Late("tiewise.checkpoint.indexed_tensors")
-TEXT_PART = "_text"  # names a nested text_config without model_type, after the outer model
-# What is built of a config, the first that transformers has for its type; older versions lack the last.
+TEXT_PART = "_text"  # added to the outer model_type to name a nested text_config without one
+# Auto classes to build a config with; the first that supports its model type is used. Older versions lack the last.
 BUILT = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM")
-UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
+UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # any other activation implies a gate today
 
 
 def read(config: Mapping[str, Any]) -> Architecture:
-    """Read a config; a nested text config (vision-language models) is read in the outer one's place.
+    """Read a config. If it nests a text config (vision-language models), read that one.
 
     Raises:
         PlanError: a size is missing or contradicts another.
@@ -50,25 +50,28 @@ def read(config: Mapping[str, Any]) -> Architecture:
     return replace(architecture, ends=replace(architecture.ends, tied=False, head=False, head_biases=0))
 
 
-def _read(config: Mapping[str, Any]) -> Architecture:
-    """Read a config as one of a model with a token head, where no reader knows better."""
-    nested = config.get("text_config")
+def _read(values: Mapping[str, Any]) -> Architecture:
+    """Read a config as a model with a token head, unless its reader says otherwise."""
+    nested = values.get("text_config")
     if isinstance(nested, Mapping):
-        return _read_nested(config, nested)
-    c = Config(config, str(config.get("model_type") or UNNAMED)[:60])
-    std, scale = fresh_table(c)
-    reader = reader_of(c.record) or _estimated
-    architecture, tables = reader(c), other_tables(c)
+        return _read_nested(values, nested)
+    config = Config(values, str(values.get("model_type") or UNNAMED)[:60])
+    std, scale = initial_scales(config)
+    reader = reader_for(config.record) or _estimate
+    architecture, tables = reader(config), count_other_tables(config)
     if tables.parameters:
         architecture = replace(architecture, around={**architecture.around, "other_tables": tables})
-    if c.get("num_nextn_predict_layers"):
+    if config.get("num_nextn_predict_layers"):
         note = "layers that predict further tokens, with what tables they have of their own, are not counted"
         architecture = replace(architecture, notes=(*architecture.notes, note))
     return replace(architecture, table_std=std, output_scale=scale)
 
 
 def _read_nested(config: Mapping[str, Any], text_config: Mapping[str, Any]) -> Architecture:
-    """Read the language model of a config that nests it; the outer config decides whether it ties."""
+    """Read the language model of a config that nests it.
+
+    The outer config decides whether the model ties.
+    """
     values = dict(text_config)
     if "tie_word_embeddings" in config:
         values["tie_word_embeddings"] = config["tie_word_embeddings"]
@@ -92,85 +95,93 @@ def unknown_family(kind: str) -> str:
     return family(kind).unknown_message
 
 
-def other_tables(c: Config) -> Count:
-    """Tables beside the two ends that token ids index, with the maps behind them. Nothing where a config has none."""
-    rows = c.size("vocab_size_per_layer_input", 0, least=0)
-    width = c.size("hidden_size_per_layer_input", 0, least=0)
+def count_other_tables(config: Config) -> Count:
+    """Count tables that token ids index, other than the two at the ends, with their maps.
+
+    An empty count for a config without such tables.
+    """
+    rows = config.size("vocab_size_per_layer_input", 0, least=0)
+    width = config.size("hidden_size_per_layer_input", 0, least=0)
     if rows and width:
-        # Gemma 3n and 4: a row is as wide as all layers; as much is made of the hidden state, and each layer maps twice
-        d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
+        # Gemma 3n and 4: a row has one part per layer. A map makes a vector of the same width from the hidden state,
+        # and each layer has two more maps.
+        d, layers = config.size("hidden_size"), config.size("num_hidden_layers")
         return lookup(rows, layers * width) + linear(d, layers * width) + linear(d, width).times(2 * layers)
-    if c.get("ngram_vocab_size_ratio") is None:
+    if config.get("ngram_vocab_size_ratio") is None:
         return Count()
-    # LongCat-Flash-Lite: for each length of n-grams some tables, each of another odd size, and a map behind each
-    d, tables = c.size("hidden_size"), c.size("emb_split_num") * (c.size("emb_neighbor_num") - 1)
-    base, each = int(c.number("ngram_vocab_size_ratio") * c.size("vocab_size")), even(d, tables)
+    # LongCat-Flash-Lite: several tables for each length of n-grams, each with another odd number of rows and a map
+    d, tables = config.size("hidden_size"), config.size("emb_split_num") * (config.size("emb_neighbor_num") - 1)
+    base, each = int(config.number("ngram_vocab_size_ratio") * config.size("vocab_size")), divide_width(d, tables)
     rows = tables * base + tables**2  # Σ base + 2 i + 1
     return Count(rows * each, 0, tables * each) + linear(each, d).times(tables)
 
 
-def fresh_table(c: Config) -> tuple[float, float]:
-    """(std of a fresh table's entries, scale at the head) of families that are not followed through their layers.
+def initial_scales(config: Config) -> tuple[float, float]:
+    """Return the initial std of the table's entries, and the scale at the head.
 
-    T5 draws its table with unit entries and scales hidden states by d^-½, but for the files that say untied (v1.1).
+    For families whose first loss is not followed through their layers. T5 draws its table with unit entries and scales
+    hidden states by d^-½, except for files that say untied (v1.1).
     """
-    if c.record.unit_table:
+    if config.record.unit_table:
         scales = {"scaled"}
-        if c.values.get("tie_word_embeddings") is not False:
+        if config.values.get("tie_word_embeddings") is not False:
             scales.add("scaled if tied")
-        factor = c.number("initializer_factor", 1.0)
-        if c.record.unit_table in scales:
-            return factor, c.size("d_model") ** -0.5
+        factor = config.number("initializer_factor", 1.0)
+        if config.record.unit_table in scales:
+            return factor, config.size("d_model") ** -0.5
         return factor, 1.0
-    if c.get("initializer_range") is None:
-        return c.number("init_std", 0.02), 1.0
-    return c.number("initializer_range"), 1.0
+    if config.get("initializer_range") is None:
+        return config.number("init_std", 0.02), 1.0
+    return config.number("initializer_range"), 1.0
 
 
-def _estimated(c: Config) -> Architecture:
-    """Estimate a family without a reader. If the formula leaves parts of it out, count its tables alone."""
-    missing = parts_of_body(c.values, c.record)
+def _estimate(config: Config) -> Architecture:
+    """Estimate a family without a reader.
+
+    If the formula leaves out parts of the model, count only its tables.
+    """
+    missing = uncounted_parts(config.values, config.record)
     if not missing:
-        return formula(c)
-    width = c.width
-    ends = TokenTables(c.size("vocab_size"), width, _ties(c))
-    layers = c.size("num_hidden_layers", 0)
+        return estimate_by_formula(config)
+    width = config.width
+    ends = TokenTables(config.size("vocab_size"), width, _is_tied(config))
+    layers = config.size("num_hidden_layers", 0)
     stacks: tuple[AppliedLayers, ...] = ()
     if layers:
         stacks = (AppliedLayers("decoder", (LayerCounts({}, {}),) * layers),)
-    return Architecture(c.family, width, ends, stacks, estimated=True, not_counted=missing, tables_alone=True)
+    return Architecture(config.family, width, ends, stacks, estimated=True, not_counted=missing, tables_alone=True)
 
 
-def _ties(c: Config) -> bool:
-    """Return whether a config of a family without a reader ties; one that does not say so does."""
-    return bool(c.get("tie_word_embeddings", True))
+def _is_tied(config: Config) -> bool:
+    """Return whether a config of a family without a reader ties; by default it does."""
+    return bool(config.get("tie_word_embeddings", True))
 
 
-def formula(c: Config) -> Architecture:
-    """Count attention and ffn matrices by the names that most families give their sizes.
+def estimate_by_formula(config: Config) -> Architecture:
+    """Estimate attention and ffn matrices from the usual keys of configs.
 
     A list of ffn widths counts as its mean.
     """
     sizes = Sizes(
-        vocab=c.size("vocab_size"),
-        width=c.width,
-        layers=c.size("num_hidden_layers"),
-        heads=c.size("num_attention_heads", 1),
-        kv_heads=c.get("num_key_value_heads"),
-        head_dim=c.get("head_dim"),
-        ffn=_mean_width(c.get("intermediate_size")),
-        gated=(c.text("hidden_act") or c.text("hidden_activation")) not in UNGATED,
+        vocab=config.size("vocab_size"),
+        width=config.width,
+        layers=config.size("num_hidden_layers"),
+        heads=config.size("num_attention_heads", 1),
+        kv_heads=config.get("num_key_value_heads"),
+        head_dim=config.get("head_dim"),
+        ffn=_mean_width(config.get("intermediate_size")),
+        gated=(config.text("hidden_act") or config.text("hidden_activation")) not in UNGATED,
     )
-    why = unknown_family(c.family) or f"{c.family} is not a family that tiewise counts exactly"
+    why = unknown_family(config.family) or f"{config.family} is not a family that tiewise counts exactly"
     note = f"{why}: attention and ffn matrices alone are estimated"
-    architecture = from_sizes(sizes, _ties(c))
-    if c.class_name.endswith("ForMaskedLM"):
+    architecture = from_sizes(sizes, _is_tied(config))
+    if config.class_name.endswith("ForMaskedLM"):
         architecture = replace(architecture, stacks=(replace(architecture.stacks[0], name="encoder"),))
-    return replace(architecture, family=c.family, notes=(note,))
+    return replace(architecture, family=config.family, notes=(note,))
 
 
 def _mean_width(ffn: Any) -> Any:
-    """Return the mean of a list of widths. Any other value as it is, which `Sizes` checks."""
+    """Return the mean of a list of widths. Any other value is returned as it is; `Sizes` checks it."""
     if isinstance(ffn, list) and {type(width) for width in ffn} == {int}:
         return sum(ffn) // len(ffn)
     return ffn
@@ -178,7 +189,25 @@ def _mean_width(ffn: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A decoder by its sizes alone. None: as many key-value heads as heads, D / heads, and an ffn of 4 D."""
+    """Sizes of a generic decoder.
+
+    Args:
+        vocab: V, rows of the tables.
+        width: D, width of the hidden states and of the tables.
+        layers: L.
+        heads: Attention heads per layer.
+        kv_heads: Heads of keys and values. None: as many as `heads`.
+        head_dim: Width of one head. None: D / heads.
+        ffn: Width of the feed-forward layer. None: 4 D.
+        gated: The feed-forward layer has a gate, a third matrix.
+
+    Raises:
+        PlanError: A size is not a whole number in its range, or heads and width contradict each other.
+
+    >>> from tiewise import Sizes, plan
+    >>> plan(Sizes(vocab=50_000, width=1024, layers=12)).architecture.total
+    202194944
+    """
 
     vocab: int
     width: int
@@ -196,13 +225,13 @@ class Sizes:
             most = MOST_LAYERS if name == "layers" else MOST
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
-        Heads.of(self.width, self.heads, self.kv_heads, self.head_dim)  # which says where they do not fit
+        Heads.of(self.width, self.heads, self.kv_heads, self.head_dim)  # raises PlanError if the heads do not fit
 
 
 def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
-    """Build the generic decoder: four attention matrices and two of the ffn (three if gated), no biases, no norms.
+    """Build the generic decoder: four attention matrices and two of the ffn (three if gated).
 
-    With full heads and an ffn of 4 D that is 12 D² per layer, the figure of the textbooks.
+    It has no biases and no norms. With full heads and an ffn of 4 D that is 12 D² per layer, the textbook figure.
     """
     values: dict[str, Any] = {"vocab_size": sizes.vocab, "hidden_size": sizes.width, "num_hidden_layers": sizes.layers}
     values |= {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
@@ -212,16 +241,16 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
 
 
 def count_on_meta(config: Mapping[str, Any]) -> Architecture:
-    """Build `config`'s model on the meta device, which holds no memory: tables, the head's bias, and all else.
+    """Count `config`'s model by building it on the meta device, which allocates no memory.
 
-    Exact in total and in the tables. Layers are not told apart, so sharing cannot be planned; every matrix counts as
-    used by every token.
+    The total and the tables are exact. Layers are not counted one by one, so sharing cannot be planned. Every matrix
+    counts as used by every token.
 
     Raises:
         PlanError: transformers does not know the family, or refuses the config.
     """
     kind = str(config.get("model_type", ""))
-    model = _built_on_meta(config, kind)
+    model = _build_on_meta(config, kind)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if table is None or head is None:
         raise PlanError(f"{kind} has no token table and head", "plan works on language models")
@@ -243,25 +272,28 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     return Architecture(kind, width, tables, (), {"other_tables": other_tables, "other": other}, notes=(note,))
 
 
-def _built_on_meta(config: Mapping[str, Any], kind: str) -> Any:
+def _build_on_meta(config: Mapping[str, Any], kind: str) -> Any:
     """Return a config's language model on the meta device, or raise PlanError."""
     values = {key: value for key, value in config.items() if key != "model_type"}
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = _model_of(transformers.AutoConfig.for_model(kind, **values))
+            model = _build_model(transformers.AutoConfig.for_model(kind, **values))
     except Exception as error:  # an untrusted class may raise anything; the config is to blame for all of it
-        what = f"transformers cannot build {kind or 'a config without model_type'}: {str(error)[:120]}"
+        problem = f"transformers cannot build {kind or 'a config without model_type'}: {str(error)[:120]}"
         if kind and unknown_family(kind):
-            what = f"{unknown_family(kind)}, and transformers has no class of this type"
-        raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
+            problem = f"{unknown_family(kind)}, and transformers has no class of this type"
+        raise PlanError(problem.replace("\n", " "), "leave build out to estimate instead") from None
     if model is None:
         raise PlanError(f"transformers has no language model of type {kind}", "leave build out to estimate instead")
     return model
 
 
-def _model_of(config: Any) -> Any:
-    """Return a model of the first class in `BUILT` that transformers has for a config. None if there is none."""
+def _build_model(config: Any) -> Any:
+    """Return a model of the first class in `BUILT` that transformers has for a config.
+
+    None if there is no such class.
+    """
     for name in BUILT:
         auto = getattr(transformers, f"AutoModelFor{name}", None)
         if auto is not None and type(config) in auto._model_mapping:
@@ -270,7 +302,7 @@ def _model_of(config: Any) -> Any:
 
 
 def _other_lookups(model: Any) -> dict[int, Any]:
-    """Return by id the parameters that are tables of tokens by their name."""
+    """Return the parameters whose names are those of token tables, by id."""
     tables = {}
     for name, parameter in model.named_parameters():
         if indexed_tensors.PLAIN_TABLE.search(name.removesuffix(".weight")):

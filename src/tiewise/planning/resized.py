@@ -1,10 +1,10 @@
-"""A model at other sizes: its config with them, and how its counts grow with them.
+"""A model at other sizes: its config, and its counts as formulas of the sizes.
 
     like("gpt2", width=1024)    its config with D = 1024, for `plan`
     growth(config)              every count as a sum of products of sizes: 4·L·D² + 4·L·D is {"DDL": 4, "DL": 4}
 
-There is one counting: the readers of configs and `architecture.budget`. Growth is what they answer to whole numbers
-that remember what they were made of, so that whoever evaluates the terms prints the same digits as `tiewise plan`.
+Counts have a single source: the readers of configs and `architecture.budget`. `growth` runs them on integers that
+remember the products of sizes they were computed from. The terms therefore evaluate to the figures of `tiewise plan`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiewise.planning.architecture import Architecture, budget
 from tiewise.planning.config import Config
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
-# Sizes as `tiewise plan` names them: the letter of each, and the usual keys of configs, of which a family has one.
+# Names of sizes in `tiewise plan`, with the letter of each and the usual keys of configs; a family has one of the keys.
 LETTERS = {"vocab": "V", "width": "D", "layers": "L", "ffn": "F", "heads": "H", "kv_heads": "K"}
 KEYS = {
     "vocab": ("vocab_size",),
@@ -34,38 +34,38 @@ KEYS = {
     "heads": ("num_attention_heads",),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
 }
-RANK, GROUPS = "k", "g"  # letters of a factored table's width, and of the groups of layers that share
+RANK, GROUPS = "k", "g"  # letters of a factored table's width, and of the number of groups of layers that share
 BOUNDARIES = ("untied", "tied", "factored")
 AT_ENDS = ("input_table", "output_table", "maps", "head_bias")  # components that the boundary decides
 
-Terms = Mapping[str, int]  # product of letters → how often; what stands behind a slash divides: "DDK/H"
+Terms = Mapping[str, int]  # product of letters → its factor; letters after a slash divide: "DDK/H"
 Product = tuple[tuple[str, int], ...]  # (letter, power), sorted
-Divided = set[tuple[str, str]]  # (what, by what), as letters
+Divided = set[tuple[str, str]]  # (dividend, divisor), as letters
 
 
 class Size(int):
-    """A whole number that remembers the sum of products it was made of. `divided` collects its divisions."""
+    """An integer that remembers its sum of products of sizes. `divided` collects its divisions."""
 
-    made_of: dict[Product, int]
+    products: dict[Product, int]
     divided: Divided
 
     @classmethod
-    def make(cls, value: int, made_of: Mapping[Product, int], divided: Divided) -> Size:
-        """Return `value` as made of these products."""
+    def make(cls, value: int, products: Mapping[Product, int], divided: Divided) -> Size:
+        """Return `value` with this sum of products."""
         size = cls(value)
-        size.made_of = {letters: times for letters, times in made_of.items() if times}
+        size.products = {letters: times for letters, times in products.items() if times}
         size.divided = divided
         return size
 
     def __add__(self, other: int) -> Size:
         if other == 0 and not isinstance(other, Size):
-            return self  # most of what a count is added to
-        total = Counter(self.made_of)
-        total.update(_made_of(other))
+            return self  # shortcut: most sums start at 0
+        total = Counter(self.products)
+        total.update(_products_of(other))
         return self.make(int(self) + int(other), total, self.divided)
 
     def __mul__(self, other: int) -> Size:
-        return self._times(int(self) * int(other), _made_of(other))
+        return self._times(int(self) * int(other), _products_of(other))
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -73,13 +73,13 @@ class Size(int):
         return self + other * -1
 
     def __mod__(self, other: int) -> int:
-        if isinstance(other, Size) and self.made_of != other.made_of:
+        if isinstance(other, Size) and self.products != other.products:
             self.divided.add(("".join(terms_of(self)), "".join(terms_of(other))))
         return int(self) % int(other)
 
     def __floordiv__(self, other: int) -> Size:
-        """Divide by one product of sizes, which the counting does where it goes in evenly."""
-        ((by, times),) = _made_of(other).items()
+        """Divide by one product of sizes, which must divide this number."""
+        ((by, times),) = _products_of(other).items()
         assert times == 1, f"{other} is no size"
         assert not int(self) % int(other), f"{self} // {other}"
         return self._times(int(self) // int(other), {tuple((letter, -power) for letter, power in by): 1})
@@ -87,30 +87,33 @@ class Size(int):
     def _times(self, value: int, other: Mapping[Product, int]) -> Size:
         """Return `value` as the product of this sum and another."""
         total: Counter[Product] = Counter()
-        for (ours, often), (theirs, times) in product(self.made_of.items(), other.items()):
+        for (ours, often), (theirs, times) in product(self.products.items(), other.items()):
             powers = Counter(dict(ours))
             powers.update(dict(theirs))
             total[tuple(sorted(item for item in powers.items() if item[1]))] += often * times
         return self.make(value, total, self.divided)
 
 
-def _made_of(number: int) -> Mapping[Product, int]:
-    """Return the products of a number; a plain one is so many times the empty product."""
-    return number.made_of if isinstance(number, Size) else {(): int(number)}
+def _products_of(number: int) -> Mapping[Product, int]:
+    """Return the products of a number. A plain integer is a multiple of the empty product."""
+    return number.products if isinstance(number, Size) else {(): int(number)}
 
 
 def terms_of(number: int) -> Terms:
-    """Return the products that a number was made of, as texts. "" for what follows from no size."""
+    """Return the products of a number as strings. The key "" has the constant term."""
     terms = {}
-    for powers, times in _made_of(number).items():
+    for powers, times in _products_of(number).items():
         above = "".join(letter * power for letter, power in powers)  # a power below 0 gives ""
         below = "".join(letter * -power for letter, power in powers)
         terms[f"{above}/{below}" if below else above] = times
     return terms
 
 
-def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return a config of the same family with other `sizes`. Those that the family has no key for are left out."""
+def resize_config(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return a config of the same family with other `sizes`.
+
+    Sizes for which the family has no key are left out.
+    """
     keys = family(config.get("model_type")).keys
     changed = dict(config)
     for name, value in sizes.items():
@@ -119,18 +122,18 @@ def resized(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, An
             if written in config or written in keys.defaults or key in keys.names:
                 changed[written] = value
         if name == "width" and config.get("word_embed_proj_dim") == config.get("hidden_size"):
-            changed["word_embed_proj_dim"] = value  # OPT's tables: as wide as the model, where they were
+            changed["word_embed_proj_dim"] = value  # OPT's tables stay as wide as the model, if they were
     return changed
 
 
-def like(name: str, **sizes: int) -> dict[str, Any]:
-    """Return the config of a model of the catalogue at other sizes: vocab, width, layers, ffn, heads, kv_heads.
+def config_like(name: str, **sizes: int) -> dict[str, Any]:
+    """Return the config of a catalogue model with other sizes.
 
-    All that is not named stays as its config has it: a wider model keeps the feed-forward width, and that of a head,
-    where the config says them.
+    The sizes are vocab, width, layers, ffn, heads and kv_heads. All others stay as in the config: a wider model has the
+    same feed-forward width and head width, if the config sets them.
 
     Raises:
-        PlanError: the catalogue has no such model, or no config of it; its class counts without such a size.
+        PlanError: the catalogue has no such model or no config of it, or its counts do not depend on one of the sizes.
     """
     row = catalogue.find(name)
     if not row.config:
@@ -139,28 +142,28 @@ def like(name: str, **sizes: int) -> dict[str, Any]:
     if len(read(config).stacks) > 1:
         raise PlanError(f"{row.name} has an encoder and a decoder", "give a config.json with the sizes of both")
     divided: Divided = set()
-    traced = read(resized(config, _traced({**_sizes(config), **sizes}, divided)))
+    traced = read(resize_config(config, _trace_sizes({**_sizes(config), **sizes}, divided)))
     counts = budget(traced, BoundarySpec("untied"), SharingSpec()).parameters
     used = _letters(map(terms_of, counts.values())).union(*divided, "L")
     for size in sizes:
         if LETTERS[size] not in used:
             raise PlanError(f"{row.name}: nothing in it depends on {size}", "leave it out")
     tied = {} if row.tied is None else {"tie_word_embeddings": row.tied}
-    return {**resized(config, sizes), **tied, "_name_or_path": f"like {row.name}"}
+    return {**resize_config(config, sizes), **tied, "_name_or_path": f"like {row.name}"}
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How the counts of one family grow with sizes. Letters as in `LETTERS`, and `RANK` and `GROUPS`."""
+    """Counts of one family as functions of sizes. Letters as in `LETTERS`, and `RANK` and `GROUPS`."""
 
-    sizes: Mapping[str, int]  # those that matter, as the model has them
+    sizes: Mapping[str, int]  # the model's sizes on which its counts depend
     table_width: Terms  # E
     ends: Mapping[str, Mapping[str, Terms]]  # boundary → component → terms
     body: Mapping[str, Mapping[str, Terms]]  # kind of sharing → component → terms
-    divided: Divided  # sizes that must divide others
+    divided: Divided  # (dividend, divisor): sizes that must divide others
 
     def record(self) -> dict[str, Any]:
-        """Return the terms, which do not depend on the sizes at hand, as JSON takes it."""
+        """Return the terms as a mapping that JSON can store. They do not depend on `sizes`."""
         return {
             "table_width": self.table_width,
             "ends": self.ends,
@@ -170,13 +173,16 @@ class Growth:
 
 
 def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
-    """Run the counting of a config, or of a decoder by its sizes alone. None where its layers are not all alike."""
+    """Return the counts of a config, or of a generic decoder, as terms of its sizes.
+
+    None if its layers are not all alike.
+    """
     sizes = _sizes(model)
-    if not _has_equal_layers(_at(model, sizes)):
+    if not _has_equal_layers(_architecture_at(model, sizes)):
         return None
     divided: Divided = set()
-    traced = _traced(sizes, divided)
-    one, two = _at(model, {**traced, "layers": 1}), _at(model, {**traced, "layers": 2})
+    traced = _trace_sizes(sizes, divided)
+    one, two = _architecture_at(model, {**traced, "layers": 1}), _architecture_at(model, {**traced, "layers": 2})
     depth, rank, groups = (_letter(letter, divided) for letter in (LETTERS["layers"], RANK, GROUPS))
     ends = {name: _terms_at_ends(one, name, rank) for name in BOUNDARIES}
     bodies = {kind: _terms_of_body(one, two, kind, depth, groups) for kind in KINDS}
@@ -188,7 +194,7 @@ def growth(model: Mapping[str, Any] | Sizes) -> Growth | None:
 
 
 def _has_equal_layers(architecture: Architecture) -> bool:
-    """Return whether a model has one stack, of layers that are all alike."""
+    """Return whether a model has one stack, and all layers of it are alike."""
     if len(architecture.stacks) != 1:
         return False
     layers = architecture.stacks[0].layers
@@ -215,9 +221,9 @@ def _terms_of_body(one: Architecture, two: Architecture, kind: str, depth: Size,
     Args:
         one: the model with one layer.
         two: the model with two layers.
-        kind: of sharing.
-        depth: L.
-        groups: of layers that share.
+        kind: kind of sharing.
+        depth: L, the number of layers, as a letter.
+        groups: number of groups of layers that share, as a letter.
     """
     shared = SharingSpec(kind)
     in_two_groups = shared if kind == "none" else SharingSpec(kind, groups=2)
@@ -232,7 +238,7 @@ def _terms_of_body(one: Architecture, two: Architecture, kind: str, depth: Size,
 
 
 def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
-    """Return all sizes that a config has or its class would take, in the order of `LETTERS`."""
+    """Return all sizes of a config or of its class, in the order of `LETTERS`."""
     if isinstance(model, Sizes):
         sizes = {name: getattr(model, name) for name in KEYS}
     else:
@@ -246,19 +252,22 @@ def _sizes(model: Mapping[str, Any] | Sizes) -> dict[str, int]:
 
 
 def _first_value(config: Config, keys: Iterable[str]) -> Any:
-    """Return the first value of these keys that is neither null nor 0; None without one."""
+    """Return the first value of these keys that is neither null nor 0, else None."""
     return next((config.get(key) for key in keys if config.get(key)), None)
 
 
-def _at(model: Mapping[str, Any] | Sizes, sizes: Mapping[str, int]) -> Architecture:
+def _architecture_at(model: Mapping[str, Any] | Sizes, sizes: Mapping[str, int]) -> Architecture:
     """Return the architecture of a model at other sizes."""
     if isinstance(model, Sizes):
         return from_sizes(Sizes(**sizes, gated=model.gated))
-    return read(resized(model, sizes))
+    return read(resize_config(model, sizes))
 
 
-def _traced(sizes: Mapping[str, int], divided: Divided) -> dict[str, int]:
-    """Return sizes that remember their letters. Layers are counted one by one: their number is no factor yet."""
+def _trace_sizes(sizes: Mapping[str, int], divided: Divided) -> dict[str, int]:
+    """Return sizes that remember their letters.
+
+    The number of layers stays a plain integer, because layers are counted one by one.
+    """
     traced: dict[str, int] = {}
     for name, value in sizes.items():
         if name == "layers":

@@ -1,11 +1,11 @@
-"""A surface through the differences of many settings, for what they say of settings that nobody trained.
+"""A surface fitted to the differences of many settings, to predict untrained settings.
 
     y_i = β·f(log x_i) + u_i + e_i,   u ~ N(0, τ²) between settings,   e ~ N(0, σ²/n_i) between seeds
 
-A random-effects meta-regression: f has a constant, each axis and, where there are settings enough, their products; σ²
-is pooled over the seeds of all settings, τ² is that of Paule & Mandel (J. Res. Nat. Bur. Stand. 1982), and intervals
-have Student's t of n − p degrees of freedom (Knapp & Hartung, Statistics in Medicine 2003). What it predicts is scored
-on settings that it has not seen; beyond the hull of those that it has, it has no evidence and says nothing.
+A random-effects meta-regression: f has a constant, each axis and, with enough settings, their products. σ² is pooled
+over the seeds of all settings, τ² is that of Paule & Mandel (J. Res. Nat. Bur. Stand. 1982), and intervals have
+Student's t of n − p degrees of freedom (Knapp & Hartung, Statistics in Medicine 2003). Predictions are scored on
+settings that were left out of the fit. Outside the convex hull of the settings there is no evidence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiewise.core.estimates import Estimate, critical_t
 from tiewise.core.measurement import plain
 
 Array = NDArray[np.float64]
-SPARE = 2  # degrees of freedom, at least
+SPARE = 2  # minimum of degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Surface:
     beta: Array  # [p]
     covariance: Array  # [p, p] of beta
     between: float  # τ²
-    within: float  # σ², of one seed
+    within: float  # σ², variance of one seed
 
     def at(self, point: Sequence[float], seeds: float = math.inf) -> Estimate:
-        """What a setting is predicted to have, were it trained with so many seeds: 95 % interval of that figure."""
+        """Predict the difference of a setting with so many seeds, with its 95 % interval."""
         row = _features(np.atleast_2d(np.asarray(point, float)) - self.points.mean(0), self.products)[0]
         spread = math.sqrt(float(row @ self.covariance @ row) + self.between + self.within / seeds)
         value, half = float(row @ self.beta), critical_t(len(self.points) - len(self.beta)) * spread
@@ -47,43 +47,47 @@ class Surface:
 
 @dataclass(frozen=True)
 class SurfaceScore:
-    """How well settings were predicted by the others: a count of them, or a mean loss above the better choice's."""
+    """Quality of predictions of left-out settings: counts of settings, and mean losses.
+
+    A mean loss is that of a rule for choosing an arm, minus the loss of the better arm, in nats per token.
+    """
 
     settings: int
-    held: int  # of them within the 95 % interval that was predicted
-    enclosed: int  # of them within the hull of the others
-    enclosed_held: int
-    chosen: float  # loss of choosing the arm where its prediction is below 0
-    always: float  # of choosing it everywhere
-    never: float
+    covered: int  # settings whose difference is within the predicted 95 % interval
+    enclosed: int  # settings in the convex hull of the others
+    enclosed_covered: int  # settings counted in both
+    chosen: float  # mean loss of choosing the arm if its prediction is below 0
+    always: float  # mean loss of always choosing the arm
+    never: float  # mean loss of never choosing it
 
-    def said(self, arm: str) -> list[str]:
-        """Two sentences about the choice of `arm`."""
-        chosen, always, never = (f"{plain(lost)} nats per token" for lost in (self.chosen, self.always, self.never))
+    def sentences(self, arm: str) -> list[str]:
+        """Return two sentences about the choice of `arm`."""
+        chosen, always, never = (f"{plain(losses)} nats per token" for losses in (self.chosen, self.always, self.never))
         return [
-            f"Each setting was predicted from the others: {self.held} of {self.settings} lie within their 95 % "
-            f"interval, {self.enclosed_held} of the {self.enclosed} that the others enclose.",
+            f"Each setting was predicted from the others: {self.covered} of {self.settings} lie within their 95 % "
+            f"interval, {self.enclosed_covered} of the {self.enclosed} that the others enclose.",
             f"To choose by the prediction loses {chosen} against the better choice, always {arm} {always}, "
             f"never {never}.",
         ]
 
 
 def enclosed(points: ArrayLike, point: Sequence[float]) -> bool:
-    """Return whether a point [d] is a weighted mean of others [n, d], so that their hull holds it."""
+    """Return whether a point [d] is in the convex hull of the points [n, d]."""
     rows = np.asarray(points, float)
     system, target = np.vstack([rows.T, np.ones(len(rows))]), np.array([*point, 1.0])
     return bool(scipy.optimize.linprog(np.zeros(len(rows)), A_eq=system, b_eq=target).success)
 
 
 def _features(centred: Array, products: Sequence[tuple[int, int]]) -> Array:
-    """[n, d] → [n, p]: a constant, the axes, and some of their products."""
+    """Return features [n, p] of points [n, d]: a constant, the axes and some products."""
     return np.column_stack([np.ones(len(centred)), centred, *(centred[:, i] * centred[:, j] for i, j in products)])
 
 
 def fit(points: Array, values: Array, errors: Array, seeds: Array) -> Surface | None:
-    """Fit settings `points` [n, d] (logarithms), their mean differences, standard errors and seeds, all [n].
+    """Fit a surface to settings `points` [n, d], which are logarithms.
 
-    None for settings too few to leave degrees of freedom, or that do not distinguish the axes.
+    `values` are their mean differences, `errors` standard errors and `seeds` counts of seeds, all [n]. None if settings
+    are too few to leave degrees of freedom, or do not distinguish the axes.
     """
     n, d = points.shape
     products = _distinct_products(points)
@@ -93,7 +97,7 @@ def fit(points: Array, values: Array, errors: Array, seeds: Array) -> Surface | 
     within = float(np.sum(errors**2 * seeds * (seeds - 1)) / np.sum(seeds - 1))
 
     def weighted(between: float) -> tuple[Array, Array, float]:
-        """Return (β, its covariance, the weighted square of the residuals per degree of freedom)."""
+        """Return β, its covariance, and the weighted squared residuals per degree of freedom."""
         weights = 1 / (within / seeds + between)
         inverse: Array = np.linalg.inv(x.T @ (weights[:, None] * x)).astype(np.float64, copy=False)
         beta = inverse @ (x.T @ (weights * values))
@@ -105,14 +109,14 @@ def fit(points: Array, values: Array, errors: Array, seeds: Array) -> Surface | 
         between = high
         if weighted(high)[2] < 1:
             between = float(scipy.optimize.brentq(lambda t: weighted(t)[2] - 1, low, high))
-    beta, inverse, left = weighted(between)
-    return Surface(points, products, beta, inverse * max(1.0, left), between, within)
+    beta, inverse, residual = weighted(between)
+    return Surface(points, products, beta, inverse * max(1.0, residual), between, within)
 
 
 def _distinct_products(points: Array) -> tuple[tuple[int, int], ...]:
     """Return the pairs of axes whose product settings [n, d] distinguish from the other features.
 
-    Empty where the products would leave too few degrees of freedom.
+    Empty if the products leave too few degrees of freedom.
     """
     n, d = points.shape
     pairs = list(combinations(range(d), 2))
@@ -130,29 +134,31 @@ def _distinct_products(points: Array) -> tuple[tuple[int, int], ...]:
 
 
 def leave_one_out(points: Array, values: Array, errors: Array, seeds: Array) -> list[tuple[Estimate, bool]]:
-    """Predict every setting from the others, as it was measured, with its seeds.
+    """Predict the difference of every setting, with its seeds, from the other settings.
 
-    The second of a pair says whether the hull of the others holds the setting.
-
-    Others stand elsewhere: what was measured at the same place is left out with it. Empty where they are too few.
+    The second of a pair is true if the setting is in the convex hull of the others. All settings with the same sizes
+    are left out together. Empty unless every setting can be predicted.
     """
-    found = []
+    predictions = []
     for i in range(len(points)):
         others = (points != points[i]).any(1)
         surface = fit(points[others], values[others], errors[others], seeds[others])
         if surface is not None:
-            found.append((surface.at(points[i], float(seeds[i])), enclosed(points[others], points[i])))
-    return found if len(found) == len(points) else []
+            predictions.append((surface.at(points[i], float(seeds[i])), enclosed(points[others], points[i])))
+    return predictions if len(predictions) == len(points) else []
 
 
-def scored(values: Array, left_out: Sequence[tuple[Estimate, bool]]) -> SurfaceScore:
-    """Score what `leave_one_out` predicted against the differences that were measured [n]."""
-    held = np.array([one.low <= value <= one.high for (one, _), value in zip(left_out, values, strict=True)])
+def score_predictions(values: Array, left_out: Sequence[tuple[Estimate, bool]]) -> SurfaceScore:
+    """Score the predictions of `leave_one_out` against the measured differences [n]."""
+    covered = np.array([one.low <= value <= one.high for (one, _), value in zip(left_out, values, strict=True)])
     within, even = np.array([inside for _, inside in left_out]), np.ones(len(values))
-    lost = (regret(values, signs) for signs in ([one.value for one, _ in left_out], -even, even))
-    return SurfaceScore(len(values), int(held.sum()), int(within.sum()), int((held & within).sum()), *lost)
+    losses = (regret(values, signs) for signs in ([one.value for one, _ in left_out], -even, even))
+    return SurfaceScore(len(values), int(covered.sum()), int(within.sum()), int((covered & within).sum()), *losses)
 
 
 def regret(measured: ArrayLike, signs: ArrayLike) -> float:
-    """Mean loss above the better arm's, of a rule that takes the arm where its sign is below 0, else the reference."""
+    """Return the mean loss of a rule, minus that of the better arm.
+
+    The rule takes the arm if its sign is below 0, else the reference.
+    """
     return float(np.maximum(np.where(np.asarray(signs) < 0, measured, np.negative(measured)), 0.0).mean())

@@ -1,10 +1,10 @@
-"""Parts of a model that no formula counts: by its model type, or by the keys of its config.
+"""Parts of a model that no formula counts, found by model type or config keys.
 
-parts_of_body(config, known)     experts, state-space layers, low-rank attention, layers of several kinds, …
-towers(config)                   models for images or sound that stand beside the language model
-has_token_head(config)           whether the config's class computes logits over tokens
+uncounted_parts(config, record)  experts, state-space layers, low-rank attention, layers of several kinds, …
+towers(config)                   models for images or sound, next to the language model
+has_token_head(config)           the config's class computes logits over tokens
 
-A total without such a part can be wrong by a factor of ten, so a plan then counts the token tables alone.
+A total without such a part can be wrong by a factor of ten. A plan then counts only the token tables.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ PARTS = {
     "cross-attention": r"cross_attention",
     "an encoder and a decoder": r"^is_encoder_decoder$|^(encoder|decoder)_layers$|^num_(encoder|decoder)_layers$",
 }
-WITHOUT_HEAD = ("Model", "Classification", "Answering")  # how names of classes without a token head end
+WITHOUT_HEAD = ("Model", "Classification", "Answering")  # endings of class names without a token head
 KINDS_OF_LAYERS = re.compile(r"layer_types$|layers_block_type$|block_types?$|attn_type")
 ONE_SHAPE = {"full_attention", "sliding_attention", "chunked_attention", "attention", "full", "sliding", "dense"}
 TOWER = re.compile(r"vision|visual|image|img|video|audio|speech|vit_|qformer|perceiver|vq_|tower|backbone|codec|talker")
 
 
-def parts_of_body(config: Mapping[str, Any], known: Family) -> tuple[str, ...]:
-    """Name each part that the generic formula leaves out, with the key that shows it. Empty if there is none."""
-    present = [key for key, value in config.items() if _says_so(value)]
+def uncounted_parts(config: Mapping[str, Any], record: Family) -> tuple[str, ...]:
+    """Return each part that the generic formula leaves out, with the config key that shows it."""
+    present = [key for key, value in config.items() if _is_size_or_switch(value)]
     parts = []
     for part, names in PARTS.items():
-        keys = _named(re.compile(names), present)
+        keys = _matching_keys(re.compile(names), present)
         if keys:
             parts.append(f"{part} ({keys[0]})")
-    kinds = [key for key in _named(KINDS_OF_LAYERS, config) if _differ(config[key])]
+    kinds = [key for key in _matching_keys(KINDS_OF_LAYERS, config) if _names_other_layers(config[key])]
     if kinds:
         parts.append(f"layers of several kinds ({kinds[0]})")
-    if not parts and known.has_uncounted_parts:
-        parts.append(f"what a layer of {known.model_type} has besides plain attention and ffn matrices")
+    if not parts and record.has_uncounted_parts:
+        parts.append(f"what a layer of {record.model_type} has besides plain attention and ffn matrices")
     return tuple(parts)
 
 
 def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name the parts next to the text model of a config that nests it."""
-    keys = [key for key in _named(TOWER, config) if _describes_part(config[key])]
+    """Return the parts next to the text model of a config that nests it."""
+    keys = [key for key in _matching_keys(TOWER, config) if _describes_part(config[key])]
     if not keys:
         return (f"what {config.get('model_type', 'the model')} has besides text_config",)
     return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in keys)
 
 
-def _named(names: re.Pattern[str], keys: Iterable[str]) -> list[str]:
-    """Return the keys in which a pattern is found, in their order."""
+def _matching_keys(names: re.Pattern[str], keys: Iterable[str]) -> list[str]:
+    """Return the keys that match a pattern, in their order."""
     return [key for key in keys if names.search(key)]
 
 
@@ -71,20 +71,23 @@ def _describes_part(value: Any) -> bool:
 
 
 def has_token_head(config: Mapping[str, Any]) -> bool:
-    """Return whether the class has a token head. A class that nobody named is the one of its type."""
+    """Return whether the class has a token head.
+
+    A config without `architectures` has the usual class of its model type.
+    """
     name = saved_class(config)
     if not name:
         return not family(config.get("model_type")).is_headless
     return name.endswith(LANGUAGE_HEADS) or not name.endswith(WITHOUT_HEAD)
 
 
-def _says_so(value: Any) -> bool:
-    """Return whether a value is a size, a switch that is on, or something that holds one."""
+def _is_size_or_switch(value: Any) -> bool:
+    """Return whether a value is a size, an enabled switch, or a container with entries."""
     if isinstance(value, str):
-        return False  # the name of an implementation, a dtype
+        return False  # an implementation's name or a dtype, not a size
     return value not in (None, False, 0, [], {})
 
 
-def _differ(value: Any) -> bool:
-    """Return whether a list of layers names one that has other matrices than attention and ffn."""
+def _names_other_layers(value: Any) -> bool:
+    """Return whether a list of layer types names one without plain attention and ffn matrices."""
     return isinstance(value, list | str) and not ONE_SHAPE.issuperset(map(str, value))

@@ -67,10 +67,12 @@ def render(plan: Plan, command: str) -> str:
     return ReportPage(
         command_name="plan",
         title=f"{plan.name}: tiewise plan",
-        subject=plan_rows.subject(record),
+        subject=plan_rows.model_in_words(record),
         heading="What each choice costs",
         answer=_answer(record),
-        results=PageSection("Results", tables=[costs, *plan_rows.lookups(record)], notes=[BETTER, *record["notes"]]),
+        results=PageSection(
+            "Results", tables=[costs, *plan_rows.lookup_tables(record)], notes=[BETTER, *record["notes"]]
+        ),
         sections=[
             PageSection("This model", model_panels(plan)),
             PageSection("As models grow", growth_panels(plan)),
@@ -82,9 +84,9 @@ def render(plan: Plan, command: str) -> str:
 
 def _answer(record: Record) -> list[str]:
     """Return the sentences at the top: certainty, neighbours, every choice, evidence."""
-    sentences = [plan_rows.how_to_be_exact(record), plan_rows.nearest(record)]
+    sentences = [plan_rows.certainty_sentence(record), plan_rows.nearest_sentence(record)]
     sentences += [f"{name}: {_outcome(choice)}." for name, choice in _choices(record).items()]
-    sentences.append(plan_rows.evidence(record))
+    sentences.append(plan_rows.atlas_sentences(record))
     return [sentence for sentence in sentences if sentence]
 
 

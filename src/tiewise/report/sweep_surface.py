@@ -10,7 +10,7 @@ import numpy as np
 
 from tiewise.core.estimates import Estimate
 from tiewise.core.measurement import NATS, Grid, Listing, Quantity
-from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, scored
+from tiewise.planning.surface import Surface, enclosed, fit, leave_one_out, score_predictions
 from tiewise.report.comparison_measurement import difference
 from tiewise.report.heat_map import heat_map
 from tiewise.report.report_page import PageSection
@@ -53,7 +53,7 @@ def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) 
     maps = []
     if len(axes) > 1:
         maps.append(heat_map(predictions(surface, axes)))
-    sentences = scored(values, left_out).said(rows[0].arm)
+    sentences = score_predictions(values, left_out).sentences(rows[0].arm)
     return PageSection(title, maps, said=sentences, folded=[_left_out_table(rows, left_out)])
 
 

@@ -20,7 +20,7 @@ from tiewise.core import ranks
 from tiewise.core.errors import RunError, one_line_message
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import budget
-from tiewise.planning.costs import FSDP, KEPT, Setting, keeps
+from tiewise.planning.costs import FSDP, FSDP_SHARDED, Setting, sharded_sends_less
 from tiewise.planning.costs import ranks as costs_of_ranks
 from tiewise.planning.read_config import Sizes, from_sizes
 from tiewise.training.settings import Settings
@@ -110,4 +110,4 @@ def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bo
     tables = budget(from_sizes(Sizes(vocab, width, 1)), job.spec.plainly(), SharingSpec())
     setting = Setting(ranks.rows_per_rank(s.batch), s.length, world=math.prod(sizes), fsdp=fsdp)
     by_layout = {costs["layout"]: costs for costs in costs_of_ranks(tables, setting, vocab)}
-    return keeps(by_layout[KEPT], by_layout[FSDP], s.accumulate)
+    return sharded_sends_less(by_layout[FSDP_SHARDED], by_layout[FSDP], s.accumulate)

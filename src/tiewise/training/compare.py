@@ -36,7 +36,7 @@ from tiewise.core.errors import RunError
 from tiewise.core.progress import listen_to_progress
 from tiewise.core.records import from_record
 from tiewise.core.text import Bigram, asymmetric_bigrams
-from tiewise.planning.evidence import FREE, MADE, Expectation, expectation
+from tiewise.planning.evidence import SIZE_SETTINGS, SYNTHETIC, Expectation, assess_difference
 from tiewise.training.data.corpus import PreparedText, load_prepared
 from tiewise.training.folder import (
     DATA,
@@ -347,17 +347,17 @@ def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectatio
     sizes = {"width": settings.width, "layers": settings.layers, "vocab": setting["vocab"]}
     sizes |= {"tokens": train["tokens"], "seen": setting["tokens_per_run"]}
     other = ", ".join(_unlike_the_atlas(settings)[:3])
-    return expectation(sizes, generalisation.mean, generalisation.n, other)
+    return assess_difference(sizes, generalisation.mean, generalisation.n, other)
 
 
 def _unlike_the_atlas(settings: Settings) -> list[str]:
     """Return the settings of a comparison that no run of the atlas has."""
     values, defaults = vars(replace(settings, kind_options=None)), vars(Settings())
-    bound = [name for name in values if name not in FREE]
+    bound = [name for name in values if name not in SIZE_SETTINGS]
     other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
     if not settings.layers:
         other.append("no layers")
-    return other + [text for text in settings.text if text.startswith(MADE)]
+    return other + [text for text in settings.text if text.startswith(SYNTHETIC)]
 
 
 def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:

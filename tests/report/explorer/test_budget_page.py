@@ -12,7 +12,7 @@ from tiewise.planning import plan_rows
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
-from tiewise.planning.resized import LETTERS, like
+from tiewise.planning.resized import LETTERS, config_like
 from tiewise.report.explorer.page import facts
 
 TOLD = facts()
@@ -44,7 +44,7 @@ def planned(name, at, kinds, dtype):
     """What Python plans of the same: (its rows, its neighbours, without what the page does not show)."""
     sizes = {NAMES[letter]: at[letter] for letter in PRESETS[name]}
     moved = any(at[letter] != value for letter, value in PRESETS[name].items())
-    described = Sizes(**sizes, gated=TOLD["plain"][name]) if name in TOLD["plain"] else like(name, **sizes)
+    described = Sizes(**sizes, gated=TOLD["plain"][name]) if name in TOLD["plain"] else config_like(name, **sizes)
     shares = [kind if kind == "none" or at["g"] == 1 else f"{kind}:groups={at['g']}" for kind in kinds]
     asked = described if moved or name in TOLD["plain"] else name
     record = plan(asked, ("untied", "tied", f"factored:{at['k']}"), shares, Setting(dtype=dtype)).record()

@@ -8,7 +8,7 @@ import pytest
 
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.planning.plan import plan
-from tiewise.planning.resized import like
+from tiewise.planning.resized import config_like
 from tiewise.training.data.sentence_pairs import Vocabulary, find_sentences
 
 
@@ -55,7 +55,7 @@ def test_the_layers_hold_what_a_plan_counts_and_groups_are_those_of_the_library(
         asked,
     )
     for sizes, counts in zip(asked[:60], held, strict=False):
-        config = like("bert-base-uncased", layers=sizes["L"])
+        config = config_like("bert-base-uncased", layers=sizes["L"])
         shares = [SharingSpec(kind, sizes["g"] if kind != "none" else 1) for kind in KINDS]
         for choice, count in zip(plan(config, ("tied",), shares).choices, counts, strict=False):
             assert sum(choice["parameters"][part] for part in ("attention", "ffn", "norms")) == count

@@ -30,7 +30,7 @@ from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import DTYPES, training_bytes
 from tiewise.planning.ledger import ALBERT_AVERAGE, results
-from tiewise.planning.plan_rows import NEIGHBOUR_HEADER, OPTIMIZERS, SHOWN_DTYPES, component
+from tiewise.planning.plan_rows import DTYPE_ROWS, NEIGHBOUR_HEADER, OPTIMIZERS, component
 from tiewise.planning.read_config import Sizes
 from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
 from tiewise.report.explorer.compared import compared, is_run
@@ -202,7 +202,7 @@ def facts() -> dict[str, Any]:
         "boundaries": BOUNDARIES,
         "options": {letter: f"--{name.replace('_', '-')}" for name, letter in LETTERS.items()},
         "components": {name: component(name) for name in COMPONENTS},
-        "checkpoint": {dtype: DTYPES[dtype] for dtype in SHOWN_DTYPES},
+        "checkpoint": {dtype: DTYPES[dtype] for dtype in DTYPE_ROWS},
         "optimizers": OPTIMIZERS,
         "training": {dtype: _bytes_of_parameter(dtype) for dtype in ("float32", "bfloat16")},
         "header": NEIGHBOUR_HEADER,

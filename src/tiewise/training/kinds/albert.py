@@ -173,7 +173,7 @@ class Alberts(Kind):
     def first_loss(self, job: Job) -> float:
         """Return it without a token's own logit: the head starts with a random dense layer."""
         width = arm_config(job.settings, job.arm, job.text.vocab).embedding_size
-        return first_step(_between(job.spec), job.text.vocab, width, self.table_std(job)).computed()[0]
+        return first_step(_between(job.spec), job.text.vocab, width, self.table_std(job)).compute()[0]
 
     def trainer(self, job: Job, installed: Installed) -> PretrainingTrainer:
         """Make the trainer."""

@@ -99,7 +99,7 @@ class Decoders(Kind):
         else:
             with suppress(PlanError):
                 body = read(config.to_dict()).fresh
-        return first_step(job.spec, job.text.vocab, width, self.table_std(job), body, positions=s.length).computed()[0]
+        return first_step(job.spec, job.text.vocab, width, self.table_std(job), body, positions=s.length).compute()[0]
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer."""

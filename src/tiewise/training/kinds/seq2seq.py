@@ -285,7 +285,7 @@ class EncoderDecoders(Kind):
 
     def first_loss(self, job: Job) -> float:
         """Return that of a decoder that knows nothing yet."""
-        return first_step(job.spec, job.text.vocab, job.settings.width, self.table_std(job)).computed()[0]
+        return first_step(job.spec, job.text.vocab, job.settings.width, self.table_std(job)).compute()[0]
 
     def trainer(self, job: Job, installed: Installed) -> SpanTrainer:
         """Make the Trainer."""
