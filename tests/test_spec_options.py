@@ -643,7 +643,7 @@ def test_the_page_has_the_table():
     for row in ROWS.values():
         kinds = ", ".join(f"`{kind}`" for kind in row.kinds or ())
         cells = (row.meaning, row.changes, row.other_tools) if row.kinds is None else (kinds, row.meaning)
-        lines.append(f"| {' | '.join((row.shown, *cells))} |")
+        lines.append(f"| {' | '.join((row.syntax, *cells))} |")
     after = [line for line in page.splitlines() if line in lines]
     assert after == lines
 

@@ -72,7 +72,7 @@ def api() -> Iterator[str]:
     yield from ("# API", "", MADE)
     yield "What `import tiewise` offers. A name is loaded when it is first used: importing the package costs nothing."
     homes: dict[str, list[str]] = {}
-    for name, home in tiewise._HOMES.items():
+    for name, home in tiewise._MODULES.items():
         if name != "__version__":
             homes.setdefault(home.removeprefix("tiewise."), []).append(name)
     for heading, rooms in ROOMS.items():

@@ -6,7 +6,10 @@ from tiewise.core.interrupts import is_caused_by_ctrl_c, listen_for_ctrl_c
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C is clean from here on, also while the command line itself is being imported."""
+    """Run the command line.
+
+    From here on Ctrl-C prints no traceback, even while the command line itself is imported.
+    """
     listen_for_ctrl_c()
     try:
         try:
@@ -17,8 +20,8 @@ def main() -> None:
             sys.exit(130)
         run()
     finally:
-        # A Ctrl-C in code that is made from text, as every dataclass is, leaves a mark in CPython by which `python -m`
-        # ends as if nobody had caught it, killed by the signal. The next code made from text takes the mark away.
+        # If Ctrl-C interrupts code that is compiled from text, as every dataclass is, CPython sets a flag. Because of
+        # it `python -m` ends as if killed by the signal, although the exception was caught. `exec` clears the flag.
         exec("")
 
 

@@ -1,11 +1,12 @@
-"""What everything else stands on, and the letters used in every docstring and annotation of this package.
+"""Foundation of all other packages, and the letters of all docstrings and annotations.
 
     B   batch                    V   vocabulary
     T   time (positions)         D   model (hidden) width
     N   tokens, N = B·T          E   table width; E = D unless the table is factored or projected
     L   layers                   k   a factored table's width, r a correction's rank
 
-A *table* is [V, E] at both ends, one row per token: `logits = hidden @ table.T`.
+A *table* is [V, E], one row per token, both in the input embedding and in the output head:
+`logits = hidden @ table.T`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"  # here, where every module may read it: the root imports modules, and no module the root
-_module = cache(import_module)  # products ask for theirs at every call
+__version__ = "0.1.0"  # defined here because modules may not import the root package
+_module = cache(import_module)  # a `Late` looks its module up at every call
 
 
 class Late:
-    """`np = Late("numpy")` imports numpy at `np.exp` and not before: for files that a command may load and not use."""
+    """Module that is imported when its first attribute is read.
+
+    With `np = Late("numpy")`, `np.exp` imports numpy. It serves files that a command loads but may not use.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

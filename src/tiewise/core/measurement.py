@@ -1,15 +1,15 @@
-"""A measurement is data, said once: what every section of an inspection finds, and all that is made of it.
+"""Measurements: the results of an inspection's sections, as data.
 
-    Quantity     one number: with its interval, what no effect gives, and what it would speak for
+    Quantity     one number with its interval, its value under no effect, and the conclusion it supports
     Curve        numbers along an axis (depth, step, rank, frequency)
     Grid         numbers over two axes
     Stack        parts that add up, a bar
     Points       tokens in a plane
-    Listing      rows of names and numbers that a reader looks up
-    Measurement  the answer in one sentence, and these
+    Listing      a table of names and numbers
+    Measurement  the answer in one sentence, with all of the above
 
-A section makes a `Measurement` and nothing else. Words, tables, figures and JSON are functions of it, each written once
-(`report/views.py`), so that a new section has all of them. Boundaries have one colour each, wherever they are drawn.
+A section returns a `Measurement` and nothing else. Text, tables, figures and JSON are made from it by one function each
+(`report/views.py`), so a new section has all of them. Each boundary has the same colour in every figure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
 def plain(value: float | None, digits: int = 4, sign: str = "") -> str:
-    """5.2851, or a dash where no number was measured; a zero has no sign."""
+    """Return a number as text: 5.2851, or a dash if it was not measured.
+
+    A zero has no sign.
+    """
     if value is None or not math.isfinite(value):
         return NONE
     text = f"{value:{sign},.{digits}f}".replace("-", MINUS)
@@ -38,12 +41,12 @@ def plain(value: float | None, digits: int = 4, sign: str = "") -> str:
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    """+0.0123 or −0.0123, or a dash where no number was measured; a zero has no sign."""
+    """Return a number with its sign: +0.0123 or −0.0123. Otherwise as `plain`."""
     return plain(value, digits, "+")
 
 
 def count(value: float) -> str:
-    """1,234,567."""
+    """Return a whole number with thousands separators: 1,234,567."""
     return f"{value:,.0f}"
 
 
@@ -59,49 +62,55 @@ def rounded(value: float) -> float:
 
 def visible(token: str) -> str:
     """Make white space and control characters of a token visible: " the" becomes ␣the."""
-    shown = token.translate(_WHITE)
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in shown) or "(empty)"
+    text = token.translate(_WHITE)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text) or "(empty)"
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number.
+    """One number, with its interval and its reading as evidence.
 
-    `value [low, high]` is a value with its 95 % interval; NaN where there is none. A quantity with a `question` is read
-    as evidence: it speaks for `below` or `above` where its interval lies wholly on that side of all no effect gives.
+    `value [low, high]` is a value with its 95 % interval, NaN if there is none. A quantity with a `question` is
+    evidence: it supports `below` or `above` if its whole interval is on that side of every value under no effect.
     """
 
-    name: str  # a row of tables and figures, in plain words: "after the best rotation"
+    name: str  # label of its row in tables and figures: "after the best rotation"
     value: float
     low: float = math.nan
     high: float = math.nan
     n: int = 0  # independent values behind it
-    chance: float | None = None  # what no effect gives
-    null: tuple[float, ...] = ()  # what permuted data gave
-    of: str = ""  # the model, arm or table
+    chance: float | None = None  # the value under no effect
+    null: tuple[float, ...] = ()  # values of permuted data
+    of: str = ""  # name of the model, arm or table
     unit: str = ""  # "nats per token", "cosine", "bytes", "" for a count; "%" and "points": a share
-    digits: int | None = None  # after the point; None as many as its size asks for
-    deviation: float = math.nan  # standard deviation over seeds, where that stands in place of an interval
-    main: bool = True  # whether it stands in the one table that a reader sees first
-    figure: str = ""  # title of the dot plot that it is always drawn in
-    question: str = ""
+    digits: int | None = None  # after the point; None: chosen by the size of the value
+    deviation: float = math.nan  # standard deviation over seeds, printed if there is no interval
+    main: bool = True  # whether the first table of the section lists it
+    figure: str = ""  # title of the dot plot that contains it
+    question: str = ""  # the question that it answers
     below: str = NEITHER
     above: str = NEITHER
-    p: float | None = None  # of its question, where it is not that of Student's t behind the interval
-    why: str = ""  # how to read it, where a reader would ask
+    p: float | None = None  # p value of the question; None: Student's t of the interval
+    why: str = ""  # explanation for the reader
 
     @classmethod
-    def of_estimate(cls, name: str, found: Any, **more: Any) -> Quantity:
-        """Return an estimate under a name; without one, or without an interval, NaN."""
-        if found is None:
+    def of_estimate(cls, name: str, estimate: Any, **more: Any) -> Quantity:
+        """Return the quantity of an `Estimate`, or of None.
+
+        The value is NaN without an estimate; the interval is NaN if the estimate has at most one row.
+        """
+        if estimate is None:
             return cls(name, math.nan, **more)
-        if found.rows <= 1:
-            return cls(name, found.value, n=found.rows, **more)
-        return cls(name, found.value, found.low, found.high, found.rows, **more)
+        if estimate.rows <= 1:
+            return cls(name, estimate.value, n=estimate.rows, **more)
+        return cls(name, estimate.value, estimate.low, estimate.high, estimate.rows, **more)
 
     @property
     def speaks(self) -> str:
-        """What it speaks for: `below`, `above`, or neither if the interval contains what no effect gives."""
+        """The conclusion that it supports: `below`, `above`, or neither.
+
+        It is neither if the interval contains the values under no effect.
+        """
         no_effect = (self.chance or 0.0, *self.null)
         if math.isnan(self.low) or math.isnan(self.high):
             return NEITHER
@@ -113,7 +122,7 @@ class Quantity:
 
     @property
     def no_effect(self) -> str:
-        """What no effect gives, in words: its chance, and the most that permuted data gave."""
+        """The values under no effect, as text: `chance`, and the largest of permuted data."""
         digits = 3 if self.unit != "%" else 4
         parts = []
         if self.chance is not None:
@@ -123,10 +132,10 @@ class Quantity:
         return ", ".join(parts) or NONE
 
     def __str__(self) -> str:
-        """Return the one form in which a number is written.
+        """Return the number as tables and figures print it.
 
         That is 0.192 [0.184, 0.199], 5.2851 ± 0.0042 over seeds, 12.3 MB, or the value alone; "diverged" for an
-        infinity, and a dash for nan.
+        infinity, and a dash for NaN.
         """
         if math.isinf(self.value):
             return "diverged"
@@ -144,15 +153,15 @@ class Quantity:
 
     @property
     def _is_share(self) -> bool:
-        """Whether the value is a share, written in hundredths."""
+        """Tells whether the value is a share, printed in percent."""
         return self.unit in ("%", "points")
 
     def _written(self, number: float) -> str:
-        """Return one of the quantity's numbers in its scale, with its digits after the point."""
+        """Return one of the quantity's numbers as text, in its unit and with its digits."""
         return plain(100.0 * number if self._is_share else number, self._digits())
 
     def _digits(self) -> int:
-        """Return the digits after the point: as declared, or as many as the size of the value asks for."""
+        """Return the digits after the point: as declared, or by the size of the value."""
         if self.digits is not None:
             return self.digits
         if self._is_share:
@@ -167,33 +176,39 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure, which holds the curves of one `name`: a colour for each `of`, a dash for each `which`."""
+    """One line of a figure.
+
+    The curves of one `name` share a figure: each `of` has a colour, each `which` a dash pattern.
+    """
 
     name: str  # title of the figure
     x: tuple[float, ...]
     y: tuple[float, ...]
-    low: tuple[float, ...] = ()  # 95 % intervals, as many as points; none where there are none
+    low: tuple[float, ...] = ()  # lower limits of 95 % intervals, one for each point, or none
     high: tuple[float, ...] = ()
-    along: str = "step"  # what x is
+    along: str = "step"  # name of the x axis
     unit: str = ""
     of: str = ""
-    which: str = ""  # of several lines of one model: "logit lens", "fresh weights"
+    which: str = ""  # name of the line among several of one model: "logit lens", "fresh weights"
     level: float | None = None  # a value to compare with, drawn dotted
     level_name: str = ""
-    mark: float | None = None  # the x that is the model's own
-    log: bool = False  # whether y falls over orders of magnitude
-    log_x: bool = False  # whether x doubles from point to point
-    ticks: tuple[str, ...] = ()  # what is written at x = 0, 1, 2, … where x counts groups
+    mark: float | None = None  # the x of the model itself
+    log: bool = False  # whether the y axis is logarithmic
+    log_x: bool = False  # whether the x axis is logarithmic
+    ticks: tuple[str, ...] = ()  # labels at x = 0, 1, 2, … if x counts groups
     why: str = ""  # the caption
 
     @property
     def line(self) -> str:
-        """What the legend calls it."""
+        """The curve's label in the legend."""
         return ", ".join(part for part in (self.of, self.which) if part)
 
     @classmethod
     def through(cls, name: str, points: Iterable[tuple[float, Any]], **more: Any) -> Curve:
-        """Return the curve through (x, estimate or None); what is none, or no number, is left out."""
+        """Return the curve through points (x, estimate).
+
+        Points whose estimate is None or not finite are left out.
+        """
         rows = []
         for x, estimate in points:
             if estimate is not None and math.isfinite(estimate.value):
@@ -206,25 +221,25 @@ class Curve:
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers over two axes, drawn as a heat map; NaN where there is none."""
+    """Numbers over two axes, drawn as a heat map; NaN for a missing number."""
 
     name: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
-    top: float = 1.0  # the end of the colours, both ways
-    axes: tuple[str, str] = ("", "")  # of rows and columns
+    top: float = 1.0  # the colours range from −top to top
+    axes: tuple[str, str] = ("", "")  # names of the rows' and the columns' axis
     of: str = ""
     why: str = ""
-    texts: tuple[tuple[str, ...], ...] = ()  # what is written in the cells, and in the table; "" nothing
+    texts: tuple[tuple[str, ...], ...] = ()  # texts of the cells, in the figure and in the table; "" for none
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One bar of a figure, which holds the stacks of one `name`."""
+    """One bar of a figure. The stacks of one `name` share a figure."""
 
     name: str
-    bar: str  # "" for the model's own
+    bar: str  # label of the bar; "" for the model itself
     parts: tuple[tuple[str, float], ...]  # from the bottom up
     unit: str = ""
     of: str = ""
@@ -238,9 +253,9 @@ class Points:
     name: str
     xy: tuple[tuple[float, float], ...]
     labels: tuple[str, ...]
-    groups: tuple[int, ...]  # of each point: its place in `legend`
+    groups: tuple[int, ...]  # index in `legend` of each point
     legend: tuple[str, ...]  # names of the groups
-    named: tuple[int, ...] = ()  # places of points that carry their label
+    named: tuple[int, ...] = ()  # indices of the points that are drawn with their label
     axes: tuple[str, str] = ("", "")
     of: str = ""
     why: str = ""
@@ -248,7 +263,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Listing:
-    """Rows of text that a reader looks up, the first column naming the row."""
+    """A table of text, whose first column names the row."""
 
     name: str
     header: Sequence[str]
@@ -258,7 +273,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one section found of one model, or of several."""
+    """Result of one section, for one model or several."""
 
     answer: str  # the section's question answered in half a sentence, without the model's name
     quantities: tuple[Quantity, ...] = ()
@@ -267,10 +282,10 @@ class Measurement:
     stacks: tuple[Stack, ...] = ()
     points: tuple[Points, ...] = ()
     listings: tuple[Listing, ...] = ()
-    notes: tuple[str, ...] = ()  # what was left out, and what a reader must know
+    notes: tuple[str, ...] = ()  # what the section left out, and cautions for the reader
 
     def about(self, label: str) -> Measurement:
-        """Return it with everything that names no model as of this one."""
+        """Return a copy in which each part without a model's name gets `label`."""
         labelled: dict[str, Any] = {}
         for kind in fields(self):
             if kind.name not in ("answer", "notes"):
@@ -279,33 +294,33 @@ class Measurement:
         return replace(self, **labelled)
 
     def __getitem__(self, name: str) -> Quantity:
-        """Return the first quantity of this name; KeyError where there is none."""
+        """Return the first quantity of this name. Raises KeyError if there is none."""
         return {quantity.name: quantity for quantity in reversed(self.quantities)}[name]
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain values for JSON."""
+        """Return all parts as plain values for JSON."""
         return asdict(self)
 
 
-# colours that mean the same in every figure and page: mid tones, with a contrast of at least 3 : 1 on both backgrounds;
-# they never carry meaning alone
+# colours of every figure and page: mid tones with a contrast of at least 3 : 1 on both backgrounds; a label always
+# repeats the meaning of a colour
 
 COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
-# the place in these of each boundary, whatever the figure
+# boundary → index of its colour in COLOURS
 PLACES = {"tied": 0, "untied": 1, "factored": 2, "projected": 3, "residual": 4, "spd": 5, "factored-untied": 6}
-PATHS = {"lookup-path": 5, "head-path": 7}  # of the two gradients of a table
+PATHS = {"lookup-path": 5, "head-path": 7}  # gradient path of a table → index of its colour
 BACKGROUNDS = {"light": "#fbfaf8", "dark": "#17191d"}  # the same as --page in report/templates/report.css
-# from negative over zero to positive
+# colours of a diverging scale: negative, zero, positive
 DIVERGING = {"light": ("#2166ac", "#f7f5f1", "#b2441a"), "dark": ("#5aa2ea", "#1f2227", "#ee8a4a")}
-# the kind of boundary that a name begins with, or one of the folders of a path
+# the kind of boundary at the start of a name, or of a folder in a path
 _KIND = re.compile(rf"(?:^|/)({'|'.join(sorted(PLACES, key=len, reverse=True))})(?![a-z])")
 
 
 def places(names: Iterable[str]) -> dict[str, int]:
-    """A place for each of these: boundaries, models that are called by one, or anything else.
+    """Return an index into COLOURS for each name of a boundary, model or other object.
 
-    The first of a kind of boundary has that kind's place in every figure; what is left takes places that are free, but
-    never those of tied and untied.
+    The first name that contains a kind of boundary gets that kind's index. The other names get indices that are free,
+    but never those of tied and untied.
     """
     distinct = list(dict.fromkeys(names))
     place_of: dict[str, int] = {}

@@ -1,20 +1,21 @@
-"""`SharingSpec`: one written form for which parts of a stack's layers are one and the same.
+"""`SharingSpec`: the written form of which layers of a stack share parameters.
 
     none            every layer has its own parameters
-    attention       one attention for all layers, with the norms that belong to it; the ffn is each layer's own
-    ffn             one ffn for all layers, with its norms; the attention is each layer's own
-    all             one whole layer, applied L times (ALBERT)
-    all:groups=2    the layers split into consecutive runs as even as they can be, each with one layer of its own (AABB)
+    attention       one attention for all layers, with its norms; each layer has a separate ffn
+    ffn             one ffn for all layers, with its norms; each layer has a separate attention
+    all             one full layer, applied L times (ALBERT)
+    all:groups=2    the layers split into consecutive runs of nearly equal length, one shared layer per run (AABB)
     all:cycle=2     a block of two layers, repeated (ABAB)
-    all:ends=1      the first layer and the last keep their own, what is between shares; also written `sandwich`
-    all+rank=8      each layer adds a low-rank difference of its own to every shared matrix, and keeps its own vectors
+    all:ends=1      the first and the last layer share nothing, those between share; also written `sandwich`
+    all+rank=8      each layer adds a separate low-rank difference to every shared matrix, and has separate vectors
 
 Arguments combine (`ffn:cycle=2,ends=1+rank=4`), but groups and cycle exclude each other. A norm goes with the sublayer
 that it normalises. A norm that both sublayers read (parallel blocks) is shared by `all` alone. `SharingSpec.parse` and
 `str` are inverse to each other.
 
-Runs and cycles are SEQUENCE and CYCLE of Takase & Kiyono 2021 (arXiv:2104.06022), own ends the sandwich of Reid et al.
-2021 (arXiv:2101.00234), low-rank differences the relaxed sharing of Bae et al. 2024 (arXiv:2410.20672).
+Runs and cycles are SEQUENCE and CYCLE of Takase & Kiyono 2021 (arXiv:2104.06022), separate first and last layers the
+sandwich of Reid et al. 2021 (arXiv:2101.00234), low-rank differences the relaxed sharing of Bae et al.
+2024 (arXiv:2410.20672).
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ SHORT = {"sandwich": "all:ends=1"}
 
 @dataclass(frozen=True)
 class SharingSpec:
-    """What layers share, and which of them.
+    """Choice of the parameters that layers share, and of the layers that share them.
 
     Raises:
         SpecError: on an unknown kind, a number out of range, or arguments that contradict each other.
     """
 
     kind: str = "none"
-    groups: int = 1  # distinct layers that remain between the ends, each used for a run of consecutive ones
-    cycle: int = 0  # distinct layers that remain between the ends, used in turn; 0 for runs
-    ends: int = 0  # layers at either end that share nothing
-    rank: int = 0  # of each layer's own difference from a shared matrix; 0 for none
+    groups: int = 1  # distinct layers between the ends, each used for a run of consecutive layers
+    cycle: int = 0  # distinct layers between the ends, used in turn; 0 for runs
+    ends: int = 0  # layers at each end of the stack that share nothing
+    rank: int = 0  # rank of each layer's difference from a shared matrix; 0 for none
 
     def __post_init__(self) -> None:
         self._check_range()
         if self.cycle == 1:
             object.__setattr__(self, "cycle", 0)  # one written form for one meaning: a block of one is one run
         if self.cycle and self.groups != 1:
-            fix = "groups use each layer for a run, cycle uses them in turn: choose one of the two"
-            raise SpecError(f"groups={self.groups} and cycle={self.cycle} at once", fix)
+            remedy = "groups use each layer for a run, cycle uses them in turn: choose one of the two"
+            raise SpecError(f"groups={self.groups} and cycle={self.cycle} at once", remedy)
         changed = [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
         if self.kind == "none" and changed:
             name = changed[0]
-            what = f"{name}={getattr(self, name)} on none: nothing is shared"
-            raise SpecError(what, "use all:groups=2, say, or none alone")
+            problem = f"{name}={getattr(self, name)} on none: nothing is shared"
+            raise SpecError(problem, "use all:groups=2, say, or none alone")
 
     def _check_range(self) -> None:
         """Refuse an unknown kind and numbers out of range."""
@@ -83,10 +84,10 @@ class SharingSpec:
         kind, colon, arguments = head.partition(":")
         if kind not in KINDS:
             first = kind.partition(",")[0]
-            fix = suggest_choices(kind, (*KINDS, *SHORT))
+            remedy = suggest_choices(kind, (*KINDS, *SHORT))
             if first in KINDS:  # `all,groups=2`: a comma instead of the colon
-                fix = f"write {first}:groups=2 or {first}+rank=4, say"
-            raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
+                remedy = f"write {first}:groups=2 or {first}+rank=4, say"
+            raise SpecError(f"unknown sharing {kind!r} in {text!r}", remedy)
         values: dict[str, Any] = {}  # by field; `read_option` adds to it
         items = arguments.split(",") if colon else []  # `all:` has one empty item, which `read_option` refuses
         for item in items:
@@ -107,15 +108,15 @@ class SharingSpec:
         return text
 
     def group_of(self, layer: int, layers: int) -> int:
-        """Return a number that is the same for the layers of a stack of `layers` that share with each other.
+        """Return the number of the group with which a layer shares parameters.
 
-        Runs are numbered from 0 by ALBERT's rule (exact where they do not divide evenly), places of a cycle likewise;
-        layers at the ends have numbers after those.
+        The stack has `layers` layers. Runs are numbered from 0 by ALBERT's rule, also if they do not divide evenly.
+        The layers of a cycle are numbered likewise. Layers at the ends of the stack have numbers after those.
 
         Raises:
-            SpecError: there are fewer layers than distinct ones asked for.
+            SpecError: the spec needs more distinct layers than there are.
         """
-        between, place = layers - 2 * self.ends, layer - self.ends
+        between, index = layers - 2 * self.ends, layer - self.ends
         distinct = max(self.cycle, self.groups)
         if self.ends and between < 1:
             raise SpecError(f"{self}: two ends of {self.ends} in {layers} layers", "leave a layer between the ends")
@@ -123,11 +124,11 @@ class SharingSpec:
             if self.cycle:
                 raise SpecError(f"{self}: a cycle of {distinct} of {between} layers", f"choose cycle ≤ {between}")
             raise SpecError(f"{self}: {distinct} groups of {between} layers", f"choose groups ≤ {between}")
-        if not 0 <= place < between:
+        if not 0 <= index < between:
             return distinct + layer
         if self.cycle:
-            return place % self.cycle
-        return place * self.groups // between
+            return index % self.cycle
+        return index * self.groups // between
 
 
 _ARGUMENTS = {name: (name, count) for name in ("groups", "cycle", "ends")}

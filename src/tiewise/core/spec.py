@@ -1,11 +1,11 @@
-"""`BoundarySpec`: one written form for every way of touching the vocabulary.
+"""`BoundarySpec`: the written form of a boundary between model and vocabulary.
 
 The same string is typed on the command line, written in YAML, passed in Python and saved in a model's config:
 
     tied                        one table [V, D], looked up and multiplied
     untied                      two tables [V, D]
     factored:128                one table [V, 128] and two linear maps (ALBERT)
-    factored-untied:in=64,out=128   two tables of their own widths, each with its map
+    factored-untied:in=64,out=128   two tables of separate widths, each with its map
     projected:300               table [V, 300] between linear maps, any width (Press & Wolf)
     residual:32,s=0.03          tied, with out_map = I + s P Q of rank 32
     spd                         tied, with a learned positive definite out_map and its inverse as in_map
@@ -59,7 +59,7 @@ from tiewise.core.spec_options import (
     scale,
 )
 
-MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool knows
+MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool supports
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
 _IN_TRAINING = Refusal(" changes during training", "give the schedule to a training run; build the boundary without it")
 
@@ -234,14 +234,14 @@ class BoundarySpec:
         self._check_combinations()
 
     def _check_kind(self) -> None:
-        """Refuse an unknown kind, a kind without its size, and an argument that the kind does not take."""
+        """Refuse an unknown kind, a missing size, and an argument that the kind does not take."""
         if self.kind not in KINDS:
             raise SpecError(f"unknown boundary {self.kind!r}", suggest_choices(self.kind, KINDS))
         if self.is_factored and self.width is None:
             raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
         if self.kind == "residual" and self.rank is None:
             raise SpecError("residual needs the rank r", "write residual:32, say")
-        for name in sorted(row.field for row in self.given() if not row.is_of(self.kind)):
+        for name in sorted(row.field for row in self.changed_rows() if not row.is_of(self.kind)):
             raise SpecError(f"{self.kind} takes no {name}", "leave it out")
 
     def _check_numbers(self) -> None:
@@ -295,7 +295,7 @@ class BoundarySpec:
     def __str__(self) -> str:
         sizes = self._written_sizes()
         head = f"{self.kind}:{sizes}" if sizes else self.kind
-        written_options = [row.written(getattr(self, row.field)) for row in self.given() if row.kinds is None]
+        written_options = [row.written(getattr(self, row.field)) for row in self.changed_rows() if row.kinds is None]
         return "+".join([head, *written_options])
 
     def _written_sizes(self) -> str:
@@ -315,16 +315,16 @@ class BoundarySpec:
 
     @property
     def is_factored(self) -> bool:
-        """Whether a table of smaller width and a linear map stand for a table of the model's width."""
+        """Tells whether a narrower table and a linear map replace a table of the model's width."""
         return self.kind in ("factored", "factored-untied")
 
-    def given(self) -> list[Row]:
-        """Rows of the options and arguments that differ from their defaults, in the order of the table."""
+    def changed_rows(self) -> list[Row]:
+        """Return the rows of options and arguments that differ from their defaults."""
         return [row for row in rows(type(self)) if getattr(self, row.field) != row.default]
 
     def unsupported(self, backend: str) -> list[Row]:
-        """Rows of what this spec has and the backend does not honour."""
-        return [row for row in self.given() if backend not in row.backends]
+        """Return the rows of this spec's options that the backend does not honour."""
+        return [row for row in self.changed_rows() if backend not in row.backends]
 
     def require(self, backend: str) -> None:
         """Refuse a spec with an option that a backend does not honour.
@@ -333,25 +333,28 @@ class BoundarySpec:
             SpecError: names the first such option and the backend.
         """
         for row in self.unsupported(backend):
-            words = row.refusal
-            if words is None:
+            refusal = row.refusal
+            if refusal is None:
                 where = ", ".join(sorted(row.backends)) or "nothing yet"
-                words = Refusal(f": {backend} does not honour {row.key!r}", f"leave it out; it acts in: {where}")
-            raise SpecError(f"{self}{words.problem}", words.fix)
+                refusal = Refusal(f": {backend} does not honour {row.key!r}", f"leave it out; it acts in: {where}")
+            raise SpecError(f"{self}{refusal.problem}", refusal.remedy)
 
     @property
     def tables(self) -> int:
-        """1 where both ends use the same table, else 2."""
+        """Number of tables: 1 if input embedding and output head share one, else 2."""
         has_two = self.two_tables or self.kind in ("untied", "factored-untied")
         return 2 if has_two else 1
 
     @property
     def plain(self) -> bool:
-        """Whether any loader reads the resulting checkpoint: two or one matrices of width D and nothing else."""
-        return self.kind in ("tied", "untied") and all(row.other_tools == AS_SAVED for row in self.given())
+        """Tells whether any loader reads the resulting checkpoint.
+
+        It then has one or two tables of width D and nothing else.
+        """
+        return self.kind in ("tied", "untied") and all(row.other_tools == AS_SAVED for row in self.changed_rows())
 
     def table_widths(self, d: int) -> tuple[int, int]:
-        """Widths (input table, output table) in a model of width `d`."""
+        """Return the widths (input table, output table) in a model of width `d`."""
         width = self.width or d
         has_bare_output = self.kind == "projected" and self.two_tables and self.out_map is False
         if has_bare_output:
@@ -359,16 +362,18 @@ class BoundarySpec:
         return width, self.out_width or width
 
     def maps(self, d: int) -> tuple[bool, bool]:
-        """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
+        """Return whether there is a linear map (after the lookup, before the head).
+
+        `d` is the width of the model.
 
         Raises:
-            SpecError: where the widths need a map that the spec switches off at the output, or k > d.
+            SpecError: k > d, or the widths need an output map that the spec switches off.
         """
         if self.is_factored:
             widest = max(self.table_widths(d))
             if widest > d:
-                fix = f"choose k ≤ {d}, or projected:{widest} for a wider table"
-                raise SpecError(f"{self}: k = {widest} exceeds the model width {d}", fix)
+                remedy = f"choose k ≤ {d}, or projected:{widest} for a wider table"
+                raise SpecError(f"{self}: k = {widest} exceeds the model width {d}", remedy)
             return True, True
         if self.kind != "projected":
             return False, False
@@ -378,14 +383,17 @@ class BoundarySpec:
             in_map = differs
         if out_map is None:
             out_map = True
-        one_table_of_wrong_width = differs and not out_map and not self.two_tables
-        if one_table_of_wrong_width:
-            fix = f"use out=linear, a table of width {d}, or two tables (untied)"
-            raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", fix)
+        has_one_table_of_wrong_width = differs and not out_map and not self.two_tables
+        if has_one_table_of_wrong_width:
+            remedy = f"use out=linear, a table of width {d}, or two tables (untied)"
+            raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", remedy)
         return in_map, out_map
 
     def map_shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Name → shape of every parameter between tables and body in a model of width `d`; raises as `maps`."""
+        """Return name → shape of every parameter between tables and body.
+
+        `d` is the width of the model. Raises as `maps`.
+        """
         if self.kind == "residual":
             rank = self.rank or 0
             return {"out_map.p": (d, rank), "out_map.q": (rank, d)}
@@ -403,32 +411,35 @@ class BoundarySpec:
         return shapes
 
     def scales(self, d: int) -> tuple[float, float]:
-        """(input scale, output scale) as numbers in a model of width `d`."""
+        """Return (input scale, output scale) as numbers in a model of width `d`."""
         return _scale_factor(self.input_scale, d), _scale_factor(self.output_scale, d)
 
     def require_tables_alone(self) -> None:
         """Refuse a spec whose function two plain tables cannot have.
 
         Raises:
-            SpecError: a soft-cap stands behind the product, or a bias before it.
+            SpecError: a soft-cap follows the product, or a bias precedes it.
         """
-        for row in self.given():
+        for row in self.changed_rows():
             if row.no_tables is not None:
-                raise SpecError(f"{self}{row.no_tables.problem}", row.no_tables.fix)
+                raise SpecError(f"{self}{row.no_tables.problem}", row.no_tables.remedy)
 
     def plainly(self) -> BoundarySpec:
-        """Return this spec without its schedule, as a model is at any one moment."""
-        schedule = {row.field: row.default for row in self.given() if row.changes == SCHEDULE}
+        """Return this spec without its schedule, as a model is at one step."""
+        schedule = {row.field: row.default for row in self.changed_rows() if row.changes == SCHEDULE}
         return replace(self, **schedule)
 
 
 def largest_rank(rows: int, width: int, maps: int) -> int:
-    """Largest k for which a table [V, k] and `maps` maps of D × k hold fewer numbers than a table [V, D]; may be 0."""
+    """Return the largest k at which factoring saves parameters; it may be 0.
+
+    A table [V, k] and `maps` maps of D × k then hold fewer numbers than a table [V, D].
+    """
     return (rows * width - 1) // (rows + maps * width)
 
 
 def _scale_factor(written: str | None, d: int) -> float:
-    """Return a named scale or a written number as the factor in a model of width `d`; 1 without one."""
+    """Return a written scale as the factor in a model of width `d`; 1 without one."""
     if written is None:
         return 1.0
     named_scale = SCALES.get(written)
@@ -447,7 +458,10 @@ def _readers(table: Mapping[str, Row]) -> _Readers:
 
 
 def _split_argument(item: str, kind: str) -> tuple[str, str]:
-    """Split one argument of a kind into its key and its value; a number alone is the kind's size."""
+    """Split one argument of a kind into its key and its value.
+
+    A number alone is the kind's size.
+    """
     key, equals, value = item.partition("=")
     if equals or key in _SWITCHES:
         return key, value
@@ -455,9 +469,10 @@ def _split_argument(item: str, kind: str) -> tuple[str, str]:
 
 
 def split_specs(text: str) -> list[str]:
-    """Split boundaries or sharings at commas, but for those within one: `name=…` continues what stands before it.
+    """Split a list of boundaries or sharings at the commas between them.
 
-    `untied` is always a boundary: two projected tables of width 300 are `projected:untied,k=300` here.
+    `name=…` continues the item before it. `untied` is always a boundary: two projected tables of width 300 are
+    `projected:untied,k=300` here.
 
     >>> split_specs("all:groups=2,ends=1,none")
     ['all:groups=2,ends=1', 'none']
@@ -466,15 +481,17 @@ def split_specs(text: str) -> list[str]:
 
 
 def read_option(
-    text: str, key: str, value: str, table: _Readers, what: str, into: dict[str, Any], docs: str = "docs/boundary.md"
+    text: str, key: str, value: str, table: _Readers, role: str, into: dict[str, Any], docs: str = "docs/boundary.md"
 ) -> None:
-    """Read one `key=value` of the written form `text` by its table, and store it in `into` by field name.
+    """Read one `key=value` of a written spec and store it in `into` by field name.
+
+    `text` is the full spec and `role` the word for such an item, both for messages.
 
     Raises:
         SpecError: the key is unknown or given twice, or its value is not valid; the message names the `docs`.
     """
     if key not in table:
-        raise SpecError(f"unknown {what} {key!r} in {text!r}", suggest_choices(key, table or ("none",), "known:"))
+        raise SpecError(f"unknown {role} {key!r} in {text!r}", suggest_choices(key, table or ("none",), "known:"))
     name, reader = table[key]
     if name in into:
         raise SpecError(f"{key!r} given twice in {text!r}", f"give it once: see {key} in {docs}")
@@ -492,12 +509,15 @@ def read_option(
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """V_in tokens may be read, V_out may be predicted; either may be the larger."""
+    """Sizes of an input vocabulary V_in and an output vocabulary V_out.
+
+    Either may be the larger.
+    """
 
     inputs: int  # V_in
     outputs: int  # V_out
-    # [V_out]: for each output token the input token that shares its row in a tied table, or -1 where it has none and
-    # gets a row of its own. None: output token j is input token j.
+    # [V_out]: for each output token the input token that shares its row in a tied table, or -1 for a separate row.
+    # None: output token j is input token j.
     output_to_input: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -512,12 +532,12 @@ class Vocabularies:
         if len(rows) != self.outputs:
             raise SpecError(f"an index map of {len(rows)} for {self.outputs} output tokens", "give one entry per token")
         if rows and not -1 <= min(rows) <= max(rows) < self.inputs:
-            what = f"the index map leaves the input vocabulary of {self.inputs}"
-            raise SpecError(what, "use -1 for tokens of their own")
+            problem = f"the index map leaves the input vocabulary of {self.inputs}"
+            raise SpecError(problem, "use -1 for tokens of their own")
 
     @classmethod
     def same(cls, vocab: int) -> Vocabularies:
-        """One vocabulary at both ends."""
+        """Return one vocabulary for input and output."""
         return cls(vocab, vocab)
 
     def __str__(self) -> str:
@@ -527,13 +547,16 @@ class Vocabularies:
 
     @property
     def read_and_predicted(self) -> int:
-        """Input tokens that are output tokens too: in a tied table one row is both."""
+        """The number of input tokens that are also output tokens; they share a row if tied."""
         if self.output_to_input is None:
             return min(self.inputs, self.outputs)
         return len(set(self.output_to_input) - {-1})
 
     def rows(self, tied: bool) -> int:
-        """Rows of the input table; a tied one also holds the output tokens that have no input token."""
+        """Return the number of rows of the input table.
+
+        A tied table also holds the output tokens that are no input tokens.
+        """
         if not tied:
             return self.inputs
         if self.output_to_input is None:
@@ -541,8 +564,11 @@ class Vocabularies:
         return self.inputs + sum(row < 0 for row in self.output_to_input)
 
     def output_index(self) -> tuple[int, ...] | None:
-        """V_out rows: the row of a tied table that each output token uses; None where that is the token itself."""
+        """Return the row of a tied table for each of the V_out output tokens.
+
+        None means that each token's row is its id.
+        """
         if self.output_to_input is None:
             return None
-        own = iter(range(self.inputs, self.rows(tied=True)))
-        return tuple(row if row >= 0 else next(own) for row in self.output_to_input)
+        separate_rows = iter(range(self.inputs, self.rows(tied=True)))
+        return tuple(row if row >= 0 else next(separate_rows) for row in self.output_to_input)

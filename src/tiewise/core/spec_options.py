@@ -1,4 +1,4 @@
-"""Rows of the table of spec options: how one is written, what it means, and which readers of specs honour it.
+"""Table of spec options: syntax, meaning, and the backends that honour each.
 
 A row is the declaration of a field of `BoundarySpec`: `option(…)` follows a plus, `argument(…)` follows the kind's
 colon. Parsing, printing, the lists in messages, the tables of docs/boundary.md and every refusal derive from it.
@@ -39,7 +39,7 @@ RUNS = frozenset({RUN, ALBERT_RUN, FLAX_RUN})
 STORED = frozenset({DENSIFY, INSPECT})  # read a saved boundary
 BACKENDS = frozenset({PLAN}) | MODULES | RUNS | STORED
 
-# what an option changes
+# the property of a model that an option changes
 SIZES = "sizes"
 INPUT_ROWS = "input rows"
 LOGITS = "logits"
@@ -61,10 +61,10 @@ Reader = Callable[[str], Any] | None  # None: a switch without a value
 
 @dataclass(frozen=True)
 class Refusal:
-    """Words that follow the spec in an error, and the way out."""
+    """Text of an error about a spec."""
 
-    problem: str
-    fix: str
+    problem: str  # follows the spec
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -72,26 +72,26 @@ class Row:
     """One option, or one argument of some kinds."""
 
     read: Reader
-    shown: str  # as docs/boundary.md writes it
+    syntax: str  # as docs/boundary.md prints it
     meaning: str
     changes: str
     backends: frozenset[str] = frozenset()
     other_tools: str = AS_SAVED
-    no_tables: Refusal | None = None  # why two plain tables cannot compute the same; given where `other_tools` is NEVER
-    refusal: Refusal | None = None  # what a backend that lacks it says, where the general words do not do
+    no_tables: Refusal | None = None  # why two plain tables cannot compute the same; set if `other_tools` is NEVER
+    refusal: Refusal | None = None  # error of a backend that does not honour it; None: the general text
     kinds: Mapping[str, tuple[str, ...]] | None = None  # kind → written keys of an argument; None for an option
     field: str = ""
     default: Any = None
 
     @property
     def key(self) -> str:
-        """Written key: the field's name of an option, the last key of an argument."""
+        """The written key: the field's name of an option, the last key of an argument."""
         if self.kinds is None:
             return self.field
         return next(keys[-1] for keys in self.kinds.values())
 
     def is_of(self, kind: str) -> bool:
-        """Whether a boundary of this kind takes it."""
+        """Return whether a boundary of this kind takes it."""
         return self.kinds is None or kind in self.kinds
 
     def written(self, value: Any, key: str | None = None) -> str:
@@ -102,17 +102,23 @@ class Row:
         return f"{key}={printed(value)}"
 
 
-def option(default: Any, read: Reader, shown: str, meaning: str, changes: str, **more: Any) -> Any:
-    """Declare a field of a spec and its row: an option that any kind takes, written after a plus."""
-    return field(default=default, metadata={"row": Row(read, shown, meaning, changes, **more)})
+def option(default: Any, read: Reader, syntax: str, meaning: str, changes: str, **more: Any) -> Any:
+    """Declare a field of a spec and its row, for an option of any kind.
+
+    Options are written after a plus.
+    """
+    return field(default=default, metadata={"row": Row(read, syntax, meaning, changes, **more)})
 
 
 def argument(
-    default: Any, kinds: Mapping[str, tuple[str, ...]], read: Reader, shown: str, meaning: str, **more: Any
+    default: Any, kinds: Mapping[str, tuple[str, ...]], read: Reader, syntax: str, meaning: str, **more: Any
 ) -> Any:
-    """Declare a field of a spec and its row: an argument of some kinds, written after their colon."""
+    """Declare a field of a spec and its row, for an argument of some kinds.
+
+    Arguments are written after the kind's colon.
+    """
     more = {"changes": SIZES, "backends": BACKENDS, "other_tools": AS_TABLES} | more
-    return field(default=default, metadata={"row": Row(read, shown, meaning, kinds=kinds, **more)})
+    return field(default=default, metadata={"row": Row(read, syntax, meaning, kinds=kinds, **more)})
 
 
 def rows(spec_type: Any) -> tuple[Row, ...]:
@@ -145,9 +151,10 @@ def arguments(spec_type: Any, kind: str) -> dict[str, Row]:
 
 
 def _reader(kind: type[float], holds: Callable[[float], bool], must: str) -> Callable[[str], Any]:
-    """Return what reads a number and raises `ValueError` with what it must be."""
+    """Return a function that reads a number and raises ValueError if it fails `holds`."""
 
     def read(text: str) -> Any:
+        """Read a number of one kind and range."""
         value = kind(text)
         if not holds(value):
             raise ValueError(f"must be {must}")
@@ -170,21 +177,21 @@ def scale(text: str) -> str:
 
 
 def map_kind(text: str) -> bool:
-    """Read whether a linear map stands there."""
+    """Read whether there is a linear map: "linear" or "none"."""
     if text not in ("linear", "none"):
         raise ValueError("must be 'linear' or 'none'")
     return text == "linear"
 
 
 def file_path(text: str) -> str:
-    """Read a path, percent-encoded where it holds a plus or a comma."""
+    """Read a path, in which a plus or a comma is percent-encoded."""
     if not text:
         raise ValueError("must be a file path")
     return unquote(text)
 
 
 def printed(value: Any) -> str:
-    """Print any value as its reader takes it."""
+    """Return the written form of a value, which its reader accepts."""
     if isinstance(value, bool):
         return "linear" if value else "none"
     if isinstance(value, float):
