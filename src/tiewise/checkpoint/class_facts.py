@@ -1,7 +1,8 @@
 """Tensors of a checkpoint's class in transformers, compared with those that its files store.
 
-A tensor of the class that no file stores and no tie fills starts with random values. `ClassFacts` lists these, and the
-stored tensors that transformers does not read or that do not fit. Names without further explanation are the class's.
+A tensor of the class starts with random values if no file stores it and no tie fills it. `ClassFacts` lists these
+tensors. It also lists stored tensors that transformers does not load or that have a wrong shape. Tensor names are
+those of the class unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from tiewise.checkpoint.family_record import ClassEnds, module_of
 from tiewise.checkpoint.folder_facts import FolderFacts
 from tiewise.checkpoint.stored import Stored
 
-_LOGITS_BIAS = "final_logits_bias"  # of BART: it starts as zeros, and few files have it
-_LAYER_NUMBER = re.compile(r"(.+?)\.\d+\.")  # with the prefix before it
+_LOGITS_BIAS = "final_logits_bias"  # buffer of BART: it starts as zeros, and few files store it
+_LAYER_NUMBER = re.compile(r"(.+?)\.\d+\.")  # group 1 is the prefix before the number
 
 
 class ClassFacts(FolderFacts):
-    """Facts on the tensors that the class of one checkpoint has."""
+    """Facts about the tensors of one checkpoint's class."""
 
     @cached_property
     def misfits(self) -> dict[str, tuple[int, ...]]:
-        """Return {stored bias of the head: shape in its class} where the two shapes differ."""
+        """Return {stored bias of the head: shape in the class} for biases with another shape."""
         rows = self._class_rows
         if rows is None:
             return {}
@@ -44,7 +45,7 @@ class ClassFacts(FolderFacts):
 
     @property
     def _class_rows(self) -> int | None:
-        """Return the rows of the head, else of the input table, else by the config."""
+        """Return the rows of the output table, else of the input table, else of the config."""
         for table in reversed(self.roles.one_table_per_end):
             if not self.roles.is_packed(table):
                 return table.rows
@@ -52,14 +53,14 @@ class ClassFacts(FolderFacts):
 
     @cached_property
     def unloaded_input_tables(self) -> list[Stored]:
-        """Return input tables that transformers does not load under their names, though it loads another one."""
+        """Return stored input tables that transformers does not load, if it loads another one."""
         if self.roles.loaded_input is None:
             return []
         return [table for table in self.roles.input_tables if table.name in self.roles.unloaded_names]
 
     @cached_property
     def foreign_layers(self) -> str | None:
-        """Return the prefix of the layers' numbers, if transformers loads none of the layers."""
+        """Return the prefix of the stored layers if transformers loads none of them, else None."""
         if not self.class_ends.layers or not self.is_complete:
             return None
         stored = self._layer_prefixes()
@@ -69,7 +70,7 @@ class ClassFacts(FolderFacts):
         return next(iter(stored), None)
 
     def _layer_prefixes(self) -> list[str]:
-        """Return the prefix of the layer's number of each tensor inside a layer, without other modalities."""
+        """Return the prefix before the layer number of each tensor, without other modalities."""
         prefixes = []
         for name in self.folder.tensors:
             match = _LAYER_NUMBER.match(name)
@@ -79,14 +80,17 @@ class ClassFacts(FolderFacts):
 
     @property
     def _absence_is_certain(self) -> bool:
-        """Return whether a tensor that is not stored is missing: all files of a class with a head were read."""
+        """Return whether an absent tensor is surely missing.
+
+        The class must have a head, and every file must have been read.
+        """
         if self.is_tiewise_type or self.roles.headless:
             return False
         return self.is_complete
 
     @cached_property
     def unfilled_ties(self) -> tuple[tuple[str, str], ...]:
-        """Return (random tensor, stored one that it would be tied to) of an untied model's body and biases."""
+        """Return (random tensor, stored source) for ties that an untied model does not apply."""
         roles = self.roles
         if self.claims.ties_others is not False or not self._absence_is_certain:
             return ()
@@ -94,18 +98,18 @@ class ClassFacts(FolderFacts):
         loaded = stored - roles.unloaded_names.keys()
         head = roles.output_name or ""
         filled = {*loaded, head, roles.unloaded_names.get(head)}
-        fresh = []
+        unfilled = []
         for target, source in roles.ties.items():
             if source in loaded and target not in filled:
-                fresh.append((target, source))
-        return tuple(fresh)
+                unfilled.append((target, source))
+        return tuple(unfilled)
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Return tensors of the two ends that are neither stored nor tied to a stored one.
+        """Return tensors of the two ends that are neither stored nor tied to a stored tensor.
 
-        Those of the head's bias and of the layers before it are among them. They start with random values. Empty if
-        the class is unknown, or if something was not read.
+        They start with random values. Biases of the head and layers before the head are included. Empty if the class
+        is unknown or a file was not read.
         """
         ends = self.roles.class_ends
         if ends is None or self.roles.opaque:
@@ -121,10 +125,7 @@ class ClassFacts(FolderFacts):
         return tuple(missing)
 
     def _loaded_or_tied(self, ends: ClassEnds) -> set[str]:
-        """Return the tensors that are loaded, or that a tie fills from a loaded one.
-
-        A tie fills either tensor from the other.
-        """
+        """Return the tensors that are loaded, or tied to a loaded tensor in either direction."""
         ties = []
         head = f"{ends.output}.weight"
         for target, source in ends.tied.items():
@@ -134,7 +135,7 @@ class ClassFacts(FolderFacts):
             if flag is not False:
                 ties.append({target, source})
         available = self._loaded(ends)
-        for _ in ties:  # a chain of ties is no longer than their number
+        for _ in ties:  # a chain of ties has at most this many links
             for pair in ties:
                 if not pair.isdisjoint(available):
                     available |= pair
@@ -154,7 +155,7 @@ class ClassFacts(FolderFacts):
 
     @property
     def missing_tables(self) -> list[str]:
-        """Return those of `missing` that are input tables, if another one is stored."""
+        """Return the input tables in `missing`, if another input table is stored."""
         if self.roles.loaded_input is None or self.unloaded_input_tables:
             return []
         tables = [f"{module}.weight" for module in self.class_ends.inputs]
@@ -162,12 +163,12 @@ class ClassFacts(FolderFacts):
 
     @property
     def missing_biases(self) -> list[str]:
-        """Return those of `missing` that are biases of the head, if a table is stored."""
+        """Return the biases of the head in `missing`, if a table is stored."""
         return self._missing_among(self.class_ends.biases)
 
     @property
     def missing_head(self) -> list[str]:
-        """Return those of `missing` between the body and the head, if a table is stored."""
+        """Return the tensors between body and head in `missing`, if a table is stored."""
         return self._missing_among(self.class_ends.head)
 
     @property
@@ -176,21 +177,21 @@ class ClassFacts(FolderFacts):
         return self.roles.loaded_input is not None or self.roles.loaded_output is not None
 
     def _missing_among(self, names: Container[str]) -> list[str]:
-        """Return those of `missing` that are among `names`, without those that `unfilled_ties` lists.
+        """Return the names that are in `missing` and not in `unfilled_ties`.
 
-        Empty if transformers loads no table at all.
+        Empty if transformers loads no table.
         """
         if not self._reads_a_table:
             return []
-        fresh = {target for target, _ in self.unfilled_ties}
+        unfilled = {target for target, _ in self.unfilled_ties}
         missing = []
         for name in self.missing:
-            if name in names and self.saved_name(name) not in fresh:
+            if name in names and self.saved_name(name) not in unfilled:
                 missing.append(name)
         return missing
 
     def saved_name(self, tensor: str) -> str:
-        """Return the name that a saved file gives to a tensor of the class."""
+        """Return the name of a class's tensor in a saved file."""
         disk = self.class_ends.disk
         if tensor in disk:
             return disk[tensor]
@@ -199,16 +200,16 @@ class ClassFacts(FolderFacts):
 
     @property
     def layer_ties(self) -> tuple[str, ...]:
-        """Return modules inside layers that the flag ties too: Zamba's shared transformer blocks.
+        """Return modules inside layers that the flag also ties: Zamba's shared transformer blocks.
 
-        `#` represents a layer's number. Empty if the class always ties or never does, whatever the flag says.
+        `#` is the number of a layer. Empty if the class ignores the flag.
         """
         if self.claims.fixed is not None:
             return ()
         return self.class_ends.layer_ties
 
     def stored_layers(self, module: str) -> tuple[str, ...]:
-        """Return stored names of a module inside layers. One for each such layer, in file order."""
+        """Return the stored names of a module inside layers, one per layer, in file order."""
         pattern = re.compile(re.escape(module).replace(r"\#", r"\d+"))
         modules = dict[str, None]()  # used as an ordered set
         for name in self.folder.tensors:
@@ -219,7 +220,7 @@ class ClassFacts(FolderFacts):
 
 
 def _loaded_layer_prefixes(ends: ClassEnds) -> set[str]:
-    """Return the prefixes of layers' numbers that transformers loads, with the body's prefix or without."""
+    """Return the layer prefixes that transformers loads, with and without the body's prefix."""
     body = f"{ends.prefix}."
     loaded = set[str]()
     for prefix in ends.layers:
@@ -228,7 +229,7 @@ def _loaded_layer_prefixes(ends: ClassEnds) -> set[str]:
 
 
 def _loaded_table(ends: ClassEnds, name: str) -> str | None:
-    """Return the table that transformers loads from a stored tensor, plain or packed; None for none."""
+    """Return the table that transformers loads from a stored tensor, plain or quantised, else None."""
     module, parameter = module_of(name)
     if parameter != "weight" and parameter not in PACKED:
         return None

@@ -1,4 +1,4 @@
-"""Parts of a config: vocabulary sizes, the part for a class, the description of a quantisation."""
+"""Parts of a config: vocabulary sizes, the level of a class, and the quantisation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tiewise.checkpoint.family_record import family_data
 from tiewise.checkpoint.untrusted import read_json, short
 from tiewise.core.errors import CheckpointError, similar_names
 
-_NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
+_NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # keys on BERT's segments and on padding
 _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length", "num_codebooks", "codebook_vocab_size")
 
 
 def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
-    """Return vocabulary sizes that levels of a config name, with and without a family's extra rows."""
+    """Return the vocabulary sizes in levels of a config, with and without a family's extra rows."""
     sizes = set[int]()
     for level in levels:
         extra_rows = _extra_rows(level)
@@ -32,7 +32,7 @@ def vocabulary_sizes(levels: Iterable[Mapping[str, Any]]) -> frozenset[int]:
 
 
 def _extra_rows(level: Mapping[str, Any]) -> set[int]:
-    """Return numbers of rows that a table may have beyond a level's vocabulary. 0 is one of them."""
+    """Return the possible numbers of rows beyond a level's vocabulary, including 0."""
     numbers = {key: positive_int(level.get(key)) or 0 for key in _EXTRA_KEYS}
     record = family(level.get("model_type"))
     extra = {0, record.extra_rows, numbers["additional_vocab_size"]}
@@ -45,7 +45,13 @@ def _extra_rows(level: Mapping[str, Any]) -> set[int]:
 
 
 def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the config that transformers gives a class. It is the root, or the part of the class's family."""
+    """Return the part of a config that transformers gives to a class.
+
+    It is the root, or the level of the class's family.
+
+    Raises:
+        CheckpointError: no class has this name, or no level has its family.
+    """
     families = _families_of_class(name)
     types = set[str]()
     for part in (config, config.get("text_config"), *config.values()):
@@ -63,7 +69,7 @@ def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _families_of_class(name: str) -> list[str]:
-    """Return the families that have a class of this name; a CheckpointError if none has."""
+    """Return the families that have a class of this name. Raise a CheckpointError if none has."""
     families, all_classes = list[str](), list[str]()
     for kind, record in family_data()["families"].items():
         classes = record.get("classes", {})
@@ -81,7 +87,7 @@ def _families_of_class(name: str) -> list[str]:
 
 
 def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config that describes a quantisation; empty if none does."""
+    """Return the part of a config that describes a quantisation; empty if absent."""
     for level in (config, config.get("text_config"), config.get("llm_config")):
         if not isinstance(level, Mapping):
             continue
@@ -93,7 +99,11 @@ def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_quantisation(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Read the config of a quantisation, from a config.json or a separate file of the tool."""
+    """Read a quantisation from a config.json or from a separate file of the tool.
+
+    Raises:
+        CheckpointError: the file cannot be read, or describes no quantisation.
+    """
     record = read_json(os.fspath(path), most=2**24)
     if isinstance(record, dict):
         section = quantisation(record)

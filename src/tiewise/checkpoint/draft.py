@@ -8,25 +8,25 @@ from typing import NamedTuple
 
 from tiewise.checkpoint.stored import Stored
 
-DRAFT_SIZE_KEYS = ("draft_vocab_size", "truncated_vocab_size")  # of the config
-# in a draft's class; Eagle 2 and 2.5 are vision-language models too
+DRAFT_SIZE_KEYS = ("draft_vocab_size", "truncated_vocab_size")  # config keys
+# part of a draft's class name; Eagle 2 and 2.5 are also vision-language models, which are excluded
 _DRAFT = re.compile(
     r"(eagle|medusa|dflash|dspark)(?!.*(VL|Chat|Conditional))|speculator|nextn|mtp(model)?$", re.IGNORECASE
 )
 
 
 class Draft(NamedTuple):
-    """Draft vocabulary of a folder; None for a part that it does not have."""
+    """Draft vocabulary of a folder. An absent part is None."""
 
-    map: Stored | None  # d2t, or token_map
-    t2d: Stored | None
-    size: int | None  # N
-    reduced: bool  # it drafts over a part of the vocabulary, and so needs a map
-    heads: tuple[Stored, ...]  # Medusa's, each [N or V, D]
+    map: Stored | None  # map [N] from draft ids to target ids: d2t or token_map
+    t2d: Stored | None  # map [V] from target ids to the draft vocabulary
+    size: int | None  # draft vocabulary size N
+    reduced: bool  # N is smaller than V, so the draft needs a map
+    heads: tuple[Stored, ...]  # draft heads of Medusa, each [N or V, D]
 
     @property
     def holds_ids(self) -> bool:
-        """Return whether the map has the tokens' ids; d2t has their distances from the row."""
+        """Return whether the map stores target ids. d2t stores differences between target and draft id."""
         return self.map is not None and self.map.name.endswith("token_map")
 
     @property
@@ -43,10 +43,10 @@ def read_draft(
     """Return the draft vocabulary of a folder.
 
     Args:
-        tensors: all that the folder stores, by name.
-        size: rows of the draft vocabulary by the config, N; None if it does not say.
-        vocabulary: rows of the target's vocabulary, V; None if not known.
-        heads: Medusa's heads.
+        tensors: all tensors of the folder, by name.
+        size: draft vocabulary size N in the config; None if absent.
+        vocabulary: vocabulary size V of the target; None if unknown.
+        heads: draft heads of Medusa.
     """
     last_parts = {name.rpartition(".")[2]: tensor for name, tensor in tensors.items()}
     map_to_target = last_parts.get("d2t", last_parts.get("token_map"))

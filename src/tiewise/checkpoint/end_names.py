@@ -1,7 +1,7 @@
 """Names of the modules at the two ends of a checkpoint.
 
-They are found in three ways, tried in this order: the class that the config names, as the architecture data describes
-it; the names that the two usually have, behind any prefix; matrices with as many rows as the config's vocabulary.
+`find_end_names` tries three methods in this order: the class in the config, as the architecture data describes it;
+the usual names of both ends, after any prefix; matrices with as many rows as the vocabulary in the config.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from tiewise.checkpoint.stored_modules import StoredModules
 
 BY_DATA, BY_NAMES, BY_SHAPES = "architecture data", "usual names", "shapes"
 MOST_PREFIXES = 64
-_STACK = re.compile(r"(^|\.)(shared|(en|de)coder\.embed_tokens)$")  # tables that an encoder and a decoder share
+_STACK = re.compile(r"(^|\.)(shared|(en|de)coder\.embed_tokens)$")  # tables of an encoder-decoder model
 _SOUNDS_LIKE_HEAD = re.compile(r"head|out|decoder|proj|logit")
 
 
 def find_end_names(
     modules: StoredModules, config: Mapping[str, Any], class_ends: ClassEnds | None, tokenless: bool
 ) -> tuple[str, ClassEnds]:
-    """Return the last way that was tried, and the ends' names by it, which may not be stored.
+    """Return (method, ends) for the first method that finds a stored end, else for the last one.
+
+    The names may be of tensors that the checkpoint does not store.
 
     Args:
         modules: the checkpoint.
-        config: its config, empty if it has none.
+        config: its config; empty if it has none.
         class_ends: the class that the config names; None if the architecture data lacks it.
-        tokenless: the class has no table of tokens, so that no shape suggests one.
+        tokenless: the class has no token table, so shapes are not tried.
     """
     ends = _by_data(modules, class_ends or claims.family_ends(config))
     if modules.count_stored(ends):
@@ -42,18 +44,18 @@ def find_end_names(
 
 
 def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
-    """Return a class's ends under their names in this file. Of all possible names, those of most stored tensors."""
+    """Return a class's ends under the names in this file that most stored tensors have."""
     if ends is None:
         return ClassEnds()
-    styles = _spellings(modules, ends)
-    if not any(modules.count_stored(style) for style in styles):
-        styles = _inside_another_model(modules, styles)
-    return max(styles, key=modules.count_stored, default=ends)
+    spellings = _spellings(modules, ends)
+    if not any(modules.count_stored(spelling) for spelling in spellings):
+        spellings = _inside_another_model(modules, spellings)
+    return max(spellings, key=modules.count_stored, default=ends)
 
 
 def _spellings(modules: StoredModules, ends: ClassEnds) -> list[ClassEnds]:
     """Return a class's ends under each set of names that its files may use."""
-    loaded: dict[str | None, str] = {}  # {end: the module that transformers loads it from}, the first of several
+    loaded: dict[str | None, str] = {}  # {end: first module from which transformers loads it}
     for module in sorted(modules.named_like(ends.spellings)):
         stored_name = module_of(modules.tables[module].name)[0]
         loaded.setdefault(ends.loaded_as(stored_name), module)
@@ -63,26 +65,26 @@ def _spellings(modules: StoredModules, ends: ClassEnds) -> list[ClassEnds]:
         return ends.disk.get(name, name)
 
     def as_loaded(name: str) -> str:
-        """Return the name in this file from which transformers loads an end, else the one that it writes."""
+        """Return the name in this file from which transformers loads an end, else `as_saved`."""
         return loaded.get(name, as_saved(name))
 
-    styles = [ends.renamed(as_loaded), ends.renamed(as_saved), ends]
-    if ends.prefix:  # as a body alone saves them, like GPT-2's first conversion
-        styles.append(ends.without_prefix())
-    return styles
+    spellings = [ends.renamed(as_loaded), ends.renamed(as_saved), ends]
+    if ends.prefix:  # names in a file of the body alone, like GPT-2's first conversion
+        spellings.append(ends.without_prefix())
+    return spellings
 
 
-def _inside_another_model(modules: StoredModules, styles: list[ClassEnds]) -> list[ClassEnds]:
-    """Return the styles behind every prefix under which a model around this one may store them."""
-    behind_prefixes = []
-    for style in styles:
-        prefixes = _prefixes(modules, style)[:MOST_PREFIXES]
-        behind_prefixes += [style.renamed(prefix.__add__) for prefix in prefixes]
-    return behind_prefixes
+def _inside_another_model(modules: StoredModules, spellings: list[ClassEnds]) -> list[ClassEnds]:
+    """Return the spellings after every prefix that a surrounding model may add."""
+    with_prefixes = []
+    for spelling in spellings:
+        prefixes = _prefixes(modules, spelling)[:MOST_PREFIXES]
+        with_prefixes += [spelling.renamed(prefix.__add__) for prefix in prefixes]
+    return with_prefixes
 
 
 def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
-    """Return the prefixes of stored modules with the names of these ends, the shortest first."""
+    """Return the prefixes before these ends' names in stored modules, the shortest first."""
     prefixes = set[str]()
     for module in modules.named_like(ends.modules):
         for name in ends.modules:
@@ -95,20 +97,20 @@ def _prefixes(modules: StoredModules, ends: ClassEnds) -> list[str]:
 
 
 class _InputMatch(NamedTuple):
-    """A module with the name of a usual input table.
+    """Stored module with a usual name of an input embedding.
 
-    Matches compare by their fields in this order; the smallest of several is the model's.
+    Matches are ordered by their fields; the smallest one is the model's input embedding.
     """
 
-    foreign: bool  # of another modality
-    rank: int  # of the usual pair
+    foreign: bool  # it belongs to another modality
+    rank: int  # position of the pair in `usual_names().pairs`
     prefix_length: int
     module: str
-    output: str  # the head that the pair has behind the same prefix
+    output: str  # the pair's head after the same prefix
 
 
 def _by_names(modules: StoredModules) -> ClassEnds:
-    """Return the first usual pair behind any prefix, and the other tables of its stacks."""
+    """Return the first usual pair after any prefix, and the other tables of encoder and decoder."""
     matches = _usual_inputs(modules)
     stored_output = modules.find_usual_output()
     if not matches:
@@ -117,7 +119,7 @@ def _by_names(modules: StoredModules) -> ClassEnds:
     output: str | None = best.output
     is_other_output = stored_output is not None and stored_output != best.module
     if output not in modules.tables and is_other_output:
-        output = stored_output  # the head of this input under another usual name
+        output = stored_output  # the head has another usual name
     inputs = [best.module]
     stacks = [name for name in modules.end_candidates if _STACK.search(name)]
     if best.module in stacks:
@@ -127,7 +129,7 @@ def _by_names(modules: StoredModules) -> ClassEnds:
 
 
 def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
-    """Return every stored module that has the name of a usual input table."""
+    """Return a match for every stored module with a usual name of an input embedding."""
     pairs = usual_names().pairs
     matches = []
     for module in modules.named_like([path for path, _ in pairs]):
@@ -139,7 +141,7 @@ def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
 
 
 def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
-    """Return the first two matrices with a vocabulary's rows. One sounds like a head, the other does not."""
+    """Return the first matrix with a head-like name and the first other one, both with V rows."""
     sizes = {positive_int(level.get("vocab_size")) for _, level in model_levels(config)}
     heads, tables = list[str](), list[str]()
     for module, table in modules.end_candidates.items():
@@ -155,10 +157,10 @@ def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
 
 
 def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
-    """Return the input table that belongs to the head; None for a class without input tables.
+    """Return the input embedding that belongs to the head; None for a class without one.
 
-    The first that applies decides: the shape of the head, the decoder's table, the table that the head may be tied to.
-    Where an encoder and a decoder have separate tables, `shared` is a rest that no forward reads.
+    Candidates are compared by three criteria in this order: the head's shape, a name with "decoder", the tie of the
+    class. If encoder and decoder have separate tables, no forward pass reads the table `shared`.
     """
     source = module_of(ends.tied.get(f"{ends.output}.weight", ""))[0]
     head = modules.tables.get(ends.output or "")
@@ -169,7 +171,7 @@ def input_of_head(modules: StoredModules, ends: ClassEnds) -> str | None:
         candidates = list(ends.inputs)
 
     def rank(name: str) -> tuple[bool, bool, bool]:
-        """Return the order of an input table among the candidates; the smallest belongs to the head."""
+        """Return the sort key of a candidate; the smallest belongs to the head."""
         has_other_shape = True
         if head is not None and name in modules.tables:
             has_other_shape = modules.tables[name].shape != head.shape

@@ -1,11 +1,11 @@
-"""Families of models: one record each, and the one lookup that every command uses.
+"""Families of models: one record each, and the lookup that every command uses.
 
     family("llama")             its record
     family("acme")              a record without facts: `has_facts` is False, `unknown_message` is what to print
 
-A family that transformers has and that is not in this table still has a record: its config and classes are in the
-generated data. A row adds what the data cannot say: an exact reader, the final norm, the first MLP, exceptions of
-loaders. `family_record.py` describes the fields, and docs/extend.md shows how to add a family.
+A family of transformers without a row here still has a record: the generated data has its config and classes. A row
+adds facts that the data lacks: an exact reader, the final norm, the first MLP, and exceptions of loaders.
+`family_record.py` describes the fields, and docs/extend.md shows how to add a family.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ _WITH_PICTURES_OR_SOUND = (
 _OTHERS = (
     Family("openai-gpt", stores_transposed=True),
     Family("decision_transformer", stores_transposed=True),
-    # this package's own
+    # model types of tiewise
     Family("tiewise"),
     Family("tiewise-rnn"),
     Family("tiewise-albert"),
@@ -201,7 +201,7 @@ _OTHERS = (
 
 
 def _by_type(rows: Iterable[Family]) -> dict[str, Family]:
-    """Return the rows by model type; two rows of one type are an error."""
+    """Return the rows by model type. Raise a ValueError for two rows of one type."""
     table: dict[str, Family] = {}
     for row in rows:
         if row.model_type in table:
@@ -216,12 +216,12 @@ FAMILIES: Mapping[str, Family] = _by_type(
 
 
 def family(model_type: Any) -> Family:
-    """Return the record of a `model_type`; one without facts for an unknown type."""
+    """Return the record of a `model_type`. An unknown type has a record without facts."""
     kind = model_type if isinstance(model_type, str) else ""
     return FAMILIES.get(kind) or _without_row(kind)
 
 
 @lru_cache(maxsize=64)
 def _without_row(model_type: str) -> Family:
-    """Return the record of a family without a row: the generated data alone."""
+    """Return the record of a family without a row. It has only the generated data."""
     return Family(model_type, is_written=False)

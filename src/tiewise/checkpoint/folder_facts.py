@@ -36,30 +36,30 @@ _WIDTH_KEY = re.compile(r"emb|hidden|dim|d_model")
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """Facts that need no more than the config and the headers of a folder."""
+    """Facts that need only the config and the headers of a folder."""
 
     folder: Folder  # files, headers, config
 
     @property
     def path(self) -> Path:
-        """Return the path that was given: the folder, or the single file."""
+        """Return the path of the folder, or of the single file."""
         if self.folder.single:
             return self.folder.path / self.folder.files[0]
         return self.folder.path
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Return config.json; empty if there is none."""
+        """Return config.json; empty if absent."""
         return self.folder.config or {}
 
     @property
     def is_tiewise_type(self) -> bool:
-        """Return whether the checkpoint has a boundary that only this package loads."""
+        """Return whether the checkpoint has model_type "tiewise": only tiewise loads its boundary."""
         return self.config.get("model_type") == TIEWISE_TYPE
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every file of tensors could be read. Else the absence of a tensor means nothing."""
+        """Return whether every file of tensors was read. Otherwise a tensor may only seem absent."""
         for fault in self.folder.faults:
             if fault.file.endswith(".safetensors"):
                 return False
@@ -72,12 +72,12 @@ class FolderFacts:
 
     @property
     def family(self) -> Family:
-        """Return the record of its family: the base family if this package stored it."""
+        """Return the record of the family; for model_type "tiewise", of the base family."""
         return family(family_type(self.config))
 
     @cached_property
     def boundary(self) -> BoundarySpec | None:
-        """Return the stored boundary that only this package loads; None without one that can be parsed."""
+        """Return the spec of a boundary that only tiewise loads. None if absent or malformed."""
         spec = self.config.get(SPEC)
         if not self.is_tiewise_type or not isinstance(spec, str):
             return None
@@ -88,19 +88,19 @@ class FolderFacts:
 
     @property
     def tied(self) -> bool | None:
-        """Return whether the config ties the two ends. Its spec decides if our class reads it, else its flag."""
+        """Return whether the config ties both ends, by the boundary's spec, else by the flag."""
         if self.boundary is not None:
             return self.boundary.tables == 1
         return self.claims.tied
 
     @cached_property
     def levels(self) -> dict[str, Mapping[str, Any]]:
-        """Return the mappings behind `claims.levels`, by dotted path."""
+        """Return {dotted path: level of the config} for the levels of `claims`."""
         return dict(model_levels(self.config))
 
     @cached_property
     def text(self) -> Claim:
-        """Return the level that describes the vocabulary: a part with a `vocab_size`, else the deciding one."""
+        """Return the claims of the text part: a text level with a `vocab_size`, else the deciding level."""
         for claim in self.claims.levels:
             key = claim.level.rpartition(".")[2]
             if key in TEXT_PARTS and claim.vocab_size is not None:
@@ -109,24 +109,25 @@ class FolderFacts:
 
     @cached_property
     def roles(self) -> Roles:
-        """Return the part that each tensor plays."""
+        """Return the role of each stored tensor."""
         return find_roles(self.folder.tensors, self.folder.config)
 
     @property
     def class_ends(self) -> ClassEnds:
-        """Return the ends of the class by the architecture data. Of an unknown class, ends without names."""
+        """Return the ends of the class in the architecture data; ends without names for an unknown class."""
         return self.roles.class_ends or ClassEnds()
 
     @cached_property
     def vocabularies(self) -> frozenset[int]:
-        """Return sizes of vocabularies that the config names, with and without a family's extra rows."""
+        """Return the vocabulary sizes in the config, with and without a family's extra rows."""
         return vocabulary_sizes(self.levels.values())
 
     @cached_property
     def text_vocabularies(self) -> frozenset[int]:
-        """Return `vocabularies` without the `vocab_size` of levels above `text`, which repeat the same tokens.
+        """Return the vocabulary sizes of the text part.
 
-        A known class reads the level `text` alone. Of an unknown class any level may count.
+        These are `vocabularies` without the `vocab_size` of levels above `text`. For an unknown class, every level
+        counts.
         """
         if not self.claims.has_family_data:
             return self.vocabularies
@@ -138,7 +139,7 @@ class FolderFacts:
 
     @property
     def extra_rows(self) -> int:
-        """Return rows of the input table beyond vocab_size that the head lacks: Mllama's 8 for pictures."""
+        """Return the rows of the input table that the head lacks, such as Mllama's 8 for pictures."""
         record = family(self.text.model_type)
         if not record.head_lacks_extra_rows:
             return 0
@@ -146,17 +147,17 @@ class FolderFacts:
 
     @property
     def unequal_on_purpose(self) -> str | None:
-        """Return why tables of the class differ in their numbers of rows. None if they should not."""
+        """Return why tables of the class have different numbers of rows. None if they should be equal."""
         rows = {table.name: table.rows for table in self.roles.tables}
-        numbers = set(rows.values())
-        if len(numbers) < 2:
+        row_counts = set(rows.values())
+        if len(row_counts) < 2:
             return None
         descriptions = [f"{short(name)} {count:,}" for name, count in rows.items()]
         listed = ", ".join(descriptions)
         if self.extra_rows:
             return f"its class gives the input table {self.extra_rows} rows that the head lacks ({listed})"
-        input_numbers = {table.rows for table in self.roles.input_tables}
-        if len(input_numbers) > 1 and numbers <= self.text_vocabularies:
+        input_row_counts = {table.rows for table in self.roles.input_tables}
+        if len(input_row_counts) > 1 and row_counts <= self.text_vocabularies:
             return f"it has two vocabularies ({listed} rows)"
         return None
 
@@ -169,22 +170,22 @@ class FolderFacts:
 
     @cached_property
     def matrices_without_role(self) -> list[Stored]:
-        """Return stored matrices with a vocabulary's rows and no known part. One may be an unnamed end."""
+        """Return stored matrices without a role that have a vocabulary's rows. One may be an end."""
         roles = self.roles
         others = [other.tensor for other in roles.indexed_tensors]
-        placed = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases, *others)}
+        names_with_role = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases, *others)}
         rows = {table.rows for table in roles.one_table_per_end} | self.vocabularies
-        unplaced = []
+        without_role = []
         for name, tensor in self.folder.tensors.items():
             if len(tensor.shape) != 2 or rows.isdisjoint(tensor.shape):
                 continue
             is_of_the_text_model = not in_layer(name) and not is_foreign(name)
-            if is_of_the_text_model and name not in placed:
-                unplaced.append(tensor)
-        return unplaced
+            if is_of_the_text_model and name not in names_with_role:
+                without_role.append(tensor)
+        return without_role
 
     def explains_width_of(self, table: Stored) -> bool:
-        """Return whether the model, a number of the config or a stored map has this width."""
+        """Return whether the config or a stored map has the width of this table."""
         width, hidden_size = table.shape[1], self.text.hidden_size
         if hidden_size is None:
             return True
@@ -193,11 +194,11 @@ class FolderFacts:
             return width == hidden_size * next(iter(head_factors))
         if width == hidden_size or width in self._widths:
             return True
-        return any(width in matrix.shape for matrix in self.roles.maps)  # maps may follow one another
+        return any(width in matrix.shape for matrix in self.roles.maps)  # a chain of maps may have it
 
     @property
     def _widths(self) -> set[int]:
-        """Return the whole numbers of the config whose keys sound like a width."""
+        """Return the integers of the config whose keys look like a width."""
         widths = set[int]()
         for level in self.levels.values():
             for key, value in level.items():
@@ -207,7 +208,7 @@ class FolderFacts:
 
 
 def _contains_level(path: str, below: str) -> bool:
-    """Return whether the level at `path` contains the level at `below`. No level contains itself."""
+    """Return whether the level at `path` is above the level at `below`."""
     if not path:  # the root
         return below != ""
     return below.startswith(f"{path}.")

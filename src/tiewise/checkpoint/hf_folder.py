@@ -1,7 +1,7 @@
-"""Contents of a Hugging Face folder: config, index of shards, headers of the files of tensors.
+"""Contents of a Hugging Face folder: config, index of shards, headers of tensor files.
 
-Each file is opened once and believed only where checked. A fault in one does not hide the others: `Folder.faults` has
-each with the file that it concerns.
+Each file is opened once and checked. A fault in one file does not hide the others: `Folder.faults` lists every fault
+with its file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest known has some hundred and 140,000
-MOST_CONFIG = 8 * 2**20  # bytes
+MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest published one has 140,000 tensors
+MOST_CONFIG = 8 * 2**20  # bytes of config.json
 _GIVE_FOLDER = "give the checkpoint's own folder"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A file that cannot be read, or that cannot be true: the reason, and the way out."""
+    """File that cannot be read or contradicts itself, with the problem and its remedy."""
 
     file: str
     problem: str  # what is wrong, with the path
@@ -38,7 +38,7 @@ class Fault:
 
 @contextmanager
 def recording_faults(faults: list[Fault], file: str) -> Iterator[None]:
-    """Record an error in the block as a fault of a file, and continue after the block."""
+    """Turn a CheckpointError in the block into a fault of `file`, and continue after the block."""
     try:
         yield
     except CheckpointError as error:
@@ -47,41 +47,41 @@ def recording_faults(faults: list[Fault], file: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint as it is stored."""
+    """Stored checkpoint."""
 
-    path: Path  # the folder, or the folder of the single file that was given
-    files: tuple[str, ...]  # names of all entries directly inside, sorted (of a single file: that one)
-    config: dict[str, Any] | None  # config.json; None where there is none or it cannot be read
-    # of the files of tensors, by file name: those that the index names, else model.safetensors, else every one
+    path: Path  # the folder, or the folder of the single file
+    files: tuple[str, ...]  # sorted names of all entries directly inside; for a single file, its name
+    config: dict[str, Any] | None  # config.json; None if absent or unreadable
+    # {file: header} of the tensor files: those in the index, else model.safetensors, else all of them
     headers: dict[str, Header]
-    # every tensor by name, from the file that the index maps it to (else the first that holds it)
+    # {name: tensor}, each from the file in the index, else from the first file that has it
     tensors: dict[str, Stored]
-    weight_map: dict[str, str] | None = None  # {tensor: its file} of the index of shards; None without one
-    total_size: Any = None  # what the index says of all tensors' bytes; None where it does not
-    copies: tuple[Stored, ...] = ()  # tensors of a name that another file already gave
-    extra: tuple[str, ...] = ()  # names of further `.safetensors` files in the folder, an adapter's left out
-    faults: tuple[Fault, ...] = ()  # what could not be read or cannot be true
-    single: bool = False  # one `.safetensors` was given rather than a folder
+    weight_map: dict[str, str] | None = None  # {tensor: its file} in the index of shards; None without an index
+    total_size: Any = None  # total bytes of all tensors in the index; None if absent
+    copies: tuple[Stored, ...] = ()  # further tensors whose name is in `tensors` from another file
+    extra: tuple[str, ...] = ()  # other `.safetensors` files in the folder, without those of an adapter
+    faults: tuple[Fault, ...] = ()  # files that could not be read or are inconsistent
+    single: bool = False  # `path` of the caller was one `.safetensors`, not a folder
 
     @property
     def pickles(self) -> tuple[str, ...]:
-        """Return files of pickled or foreign weights: named, never opened."""
+        """Return the files with pickled or foreign weights, which are never opened."""
         return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))
 
     @property
     def opened(self) -> str | None:
-        """Return the file that transformers opens, or the index that it follows. It is None if it finds none."""
+        """Return the tensor file or index that transformers opens; None if it finds none."""
         if self.single:
             return self.files[0]
         names: tuple[str, ...] = (SINGLE, INDEX, TORCH, TORCH_INDEX)
-        named = (self.config or {}).get("transformers_weights")
-        if isinstance(named, str):
-            names = (named,)
+        configured = (self.config or {}).get("transformers_weights")
+        if isinstance(configured, str):
+            names = (configured,)
         return next(filter(self.has, names), None)
 
     @property
     def is_adapter(self) -> bool:
-        """Return whether it is a PEFT adapter's and no whole model's."""
+        """Return whether the folder has a PEFT adapter and no model."""
         return self.has(ADAPTER_CONFIG) and not self.tensors
 
     def has(self, name: str) -> bool:
@@ -93,13 +93,17 @@ class Folder:
         return frozenset(self.files)
 
     def read(self, *names: str) -> dict[str, bytes]:
-        """Return {name: content} of those of the files that the folder has."""
+        """Return {name: content} of the named files that exist."""
         existing = filter(self.has, dict.fromkeys(names))
         return {name: read_bytes(path_inside(self.path, name), MOST_BYTES) for name in existing}
 
 
 def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the object that a JSON file of a folder holds, of at most `most` bytes."""
+    """Return the object in a JSON file of a folder, of at most `most` bytes.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has no object.
+    """
     record = read_json(os.fspath(path_inside(folder, name)), most=most)
     if not isinstance(record, dict):
         raise CheckpointError(f"{folder / name}: no JSON object", "take it from its source again")
@@ -108,7 +112,8 @@ def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, An
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Read a Hugging Face folder, or one `.safetensors` and a config.json next to it.
-    Only headers, index and config are read.
+
+    It reads only headers, index and config.
 
     Raises:
         CheckpointError: the path does not exist, may not be read, or is neither.
@@ -122,7 +127,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 def _open_file(path: Path) -> Folder:
     """Read the header of one `.safetensors`, and the config.json next to it.
 
-    A config next to several such files is not read.
+    A config is ignored if the folder has several such files.
     """
     if path.suffix != ".safetensors" and not os.path.isfile(path):
         kind = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
@@ -180,7 +185,7 @@ def _open_directory(path: Path) -> Folder:
 
 
 def _shards_to_open(candidates: list[str], weight_map: dict[str, str] | None) -> list[str]:
-    """Return the files of tensors: those that the index names, else model.safetensors, else every candidate."""
+    """Return the tensor files to open: those in the index, else model.safetensors, else all candidates."""
     if weight_map is not None:
         return sorted(set(weight_map.values()))
     if SINGLE in candidates:
@@ -189,23 +194,23 @@ def _shards_to_open(candidates: list[str], weight_map: dict[str, str] | None) ->
 
 
 def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
-    """Return config.json; None if it cannot be read, which becomes one of the `faults`."""
+    """Return config.json. If it cannot be read, add a fault and return None."""
     with recording_faults(faults, CONFIG):
         return json_object(folder, CONFIG, MOST_CONFIG)
     return None
 
 
 class _Shards:
-    """Tensors of the files that were read.
+    """Tensors of the tensor files.
 
-    Of several with one name, the one in the file that the index names counts, else the first.
+    If several files have a tensor, the file in the index counts, else the first one.
     """
 
     def __init__(self, folder: Path, weight_map: dict[str, str] | None) -> None:
         self.folder, self.weight_map = folder, weight_map or {}
         self.headers = dict[str, Header]()
         self.tensors = dict[str, Stored]()
-        self.copies = list[Stored]()  # of names that another file has too
+        self.copies = list[Stored]()  # further tensors of the same name
 
     def add(self, file: str, header: Header) -> None:
         """Add the tensors of one file."""
@@ -237,10 +242,7 @@ def _listing(path: Path) -> tuple[str, ...]:
 
 
 def _index(path: Path) -> tuple[dict[str, str], Any]:
-    """Return {tensor: its file} of the index of shards, and the bytes of all tensors.
-
-    An index may lack the bytes: then they are None.
-    """
+    """Return ({tensor: its file}, total bytes) in the index of shards. The bytes may be None."""
     record = object_of(read_json(os.fspath(path_inside(path, INDEX)), unique=True))
     weight_map = record.get("weight_map")
     problem = _wrong_map(weight_map)
@@ -252,7 +254,7 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
 
 
 def _wrong_map(weight_map: Any) -> str | None:
-    """Return why a value is no map from tensors to the files of a folder. It is None if it is one."""
+    """Return the problem of a value that is no map from tensors to files of a folder, else None."""
     if not is_text_map(weight_map):
         return "it has no weight_map from tensors to files"
     files = sorted(set(weight_map.values()))

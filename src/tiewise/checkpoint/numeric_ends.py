@@ -1,4 +1,4 @@
-"""The two ends of a checkpoint as plain tables of numbers, and the names that share one table."""
+"""Both ends of a checkpoint as plain tables of numbers, and the names of tied tensors."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tiewise.core.spec_options import INSTALL
 
 @dataclass(frozen=True)
 class TiedNames:
-    """One tensor under several names: the table under the input's, the head's, and in some families more."""
+    """Names of one tied tensor, such as those of input embedding and output head."""
 
-    source: str  # the name under which a tied checkpoint stores it
+    source: str  # name under which a tied checkpoint stores the tensor
     targets: tuple[str, ...]  # the other names
-    stored: tuple[Stored, ...]  # those of all the names that are stored, the source first
+    stored: tuple[Stored, ...]  # stored tensors under these names, the source first
 
     @property
     def representative(self) -> Stored | None:
-        """Return the stored tensor that represents all, the source if it is stored. It is None if none is."""
+        """Return the source if it is stored, else the first stored target, else None."""
         return next(iter(self.stored), None)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return names that are not stored."""
+        """Return the names that are not stored."""
         stored = {tensor.name for tensor in self.stored}
         return tuple(name for name in (self.source, *self.targets) if name not in stored)
 
 
 def find_tied_names(facts: Facts) -> list[TiedNames]:
-    """Return every tie of the class. An unknown class has that of the table and the head.
+    """Return every tie of the class. For an unknown class, it is the tie of input and output table.
 
-    BERT ties its head's bias by the same flag, BART its stacks' input tables.
+    Some classes have more ties: BERT ties the head's bias, BART the input tables of encoder and decoder.
     """
     ties = _ties(facts.roles)
     prefix = _wrapper_prefix(facts)
@@ -56,7 +56,7 @@ def find_tied_names(facts: Facts) -> list[TiedNames]:
 
 
 def _ties(roles: Roles) -> Mapping[str, str]:
-    """Return {target: source} of the class. An unknown class has the pair of the head and the table."""
+    """Return {target: source} of the class; for an unknown class {output table: input table}."""
     if roles.ties:
         return roles.ties
     if roles.input_name is None or roles.output_name is None:
@@ -65,7 +65,7 @@ def _ties(roles: Roles) -> Mapping[str, str]:
 
 
 def _first_source(ties: Mapping[str, str], target: str) -> str:
-    """Return the last source of the chain of ties that begins at a target."""
+    """Return the last source in the chain of ties from a target."""
     source = ties[target]
     while source in ties and ties[source] != target:  # two tensors may be tied to each other
         source = ties[source]
@@ -73,37 +73,41 @@ def _first_source(ties: Mapping[str, str], target: str) -> str:
 
 
 def _wrapper_prefix(facts: Facts) -> str:
-    """Return the prefix of every name of this checkpoint, such as `_orig_mod.`; "" for none."""
+    """Return the wrapper prefix of the names in this checkpoint, such as `_orig_mod.`; "" for none."""
     roles = facts.roles
-    end, name = roles.input, roles.input_name
-    if end is None:
-        end, name = roles.output, roles.output_name
-    if end is None or name is None:
+    table, name = roles.input, roles.input_name
+    if table is None:
+        table, name = roles.output, roles.output_name
+    if table is None or name is None:
         return ""
-    if not end.name.endswith(name):
+    if not table.name.endswith(name):
         return ""
-    return end.name.removesuffix(name)
+    return table.name.removesuffix(name)
 
 
 @dataclass(frozen=True)
 class PlainEnds:
-    """Tables that can be read as numbers."""
+    """Unquantised tables of both ends."""
 
-    input: Stored  # [V, E]
-    output: Stored | None  # [V, E]; None where the head uses the input table
+    input: Stored  # input table [V, E]
+    output: Stored | None  # output table [V, E]; None if the head uses the input table
     spare: tuple[Stored, ...]  # further copies of one of the two, with the same bytes; they can be deleted
-    head: str  # name of the head's module, as this checkpoint writes names
+    head: str  # module of the head, by its name in this checkpoint
 
     @property
     def tables(self) -> tuple[Stored, ...]:
-        """Return one table or two, the input's first."""
+        """Return the input table, and the output table if there is one."""
         if self.output is None:
             return (self.input,)
         return (self.input, self.output)
 
 
 def require_readable_tables(facts: Facts, verb: str) -> tuple[Stored, ...]:
-    """Return every stored table of both ends, after checking that their rows are numbers. `verb` is for errors."""
+    """Return every stored table of both ends, none of them quantised. `verb` is for errors.
+
+    Raises:
+        CheckpointError: a file cannot be read, no input table is stored, or a table is quantised.
+    """
     for fault in facts.folder.faults:
         if fault.file.endswith((".safetensors", ".json")):
             raise CheckpointError(fault.problem, fault.remedy)
@@ -129,7 +133,11 @@ def _without_input(facts: Facts, verb: str) -> CheckpointError:
 
 
 def require_head(facts: Facts, verb: str) -> str:
-    """Return the name of the output table, stored or not."""
+    """Return the tensor name of the output table, stored or not. `verb` is for errors.
+
+    Raises:
+        CheckpointError: the class has no head, or its name is unknown.
+    """
     name = facts.roles.output_name
     if not facts.roles.headless:
         if name is not None:
@@ -141,7 +149,7 @@ def require_head(facts: Facts, verb: str) -> str:
 
 
 def _unnamed_head(facts: Facts, verb: str) -> str:
-    """Return the sentence on a head whose name is unknown, or that may be missing."""
+    """Return the problem of a head whose name is unknown or that may be absent."""
     why = "its class is not known" if facts.family.has_facts else facts.family.unknown_message
     ties = "no tensor has the usual name of a head"
     if facts.claims.tied:
@@ -150,13 +158,22 @@ def _unnamed_head(facts: Facts, verb: str) -> str:
 
 
 def _use_live_model(verb: str) -> str:
-    """Return the way out if only the model's own class knows the name of its head."""
+    """Return the remedy if only the model's code has the name of its head."""
     spec = {"untie": ', "untied"', "tie": ', "tied"'}.get(verb, "")
     return f"load it with its own code, call tiewise.install(model{spec}), and save it"
 
 
 def require_plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
-    """Return the tables of both ends. With `force` two different ones are two, whatever the config claims."""
+    """Return the tables of both ends.
+
+    Args:
+        facts: the checkpoint.
+        verb: command that needs the tables, for errors.
+        force: accept two different tables although the config claims one.
+
+    Raises:
+        CheckpointError: a table is quantised or absent, copies differ, or the tables contradict the config.
+    """
     require_readable_tables(facts, verb)
     require_loadable_options(facts)
     roles = facts.roles
@@ -176,7 +193,7 @@ def require_plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
 
 
 def _input_of_several(facts: Facts) -> Stored:
-    """Return the input table: of several copies, the one under the name that represents all."""
+    """Return the input table; of several copies, the source of a tie."""
     sources = {names.source for names in find_tied_names(facts)}
     for table in facts.roles.input_tables:
         if table.name in sources:
@@ -185,7 +202,7 @@ def _input_of_several(facts: Facts) -> Stored:
 
 
 def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
-    """Return the other stored input tables, after checking that they repeat the one that represents all."""
+    """Return the other stored input tables. Raise a CheckpointError if one differs from `table`."""
     copies = [other for other in facts.roles.input_tables if other is not table]
     for other in copies:
         if not facts.are_equal(table, other):
@@ -195,9 +212,9 @@ def _copies_of_input(facts: Facts, table: Stored) -> list[Stored]:
 
 
 def _is_spare_head(facts: Facts, table: Stored, output: Stored) -> bool:
-    """Return whether the stored head only repeats the input table.
+    """Return whether the stored output table is a spare copy of the input table.
 
-    No config may claim two, and their bytes must be equal.
+    Its numbers must be equal, and the config must not claim two tables.
     """
     if facts.claims.tied is False:
         return False
@@ -207,7 +224,7 @@ def _is_spare_head(facts: Facts, table: Stored, output: Stored) -> bool:
 def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:
     """Raise a CheckpointError if the config claims one table and two are stored, or the reverse.
 
-    The flag of T5 decides a scale, not the tables. With `force` two tables are two.
+    T5 is exempt, since its flag decides a scale. `force` accepts two tables.
     """
     if facts.claims.t5_like:
         return
@@ -221,17 +238,23 @@ def _require_claimed(facts: Facts, output: Stored | None, force: bool) -> None:
 
 
 def require_loadable_options(facts: Facts) -> None:
-    """Refuse a stored boundary with an option that `install`, and so `tiewise.load`, does not honour.
+    """Refuse a stored boundary with an option that `install` and `tiewise.load` do not support.
+
+    A spec that cannot be parsed is left to the verb.
 
     Raises:
-        CheckpointError: names the first such option. A spec that cannot be parsed is left to the verb.
+        CheckpointError: an option is not supported; the message has the first one.
     """
     if facts.boundary is not None:
         require_options(facts, facts.boundary.plainly(), INSTALL)
 
 
 def require_options(facts: Facts, spec: BoundarySpec, backend: str) -> None:
-    """Refuse a stored spec with an option that the backend does not honour."""
+    """Refuse a stored spec with an option that the backend does not support.
+
+    Raises:
+        CheckpointError: an option is not supported.
+    """
     try:
         spec.require(backend)
     except SpecError as error:

@@ -1,7 +1,7 @@
-"""A boundary that this package saved, as the two dense tables that the model computes with.
+"""Boundary that tiewise saved, as the two dense tables of the model.
 
-A checkpoint stores its spec in the config, its tables and its maps; each is checked against the others. An end is the
-rows of a stored table times a map, times a scale:
+A checkpoint stores the spec in its config, the tables and the maps. `read_boundary` compares them with each other. An
+end is the rows of a stored table times a map, times a scale:
 
     input    E = in_map(table) · input_scale          output    U with h·Uᵀ = out_map(h)·tableᵀ · output_scale
 
@@ -9,7 +9,7 @@ rows of a stored table times a map, times a scale:
     residual, strength s  E = T                                              U = T + s T P Q
     spd, S = C Cᵀ         E = T S⁻¹                                          U = T S
 
-Computed in fp64 and rounded once.
+All products are computed in fp64 and rounded once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tiewise.core.spec import BoundarySpec
 
 IN_MAP, OUT_MAP = ".in_map.", ".out_map."
 _SPD_MATRICES = 5  # D × D in fp64: the factor, C, its inverse, and LAPACK's copy and workspace
-_OUT_PARTS = {"residual": {"out_map.p", "out_map.q"}, "spd": {"out_map.factor"}}  # by kind; else a weight
+# {kind of a spec: stored parts of its output map}; any other kind has "out_map.weight"
+_OUT_PARTS = {"residual": {"out_map.p", "out_map.q"}, "spd": {"out_map.factor"}}
 
 Float64: TypeAlias = NDArray[np.float64]
 MapRows: TypeAlias = Callable[[Float64], Float64]
@@ -41,38 +42,38 @@ MapRows: TypeAlias = Callable[[Float64], Float64]
 
 @dataclass(frozen=True)
 class Dense:
-    """One end's table [V, D], equal to a stored table, a map and a scale one after another."""
+    """Dense table [V, D] of one end: a stored table times a map, times a scale."""
 
-    table: Stored  # [V, E]
-    width: int  # D
-    map: MapRows | None = None  # rows [., E] to rows [., D]; None for the identity
-    mapped: str = "identity"  # equal for equal maps
+    table: Stored  # stored table [V, E]
+    width: int  # hidden width D
+    map: MapRows | None = None  # map of rows [., E] to rows [., D]; None for the identity
+    map_key: str = "identity"  # equal for equal maps
     scale: float = 1.0
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """Return a value that is equal for two ends with the same table. The scale is its last item."""
-        return (self.table.name, self.mapped, self.scale)
+        """Return a key that is equal for equal ends: (table, map, scale)."""
+        return (self.table.name, self.map_key, self.scale)
 
     @property
     def changed(self) -> bool:
-        """Return whether it differs from the stored table."""
+        """Return whether the end differs from the stored table."""
         return self.map is not None or self.scale != 1.0
 
     def exact(self, start: int, stop: int) -> Float64:
-        """Return rows [start, stop), not rounded yet."""
+        """Return rows [start, stop) in fp64, not rounded."""
         rows = self.table.read(start, stop).astype(np.float64)
         if self.map is not None:
             rows = self.map(rows)
         return rows * self.scale
 
     def rounded(self, start: int, stop: int) -> NDArray[Any]:
-        """Return rows [start, stop) in the type of the stored table."""
+        """Return rows [start, stop), rounded to the type of the stored table."""
         with np.errstate(over="ignore", invalid="ignore"):
             return rounded(self.exact(start, stop), self.table.dtype)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of the dense table, rounded."""
+        """Yield the bytes of the rounded dense table, in row order."""
         step = max(1, CHUNK_BYTES // (8 * self.width))
         for start in range(0, self.table.rows, step):
             yield self.rounded(start, start + step).tobytes()
@@ -80,22 +81,22 @@ class Dense:
 
 @dataclass(frozen=True)
 class StoredBoundary:
-    """A boundary as a checkpoint of config type `tiewise` stores it."""
+    """Boundary as a checkpoint with model_type "tiewise" stores it."""
 
-    spec: BoundarySpec  # from the config
-    lookup: Dense  # the input embedding
-    head: Dense  # the output head
-    head_name: str  # name of the tensor of a separate output table
-    maps: tuple[Stored, ...]  # of both ends
+    spec: BoundarySpec  # spec in the config
+    lookup: Dense  # input embedding
+    head: Dense  # output head
+    head_name: str  # tensor name of a separate output table
+    maps: tuple[Stored, ...]  # stored maps of both ends
 
 
 class _BoundaryMaps:
-    """The stored maps of both ends."""
+    """Stored maps of both ends."""
 
     def __init__(self, tensors: Mapping[str, Stored], table: Stored) -> None:
-        self.into = tensors.get(f"{module_of(table.name)[0]}{IN_MAP}weight")  # the input's map [D, k]
-        self.out = dict[str, Stored]()  # parts of the output's map
-        self.head_modules = set[str]()
+        self.into = tensors.get(f"{module_of(table.name)[0]}{IN_MAP}weight")  # input map [D, k]
+        self.out = dict[str, Stored]()  # {part: tensor} of the output map
+        self.head_modules = set[str]()  # modules with an output map
         maps = list[Stored]()
         for name, tensor in tensors.items():
             is_output = OUT_MAP in name
@@ -108,7 +109,7 @@ class _BoundaryMaps:
 
     @property
     def names(self) -> set[str]:
-        """Return the maps that are stored: "in_map", and "out_map." with the part of the output's map."""
+        """Return the names of stored maps: "in_map", and "out_map." with each part of the output map."""
         names = {f"out_map.{part}" for part in self.out}
         if self.into is not None:
             names.add("in_map")
@@ -116,22 +117,30 @@ class _BoundaryMaps:
 
 
 class _MapAxis(NamedTuple):
-    """An axis of a map that a table or another map multiplies."""
+    """Axis of a map that a table or another map multiplies."""
 
     map: Stored
     axis: int
-    width: int  # that it must have
+    width: int  # required length of the axis
 
     @property
     def fits(self) -> bool:
-        """Return whether the map is a matrix of numbers with this width along this axis."""
+        """Return whether the map is a floating-point matrix with the required width."""
         if self.map.dtype not in FLOATING or len(self.map.shape) != 2:
             return False
         return self.map.shape[self.axis] == self.width
 
 
 def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
-    """Read the boundary of a checkpoint for a backend, one of `STORED` of the spec's options."""
+    """Read the boundary of a checkpoint.
+
+    Args:
+        facts: the checkpoint.
+        backend: reader whose support for the spec's options is checked; see `STORED` in `core.spec_options`.
+
+    Raises:
+        CheckpointError: the config has no spec, the backend lacks an option, or spec, tables and maps disagree.
+    """
     spec, needed = _read_spec(facts)
     require_options(facts, spec, backend)
     require_readable_tables(facts, "densify")
@@ -164,7 +173,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
 
 
 def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
-    """Return the spec in the config, and the maps that it needs by `_BoundaryMaps.names`."""
+    """Return the spec in the config, and the names (`_BoundaryMaps.names`) of the maps that it needs."""
     written = facts.config.get(SPEC)
     if not facts.is_tiewise_type or not isinstance(written, str):
         remedy = "this is for checkpoints whose model_type is tiewise"
@@ -184,10 +193,7 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
 
 
 def _head_module(facts: Facts, maps: _BoundaryMaps) -> str:
-    """Return the head's module.
-
-    It is that of the output map, else that of the stored head, else the one that the class names.
-    """
+    """Return the module of the head: by the output map, else the stored head, else the class."""
     if len(maps.head_modules) > 1:
         raise _wrong(facts, f"it has {len(maps.head_modules)} output maps")
     if maps.head_modules:
@@ -200,7 +206,7 @@ def _head_module(facts: Facts, maps: _BoundaryMaps) -> str:
 
 
 def _multiplied_axes(maps: _BoundaryMaps, table: Stored, head: Stored) -> Iterator[_MapAxis]:
-    """Yield each axis of a map that a table or another map multiplies."""
+    """Yield every axis of a map that a table or another map multiplies."""
     if maps.into is not None:
         yield _MapAxis(maps.into, 1, table.shape[1])
     for part, axis in (("weight", 0), ("p", 0), ("factor", 0), ("factor", 1), ("q", 1)):
@@ -211,7 +217,7 @@ def _multiplied_axes(maps: _BoundaryMaps, table: Stored, head: Stored) -> Iterat
 
 
 def _mapped_lookup(maps: _BoundaryMaps, table: Stored) -> Dense:
-    """Return the input embedding without its scale: the table behind its map, if stored."""
+    """Return the input embedding without its scale: the table times its stored map, if any."""
     lookup = Dense(table, table.shape[1])
     if maps.into is None:
         return lookup
@@ -219,27 +225,28 @@ def _mapped_lookup(maps: _BoundaryMaps, table: Stored) -> Dense:
 
 
 def _mapped_head(maps: _BoundaryMaps, table: Stored, spec: BoundarySpec) -> Dense:
-    """Return the output head without its scale: the table behind its map or correction."""
+    """Return the output head without its scale: the table times its map, or plus its correction."""
     head = Dense(table, table.shape[1])
     if "weight" in maps.out:
         return _linear(head, read_float64(maps.out["weight"]))
     if "p" not in maps.out:
         return head
     p, q = read_float64(maps.out["p"]), read_float64(maps.out["q"])
-    if not p.any() or not q.any():  # as training starts: the correction is zero
+    if not p.any() or not q.any():  # initial values: the correction is zero
         return head
 
-    def corrected(rows: Float64) -> Float64:
+    def add_correction(rows: Float64) -> Float64:
+        """Return T + s T P Q for rows of T."""
         return rows + spec.strength * ((rows @ p) @ q)  # P Q is never formed
 
-    return replace(head, map=corrected, mapped="correction")
+    return replace(head, map=add_correction, map_key="correction")
 
 
 def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Dense) -> tuple[Dense, Dense]:
-    """Return both ends behind a positive definite map: S⁻¹ at the input, S at the head."""
+    """Return both ends times the positive definite map: S⁻¹ at the input, S at the head."""
     require_memory(8 * _SPD_MATRICES * head.width**2, f"{facts.path}: a positive definite map {head.width} wide")
     factor = read_float64(stored_factor)  # C below its diagonal, and log C on it
-    if not np.tril(factor).any():  # as training starts: C is the identity
+    if not np.tril(factor).any():  # initial values: C is the identity
         return lookup, head
     c: NDArray[Any] = np.tril(factor, -1) + np.diag(np.exp(np.diagonal(factor)))
     try:
@@ -247,26 +254,29 @@ def _definite_ends(facts: Facts, stored_factor: Stored, lookup: Dense, head: Den
     except np.linalg.LinAlgError:
         raise _wrong(facts, f"{short(stored_factor.name)} has no inverse") from None
 
-    def divided(rows: Float64) -> Float64:
+    def divide(rows: Float64) -> Float64:
+        """Return T S⁻¹ for rows of T."""
         return (rows @ inverse.T) @ inverse
 
-    def multiplied(rows: Float64) -> Float64:
+    def multiply(rows: Float64) -> Float64:
+        """Return T S for rows of T."""
         product: Float64 = (rows @ c) @ c.T
         return product
 
-    lookup = replace(lookup, width=head.width, map=divided, mapped="inverse")
-    return lookup, replace(head, map=multiplied, mapped="definite")
+    lookup = replace(lookup, width=head.width, map=divide, map_key="inverse")
+    return lookup, replace(head, map=multiply, map_key="definite")
 
 
 def _linear(end: Dense, matrix: Float64) -> Dense:
-    """Return an end behind the map of its rows by a matrix [E, D]."""
+    """Return an end whose rows are multiplied by a matrix [E, D]."""
     digest = hashlib.sha256(matrix.tobytes()).hexdigest()
 
-    def multiplied(rows: Float64) -> Float64:
+    def multiply(rows: Float64) -> Float64:
+        """Return the product of rows and the matrix."""
         product: Float64 = rows @ matrix
         return product
 
-    return replace(end, width=matrix.shape[1], map=multiplied, mapped=f"{matrix.shape} {digest}")
+    return replace(end, width=matrix.shape[1], map=multiply, map_key=f"{matrix.shape} {digest}")
 
 
 def _wrong(facts: Facts, problem: str) -> CheckpointError:

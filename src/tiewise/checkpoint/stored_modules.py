@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by module, under names without what training wraps around modules."""
+"""Tensors of a checkpoint by module, under names without training wrappers such as DDP."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _TABLE_PARAMETERS = ("weight", *claims.PACKED)
 
 @dataclass(frozen=True)
 class End:
-    """One end of the model, as it is stored."""
+    """Stored tensors of one end of the model."""
 
-    module: str | None = None  # its name; None where none is known
-    # by the last part of its name: the weight, or packed numbers and their scales; empty where nothing is stored
+    module: str | None = None  # name of the module; None if unknown
+    # {last part of the name: tensor}: the weight, or packed numbers and their scales; empty if nothing is stored
     parts: Mapping[str, Stored] = field(default_factory=dict)
 
     @property
     def quantised(self) -> bool:
-        """Return whether its numbers are packed, are of an integer or 8-bit type, or have scales."""
+        """Return whether the numbers are packed, of an integer or 8-bit type, or have scales."""
         if len(self.parts) != 1:
             return len(self.parts) > 1
         weight = self.parts.get("weight")
@@ -31,12 +31,12 @@ class End:
 
 
 class StoredModules:
-    """The tensors of a checkpoint by module, under names without wrappers."""
+    """Tensors of a checkpoint by module, under names without wrappers."""
 
-    tensors: dict[str, Stored]  # by name without wrappers
+    tensors: dict[str, Stored]  # {name without wrappers: tensor}
     parts: dict[str, dict[str, Stored]]  # {module: {parameter: tensor}}
     tables: dict[str, Stored]  # {module: its matrix}
-    end_candidates: dict[str, Stored]  # those of `tables` that may belong to an end
+    end_candidates: dict[str, Stored]  # items of `tables` that may belong to an end
 
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
         self.tensors, self.parts = _without_wrappers(tensors), {}
@@ -53,7 +53,7 @@ class StoredModules:
                 self.end_candidates[module] = table
 
     def end(self, module: str | None) -> End:
-        """Return everything that is stored for the module of an end."""
+        """Return the stored tensors of an end's module."""
         parts = dict[str, Stored]()
         for below in ("", "weight.", "weight.quant_state."):  # bitsandbytes stores its statistics there
             path = f"{module}.{below}".removesuffix(".")
@@ -68,7 +68,7 @@ class StoredModules:
         return sum(name in self.tables for name in (*ends.inputs, ends.output))
 
     def named_like(self, paths: Iterable[str]) -> list[str]:
-        """Return the few modules outside layers whose last part is that of a path."""
+        """Return the modules outside layers whose last name part is that of a path."""
         last_parts = {_last_part(path) for path in paths}
         modules = []
         for module in self.tables:
@@ -77,13 +77,13 @@ class StoredModules:
         return modules
 
     def find_usual_output(self) -> str | None:
-        """Return the head that is stored under a usual name, the outermost of several."""
+        """Return the outermost stored module with a usual name of a head; None if there is none."""
         heads = filter(_has_usual_output_name, self.end_candidates)
         return min(heads, key=_by_depth, default=None)
 
 
 def may_be_end(module: str) -> bool:
-    """Return whether a module can be an end: in no layer, and of no other modality."""
+    """Return whether a module can be an end: outside layers and other modalities."""
     return not in_layer(module) and not is_foreign(module)
 
 
@@ -98,7 +98,7 @@ def _by_depth(module: str) -> tuple[int, str]:
 
 
 def _without_wrappers(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return tensors by their names without wrappers. The one stored under a name counts before others of that name."""
+    """Return {name without wrappers: tensor}. A tensor stored without wrappers takes precedence."""
     plain, wrapped = dict[str, Stored](), dict[str, Stored]()
     for name, tensor in tensors.items():
         plain_name = claims.strip_wrappers(name)
@@ -112,7 +112,7 @@ def _without_wrappers(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def _table_among(parts: Mapping[str, Stored]) -> Stored | None:
-    """Return the matrix among the tensors of one module, plain or packed; None for none."""
+    """Return the matrix among a module's tensors, plain or quantised, else None."""
     for name in _TABLE_PARAMETERS:
         table = parts.get(name)
         if table is None:
@@ -123,5 +123,5 @@ def _table_among(parts: Mapping[str, Stored]) -> Stored | None:
 
 
 def _has_usual_output_name(module: str) -> bool:
-    """Return whether a module has a name that output heads usually have."""
+    """Return whether a module has a usual name of an output head."""
     return module in usual_names().exact_outputs or claims.ends_with_any(module, usual_names().outputs)

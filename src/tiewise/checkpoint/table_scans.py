@@ -1,14 +1,14 @@
-"""Scans of whole tables: likeness of two, contents of the rows of one, tensors that are stored twice.
+"""Scans of full tables: likeness of two tables, rows of one table, duplicated tensors.
 
     identical     every byte equal
-    zeros' signs  every number equal, some zeros are negative at one end only
-    same values   equal once both are cast to the narrower of their types (one end was saved in another precision)
+    zeros' signs  every number equal, some zeros are negative in one table only
+    same values   equal once both are cast to the narrower of their types (one was saved in another precision)
     some rows     most rows equal, some not (rows trained, added or re-initialised at one end only)
-    close         every row differs a little (both ends drifted apart from one table)
-    unrelated     two tables of their own
+    close         every row differs a little (both started as one table and were trained apart)
+    unrelated     two different tables
 
-Two tables pass through two buffers that stay in the processor's cache; reading stops at the first difference where only
-equality is asked for.
+Two tables pass through two buffers that stay in the processor's cache. A test for equality stops at the first
+difference.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ from tiewise.core.progress import advance_progress
 
 IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
 SOME_ROWS, CLOSE, UNRELATED = "some rows", "close", "unrelated"
-SCAN_BYTES = 2**20  # large enough for few system calls, small enough for two of them to stay in the cache
-FEW = 0.5  # a pair is "some rows" while no more than this share of its rows differs
-NEAR = 0.1  # and "close" while ‖a − b‖ is at most this share of ‖a‖
-SAMPLED_ROWS = 4096
-FIRST_ROWS = 8  # of the differing ones, that are listed
+SCAN_BYTES = 2**20  # bytes of one buffer: few system calls, and two buffers fit in the cache
+FEW = 0.5  # a pair is "some rows" if at most this share of its rows differs
+NEAR = 0.1  # otherwise it is "close" if ‖a − b‖ is at most this share of ‖a‖
+SAMPLED_ROWS = 4096  # differing rows that enter the norms
+FIRST_ROWS = 8  # differing rows that are listed
 
 
 @dataclass(frozen=True)
 class TableLikeness:
     """Likeness of two tables [V, E]."""
 
-    kind: str  # one of the words above
-    rows: int  # rows compared
-    differing: int = 0  # rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`)
-    first: tuple[int, ...] = ()  # the first of them, at most eight
-    relative: float = 0.0  # ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs
+    kind: str  # "identical", "zeros' signs", "same values", "some rows", "close" or "unrelated"
+    rows: int  # number of compared rows
+    differing: int = 0  # number of rows that differ after the cast
+    first: tuple[int, ...] = ()  # indices of the first differing rows, at most eight
+    relative: float = 0.0  # ‖a − b‖ / ‖a‖ over the first 4096 differing rows; 0 if no row differs
     largest: float = 0.0  # largest absolute difference of an element over those rows
-    # some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two differ even
-    # where every byte is equal
+    # some value is NaN: a loader that compares numbers sees two different tables, even if every byte is equal
     nan: bool = False
-    length_ratio: float = 1.0  # ‖b‖ / ‖a‖ over the differing rows (the first 4096 of them); 1 where none differs
+    length_ratio: float = 1.0  # ‖b‖ / ‖a‖ over the first 4096 differing rows; 1 if no row differs
 
     @property
     def equal(self) -> bool:
-        """Return whether one can replace the other: the same bytes, or the same numbers."""
+        """Return whether both tables have the same bytes or the same numbers."""
         return self.kind in (IDENTICAL, SIGNS)
 
 
 def _spans_of_both(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-    """Yield (first row, rows of one table, the same rows of another), all in order. Advances by the bytes of `a`."""
+    """Yield (start, rows of `a`, same rows of `b`) in order.
+
+    Progress counts the bytes of `a`.
+    """
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
             yield start, one.rows(start, stop), other.rows(start, stop)
@@ -65,7 +67,7 @@ def _spans_of_both(a: Stored, b: Stored) -> Iterator[tuple[int, NDArray[Any], ND
 
 
 def same_numbers(a: Stored, b: Stored) -> bool:
-    """Return whether two tensors have the same bytes, but for the signs of zeros."""
+    """Return whether two tensors have equal numbers of one type; +0 equals −0."""
     if same_bytes(a, b):
         return True
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
@@ -73,12 +75,15 @@ def same_numbers(a: Stored, b: Stored) -> bool:
     return not any(_differing(x, y).size for _, x, y in _spans_of_both(a, b))
 
 
-def _ignore(block: NDArray[Any]) -> None:
-    """Do nothing with a block of bytes."""
+def _ignore_block(block: NDArray[Any]) -> None:
+    """Ignore a block of bytes."""
 
 
-def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = _ignore) -> bool:
-    """Return whether two tensors have the same bytes; `look` gets every equal block. Advances by the bytes of one."""
+def same_bytes(a: Stored, b: Stored, on_block: Callable[[NDArray[Any]], None] = _ignore_block) -> bool:
+    """Return whether two tensors have the same bytes.
+
+    It calls `on_block` with every equal block, an array of bytes. Progress counts the bytes of `a`.
+    """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     left, right = np.empty(SCAN_BYTES, np.uint8), np.empty(SCAN_BYTES, np.uint8)
@@ -87,16 +92,19 @@ def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray[Any]], None] = _ign
             count = min(SCAN_BYTES, a.nbytes - start)
             one.read_into(left.data[:count], start)
             other.read_into(right.data[:count], start)
-            words = np.uint64 if count % 8 == 0 else np.uint8  # eight times fewer elements, where that goes up
+            words = np.uint64 if count % 8 == 0 else np.uint8  # fewer elements to compare, if the count is divisible
             if not np.array_equal(left[:count].view(words), right[:count].view(words)):
                 return False
-            look(left[:count])
+            on_block(left[:count])
             advance_progress(start + count)
     return True
 
 
 def same_shared(table: Stored, other: Stored) -> bool:
-    """Return whether a tensor has a table's bytes, in another shape or transposed too. Advances by these bytes."""
+    """Return whether a tensor has a table's bytes, also in another shape or transposed.
+
+    Progress counts the bytes of `table`.
+    """
     if (table.dtype, table.nbytes) != (other.dtype, other.nbytes):
         return False
     if same_bytes(table, replace(other, shape=table.shape)):
@@ -107,16 +115,16 @@ def same_shared(table: Stored, other: Stored) -> bool:
 
 
 def _same_transposed(table: Stored, other: Stored) -> bool:
-    """Return whether a matrix has the bytes of another one transposed. Advances by these bytes."""
+    """Return whether `other` is the transpose of `table`, byte for byte. Progress counts its bytes."""
     (rows, width), item = table.shape, NUMPY[table.dtype].itemsize
-    with Reader(table) as one, Reader(other) as turned:
+    with Reader(table) as one, Reader(other) as transposed:
         step = max(1, 8 * SCAN_BYTES // one.row_bytes)
         for start in range(0, rows, step):
             count = min(step, rows - start)
             left, columns = np.empty(count * one.row_bytes, np.uint8), np.empty((width, count * item), np.uint8)
             one.read_into(left.data, start * one.row_bytes)
             for number, column in enumerate(columns):
-                turned.read_into(column.data, number * turned.row_bytes + start * item)
+                transposed.read_into(column.data, number * transposed.row_bytes + start * item)
             right = columns.reshape(width, count, item).transpose(1, 0, 2)
             if not np.array_equal(left.reshape(count, width, item), right):
                 return False
@@ -125,20 +133,23 @@ def _same_transposed(table: Stored, other: Stored) -> bool:
 
 
 class _Differences:
-    """Rows of two tables that differ, and sums over the first `SAMPLED_ROWS` of them."""
+    """Differing rows of two tables, and sums over the first `SAMPLED_ROWS` of them."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first = list[int]()  # at most `FIRST_ROWS`
         self.has_nan = False  # some value of the first table is NaN
-        self.largest = 0.0  # absolute difference of an element
+        self.largest = 0.0  # largest absolute difference of an element
         self._measured = 0
-        self._error = self._norm = self._other_norm = 0.0  # sums of squares
+        self._error = self._norm = self._other_norm = 0.0  # sums of squares: a − b, a, b
 
     def add(self, start: int, left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int64]:
-        """Count the differing rows of a span of both tables, and return those to measure.
+        """Count the differing rows of a span, and return the indices of those to measure.
 
-        The span begins at row `start`. Both are of one type, the narrower of the two.
+        Args:
+            start: index of the span's first row in the tables.
+            left: rows of the first table, in the narrower type of both.
+            right: the same rows of the second table, in the same type.
         """
         rows = _differing(left, right)
         self.has_nan |= _has_nan(left)
@@ -167,16 +178,16 @@ class _Differences:
         return self._relative_to_norm(self._other_norm)
 
     def _relative_to_norm(self, square: float) -> float:
-        """Return the root of a sum of squares over ‖a‖. It is infinite where ‖a‖ is 0 or NaN."""
+        """Return the square root of a sum of squares over ‖a‖; infinity if ‖a‖ is 0 or NaN."""
         if self._norm > 0:
             return float(np.sqrt(square / self._norm))
         return float("inf")
 
 
 def likeness(a: Stored, b: Stored) -> TableLikeness | None:
-    """Compare two tables of one shape row by row. The result is None if their shapes or types allow no comparison.
+    """Compare two tables row by row. None unless both are floating matrices of one shape.
 
-    Advances by the bytes of `a`.
+    Progress counts the bytes of `a`.
     """
     if a.shape != b.shape or len(a.shape) != 2:
         return None
@@ -184,10 +195,11 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
         return None
     blocks_with_nan: list[bool] = []
 
-    def look(block: NDArray[Any]) -> None:
+    def note_nan(block: NDArray[Any]) -> None:
+        """Record whether a block of bytes has NaN."""
         blocks_with_nan.append(_has_nan(block.view(NUMPY[a.dtype])))
 
-    if same_bytes(a, b, look):
+    if same_bytes(a, b, note_nan):
         return TableLikeness(IDENTICAL, a.rows, nan=any(blocks_with_nan))
     differences = _differences_of_rows(a, b)
     if not differences.count:
@@ -205,7 +217,7 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
 
 
 def _differences_of_rows(a: Stored, b: Stored) -> _Differences:
-    """Return the differences of two tables once both are cast to the narrower of their types."""
+    """Return the differences of two tables after a cast to the narrower of their types."""
     narrower = min(a.dtype, b.dtype, key=_bits_and_name)
     narrow = NUMPY[narrower]
     differences = _Differences()
@@ -213,7 +225,7 @@ def _differences_of_rows(a: Stored, b: Stored) -> _Differences:
         left = np.ascontiguousarray(x.astype(narrow, copy=False))
         right = np.ascontiguousarray(y.astype(narrow, copy=False))
         rows = differences.add(start, left, right)
-        # under the same names: with the spans still referenced, reading the next ones takes up to twice as long
+        # x and y are reused on purpose: if the spans stay referenced, the next read takes up to twice as long
         x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
         differences.measure(x, y)
     return differences
@@ -225,7 +237,7 @@ def _bits_and_name(dtype: str) -> tuple[int, str]:
 
 
 def _kind_of_differing(differences: _Differences, rows: int) -> str:
-    """Return how two tables of so many rows differ in numbers."""
+    """Return the kind of likeness of two tables that differ: `SOME_ROWS`, `CLOSE` or `UNRELATED`."""
     if differences.count <= FEW * rows:
         return SOME_ROWS
     if differences.relative <= NEAR:
@@ -234,16 +246,19 @@ def _kind_of_differing(differences: _Differences, rows: int) -> str:
 
 
 def _has_nan(block: NDArray[Any]) -> bool:
-    """Return whether floating values include NaN, whose bits without the sign are above those of infinity."""
+    """Return whether floating values include NaN.
+
+    The bits of NaN without the sign are a larger integer than those of infinity.
+    """
     bits = block.view(f"u{block.itemsize}")
     infinity = np.array(np.inf, block.dtype).view(bits.dtype)
     return bool((bits & np.iinfo(f"i{block.itemsize}").max).max(initial=0) > infinity)
 
 
 def _differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return the indices of rows that differ in numbers, of two arrays of one type.
+    """Return the indices of rows whose numbers differ in two arrays of one type.
 
-    Bytes are compared first. Where they differ, +0 and −0 are still equal, and so are any two NaN.
+    It compares bytes first. In rows with different bytes, +0 equals −0, and NaN equals NaN.
     """
     rows = np.nonzero((_bytes_of_rows(a) != _bytes_of_rows(b)).any(axis=1))[0]
     x, y = _flat_rows(a)[rows], _flat_rows(b)[rows]
@@ -253,7 +268,7 @@ def _differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def _bytes_of_rows(table: NDArray[Any]) -> NDArray[Any]:
-    """Return the bytes of each row, in words of eight where that goes up."""
+    """Return the bytes of each row, as 8-byte words if the length is divisible."""
     data = table.view(np.uint8).reshape(len(table), -1)
     if data.shape[1] % 8 == 0:
         return data.view(np.uint64)
@@ -261,12 +276,15 @@ def _bytes_of_rows(table: NDArray[Any]) -> NDArray[Any]:
 
 
 def _flat_rows(table: NDArray[Any]) -> NDArray[Any]:
-    """Return a tensor as a matrix: all values of a row in one axis."""
+    """Return a tensor as a matrix with one row per index of the first axis."""
     return table.reshape(len(table), table.size // max(1, len(table)))
 
 
 def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
-    """Return rows of two equally shaped tables that differ in a bit of the wider type. Advances by bytes of `a`."""
+    """Return the rows of two equally shaped tables that differ in a bit of the wider type.
+
+    Progress counts the bytes of `a`.
+    """
     changed = [np.zeros(0, np.int64)]
     for start, *both in _spans_of_both(a, b):
         x, y = map(widened, both)
@@ -276,27 +294,28 @@ def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
     return np.concatenate(changed)
 
 
-LARGE, _SAMPLE = 2**20, 2**16  # smaller tensors are not looked at for duplicates: norms and biases are often equal
+# `duplicates` skips tensors below `LARGE` bytes, since norms and biases are often equal; `_SAMPLE` bytes are hashed
+LARGE, _SAMPLE = 2**20, 2**16
 
 
 @dataclass(frozen=True)
 class RowScan:
     """Contents of the rows of a table [V, E]."""
 
-    not_finite: Sequence[int]  # rows that hold NaN or an infinity
+    not_finite: Sequence[int]  # rows with NaN or an infinity
     zero: Sequence[int]  # rows of zeros
-    # groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order
+    # groups of finite, non-zero rows that are equal bit for bit, each in ascending order
     repeated: Sequence[Sequence[int]]
-    lengths: NDArray[np.float32]  # Euclidean length of each row [V]; NaN or infinite where the row is
+    lengths: NDArray[np.float32]  # Euclidean length of each row [V]; NaN or infinite for a row with such values
 
 
 def scan_rows(table: Stored) -> RowScan:
-    """Read every row of a floating table. Advances by its bytes."""
+    """Scan every row of a floating table. Progress counts its bytes."""
     lengths = np.zeros(table.rows, np.float32)
     finite = np.ones(table.rows, bool)
     zero = np.zeros(table.rows, bool)
-    first: dict[bytes, int] = {}  # {digest of a row: the first row that has it}
-    groups: dict[int, list[int]] = {}  # {first of several equal rows: all of them}
+    first: dict[bytes, int] = {}  # {digest of a row: first row with it}
+    groups: dict[int, list[int]] = {}  # {first of several equal rows: all of these rows}
     with Reader(table) as reader:
         for start, stop in reader.spans():
             rows = reader.rows(start, stop)
@@ -318,8 +337,8 @@ def scan_rows(table: Stored) -> RowScan:
 def _lengths(rows: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return the Euclidean length of each row.
 
-    Each row is scaled by its largest element, so no square over- or underflows.
-    The caller silences warnings about numbers that are not finite.
+    Each row is divided by its largest element, so that no square overflows or underflows. The caller silences
+    warnings about values that are not finite.
     """
     largest = np.abs(rows).max(axis=1, initial=0.0)
     scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
@@ -328,7 +347,7 @@ def _lengths(rows: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the Euclidean lengths of some rows of a floating table. A row that is not finite has length 0."""
+    """Return the Euclidean lengths of rows of a floating table; 0 for a row that is not finite."""
     lengths = np.zeros(len(rows))
     with Reader(table) as reader, np.errstate(all="ignore"):
         step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))
@@ -337,11 +356,14 @@ def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(np.isfinite(lengths), lengths, 0.0)
 
 
-MEAN_ROWS = 256  # rows, spread over the table, that a root mean square is taken over
+MEAN_ROWS = 256  # evenly spaced rows that `root_mean_square` samples
 
 
 def root_mean_square(table: Stored) -> float:
-    """Return the root mean square of a floating matrix, by sampled rows. Rows that are not finite count as 0."""
+    """Return the root mean square of sampled rows of a floating matrix.
+
+    Rows that are not finite count as 0.
+    """
     rows = np.linspace(0, table.shape[0] - 1, min(MEAN_ROWS, table.shape[0])).astype(np.int64)
     if not rows.size:
         return 0.0
@@ -350,7 +372,7 @@ def root_mean_square(table: Stored) -> float:
 
 
 def all_zero(table: Stored) -> bool:
-    """Return whether a floating table has numbers, and all are zero. Reading stops at the first that is not."""
+    """Return whether a floating table has only zeros. False for an empty table."""
     with Reader(table) as reader:
         for start, stop in reader.spans():
             if reader.rows(start, stop).any():
@@ -359,7 +381,7 @@ def all_zero(table: Stored) -> bool:
 
 
 def outlying(lengths: NDArray[Any], rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
-    """Return those of `rows` that are `factor` medians long or more, and the median length."""
+    """Return (rows at least `factor` times as long as the median row, median length)."""
     chosen = np.fromiter(rows, np.int64)
     chosen = chosen[chosen < len(lengths)]
     chosen = np.sort(chosen[np.isfinite(lengths[chosen])])
@@ -370,9 +392,9 @@ def outlying(lengths: NDArray[Any], rows: Iterable[int], factor: float = 10.0) -
 
 
 def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool] = same_bytes) -> list[list[Stored]]:
-    """Group large tensors that hold the same bytes.
+    """Return groups of two or more large tensors with the same bytes.
 
-    Tensors of one type and shape are compared; a hash of three samples sorts out most pairs before all bytes are read.
+    Only tensors of one type and shape are compared. A hash of three samples excludes most pairs before a full read.
     """
     buckets: dict[tuple[str, tuple[int, ...]], list[Stored]] = defaultdict(list)
     for tensor in tensors:
@@ -386,7 +408,7 @@ def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool]
 
 
 def _equal_groups(tensors: list[Stored], same: Callable[[Stored, Stored], bool]) -> list[list[Stored]]:
-    """Return tensors of one type and shape in groups that have the same bytes."""
+    """Return tensors of one type and shape, grouped by equal bytes."""
     by_sample: dict[bytes, list[list[Stored]]] = defaultdict(list)
     for tensor in tensors:
         groups = by_sample[_sample(tensor)]
@@ -400,7 +422,7 @@ def _equal_groups(tensors: list[Stored], same: Callable[[Stored, Stored], bool])
 
 
 def _sample(tensor: Stored) -> bytes:
-    """Return a hash of three samples of a tensor's bytes: of its start, middle and end."""
+    """Return a hash of three samples of a tensor's bytes: start, middle and end."""
     digest, buffer = hashlib.blake2b(digest_size=16), bytearray(_SAMPLE)
     with Reader(tensor) as reader:
         for start in (0, (tensor.nbytes - _SAMPLE) // 2, tensor.nbytes - _SAMPLE):
