@@ -52,7 +52,7 @@ def seen(cell: Path) -> dict[str, float | str]:
         "log width": float(np.log(comparison.setting["width"])),
         "log V": float(np.log(text.vocab)),
         "untied alignment": value("alignment", "untied", "after the best rotation")[0],
-        "irreversibility": irreversibility(train, text.vocab).held_out.value,
+        "irreversibility": irreversibility(train, text.vocab).heldout.value,
         "lookup share": fmean(p.path_a / (p.path_a + p.path_b) for p in points),
         "head's share over chance": share / chance,
     }

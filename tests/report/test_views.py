@@ -190,7 +190,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
     )
     pulling = {"untied": paths(null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
-        "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),
+        "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(frequent_count=5, steps=5)),
         "which_end": measurement_over_seeds(over_seeds(), "tied"),
         "gradients_over_training": gradients_over_training.measurement_of(arm((0.5,) * 10)),
         "tokens": tokens_of(folders["untied"], text()),

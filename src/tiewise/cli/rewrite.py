@@ -74,7 +74,7 @@ class _Outcome:
         """Return headings and texts."""
         lines = [*self.receipt.lines()]
         if self.loss is not None:
-            lines.append(("loss", self.loss.said()))
+            lines.append(("loss", self.loss.sentence()))
         if self.check is not None:
             lines.append((f"loading {self.check.outcome}", self.check.sentence))
         return lines

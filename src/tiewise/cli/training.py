@@ -214,7 +214,7 @@ def heal(**parameters: Any) -> None:
     parameters |= {"fsdp": 1, "tp": 1, "tables": "auto", "kind": "heal"}
     healed: Healed | None = carry_out_command("heal", parameters)
     if healed is not None:
-        print(f"{healed.said()}\nmodel: {healed.model}")
+        print(f"{healed.sentence()}\nmodel: {healed.model}")
 
 
 def kernels(

@@ -122,7 +122,7 @@ def inspect(
         pairs: token texts (before, after) whose transitions are reported.
         only: names of sections; if empty, all that the models and the text allow.
         seed: of all random draws.
-        windows: windows of text that models run on; a quarter as many more are heldout for the lenses.
+        windows: windows of text that models run on; a quarter as many more are held out for the lenses.
         length: tokens per window, at most the number of positions of the model.
         tokens: largest number of text tokens that are read for bigrams and frequencies.
         samples: rows of a table that are compared pair by pair.

@@ -107,7 +107,7 @@ class OverSeeds:
     arms: tuple[str, ...]  # arms with one table
     seeds: tuple[int, ...]  # finished seeds of the untied arm
     tokens: int  # number of compared rows
-    # by arm, kind of pair and measure: maps on heldout rows, neighbours, CKA above chance
+    # by arm, kind of pair and measure: maps on held-out rows, neighbours, CKA above chance
     leanings: tuple[Leaning, ...]
     # (AGAIN of an arm and its table, or ONE_MODEL of an arm; measure) → scores of its pairs
     again: Mapping[tuple[str, str], Scored]
@@ -399,7 +399,7 @@ class _BothEnds:
 
 
 def _is_reported(score: Score) -> bool:
-    """Return True for CKA, neighbours, and maps on centred heldout rows."""
+    """Return True for CKA, neighbours, and maps on centred held-out rows."""
     if score.measure.startswith(CKA) or score.measure == NEIGHBOURS:
         return True
     return (score.rows, score.view) == (HELDOUT, CENTRED)

@@ -41,7 +41,7 @@ HAS_TORCH = find_spec("torch") is not None and find_spec("transformers") is not 
 MISSING_PACKAGES = "needs torch and transformers: pip install 'tiewise[torch]'"
 _CORPUS, _TOKENIZER = Late("tiewise.training.data.corpus"), Late("tiewise.training.data.tokenizer")
 _LOADED = Late("tiewise.inspection.running.loaded")
-FEWEST = 10  # windows: eight to measure on, two heldout
+FEWEST = 10  # windows: eight to measure on, two held out
 STDIN = "-"
 BYTES = 64  # of standard input that are copied per token to be read; no text needs more
 T = TypeVar("T")
@@ -52,7 +52,7 @@ Ids = NDArray[np.int64]
 class Effort:
     """Amounts of text, rows and steps; larger ones make intervals shorter."""
 
-    windows: int = 64  # windows of text that models run on; a quarter as many more are heldout for the lenses
+    windows: int = 64  # windows of text that models run on; a quarter as many more are held out for the lenses
     length: int = 128  # tokens per window, at most the number of positions of the model
     tokens: int = 2_000_000  # largest number of text tokens that are read for bigrams and frequencies
     samples: int = 4000  # rows of a table that are compared pair by pair
@@ -117,7 +117,7 @@ class Workspace:
     def ids(self, model: InspectedModel) -> Ids:
         """Return the text in this model's tokens [N].
 
-        Without a requested text, it is the heldout text of the model's comparison.
+        Without a requested text, it is the held-out text of the model's comparison.
 
         Raises:
             DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
@@ -138,7 +138,7 @@ class Workspace:
         return ids
 
     def _heldout_tokens(self, run: Path) -> Ids:
-        """Return the first `effort.tokens` tokens of a comparison's heldout text."""
+        """Return the first `effort.tokens` tokens of a comparison's held-out text."""
         tokens = _CORPUS.load_prepared(run / DATA).split("heldout")
         ids: Ids = tokens[: self.request.effort.tokens].astype("int64")
         return ids
@@ -174,9 +174,9 @@ class Workspace:
         return model.run is not None and not self.request.texts
 
     def windows(self, model: InspectedModel) -> tuple[Ids, Ids]:
-        """Return (windows to measure on [n, T], heldout windows [m, T]).
+        """Return (windows to measure on [n, T], held-out windows [m, T]).
 
-        Both are spread over the entire text: every fifth window is heldout.
+        Both are spread over the entire text: every fifth window is held out.
         """
         effort = self.request.effort
         length = min(effort.length, self.opened(model).longest or effort.length)

@@ -90,7 +90,7 @@ def test_a_change_is_bits_per_byte_with_the_interval_of_a_ratio(folders, text):
     residual = (b - a) - more.value * sizes
     error = residual.std(ddof=1) / sizes.mean() / 5
     assert (more.high - more.low) / 2 == pytest.approx(2.064 * error, rel=0.05)
-    assert f"{change.before:.4f} → {change.after:.4f} bits per byte" in change.said()
+    assert f"{change.before:.4f} → {change.after:.4f} bits per byte" in change.sentence()
 
 
 def test_healing_is_said_as_the_share_that_came_back(monkeypatch):
@@ -103,10 +103,10 @@ def test_healing_is_said_as_the_share_that_came_back(monkeypatch):
     result = healed("made", "was", "teacher", texts)
     assert result.share.value == pytest.approx(0.75)
     assert result.share.low == pytest.approx(0.75)  # each passage has it back alike
-    assert result.said().startswith("75% of the loss came back (95 % interval 75% to 75%, 40 held-out passages): ")
+    assert result.sentence().startswith("75% of the loss came back (95 % interval 75% to 75%, 40 held-out passages): ")
     assert result.lost.more.value == pytest.approx((was - teacher).sum() / 4000 / math.log(2))
     nats["was"] = teacher + draw.normal(0, 5, 40)
-    assert healed("made", "was", "teacher", texts).said().startswith("nothing measurable was lost: ")
+    assert healed("made", "was", "teacher", texts).sentence().startswith("nothing measurable was lost: ")
     nats["was"] = teacher
     same = healed("made", "was", "teacher", texts)
     assert same.record()["share"]["value"] is None

@@ -93,7 +93,7 @@ def nll_by_window(found, model=None):
         if hidden:
             for batch in questions(found, False, text(), T, COUNT, 4):
                 targets = batch.targets.split(batch.where.sum(1).tolist())
-                for logits, where, wanted in zip(model(**batch.given).logits, batch.where, targets, strict=True):
+                for logits, where, wanted in zip(model(**batch.inputs).logits, batch.where, targets, strict=True):
                     each.append(F.cross_entropy(logits[where], wanted).item())
         else:
             texts = torch.from_numpy(windows(text(), T, COUNT))
@@ -149,7 +149,7 @@ def test_changes_are_those_between_the_states_of_a_deep_model(name, folder):
     each = []
     for batch in questions(model, name == "llama", text(), T, COUNT, 4):
         with torch.no_grad():
-            states = deep.base_model(**batch.given, output_hidden_states=True).hidden_states
+            states = deep.base_model(**batch.inputs, output_hidden_states=True).hidden_states
         sizes = [np.linalg.norm(state, axis=-1) for state in states[:-1]]  # the last of a decoder is normalised
         steps = [np.linalg.norm(new - old, axis=-1) for old, new in pairwise(states[:-1])]
         read = batch.readable.numpy()
@@ -202,23 +202,23 @@ def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
     found, ids = opened(albert(), folder), text()
     stream = " ".join(map(str, ids))
     (batch,) = questions(found, False, ids, T, COUNT, 4)
-    asked = batch.given["input_ids"].clone()
+    asked = batch.inputs["input_ids"].clone()
     masked = asked[batch.where] == SPECIAL["mask"]
     assert 0.5 < masked.double().mean() < 1  # of the chosen, 80 % on average
     asked[batch.where] = batch.targets
-    for row, read, kinds in zip(asked, batch.readable, batch.given["token_type_ids"], strict=True):
+    for row, read, kinds in zip(asked, batch.readable, batch.inputs["token_type_ids"], strict=True):
         assert row[0] == SPECIAL["cls"]
         one, other = (row[read & (kinds == kind)].tolist() for kind in (0, 1))
         assert one[-1] == other[-1] == SPECIAL["sep"]
         assert " ".join(map(str, one[1:-1] + other[:-1])) in stream
         assert one[-2] == other[-2] == DOT
     other = questions(found, False, ids, T, COUNT, 5)[0]
-    assert not torch.equal(other.given["input_ids"], batch.given["input_ids"])
+    assert not torch.equal(other.inputs["input_ids"], batch.inputs["input_ids"])
 
 
 def test_an_encoder_without_segments_is_given_none(folder):
     found = opened(albert(type_vocab_size=1), folder)
-    assert set(questions(found, False, text(), T, COUNT, 4)[0].given) == {"input_ids", "attention_mask"}
+    assert set(questions(found, False, text(), T, COUNT, 4)[0].inputs) == {"input_ids", "attention_mask"}
     assert sweep(found)["nll as trained"].value > 0
 
 

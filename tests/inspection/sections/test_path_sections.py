@@ -103,7 +103,7 @@ def text(length=3000):
 def test_bigrams_of_a_text(tmp_path):
     folder, m = checkpoint(tmp_path, False)
     ids = text()
-    fits = Fits(kept=8, starts=1, steps=60)
+    fits = Fits(frequent_count=8, starts=1, steps=60)
     found = bigrams_of(ids, folder, [PAIR], fits)
     chain, whole = Chain.of(ids, V), irreversibility(ids, V)
     log_p = np.log(softmax(m, axis=1))
@@ -112,12 +112,12 @@ def test_bigrams_of_a_text(tmp_path):
     shares = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
     assert found["a bias alone pays"].value == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
     assert found["entropy behind a known token"].value == chain.entropy
-    assert (found["irreversibility"].value, found["irreversibility"].low) == (whole.held_out.value, whole.held_out.low)
+    assert (found["irreversibility"].value, found["irreversibility"].low) == (whole.heldout.value, whole.heldout.low)
     assert (found["… as counted"].value, found["… as counted"].chance) == (whole.plug_in, whole.coin)
     assert found.answer == "nothing that is told from chance"
-    kept = np.argsort(-np.bincount(ids, minlength=V), kind="stable")[:8]
+    frequent_count = np.argsort(-np.bincount(ids, minlength=V), kind="stable")[:8]
     states = np.full(V, 8)
-    states[kept] = np.arange(8)
+    states[frequent_count] = np.arange(8)
     parts = split(Chain.of(states[ids], 9), E, 1, 60)
     assert found["frequent tokens: best tied path"].value == parts.tied
     stacks = {stack.bar: dict(stack.parts) for stack in found.stacks}
@@ -135,12 +135,12 @@ def test_bigrams_of_a_text(tmp_path):
 def test_a_text_with_a_direction_costs_a_symmetric_path(tmp_path):
     folder, _ = checkpoint(tmp_path, True)
     turning = np.where(np.random.default_rng(0).random(3000) < 0.1, text(), np.arange(3000) % 9)
-    assert bigrams_of(turning, folder, fits=Fits(kept=4, steps=5)).answer.startswith("a symmetric one")
+    assert bigrams_of(turning, folder, fits=Fits(frequent_count=4, steps=5)).answer.startswith("a symmetric one")
 
 
 def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path):
     (one, _), (two, _) = checkpoint(tmp_path / "a", True), checkpoint(tmp_path / "b", False)
-    fits, fitted = Fits(kept=5, steps=20), {}
+    fits, fitted = Fits(frequent_count=5, steps=20), {}
     first = bigrams_of(text(), one, fits=fits, fitted=fitted)
     (key,) = fitted
     second = bigrams_of(text(), two, fits=fits, fitted=fitted)
@@ -159,4 +159,4 @@ def test_texts_that_are_too_short_or_foreign_are_refused(tmp_path):
     with pytest.raises(DataError, match="outside a vocabulary of 50"):
         bigrams_of(text() + 45, folder)
     with pytest.raises(DataError, match="keep 2 to 2,047"):
-        bigrams_of(text(), folder, fits=Fits(kept=2048))
+        bigrams_of(text(), folder, fits=Fits(frequent_count=2048))

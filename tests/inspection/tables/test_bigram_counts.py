@@ -94,14 +94,14 @@ def test_estimates_err_in_opposite_directions_around_the_truth():
     q, p = random_chain(30, 7)
     truth = exact(q).irreversibility
     found = [irreversibility(walk(p, 4000, seed), 30, seed=seed) for seed in range(12)]
-    assert np.mean([f.held_out.value for f in found]) < truth < np.mean([f.plug_in for f in found])
+    assert np.mean([f.heldout.value for f in found]) < truth < np.mean([f.plug_in for f in found])
     bias = np.mean([f.plug_in for f in found]) - truth
     longer = [irreversibility(walk(p, 16000, seed), 30, seed=seed) for seed in range(3)]
     assert np.mean([f.plug_in for f in longer]) - truth < bias / 2
     # the interval is that of an estimate that is a little too low; it must not lie above the truth
-    assert sum(f.held_out.low > truth for f in found) <= 2
+    assert sum(f.heldout.low > truth for f in found) <= 2
     for f in longer:
-        assert f.held_out.low < f.held_out.value < f.held_out.high
+        assert f.heldout.low < f.heldout.value < f.heldout.high
         assert f.plug_in > f.coin + 5 * f.coin_spread
 
 
@@ -109,7 +109,7 @@ def test_a_reversible_text_looks_like_its_coin():
     q, _ = random_chain(40, 3)
     p = (q + q.T) / (q + q.T).sum(1, keepdims=True)
     found = [irreversibility(walk(p, 3000, seed), 40, seed=seed) for seed in range(8)]
-    assert np.mean([f.held_out.value for f in found]) <= 0.002
+    assert np.mean([f.heldout.value for f in found]) <= 0.002
     assert min(f.plug_in for f in found) > 0.03  # counts alone would claim irreversibility
     away = [(f.plug_in - f.coin) / f.coin_spread for f in found]
     assert abs(np.mean(away)) < 1.5
@@ -135,8 +135,8 @@ def test_a_part_is_guessed_from_the_others_alone():
         expected.append(sum(losses) / 50)
     found = irreversibility(np.array(text), 6, parts=4)
     half = 3.182446305 * np.std(expected, ddof=1) / 2  # Student's t of three degrees of freedom
-    mean, held_out = np.mean(expected), found.held_out
-    assert (held_out.value, held_out.low, held_out.high) == pytest.approx((mean, mean - half, mean + half), abs=1e-7)
+    mean, heldout = np.mean(expected), found.heldout
+    assert (heldout.value, heldout.low, heldout.high) == pytest.approx((mean, mean - half, mean + half), abs=1e-7)
     assert found == irreversibility(np.array(text, np.uint16), 6, parts=4)
 
 

@@ -143,7 +143,7 @@ def test_planted_rows_are_found(tmp_path):
     stored = llama(tmp_path / "m", values, gaussian(V, 8, 1)).tensors["model.embed_tokens.weight"]
     counts = np.ones(V, np.int64)
     counts[[1, 2, 3]] = 0
-    found, named = token_rows.untrained_looking("x", StoredTable(stored), np.empty(0, np.int64), counts)
+    found, named = token_rows.untrained_rows("x", StoredTable(stored), np.empty(0, np.int64), counts)
     assert {q.name: q.value for q in found} == {
         "rows of zeros, x": 2,
         "rows equal to another, x": 6,

@@ -146,7 +146,7 @@ class CostChange:
     after: float
     more: Estimate  # after − before, with its delete-one interval over passages
 
-    def said(self) -> str:
+    def sentence(self) -> str:
         """Return the change as one line of text."""
         interval = f"{self.more.value:+.4f}, 95 % interval {self.more.low:+.4f} to {self.more.high:+.4f}"
         return f"{self.before:.4f} → {self.after:.4f} bits per byte ({interval}, {self.more.rows} passages)"
@@ -167,7 +167,7 @@ def cost_change(before: Nats, after: Nats, texts: Sequence[str]) -> CostChange:
 
 @dataclass(frozen=True)
 class Healed:
-    """Loss of a rewrite on heldout text, and the share that healing recovered."""
+    """Loss of a rewrite on held-out text, and the share that healing recovered."""
 
     model: str  # folder of the healed model
     lost: CostChange  # from the teacher to the model before healing
@@ -178,7 +178,7 @@ class Healed:
         """Return all fields as JSON takes them."""
         return to_record(self)
 
-    def said(self) -> str:
+    def sentence(self) -> str:
         """Return the result as one sentence."""
         lost, share = self.lost, self.share
         figures = f"{lost.after:.4f} → {self.left.after:.4f} bits per byte, the teacher {lost.before:.4f}"

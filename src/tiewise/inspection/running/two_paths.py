@@ -126,12 +126,12 @@ def _kind(opened: Opened, windows: Tensor) -> str:
         return HALF
     looked_up: list[Tensor] = []
 
-    def watch(module: nn.Module, arguments: object, rows: Tensor) -> Tensor:
+    def record_rows(module: nn.Module, arguments: object, rows: Tensor) -> Tensor:
         """Record the looked-up rows as a leaf, and pass on a copy."""
         looked_up.append(rows.detach().requires_grad_())
         return looked_up[-1].clone()
 
-    with torch.enable_grad(), model.get_input_embeddings().register_forward_hook(watch):
+    with torch.enable_grad(), model.get_input_embeddings().register_forward_hook(record_rows):
         logits = model(input_ids=windows[:1, :_PROBED]).logits
     if not logits.isfinite().all():
         raise DataError(f"{opened.folder.path}: logits that are no numbers", "`tiewise check --deep` names the rows")
@@ -189,14 +189,14 @@ def separate_leaves(ends: ModelEnds) -> Iterator[TwoLeaves]:
     lookups = list({id(module): module for _, module in ends.lookups if module.weight is table}.values())
     leaves = TwoLeaves(nn.Parameter(table.detach()), nn.Parameter(output.detach()), [])
 
-    def keep(module: nn.Module, arguments: object, rows: Tensor) -> None:
+    def store_rows(module: nn.Module, arguments: object, rows: Tensor) -> None:
         """Store the output of a lookup."""
         if rows.requires_grad:
             leaves.looked_up.append(rows)
 
     with ExitStack() as undo:
         for module in lookups:
-            undo.callback(module.register_forward_hook(keep).remove)
+            undo.callback(module.register_forward_hook(store_rows).remove)
         for module in lookups:
             undo.callback(setattr, module, "weight", table)
             module.weight = leaves.a

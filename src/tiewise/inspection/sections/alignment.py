@@ -1,4 +1,4 @@
-"""Are input and output table alike?"""
+"""Similarity of a model's input and output table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def alignment(model: InspectedModel, workspace: Workspace) -> Measurement:
 def alignment_of(
     folder: Folder, settings: AlignSettings | None = None, seed: int = 0, held_out: float = AlignSettings.held_out
 ) -> Measurement:
-    """Say how alike the two tables of a model are by every measure, and what unrelated tables would give.
+    """Report the similarity of a model's two tables by every measure, with chance levels.
 
-    By default `settings` are `AlignSettings.sized`, with this seed and share of rows held out.
+    By default `settings` are `AlignSettings.sized`, with this seed and share of held-out rows.
 
     Raises:
         CheckpointError: no output head, quantised tables, or as `align`.
@@ -40,7 +40,7 @@ def alignment_of(
         width = max(ends.input.width, ends.output.width)
         settings = AlignSettings.sized(len(pairs), width, seed, held_out)
     measured = align(ends.input, ends.output, pairs, settings)
-    # one stored table behind two maps is no choice of two
+    # one stored table with two maps is no choice between one and two
     quantities = list(measured.quantities(decides=len(set(ends.names)) == 2))
     answer = _answer(quantities)
     why = "a row is zero, repeated or not finite"
@@ -54,7 +54,7 @@ def alignment_of(
 
 
 def _answer(quantities: Sequence[Quantity]) -> str:
-    """Name the main cosines whose intervals lie above all that no effect gives."""
+    """Return the main cosines whose intervals are above every value that no effect gives."""
     above = []
     for quantity in quantities:
         if not quantity.main or quantity.unit != "cosine":

@@ -1,14 +1,16 @@
-"""Would applying the shared block more or less often predict better?
+"""Loss of a model with a repeated block, by the number of its applications.
 
-The one block that a model repeats is applied 1 to 24 times, or to as often as the model does, with its own masks,
-positions, norms and head: after as many applications as in training the nll is the model's own, after fewer that of the
-model cut off. See docs/refinement.md.
+The one block that a model repeats is applied 1 to 24 times, or as often as by the model if that is more, with the
+model's masks, positions, norms and head. After as many applications as in training, the nll is the model's own; after
+fewer, that of the truncated model. See docs/refinement.md.
 
-A model is asked as its family is pretrained; the draws are those of a seed, alike for two models with one tokenizer:
+A model predicts tokens as its family is pretrained. The draws depend on the seed only, so that two models with one
+tokenizer have the same:
 
-    next token    windows of the text as it stands; position i predicts token i + 1
-    hidden        rows [CLS] A [SEP] B [SEP] of whole sentences in order, their tokens masked as in pretraining
-                  (`tiewise.training.data.training_rows`): an encoder knows no text that begins anywhere
+    next token    windows of the text; position i predicts token i + 1
+    hidden        rows [CLS] A [SEP] B [SEP] of full sentences in order, with tokens masked as in pretraining
+                  (`tiewise.training.data.training_rows`): an encoder is not trained on text that starts within a
+                  sentence
 """
 
 from __future__ import annotations
@@ -39,27 +41,28 @@ from tiewise.training.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.training.data.training_rows import IGNORED, Masking, PairRows
 
 MOST = 24
-TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments
+TRAINING = 16  # bytes per parameter of fp32 training: weight, gradient, AdamW's two moments
 Values = NDArray[np.float64]
 
 
 @section(question="Would applying the shared block more or less often predict better?", order=120, text=True)
 def applications(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
+    """Measure a model's nll for 1 to 24 applications of its repeated block."""
     effort, opened = workspace.request.effort, workspace.opened(model)
     return applications_of(opened, workspace.ids(model), effort.length, effort.windows, workspace.request.seed)
 
 
 @leaves_model
 def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Measurement:
-    """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text [N] in its tokens each time.
+    """Measure a model's nll on a text [N] by the number of applications of its block.
 
-    The text is cut into at most `count` windows of `length` tokens, or as many as the model has positions; one gives no
-    intervals. `seed` draws which tokens are hidden, where the model predicts hidden tokens.
+    The repeated block is applied 1, 2, … 24 times. The text is in the model's tokens. It is cut into at most `count`
+    windows of `length` tokens, at most the number of positions of the model; one window gives no intervals. `seed`
+    draws the hidden tokens if the model predicts those.
 
     Raises:
-        DataError: a text, or a tokenizer, that this model cannot be asked by (`questions`).
-        UnsupportedError: the model has not one stack of layers, or its stack is not one block that is repeated.
+        DataError: a text, or a tokenizer, that does not suit this model (`questions`).
+        UnsupportedError: the model has no single stack of layers, or its stack is not one repeated block.
     """
     stack = find_stack(opened)
     block = one_block(stack.calls(torch.full((1, 2), stack.token)))
@@ -77,7 +80,7 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
 def _surprise(ids: Ids, vocab: int) -> Tensor:
     """Return each token's nll by its frequency in a text [V].
 
-    A bias alone can know as much. One is added to each count.
+    A bias alone can predict as well. One is added to each count.
     """
     counts = torch.from_numpy(token_counts(ids, vocab)).double() + 1
     return -(counts / counts.sum()).log()
@@ -96,7 +99,7 @@ class _ByWindow:
     """Measures of every window of a text."""
 
     nll: Values  # after 1, 2, … applications [n, windows]
-    change: Values  # of the state around each [n, windows]
+    change: Values  # relative change of the state by each application [n, windows]
     unigram: Values  # nll by the tokens' frequencies [windows]
 
 
@@ -117,11 +120,11 @@ def _measured_by_window(stack: AppliedStack, block: Repeat, batches: Sequence[Qu
 def measurement_of(
     block: Repeat, nll: Values, change: Values, unigram: Values, parameters: int, separate: int
 ) -> Measurement:
-    """Say what other numbers of applications of `block` give, beside that of training.
+    """Report the nll of other numbers of applications of `block`, compared with training's.
 
-    `nll` is in nats per predicted token after 1, 2, … applications [n, windows], `change` ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖
-    of the states around each, `unigram` the nll by the tokens' frequencies in the whole text, one added to each count
-    [windows]. The whole model has `parameters`, and `separate` if every application had its own.
+    `nll` is in nats per predicted token after 1, 2, … applications [n, windows], `change` is ‖h_n − h_{n−1}‖ /
+    ‖h_{n−1}‖ of the states around each. `unigram` is the nll by the tokens' frequencies in the full text, one added to
+    each count [windows]. The model has `parameters`, and would have `separate` if every application had its own.
     """
     trained, alone = nll[block.times - 1], mean_interval(unigram).value
     best = _best_number(nll, block.times)
@@ -154,15 +157,21 @@ def measurement_of(
 
 
 def _best_number(nll: Values, trained: int) -> int:
-    """Return the number of applications with the lowest mean nll; of equals that of training."""
+    """Return the number of applications with the lowest mean nll.
+
+    If training's number has an equal nll, it is returned.
+    """
     means = np.array([mean_interval(values).value for values in nll])
-    means[np.isnan(means)] = np.inf  # a window gave no number
+    means[np.isnan(means)] = np.inf  # a window has no finite nll
     best = int(means.argmin()) + 1
     return trained if means[trained - 1] == means[best - 1] else best
 
 
 def _answer(block: Repeat, best: int, most: int, more: Quantity) -> str:
-    """Say which number of applications predicts best; `more` is its nll less that of training's number."""
+    """Return which number of applications predicts best.
+
+    `more` is its nll less that of training's number.
+    """
     layers = "layer" if block.period == 1 else f"block of {block.period} layers"
     if best == block.times:
         return f"no: the {layers} is applied {best} times, and no number up to {most} is better"
@@ -187,13 +196,15 @@ def _numbered(values: Values) -> Iterator[tuple[int, Estimate]]:
 
 @torch.no_grad()
 def _measured(stack: AppliedStack, block: Repeat, batch: Question) -> Iterator[Tensor]:
-    """Nll and change [2, b] after each application of the block."""
-    others = {name: value for name, value in batch.given.items() if name != "input_ids"}
-    calls = stack.calls(batch.given["input_ids"], **others)
+    """Yield nll and change [2, b] after each application of the block."""
+    others = {name: value for name, value in batch.inputs.items() if name != "input_ids"}
+    calls = stack.calls(batch.inputs["input_ids"], **others)
     before = calls[0].read
     for state in islice(_states(calls, block), max(MOST, block.times)):
         nll = _by_window(_losses(stack, state, batch), batch.where)
-        change = relative(state[batch.readable][:, None], before[batch.readable][:, None])  # [N, 1, D]: each by itself
+        change = relative(
+            state[batch.readable][:, None], before[batch.readable][:, None]
+        )  # [N, 1, D]: each position separately
         yield torch.stack([nll, _by_window(change.double(), batch.readable)])
         before = state
 
@@ -209,16 +220,17 @@ def _losses(stack: AppliedStack, state: Tensor, batch: Question) -> Tensor:
 
 
 def _by_window(values: Tensor, where: Tensor) -> Tensor:
-    """Mean [b] over each window's positions `where`, bool [b, T], of their values [M]."""
+    """Return the mean [b] of values [M] over each window's positions `where`, bool [b, T]."""
     sums = values.new_zeros(len(where)).index_add_(0, where.nonzero()[:, 0], values)
     return sums / where.sum(1)
 
 
 def _states(calls: list[LayerCall], block: Repeat) -> Iterator[Tensor]:
-    """Yield what each application of the block writes: the model's own, and then further ones without end.
+    """Yield the output of each application of the block, without end.
 
-    A call after the last stands for the first again: where layers differ in their masks (some see a part of the text
-    only), these go on in turn, as in a deeper model if the layers are a whole number of turns.
+    The model's own applications come first. A call after the last is the first one again: if layers differ in their
+    masks (some see a part of the text only), the masks repeat in turn, as in a deeper model whose layers are a multiple
+    of the masks.
     """
     yield from (call.wrote for call in calls[block.period - 1 :: block.period])
     state = calls[-1].wrote
@@ -231,19 +243,19 @@ def _states(calls: list[LayerCall], block: Repeat) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked of a few windows of text."""
+    """Inputs of a model for a few windows of text, and the tokens to predict."""
 
-    given: dict[str, Tensor]  # what the model's forward takes, by name; `input_ids` [b, T] among them
-    readable: Tensor  # positions that hold a token, bool [b, T]
-    where: Tensor  # positions whose logits are asked for, bool [b, T], one or more in each window
-    targets: Tensor  # the tokens that those are to predict [M]
+    inputs: dict[str, Tensor]  # arguments of the model's forward by name, with `input_ids` [b, T]
+    readable: Tensor  # positions with a token, bool [b, T]
+    where: Tensor  # positions with a prediction, bool [b, T], one or more in each window
+    targets: Tensor  # tokens to predict at these positions [M]
 
 
 def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, seed: int) -> list[Question]:
-    """Cut a text [N] into up to `count` windows of `length` tokens, and ask for its tokens.
+    """Cut a text [N] into up to `count` windows of `length` tokens, with tokens to predict.
 
     Raises:
-        DataError: a text without one window, or, where tokens are hidden, without two sentences in one document, or a
+        DataError: a text without one window; for hidden tokens, one without two sentences in one document, or a
             tokenizer without the marks that its rows need.
     """
     length = min(length, opened.longest or length)
@@ -256,7 +268,7 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
 
 
 def _next_tokens(texts: Ids, step: int) -> list[Question]:
-    """Ask for every next token of windows [n, T], `step` windows at a time."""
+    """Return questions for every next token of windows [n, T], `step` windows at a time."""
     questions_of_text = []
     for tokens in torch.split(torch.from_numpy(texts), step):
         where = torch.ones_like(tokens, dtype=torch.bool)
@@ -267,7 +279,10 @@ def _next_tokens(texts: Ids, step: int) -> list[Question]:
 
 
 def _hidden_tokens(opened: Opened, ids: Ids, length: int, count: int, seed: int) -> list[Question]:
-    """Ask for hidden tokens of up to `count` rows of whole sentences, as in pretraining."""
+    """Return questions for hidden tokens of up to `count` rows, as in pretraining.
+
+    The rows have full sentences.
+    """
     rows = _masked_rows(opened, ids, length, seed)
     has_segments = getattr(opened.model.config, "type_vocab_size", 0) >= 2  # RoBERTa has none
     count, step = min(count, len(rows)), opened.at_once(length)
@@ -285,7 +300,7 @@ def _hidden_tokens(opened: Opened, ids: Ids, length: int, count: int, seed: int)
 
 
 def _masked_rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
-    """Pack a text into rows of whole sentences with hidden tokens.
+    """Pack a text into rows of full sentences with hidden tokens.
 
     Raises:
         DataError: the tokenizer lacks the marks that such rows need.

@@ -1,4 +1,4 @@
-"""What must a direct path pay for word order in this text?"""
+"""Loss of a direct path on a text's bigrams, and its cost of word order."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from tiewise.inspection.tables.path_matrix import find_pairs
 from tiewise.inspection.tables.token_texts import read_as
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
-LEAST = 1000  # tokens of a text
+LEAST = 1000  # fewest tokens of a text
 PARTS = "Rare tokens count as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
 PAYS = "a symmetric one pays, tied or not"
-Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
+Fitted = dict[tuple[int, int, bytes], Split]  # (width, seed, bytes of the text's states) → its split
 
 
 @dataclass(frozen=True)
 class Fits:
-    """How much is fitted."""
+    """Sizes of the fits."""
 
-    kept: int = 255  # most frequent tokens on which paths are fitted; 2 to 2,047, all others are one state
+    frequent_count: int = 255  # most frequent tokens to fit paths on, 2 to 2,047; all others are one state
     starts: int = 1  # random starts of each narrow fit
     steps: int = 250  # L-BFGS steps of each start
-    sampled: int = 4096  # pairs whose probability the model's own path is asked for
+    sampled: int = 4096  # sampled pairs to evaluate the model's path on
 
 
 @section(question="What must a direct path pay for word order in this text?", order=30, text=True)
 def bigrams(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
-    fitted: Fitted = workspace.once("bigrams", dict)  # models of one tokenizer and width share their fits
+    """Split a text's bigram loss into the costs of a direct path and of its symmetries."""
+    fitted: Fitted = workspace.once("bigrams", dict)  # models with one tokenizer and width share their fits
     return bigrams_of(workspace.ids(model), model.folder, workspace.request.pairs, None, workspace.request.seed, fitted)
 
 
@@ -61,33 +61,33 @@ def bigrams_of(
 ) -> Measurement:
     """Measure a text [N] in a model's tokens and the model's direct path on it.
 
-    `words` are pairs to count, `fits` says how much is fitted, `seed` is of draws and starts. `fitted` holds what was
-    fitted to texts before, with the same `fits`; this one is added.
+    `words` are pairs to count, `fits` are the sizes of the fits, `seed` is of draws and starts. `fitted` has earlier
+    fits with the same `fits`; the new one is added.
 
     Raises:
         CheckpointError: a model without a direct path.
-        DataError: fewer than 1,000 tokens, tokens that a table does not have, words that are no tokens.
+        DataError: fewer than 1,000 tokens, tokens that a table lacks, words that are no tokens.
     """
     fits = fits or Fits()
     if fitted is None:
         fitted = {}
     if len(ids) < LEAST:
         raise DataError(f"a text of {len(ids):,} tokens", f"bigrams need {LEAST:,} or more")
-    if not 2 <= fits.kept < MOST_TOKENS:
-        raise DataError(f"{fits.kept:,} tokens kept", f"keep 2 to {MOST_TOKENS - 1:,}")
+    if not 2 <= fits.frequent_count < MOST_TOKENS:
+        raise DataError(f"{fits.frequent_count:,} tokens kept", f"keep 2 to {MOST_TOKENS - 1:,}")
     path = open_path(folder)
     pairs = find_pairs(folder, words, path.rows)
     chain = Chain.of(ids, path.rows)
-    whole = irreversibility(ids, path.rows, seed=seed)
+    of_text = irreversibility(ids, path.rows, seed=seed)
     loss = _loss_on_text(path, chain, fits, seed)
     of_words = list(itertools.chain.from_iterable(pairs))
     grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, of_words, seed=seed)
-    frequent_tokens = _frequent_tokens(ids, chain, fits.kept)
+    frequent_tokens = _frequent_tokens(ids, chain, fits.frequent_count)
     parts = _split_of(frequent_tokens, path.input.width, fits, seed, fitted)
     reduced_loss = frequent_loss(path, chain, frequent_tokens.ids, frequent_tokens.chain, seed)
-    report = _BigramReport(chain, whole, loss, frequent_tokens, path.input.width, parts, reduced_loss)
+    report = _BigramReport(chain, of_text, loss, frequent_tokens, path.input.width, parts, reduced_loss)
     return Measurement(
-        answer=PAYS if whole.held_out.low > 0 else "nothing that is told from chance",
+        answer=PAYS if of_text.heldout.low > 0 else "nothing that is told from chance",
         quantities=(*report.text_quantities(), *report.frequent_quantities(), *follows),
         stacks=tuple(report.stacks()),
         grids=tuple(grids),
@@ -100,7 +100,7 @@ def bigrams_of(
 
 
 def _loss_on_text(path: DirectPath, chain: Chain, fits: Fits, seed: int) -> Estimate:
-    """Measure what the model's own path pays on the text."""
+    """Measure the loss of the model's path on the text."""
     report_progress("model's path on the text", 0, path.output.rows)
     with progress_of("own path", path.output.rows):
         return path_loss(path, chain, fits.sampled, seed)
@@ -111,29 +111,29 @@ class _FrequentTokens:
     """A text in which all but its most frequent tokens are one state."""
 
     ids: Ids  # of the frequent tokens [K]
-    states: Ids  # the text [N]: the place of a frequent token, K for all others
+    states: Ids  # the text [N] as indices in `ids`, K for all other tokens
     chain: Chain  # of the states
 
     @property
     def share(self) -> float:
-        """Return their share of the text."""
+        """Return the frequent tokens' share of the text."""
         return float((self.states < len(self.ids)).mean())
 
 
 def _frequent_tokens(ids: Ids, chain: Chain, most: int) -> _FrequentTokens:
     """Reduce a text [N] to its `most` most frequent tokens and one state for all others."""
-    kept = frequent(chain, most)
-    state_of = np.full(chain.vocabulary, len(kept))
-    state_of[kept] = np.arange(len(kept))
+    frequent_ids = frequent(chain, most)
+    state_of = np.full(chain.vocabulary, len(frequent_ids))
+    state_of[frequent_ids] = np.arange(len(frequent_ids))
     states = state_of[ids]
     number = int(states.max()) + 1
-    return _FrequentTokens(kept, states, Chain.of(states, number))
+    return _FrequentTokens(frequent_ids, states, Chain.of(states, number))
 
 
 def _split_of(tokens: _FrequentTokens, width: int, fits: Fits, seed: int, fitted: Fitted) -> Split:
     """Return the split of the frequent tokens' loss.
 
-    It is fitted and added to `fitted` unless it is there.
+    If `fitted` lacks it, it is fitted and added.
     """
     key = width, seed, tokens.states.astype(np.uint16).tobytes()
     if key not in fitted:
@@ -148,23 +148,23 @@ def _split_of(tokens: _FrequentTokens, width: int, fits: Fits, seed: int, fitted
 
 @dataclass(frozen=True)
 class _BigramReport:
-    """Everything that was measured of one text and one direct path."""
+    """Measured values of one text and one direct path."""
 
     chain: Chain
-    whole: Irreversibility  # of the whole text
-    loss: Estimate  # of the model's own path on the text
+    irreversibility: Irreversibility  # irreversibility of the full text
+    loss: Estimate  # loss of the model's path on the text
     tokens: _FrequentTokens
     width: int  # of the path
     parts: Split  # of the loss on the frequent tokens
-    reduced_loss: float  # of the model's own path on the frequent tokens
+    reduced_loss: float  # loss of the model's path on the frequent tokens
 
     def text_quantities(self) -> Iterator[Quantity]:
-        """Yield irreversibility, losses and entropy of the whole text."""
-        whole, chain = self.whole, self.chain
+        """Yield irreversibility, losses and entropy of the full text."""
+        of_text, chain = self.irreversibility, self.chain
         why = "guessed from other parts: too low"
-        yield Quantity.of_estimate("irreversibility", whole.held_out, unit=NATS, why=why)
+        yield Quantity.of_estimate("irreversibility", of_text.heldout, unit=NATS, why=why)
         why = "too high; chance: tossed directions"
-        yield Quantity("… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False, why=why)
+        yield Quantity("… as counted", of_text.plug_in, chance=of_text.coin, unit=NATS, main=False, why=why)
         yield Quantity.of_estimate("own direct path pays", self.loss, unit=NATS)
         yield Quantity("a bias alone pays", _unigram_loss(chain), unit=NATS)
         why = "too low where pairs are rare"
@@ -203,14 +203,17 @@ class _BigramReport:
         ]
 
     def _stack(self, bar: str, above: Mapping[str, float]) -> Stack:
-        """Return a bar of the entropy and what a path pays above it."""
+        """Return a bar of the entropy and of a path's costs above it."""
         heights = [("entropy", self.parts.entropy)]
         for part, value in above.items():
             heights.append((part, max(0.0, value)))
         return Stack("What a direct path pays", bar, tuple(heights), NATS, why=PARTS)
 
     def notes(self, length: int) -> Iterator[str]:
-        """Yield the sizes behind the figures; `length` is that of the text."""
+        """Yield the sizes of the text, the split and the fits.
+
+        `length` is that of the text.
+        """
         tokens = self.tokens
         yield f"{count(length)} tokens, {count(len(self.chain.keys))} different pairs"
         yield f"split: the {count(len(tokens.ids))} most frequent tokens, {tokens.share:.0%} of the text"
@@ -220,7 +223,7 @@ class _BigramReport:
 
 
 def _unigram_loss(chain: Chain) -> float:
-    """Return what the tokens' frequencies alone pay, in nats per token."""
+    """Return the loss of the tokens' frequencies alone, in nats per token."""
     logs = np.log(np.maximum(chain.tokens, 1) / chain.pairs)
     return float(-(chain.tokens / chain.pairs * logs).sum())
 
@@ -228,9 +231,9 @@ def _unigram_loss(chain: Chain) -> float:
 def _listed_pairs(
     folder: Folder, chain: Chain, words: Sequence[tuple[str, str]], pairs: Sequence[tuple[int, int]]
 ) -> Listing:
-    """List how often the text has two tokens behind each other, both ways.
+    """List how often pairs of tokens follow each other in the text, in both orders.
 
-    The requested pairs come first, then those that are most one-way.
+    The requested pairs come first, then the most irreversible ones.
     """
     one_way = one_way_pairs(chain)
     both = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), one_way])
@@ -248,7 +251,7 @@ def _listed_pairs(
 
 
 def _share(p: float) -> str:
-    """Write a conditional probability; a dash if the text lacks the condition."""
+    """Return a conditional probability as text; a dash if the text lacks the condition."""
     if np.isnan(p):
         return NONE
     return f"{p:.3g}"

@@ -1,11 +1,11 @@
-"""How much of the loss's gradient passes the head? The gradient at the logits, projected on what the head can carry.
+"""Share of the loss's gradient that passes the head.
 
-Of g = ∂L/∂logits [N, V] the layers below get g W, with W [V, E] the head: only the part of g that lies in the column
-space of W, P g with P = W (WᵀW)⁺ Wᵀ, is not thrown away (Godey & Artzi, arXiv:2603.10145).
+Of g = ∂L/∂logits [N, V] the layers below receive g W, with W [V, E] the head. So only the part of g in the column space
+of W reaches them, P g with P = W (WᵀW)⁺ Wᵀ (Godey & Artzi, arXiv:2603.10145).
 
     share = Σ ‖P g‖² / Σ ‖g‖²,    ‖P g‖² = g W (WᵀW)⁺ Wᵀ gᵀ = ‖g Q‖²,    Q = W (WᵀW)^(−½), from an E × E Gram matrix
 
-A direction drawn at random passes rank(W) / V of its square.
+A random direction passes rank(W) / V of its square.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tiewise.inspection.running.two_paths import TextLoss
 from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 from tiewise.training.data.tokenizer import Ids
 
-_ROWS = 4096  # of a table, taken to fp64 at once
+_ROWS = 4096  # rows of a table that are converted to fp64 together
 
 
 @section(question="How much of the loss's gradient passes the head?", order=72, text=True)
 def bottleneck(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Project the gradient at the logits on the head's columns, by how often the token occurs that is predicted."""
+    """Project the gradient at the logits on the head's columns, by frequency of the next token."""
     opened = workspace.opened(model)
     counts = workspace.counts(model, opened.vocab)
     measured_on, _ = workspace.windows(model)
@@ -42,13 +42,13 @@ def bottleneck(model: InspectedModel, workspace: Workspace) -> Measurement:
 
 @leaves_model
 def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None = None, seed: int = 0) -> Measurement:
-    """Measure the share of the gradient at the logits that the head lets through, on windows of token ids [n, T].
+    """Measure the share of the gradient at the logits that passes the head.
 
-    The model is left as it was. `counts` say how often each token occurs in a longer text [V], None counts the windows;
-    `seed` draws hidden tokens, where the model predicts those.
+    The gradient is that of windows of token ids [n, T]. The model is not changed. `counts` are the occurrences of each
+    token in a longer text [V]; None counts the windows. `seed` draws hidden tokens if the model predicts those.
 
     Raises:
-        DataError: windows that this model cannot be run on, or a head that is no numbers.
+        DataError: windows that this model cannot run on, or a head with values that are no numbers.
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss, head = TextLoss(opened, windows, seed), opened.ends.head
@@ -58,8 +58,8 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
     bands = frequency_bins(counts)
     passed, total = np.zeros((2, len(windows), len(BINS)))  # ‖P g‖² and ‖g‖², by window and band
     at_head = _HeadLogits()
-    with head.register_forward_hook(at_head.keep):
-        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):  # gradients need memory too
+    with head.register_forward_hook(at_head.store):
+        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):  # less: gradients need memory
             logits, targets = loss.predicted(which)
             gradient = at_head.gradient(logits, targets)
             place = np.repeat(which.numpy(), loss.per_window), bands[targets.numpy()]
@@ -70,14 +70,14 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
 
 
 class _HeadLogits:
-    """What the head gave in the last forward, as the leaf that the logits come from."""
+    """Output of the head in the last forward, as a leaf of the logits."""
 
     def __init__(self) -> None:
-        """Begin before the first forward."""
+        """Start with an empty output."""
         self.logits = torch.empty(0)
 
-    def keep(self, module: nn.Module, arguments: object, logits: Tensor) -> Tensor:
-        """Keep the head's output; what follows gets a copy, because some families write on it."""
+    def store(self, module: nn.Module, arguments: object, logits: Tensor) -> Tensor:
+        """Store the head's output and pass on a copy, because some families write on it."""
         self.logits = logits.detach().requires_grad_()
         return self.logits.clone()
 
@@ -98,7 +98,10 @@ def _squares(rows: Tensor) -> NDArray[np.float64]:
 
 
 def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: float) -> Measurement:
-    """Say what share of the squared gradient passes, from ‖P g‖² and ‖g‖² by window and band [n, bands]."""
+    """Report the share of the squared gradient that passes.
+
+    `passed` and `total` are ‖P g‖² and ‖g‖² by window and band [n, bands].
+    """
     shares, why = passed.sum(1) / total.sum(1), "‖P g‖² / ‖g‖²"
     share = mean_of("share of the squared gradient", shares, unit="%", chance=chance, why=why)
     lost, lost_by_chance = 1 - math.sqrt(share.value), 1 - math.sqrt(chance)
@@ -114,7 +117,10 @@ def _report(passed: NDArray[np.float64], total: NDArray[np.float64], chance: flo
 
 
 def _basis(table: Tensor) -> Tensor:
-    """Return an orthonormal basis [V, r] of the columns of a table [V, E], r its rank."""
+    """Return an orthonormal basis [V, r] of the columns of a table [V, E].
+
+    r is the table's rank.
+    """
     gram = torch.zeros((), dtype=torch.float64)
     for part in torch.split(table, _ROWS):
         wide = part.double()
@@ -122,7 +128,7 @@ def _basis(table: Tensor) -> Tensor:
     if not torch.isfinite(gram).all():
         raise non_finite_error("a head")
     values, vectors = torch.linalg.eigh(gram)
-    # a singular value is none below E·ε of the largest, or where the Gram matrix itself is rounding
+    # a singular value counts as zero below E·ε of the largest, or if the Gram matrix has only its rounding
     of_table = (len(values) * torch.finfo(table.dtype).eps) ** 2
     of_gram = len(values) * torch.finfo(torch.float64).eps
     is_filled = values > values[-1] * max(of_table, of_gram)

@@ -1,4 +1,4 @@
-"""Does the direct path, from the input table straight to the output table, know the order of words?"""
+"""The direct path from input table to output table, and its knowledge of word order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tiewise.inspection.tables.open_path import open_path
 from tiewise.inspection.tables.token_texts import read_as
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
-MOST_ASYMMETRIC = 20  # pairs that are listed
-OWN_TOKENS = 2000  # whose whole row of logits is looked at
+MOST_ASYMMETRIC = 20  # most pairs that are listed
+SAMPLED_TOKENS = 2000  # sampled tokens whose full row of logits is computed
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
 APPLIED, CENTRED = "as the model applies it", "less row and column means"
 
 
 @section(question="Does the direct path know the order of words?", order=10)
 def direct_path(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Measure M = A Bᵀ [V, V] of input rows and output rows, and what it makes of the requested pairs."""
+    """Measure M = A Bᵀ [V, V] of the direct path, and the requested pairs."""
     request = workspace.request
     return direct_path_of(model.folder, request.pairs, request.effort.samples, request.seed)
 
@@ -31,9 +31,10 @@ def direct_path(model: InspectedModel, workspace: Workspace) -> Measurement:
 def direct_path_of(
     folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0
 ) -> Measurement:
-    """Measure the direct path of a checkpoint, and ask it for pairs of `words`, each one token, both ways.
+    """Measure the direct path of a checkpoint, and pairs of `words` in both orders.
 
-    The most asymmetric pairs are searched among `samples` tokens, drawn by `seed`; all where there are fewer.
+    Each word is one token. The most asymmetric pairs are searched among `samples` tokens, drawn by `seed`, or among all
+    if there are fewer.
 
     Raises:
         CheckpointError: no head, quantised tables, maps between a table and the body, a tokenizer that cannot be read.
@@ -49,7 +50,7 @@ def direct_path_of(
         with progress_of("direct path without its norm", path.rows):
             linear = path_matrix.grams(path.linear)
     with progress_of("own tokens", path.output.rows):
-        own = path_matrix.self_prediction(path, applied, OWN_TOKENS, seed)
+        self_quantities = path_matrix.self_prediction(path, applied, SAMPLED_TOKENS, seed)
     kinds = {APPLIED: applied, "by gain and scales alone": linear, CENTRED: applied.centred}
     orders = path_matrix.word_orders(path, words, ids)
     chosen = path_matrix.sampled(path.rows, samples, seed)
@@ -63,7 +64,7 @@ def direct_path_of(
             *_asymmetries(kinds),
             *_eigenvalues(applied, ""),
             *_eigenvalues(kinds[CENTRED], f", {CENTRED}"),
-            *own,
+            *self_quantities,
             *_requested_pairs(orders),
         ),
         listings=(listing,),
@@ -72,7 +73,7 @@ def direct_path_of(
 
 
 def _asymmetries(kinds: dict[str, path_matrix.Grams]) -> Iterator[Quantity]:
-    """Yield how far each kind of M is from symmetric, then its size."""
+    """Yield the asymmetry of each kind of M, then its size."""
     asymmetries = {kind: path_matrix.asymmetry(grams) for kind, grams in kinds.items()}
     for kind, (_, asymmetry) in asymmetries.items():
         yield Quantity(
@@ -84,9 +85,9 @@ def _asymmetries(kinds: dict[str, path_matrix.Grams]) -> Iterator[Quantity]:
 
 
 def _eigenvalues(grams: path_matrix.Grams, where: str) -> Iterator[Quantity]:
-    """Yield signs, ends and negative energy of the eigenvalues of M's symmetric part.
+    """Yield signs, extremes and negative energy of the eigenvalues of M's symmetric part.
 
-    `where` ends every name; it is empty for M as the model applies it, which is read first.
+    `where` is the suffix of every name; it is empty for M as the model applies it, which is reported first.
     """
     values = path_matrix.eigenvalues(grams).tolist() or [0.0]
     positive = [value for value in values if value > 0]
@@ -113,7 +114,7 @@ def _requested_pairs(orders: path_matrix.WordOrders) -> Iterator[Quantity]:
 
 
 def _listed_pairs(folder: Folder, pairs: Sequence[path_matrix.AsymmetricPair]) -> Iterator[tuple[str, str, str]]:
-    """Yield each pair of tokens as text, with its logit there and back."""
+    """Yield each pair of tokens as text, with its logits in both orders."""
     tokens: list[int] = []
     for first, second, _, _ in pairs:
         tokens += [first, second]

@@ -1,12 +1,14 @@
-"""How much word order does the first MLP give back to the direct path: input row → MLP of layer 0 → norm → output rows?
+"""The direct path through the first MLP of a model.
 
+    input row → MLP of layer 0 → norm → output rows
     h = x + MLP₀(norm(x))        x the input row as the body receives it, attention and positions left out
 
-What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is
-exchanged for another, whose rows are computed a few at a time, so every measure of `inspection.tables` applies to both.
+The question is how much knowledge of word order the MLP adds. After h the path is unchanged: final norm, output rows,
+bias, soft-cap. One input table is exchanged for another, whose rows are computed a few at a time, so every measure of
+`inspection.tables` applies to both.
 
-The record of a family names its block (`first_mlp`). Tests compare each with transformers' own class: with one layer,
-whose attention gives nothing, its logits are those of the path through this block. A family without it is refused.
+The record of a family names its block (`first_mlp`). Tests compare each with transformers' own class: its logits with
+one layer, whose attention returns zero, are those of the path through this block. A family without a record is refused.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ from tiewise.inspection.tables.path_matrix import WordOrders, find_pairs, sample
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
-TITLES = ("Direct path", "With the first MLP")  # of the heat maps of both paths
+TITLES = ("Direct path", "With the first MLP")  # titles of the heat maps of both paths
 
 
 @section(question="How much word order does the first MLP give back?", order=20)
 def first_mlp(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Compare the direct path with the same path through the first MLP: a symmetric path knows no order of words."""
+    """Compare the direct path with the same path through the first MLP.
+
+    A symmetric path has no knowledge of word order.
+    """
     opened, request = workspace.opened(model), workspace.request
     chain = None
     if workspace.has_text(model):
@@ -58,14 +63,15 @@ def first_mlp_of(
     chain: Chain | None = None,
     most: int = MAP_TOKENS,
 ) -> Measurement:
-    """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows a text.
+    """Measure how far the first MLP moves the path from symmetry, and its cost.
 
-    `words` are pairs to ask of both ways, each word one token. Logits of `samples` tokens to each other are compared,
-    all where there are fewer; `seed` draws them and resamples. Of a text's pairs in this model's tokens, `chain`, heat
-    maps show the `most` frequent tokens, then the words, and losses are measured.
+    With a text, it also reports how far each path follows it. `words` are pairs to evaluate in both orders, each word
+    one token. The logits of `samples` tokens to each other are compared, or of all tokens if there are fewer; `seed`
+    draws them and resamples. `chain` has a text's pairs in this model's tokens. With it, losses are measured, and heat
+    maps show the `most` frequent tokens, then the words.
 
     Raises:
-        InstallError: a model without a known first MLP.
+        InstallError: a model whose first MLP has no record.
         CheckpointError: one without a direct path.
         DataError: words that are no tokens, a table of fewer than 8 rows, a text in other tokens.
     """
@@ -111,7 +117,7 @@ def _asymmetries(
 ) -> list[tuple[Estimate, Estimate]]:
     """Measure the asymmetry of each path between `chosen` tokens, and last its change.
 
-    Each is (as it is, centred).
+    Each is (of M, of the centred M).
     """
     lefts = []
     for path in paths.values():
@@ -124,7 +130,7 @@ def _asymmetries(
 def _text_quantities(
     paths: Mapping[str, DirectPath], chain: Chain, follows: Sequence[Sequence[Quantity]], seed: int
 ) -> Iterator[Quantity]:
-    """Yield each path's loss on a text's pairs, then how far it `follows` the text."""
+    """Yield each path's loss on a text's pairs, then the quantities `follows`."""
     for (name, path), of_path in zip(paths.items(), follows, strict=True):
         with progress_of("loss on the text", path.output.rows):
             loss = path_loss(path, chain, seed=seed)
@@ -133,7 +139,7 @@ def _text_quantities(
 
 
 def _logit_quantities(orders: Mapping[str, WordOrders]) -> Iterator[Quantity]:
-    """Yield the logit of each requested pair both ways, by each path."""
+    """Yield the logit of each requested pair in both orders, by each path."""
     figure = "Requested pairs: logits"
     for name, by_order in orders.items():
         for order, (logit, _, _) in by_order.items():
@@ -141,7 +147,10 @@ def _logit_quantities(orders: Mapping[str, WordOrders]) -> Iterator[Quantity]:
 
 
 def _answer(change: Estimate) -> str:
-    """Say whether the asymmetry grows with the MLP; `change` is that with it less that without."""
+    """Return whether the asymmetry grows with the MLP.
+
+    `change` is the asymmetry with the MLP less that without it.
+    """
     if change.low > 0:
         return "some"
     if change.high < 0:
@@ -150,7 +159,7 @@ def _answer(change: Estimate) -> str:
 
 
 def _asymmetry_quantities(paths: Iterable[str], asymmetries: Sequence[tuple[Estimate, Estimate]]) -> list[Quantity]:
-    """Report the asymmetry of each path and its change, first as the paths are, then centred."""
+    """Return the asymmetry of each path and its change, then the same centred."""
     names = [f"asymmetry, {name}" for name in paths]
     *of_paths, change = asymmetries
     quantities = []
@@ -167,7 +176,7 @@ def _asymmetry_quantities(paths: Iterable[str], asymmetries: Sequence[tuple[Esti
 
 
 def _size_quantity(block: FirstBlock, path: DirectPath, parameters: int) -> Quantity:
-    """Report the size of the block, compared with one table and with the model's `parameters`."""
+    """Return the size of the block, compared with one table and with the model's `parameters`."""
     of_block = sum(p.numel() for p in block.parameters.values())
     of_table = path.input.rows * path.input.width
     why = f"{of_block / of_table:.0%} of one table, {of_block / parameters:.0%} of the model"
@@ -175,7 +184,10 @@ def _size_quantity(block: FirstBlock, path: DirectPath, parameters: int) -> Quan
 
 
 def _shares_in_text(chain: Chain | None, pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """Write p(second | first) of each pair both ways; a dash without a text."""
+    """Return p(second | first) of each pair in both orders, as text.
+
+    Without a text, it is a dash.
+    """
     if chain is None:
         return [NONE] * (2 * len(pairs))
     ways = []
@@ -186,7 +198,7 @@ def _shares_in_text(chain: Chain | None, pairs: Sequence[tuple[int, int]]) -> li
 
 
 def _requested_pairs(orders: Mapping[str, WordOrders], shares: Sequence[str]) -> Listing:
-    """List each requested pair both ways, by each path and in the text."""
+    """List each requested pair in both orders, by each path and in the text."""
     header = ["order"]
     for name in orders:
         header += [f"{name}: logit", f"{name}: probability", f"{name}: rank"]
@@ -205,9 +217,9 @@ def _requested_pairs(orders: Mapping[str, WordOrders], shares: Sequence[str]) ->
 class FirstBlock:
     """The feed-forward block of a model's first layer."""
 
-    composition: str  # what it computes, in the names of the model's own modules
-    steps: tuple[Callable[[Tensor], Tensor], ...]  # its norms and modules, one after the other
-    scale: float  # times its output
+    composition: str  # formula of the block, in the model's module names
+    steps: tuple[Callable[[Tensor], Tensor], ...]  # its norms and modules, in the order of application
+    scale: float  # factor of its output
 
     @property
     def parameters(self) -> dict[int, Tensor]:
@@ -220,7 +232,7 @@ class FirstBlock:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the stream [n, D] after the block, of the type of the block's weights."""
+        """Return the stream [n, D] after the block, in the type of the block's weights."""
         x = x.to(next(iter(self.parameters.values())).dtype)
         y = x[None]
         for step in self.steps:
@@ -229,11 +241,11 @@ class FirstBlock:
 
 
 def first_block(model: Any) -> FirstBlock:
-    """Find the block of a model's first layer.
+    """Find the feed-forward block of a model's first layer.
 
     Raises:
-        InstallError: a family whose first layer is not known exactly, a mixture of experts, or one that normalises the
-            stream itself.
+        InstallError: a family without an exact record of its first layer, a mixture of experts, or one that normalises
+            the stream itself.
     """
     config = model.config.get_text_config()
     kind = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
@@ -262,7 +274,7 @@ def _has_experts(model: nn.Module) -> bool:
 
 
 def _block_of(layer: nn.Module, names: BlockNames) -> FirstBlock:
-    """Return the feed-forward block of a layer, its modules by the names of the family's record."""
+    """Return the feed-forward block of a layer, with the module names of the family's record."""
     steps: list[str] = []
     for name in names.before:  # the first of these norms that the layer has
         if getattr(layer, name, None) is not None:
@@ -284,10 +296,14 @@ def _block_of(layer: nn.Module, names: BlockNames) -> FirstBlock:
 
 
 def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:
-    """Return the path with the first MLP in it; it is never tied. Rows are computed in the type of its weights."""
+    """Return the path with the first MLP in it; it is never tied.
+
+    Rows are computed in the type of the MLP's weights.
+    """
     name, scale = f"{path.input.name} after the first MLP", path.input_scale
 
     def after(rows: Array) -> Array:
+        """Return the rows after the block, in fp64."""
         behind: Array = block(torch.from_numpy(rows * scale)).double().numpy()
         return behind
 

@@ -1,11 +1,11 @@
-"""Which use of the table pulls harder, and do both pull the same way? Lookup path (A) and head path (B) on a text.
+"""Gradients of a text's loss, divided between lookup path (A) and head path (B).
 
     windows ─ shuffled into batches → TwoLeaves → a, b [V, E] of each batch ┬ sums: the gradient of the text's mean loss
-                                                                          ├ norms of each: what training sees
+                                                                          ├ norms of each: the gradients of training
                                                                           └ AdamPaths: the optimizer's step by path
 
 The norm of a mean gradient falls as the batch grows, and by different factors for the two paths, so a share belongs to
-a batch size. Both are reported: one batch (mean and interval over batches) and the whole text, and `by_batch` between.
+a batch size. Both are reported: one batch (mean and interval over batches) and the full text, and `by_batch` between.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from tiewise.training.data.tokenizer import Ids
 
 PERMUTATIONS = 19
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-HISTOGRAM = 20  # bins of a row's share
-TOP = 20  # rows that are listed
-SIZES = tuple(2**k for k in range(13))  # windows of a batch
+HISTOGRAM = 20  # bins of the histogram of shares
+TOP = 20  # most rows that are listed
+SIZES = tuple(2**k for k in range(13))  # windows per batch
 SHARE = "head path's share"
-WHOLE, ADAM, STEP = "whole text", "Adam's step", "in Adam's step"
+FULL_TEXT, ADAM, STEP = "whole text", "Adam's step", "in Adam's step"
 OLDER = "activation-norm convention (not commensurable)"
 BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
@@ -54,7 +54,7 @@ MOVED = "Which tokens each path moves"
 
 @section(question="Which use of the table pulls harder, and do both pull the same way?", order=70, text=True)
 def gradients(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
+    """Divide the gradient of a text's loss, and Adam's step, between lookup and head path."""
     opened = workspace.opened(model)
     counts = workspace.counts(model, opened.vocab)
     measured_on, _ = workspace.windows(model)
@@ -63,22 +63,24 @@ def gradients(model: InspectedModel, workspace: Workspace) -> Measurement:
 
 @dataclass(frozen=True)
 class PathGradients:
-    """Measured gradients of both paths, from which the report is written."""
+    """Measured gradients of both paths, from which the report is made."""
 
-    objective: str  # what is predicted, as `two_paths` names it
-    length: int  # tokens of a window
-    predicted: int  # tokens, in all
+    objective: str  # kind of prediction, as named in `two_paths`
+    length: int  # tokens per window
+    predicted: int  # number of all predicted tokens
     nll: float  # mean loss, nats per predicted token
-    batch: int  # windows of a batch
-    batches: tuple[PathSplit, ...]  # whole ones; a smaller last one is not among them
-    looked_up: tuple[tuple[float, float], ...]  # of each: L2 and L1 norm at the lookups' outputs, a row per position
+    batch: int  # windows per batch
+    batches: tuple[PathSplit, ...]  # full batches, without a smaller last one
+    looked_up: tuple[
+        tuple[float, float], ...
+    ]  # L2 and L1 norms of each batch at the lookups' outputs, one row per position
     mean: tuple[float, float]  # ‖A‖, ‖B‖ of the mean gradient of these batches
     gradient: RowSums  # of the mean loss over all windows
-    update: RowSums  # Adam's step from the batches in order, weights held still
-    null: tuple[float, float]  # lowest and highest cosine where A's rows are given to other tokens of the text
-    seen: NDArray[np.int64]  # how often each token occurs in the windows [V]
-    counts: NDArray[np.int64]  # the same of a longer text, for the bins
-    longest: tuple[tuple[int, str], ...]  # rows with most of ‖A‖² + ‖B‖², and what their tokens read as
+    update: RowSums  # Adam's step from the batches in order, with constant weights
+    null: tuple[float, float]  # lowest and highest cosine with A's rows permuted among the text's tokens
+    seen: NDArray[np.int64]  # occurrences of each token in the windows [V]
+    counts: NDArray[np.int64]  # occurrences of each token in a longer text [V], for the bins
+    longest: tuple[tuple[int, str], ...]  # (row, text of its token) with the largest ‖A‖² + ‖B‖²
 
 
 @leaves_model
@@ -91,33 +93,34 @@ def gradients_of(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> Measurement:
-    """Measure both paths' gradients on windows of token ids [n, T]; the model is left as it was.
+    """Measure both paths' gradients on windows of token ids [n, T].
 
-    Memory: ten tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
+    The model is not changed. Memory: ten tables of the model's size (gradients, their sums and moments) and logits of a
+    few windows.
 
     Args:
-        opened: the checkpoint, in the precision in which gradients are wanted.
-        windows: run `batch` at a time.
-        seed: of the order of windows, and of hidden tokens where the model predicts those.
-        counts: how often each token occurs in a longer text [V], for the bins; None counts the windows.
+        opened: the checkpoint, in the precision of the gradients.
+        windows: token ids, `batch` windows at a time.
+        seed: of the order of windows, and of hidden tokens if the model predicts those.
+        counts: occurrences of each token in a longer text [V], for the bins; None counts the windows.
         betas, eps: of the Adam whose step is divided.
 
     Raises:
-        DataError: windows that this model cannot be run on, fewer than a batch, or gradients that are no numbers.
+        DataError: windows that this model cannot run on, fewer than a batch, or gradients that are no numbers.
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss = TextLoss(opened, windows, seed)
     if not 1 <= batch <= len(windows):
         raise DataError(f"batches of {batch} from {len(windows)} windows", "give a longer text or smaller batches")
-    full = len(windows) // batch  # batches that are whole; a smaller last one counts in the text's gradient alone
+    full = len(windows) // batch  # full batches; a smaller last one counts in the text's gradient only
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
     mean = math.nan, math.nan
-    one_table = opened.ends.tied  # while they are parted, the ends are two parameters
+    one_table = opened.ends.tied  # read here: within the context, both ends are separate parameters
     with separate_leaves(opened.ends) as leaves:
         sums = _TextSums(leaves, one_table, betas, eps)
         for done, which in enumerate(torch.split(order, batch), 1):
             # the gradient is freed before the next one is computed
-            sums.add(leaves.gradient(loss, which), len(which) / len(windows), is_whole=done <= full)
+            sums.add(leaves.gradient(loss, which), len(which) / len(windows), is_full=done <= full)
             if done == full:
                 mean = sums.norms_of_mean(len(windows) / (full * batch))
             report_progress("gradients", min(done * batch, len(windows)), len(windows))
@@ -152,20 +155,23 @@ class _TextSums:
     """Sums of both paths' gradients over the batches of a text."""
 
     def __init__(self, leaves: TwoLeaves, one_table: bool, betas: tuple[float, float], eps: float) -> None:
-        """Begin at zero, with the moments of an Adam of these settings."""
+        """Start at zero, with the moments of an Adam of these settings."""
         self.one_table = one_table
-        self.a, self.b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)  # of the mean loss so far
+        self.a, self.b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)  # gradients of the mean loss so far
         self.moments = AdamPaths(self.a, self.b, one_table, betas, eps)
         self.nll = 0.0
-        self.batches: list[PathSplit] = []  # whole ones
-        self.looked_up: list[tuple[float, float]] = []  # of each: L2 and L1 norm at the lookups' outputs
+        self.batches: list[PathSplit] = []  # full batches
+        self.looked_up: list[tuple[float, float]] = []  # L2 and L1 norms of each batch at the lookups' outputs
 
-    def add(self, batch: BatchGradient, weight: float, is_whole: bool) -> None:
-        """Add the gradient of a batch that is this share of the text; Adam takes a step with whole batches only."""
+    def add(self, batch: BatchGradient, weight: float, is_full: bool) -> None:
+        """Add the gradient of a batch, whose share of the text is `weight`.
+
+        Adam takes a step with full batches only.
+        """
         self.nll += weight * batch.nll
         self.a.add_(batch.a, alpha=weight)
         self.b.add_(batch.b, alpha=weight)
-        if is_whole:
+        if is_full:
             self.batches.append(row_sums(batch.a, batch.b, self.one_table).split())
             self.looked_up.append((batch.rows_l2, batch.rows_l1))
             self.moments.add(batch.a, batch.b)
@@ -180,20 +186,23 @@ class _TextSums:
         return split.a * scale, split.b * scale
 
     def is_finite(self) -> bool:
-        """Return True if both gradients are numbers."""
+        """Return True if both gradients are finite."""
         return bool(self.a.isfinite().all() and self.b.isfinite().all())
 
     def cosine_null(self, seed: int) -> tuple[float, float]:
-        """Return (lowest, highest) cosine with A's rows given to other tokens of the text; nan for two tables."""
+        """Return (lowest, highest) cosine with A's rows permuted among the text's tokens.
+
+        Both are NaN for two tables.
+        """
         if not self.one_table:
             return math.nan, math.nan
-        # the text's tokens, and a mask or first one
+        # rows of the text's tokens, and of a mask or first token
         reached = torch.nonzero(torch.linalg.vector_norm(self.a, dim=1)).reshape(-1)
         return cosine_null(self.a, self.b, reached, seed, PERMUTATIONS)
 
 
 def _padded_to(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """Return counts of exactly `rows` tokens: cut off, or extended by zeros."""
+    """Return counts of exactly `rows` tokens: truncated, or extended by zeros."""
     lacking = max(0, rows - len(counts))
     return np.pad(counts, (0, lacking))[:rows]
 
@@ -202,7 +211,10 @@ def _padded_to(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 
 
 def measurement_of(measured: PathGradients) -> Measurement:
-    """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
+    """Report which path has the longer gradient, and whether both agree.
+
+    Batches, the full text, Adam's step and frequencies are reported.
+    """
     alone = "get the head path alone"
     if measured.objective != NEXT:
         alone += ", but for a mask or first token"
@@ -228,32 +240,32 @@ def measurement_of(measured: PathGradients) -> Measurement:
     )
 
 
-def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
-    """Say which path is longer in a batch, and how the two lie to each other in the whole text."""
-    if not math.isfinite(whole.share_b):
+def answer(share: Quantity, full_text: PathSplit, null: tuple[float, float]) -> str:
+    """Return which path is longer in a batch, and how both relate in the full text."""
+    if not math.isfinite(full_text.share_b):
         return "neither: both gradients are zero on this text"
     longer = longer_path(share)
-    if not math.isfinite(whole.cosine):
+    if not math.isfinite(full_text.cosine):
         return f"{longer}, in a table of its own"
     lowest, highest = null
-    if whole.cosine > highest:
+    if full_text.cosine > highest:
         return f"{longer}; over the whole text the same way"
-    if lowest <= whole.cosine <= highest:
+    if lowest <= full_text.cosine <= highest:
         return f"{longer}; over the whole text in unrelated directions"
     return f"{longer}; over the whole text opposed"
 
 
 @dataclass(frozen=True)
 class _FrequencyBin:
-    """Rows of the tokens that a text has about equally often."""
+    """Rows of tokens with about equal counts in a text."""
 
     rows: int
-    quantities: tuple[Quantity, ...]  # the head path's share, in Adam's step, and what of each path goes to these rows
-    cells: tuple[str, ...]  # its row of the listing
+    quantities: tuple[Quantity, ...]  # shares of the head path, in Adam's step, and of each path's norm
+    cells: tuple[str, ...]  # the bin's row of the listing
 
 
 def _frequency_bins(measured: PathGradients) -> list[_FrequencyBin]:
-    """Measure the rows of tokens of like frequency."""
+    """Measure the rows of tokens of similar frequency."""
     bin_of_row = frequency_bins(measured.counts)
     bins = []
     for index, label in enumerate(BINS):
@@ -269,7 +281,7 @@ def _frequency_bins(measured: PathGradients) -> list[_FrequencyBin]:
 
 
 def _bin_quantities(measured: PathGradients, name: str, inside: NDArray[np.bool_]) -> tuple[Quantity, ...]:
-    """Report shares of the rows of one bin, marked in `inside` [V].
+    """Return the shares of the rows of one bin, marked in `inside` [V].
 
     The head path's share comes first, then the same in Adam's step, then the part of each path that is in these rows.
     """
@@ -303,7 +315,10 @@ def _longest_rows(measured: PathGradients) -> Listing:
 
 
 def _batch_quantities(measured: PathGradients) -> list[Quantity]:
-    """Report batches: the head path's share first, the cosine of one table, Adam's step, and both norms."""
+    """Return the quantities of batches, the head path's share first.
+
+    The cosine (of one table), Adam's step and both norms follow.
+    """
     splits = measured.batches
     shares = [split.share_b for split in splits]
     quantities = [mean_of(f"{SHARE} per batch", shares, unit="%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")]
@@ -324,10 +339,10 @@ def _batch_quantities(measured: PathGradients) -> list[Quantity]:
 
 
 def _quantities(measured: PathGradients) -> Iterator[Quantity]:
-    """Yield the whole text, Adam's step, the older convention, and shares within rows."""
+    """Yield the full text, Adam's step, the older convention, and shares within rows."""
     yield Quantity("loss", measured.nll, unit=NATS, main=False, n=measured.predicted)
     why = "permuted: other tokens' lookup path"
-    yield from _split_quantities(WHOLE, measured.gradient.split(), measured.null, why)
+    yield from _split_quantities(FULL_TEXT, measured.gradient.split(), measured.null, why)
     yield from _split_quantities(ADAM, measured.update.split(), (), "Adam divides by the size of the sum")
     yield from _older_quantities(measured)
     yield from _row_quantities(measured)
@@ -350,7 +365,10 @@ def _split_quantities(where: str, split: PathSplit, null: tuple[float, ...], why
 
 
 def _older_quantities(measured: PathGradients) -> Iterator[Quantity]:
-    """Yield the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table."""
+    """Yield shares in the convention of arXiv:2603.26663.
+
+    There the lookup's norm is one of positions, the head's one of the table.
+    """
     shares, shares_l1, norms = [], [], []
     for split, (l2, l1) in zip(measured.batches, measured.looked_up, strict=True):
         shares.append(ratio(split.b, l2 + split.b))
@@ -363,7 +381,10 @@ def _older_quantities(measured: PathGradients) -> Iterator[Quantity]:
 
 
 def _row_quantities(measured: PathGradients) -> Iterator[Quantity]:
-    """Yield shares within the rows of tokens that occur in the windows, and what the rows of all others get."""
+    """Yield the head path's share in rows, and the parts of absent tokens.
+
+    Shares are those in the rows of tokens that occur in the windows.
+    """
     absent, b2 = measured.seen == 0, measured.gradient.b2
     n = int(absent.sum())
     for where, sums in (("gradient", measured.gradient), (ADAM, measured.update)):
@@ -381,7 +402,7 @@ def _row_quantities(measured: PathGradients) -> Iterator[Quantity]:
 
 
 def _shares(measured: PathGradients, sums: RowSums) -> NDArray[np.float64]:
-    """Return the head path's share in the rows of tokens that occur in the windows, where there is one."""
+    """Return the head path's finite shares in the rows of the windows' tokens."""
     shares = sums.share_b[measured.seen > 0]
     return shares[np.isfinite(shares)]
 
@@ -417,11 +438,11 @@ def _row_share_curves(measured: PathGradients) -> Iterator[Curve]:
 
 
 def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int) -> list[tuple[float, float]]:
-    """Estimate root mean square ‖A‖ and ‖B‖ of batches of 1, 2, 4 … 4,096 windows, and of ever larger ones last.
+    """Estimate root mean square ‖A‖ and ‖B‖ of batches of 1, 2, 4 … 4,096 windows.
 
-    E‖g‖² at k windows = |G|² + tr Σ / k, both estimated without bias (McCandlish et al., arXiv:1812.06162, App. A).
-    `mean` are the norms of the mean gradient of the same batches. An estimate of |G|² below zero is no result: nan.
-    One batch has no scatter.
+    The last pair is the limit of large batches. E‖g‖² at k windows = |G|² + tr Σ / k, both estimated without bias
+    (McCandlish et al., arXiv:1812.06162, App. A). `mean` are the norms of the mean gradient of the same batches. An
+    estimate of |G|² below zero is no result: NaN. One batch has no scatter: the list is empty.
     """
     if len(splits) < 2:
         return []
@@ -431,7 +452,10 @@ def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int)
 
 
 def _norms_by_size(norms: Sequence[float], mean: float, batch: int) -> list[float]:
-    """Estimate the norm for each of `SIZES` and the limit from norms of batches and the norm of their mean."""
+    """Estimate the norm for each of `SIZES` and the limit.
+
+    `norms` are those of the batches, `mean` is that of their mean.
+    """
     n = len(norms)
     scatter = (sum(norm**2 for norm in norms) / n - mean**2) * n / (n - 1)  # trace of one batch's covariance
     sizes = (*SIZES, math.inf)

@@ -1,8 +1,8 @@
-"""Which use of the table pulls harder as training goes on? One arm of a comparison, with intervals over its seeds.
+"""Gradients of lookup and head path over the training of one arm, over its seeds.
 
-The trainer measures both norms at every step, before clipping, and keeps their means over logging windows. A share over
-a range of steps is the mean of its windows' shares ‖B‖ / (‖A‖ + ‖B‖), each counted by its steps: what the published
-figures of arXiv:2603.26663 are, which have a window of one step.
+The trainer measures both norms at every step, before clipping, and stores their means over logging windows. A share
+over a range of steps is the mean of its windows' shares ‖B‖ / (‖A‖ + ‖B‖), weighted by their steps. The published
+figures of arXiv:2603.26663 are such shares with a window of one step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOGGED = "Means over seeds and logging windows."
 
 @section(question="Which use of the table pulls harder as training goes on?", order=80)
 def gradients_over_training(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Follow both paths' gradients over the training of one arm of a comparison."""
+    """Report both paths' gradients over the training of one arm of a comparison."""
     if model.run is None:
         raise NotApplicable("needs a comparison", "give the folder of `tiewise compare`")
     return gradients_over_training_of(model.run, model.label)
@@ -46,7 +46,7 @@ def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Measure
     """Read both paths over the training of one arm from a finished comparison's folder.
 
     Raises:
-        RunError: no finished comparison is there.
+        RunError: the folder has no finished comparison.
         NotApplicable: the arm measured no paths.
     """
     paths = logged_paths(comparison_of(Path(run)).of(arm))
@@ -57,33 +57,36 @@ def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Measure
 
 @dataclass(frozen=True)
 class LoggedPaths:
-    """Logging windows that every seed measured: means over their steps."""
+    """Means of both paths' norms over the logging windows that every seed measured."""
 
     first: NDArray[np.int64]  # first step of each window
-    last: NDArray[np.int64]  # its last
-    a: NDArray[np.float64]  # ‖A‖, of the lookup path [windows, seeds]
-    b: NDArray[np.float64]  # ‖B‖, of the head path
-    cosine: NDArray[np.float64]  # between A and B; nan where there are two tables
+    last: NDArray[np.int64]  # last step of each window
+    a: NDArray[np.float64]  # ‖A‖ of the lookup path [windows, seeds]
+    b: NDArray[np.float64]  # ‖B‖ of the head path [windows, seeds]
+    cosine: NDArray[np.float64]  # between A and B [windows, seeds]; NaN for two tables
 
     @property
     def share(self) -> NDArray[np.float64]:
-        """Return ‖B‖ / (‖A‖ + ‖B‖), nan where both are zero."""
+        """Return ‖B‖ / (‖A‖ + ‖B‖), NaN where both are zero."""
         both = self.a + self.b
         return np.divide(self.b, both, out=np.full_like(both, math.nan), where=both > 0)
 
     def over(self, its: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the mean share over some windows, counted by their steps [seeds]."""
+        """Return the mean share over some windows, weighted by their steps [seeds]."""
         return np.average(self.share[its], axis=0, weights=(self.last - self.first + 1)[its])
 
     def tenths(self) -> list[NDArray[np.bool_]]:
-        """Mark the windows that end in each tenth of the run; tenths without one are left out."""
+        """Mark the windows that end in each tenth of the run.
+
+        Tenths without a window are left out.
+        """
         ends = np.arange(1, TENTHS + 1) * int(self.last[-1]) // TENTHS
         tenth = np.searchsorted(ends, self.last)
         return [tenth == k for k in np.unique(tenth)]
 
 
 def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
-    """Read an arm's curves; a window begins after the logged step before it, measured or not."""
+    """Read an arm's curves; a window starts after the previous logged step, measured or not."""
     curves = [{point.step: point for point in run.curve} for run in runs]
     first, last = [], []
     windows: list[NDArray[np.float64]] = []
@@ -101,7 +104,10 @@ def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
 
 
 def _measured_by_all(points: Sequence[CurvePoint | None]) -> NDArray[np.float64] | None:
-    """Return (‖A‖, ‖B‖, cosine) of each seed [seeds, 3], or None where one measured no finite norms."""
+    """Return (‖A‖, ‖B‖, cosine) of each seed [seeds, 3].
+
+    None if a seed has no finite norms.
+    """
     by_seed = []
     for point in points:
         if point is None or point.path_a is None or point.path_b is None:
@@ -118,7 +124,7 @@ def _measured_by_all(points: Sequence[CurvePoint | None]) -> NDArray[np.float64]
 
 
 def measurement_of(paths: LoggedPaths) -> Measurement:
-    """Say what the head path's share is, and whether it moved."""
+    """Report the head path's share, and whether it changed over training."""
     seeds = paths.a.shape[1]
     tenths, all_windows = paths.tenths(), np.ones(len(paths.last), bool)
     by_tenth = [paths.over(its) for its in tenths]
@@ -135,14 +141,17 @@ def measurement_of(paths: LoggedPaths) -> Measurement:
     return Measurement(
         answer=_answer(share, moved),
         quantities=(share, moved, *_cosines(paths)),
-        curves=tuple(curve for curve in _curves(paths) if curve.x),  # none that was never a number
+        curves=tuple(curve for curve in _curves(paths) if curve.x),  # curves without a finite value are left out
         listings=(Listing("Head path's share by tenths of the run", ("steps", "share [95 %]"), rows),),
         notes=("over 1 seed, before clipping" if seeds == 1 else f"over {seeds} seeds, before clipping",),
     )
 
 
 def _answer(share: Quantity, moved: Quantity) -> str:
-    """Say which path is longer, and if there are two tenths, whether the head's share moved between them."""
+    """Return which path is longer, and whether the head's share changed over training.
+
+    The change is that from the first to the last tenth, if there are two.
+    """
     longer = longer_path(share)
     if not math.isfinite(moved.value):
         return longer
@@ -155,7 +164,7 @@ def _answer(share: Quantity, moved: Quantity) -> str:
 
 
 def _cosines(paths: LoggedPaths) -> list[Quantity]:
-    """Return the lowest and the highest mean cosine of the two paths; none where there are two tables."""
+    """Return the lowest and the highest mean cosine of the two paths; none for two tables."""
     is_measured = np.isfinite(paths.cosine).all(1)
     cosines = paths.cosine.mean(1)[is_measured]
     if not len(cosines):

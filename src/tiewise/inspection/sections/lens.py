@@ -1,15 +1,17 @@
-"""How much of the prediction can be read off before the last layer? Logit lens and tuned lens.
+"""Logit lens and tuned lens: predictions that are read before the last layer.
 
 The logit lens (nostalgebraist 2020) reads the states after a layer as if no layer followed. The tuned lens (Belrose et
 al. 2023, arXiv:2303.08112, section 3) puts a trained affine map before that:
 
     T(h) = h + s·(A·W(h − μ) + b),     A = 0 and b = 0 at first: the logit lens
 
-μ and W are the mean and the whitening of the layer's states on the training windows, s their root mean square: the
-same affine maps in other coordinates, where all directions are learnt alike. Trained by Adam at a constant rate; what
-is read is an average of the last steps. A rate that falls to zero would flatten any curve, trained enough or not.
+μ and W are the mean and the whitening of the layer's states on the training windows, s their root mean square: the same
+affine maps in other coordinates, where all directions are learnt equally fast. They are trained by Adam at a constant
+rate; the lens uses an average of the last steps. A rate that falls to zero would flatten any curve, also one that has
+not converged.
 
-KL(final ‖ lens), held out, with the chance levels of three fixed distributions. See docs/lens.md.
+The results are KL(final ‖ lens) on held-out windows, with the chance levels of three fixed distributions. See
+docs/lens.md.
 """
 
 from __future__ import annotations
@@ -33,62 +35,62 @@ from tiewise.inspection.running.stack import AppliedStack, find_stack
 from tiewise.inspection.workspace import InspectedModel, Workspace, section
 from tiewise.training.data.tokenizer import Ids
 
-RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
+RATE = 0.15  # Adam's rate is RATE / √D: about the largest relative change of a state in one step
 BETAS = (0.9, 0.99)
-EPSILON = 1e-6  # Adam's: gradients that are rounding alone move nothing
-AVERAGED = 20  # the average reaches back about a 20th of all steps
-TOKENS = 256  # positions per step, at least
-SHRINK = 1e-3  # of the mean eigenvalue: directions that hardly occur are not blown up
-LEAST_STEPS = 20  # fewer leave no last tenth to look at
-MARKS = 20  # times that the held-out KL is read over training
+EPSILON = 1e-6  # Adam's ε: gradients that are only rounding change nothing
+AVERAGED = 20  # 1 / AVERAGED of all steps: the span of the average
+TOKENS = 256  # least positions per step
+SHRINK = 1e-3  # relative to the mean eigenvalue: rare directions are not magnified
+LEAST_STEPS = 20  # fewer have no last tenth to compare
+MARKS = 20  # number of held-out readings during training
 ZERO = 1e-6  # nats: rounding of fp32
 NEVER = "not the first choice at half of the positions"
 APPLIED = "layers applied"
-CONVERGED = 0.01  # of the KL: what the last tenth of the steps may still change
+CONVERGED = 0.01  # relative change of the KL in the last tenth of the steps that counts as converged
 KL = "nats to the final distribution"
 UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies", "model's mean distribution"
 
 
 @section(question="How much of the prediction can be read off before the last layer?", order=100, text=True, weight=20)
 def lens(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
-    (run_on, held_out), steps = workspace.windows(model), workspace.request.effort.lens_steps
-    return lens_of(workspace.opened(model), run_on, held_out, steps, workspace.request.seed)
+    """Decode every layer's states by the head (logit lens) and after a trained map (tuned lens)."""
+    (run_on, heldout), steps = workspace.windows(model), workspace.request.effort.lens_steps
+    return lens_of(workspace.opened(model), run_on, heldout, steps, workspace.request.seed)
 
 
 class LensRead(NamedTuple):
-    """One lens at one place, on held-out windows."""
+    """One lens at one layer, on held-out windows."""
 
     kl: Estimate  # KL(final ‖ lens), nats per position
     nll: Estimate  # cross-entropy of the lens against the text's next token, nats
-    agreement: Estimate  # share of positions where lens and model name the same token first
+    agreement: Estimate  # share of positions where lens and model have the same first choice
 
 
 @leaves_model
-def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Measurement:
+def lens_of(opened: Opened, windows: Ids, heldout: Ids, steps: int = 250, seed: int = 0) -> Measurement:
     """Read every layer of a causal model with both lenses.
 
-    Translators are trained for `steps` steps, 20 or more, on `windows` of ids [n, T], whose order `seed` draws.
-    Everything is read on other windows, `held_out` [m, T].
+    Translators are trained for `steps` steps, 20 or more, on `windows` of ids [n, T], whose order `seed` draws. All
+    results are from other windows, `heldout` [m, T].
 
     Raises:
-        DataError: windows that the model cannot be run on or that are too few, too few steps.
+        DataError: windows that the model cannot run on or that are too few, or too few steps.
         UnsupportedError: a model whose layers are no stack (`find_stack`), or that reads both sides of a token.
     """
     if steps < LEAST_STEPS:
         raise DataError(f"{steps} steps of training", f"give {LEAST_STEPS} or more")
-    texts, apart = opened.checked(windows), opened.checked(held_out)
-    if texts.shape[1] != apart.shape[1]:
+    texts, heldout_texts = opened.checked(windows), opened.checked(heldout)
+    if texts.shape[1] != heldout_texts.shape[1]:
         raise DataError("windows and held-out windows differ in length", "cut both from one text")
-    if len(apart) < 2:
+    if len(heldout_texts) < 2:
         raise DataError("1 held-out window", "an interval needs two: give a longer text")
     stack = find_stack(opened)
     if not stack.causal:
         what = f"{type(opened.model).__name__} reads both sides of a token"
         raise UnsupportedError(what, "give a causal language model")
     fixed, translators = _fixed(stack, texts), _identities(stack, texts)
-    training = _train(stack, translators, texts, apart, steps, seed)
-    return _report(stack, _read_both(stack, apart, translators, fixed), training)
+    training = _train(stack, translators, texts, heldout_texts, steps, seed)
+    return _report(stack, _read_both(stack, heldout_texts, translators, fixed), training)
 
 
 # --- training
@@ -98,37 +100,43 @@ class Translator:
     """One layer's map, in the coordinates of its states; the identity at first."""
 
     def __init__(self, mean: Tensor, second: Tensor) -> None:
-        """Take the mean μ [D] of states, and the mean [D, D] of their outer products."""
+        """Store the mean μ [D] of states, and the mean [D, D] of their outer products."""
         values, vectors = torch.linalg.eigh((second - torch.outer(mean, mean)).double())
         values = values.clamp_min(0)
         floor = SHRINK * values.mean().clamp_min(torch.finfo(torch.float32).tiny)
         roots = (values + floor).rsqrt()
         self.whiten = (vectors * roots @ vectors.T).to(mean.dtype)  # W [D, D], symmetric
         self.mean, self.scale = mean, float(second.diagonal().mean().sqrt())  # μ and s
-        # A [D, D] and b [D], as the optimizer moves them, and averaged over the last steps: what is read
+        # A [D, D] and b [D]: the optimizer's values, then their average over the last steps, which the lens uses
         self.trained = torch.zeros_like(second).requires_grad_(), torch.zeros_like(mean).requires_grad_()
         self.average = torch.zeros_like(second), torch.zeros_like(mean)
         self.optimizer = torch.optim.Adam(self.trained, RATE / len(mean) ** 0.5, BETAS, EPSILON)
 
     def __call__(self, states: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Translate states [N, D], by the average unless others are given."""
+        """Translate states [N, D], by default with the averaged weights."""
         weight, shift = parts or self.average
         translated: Tensor = states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
         return translated
 
-    def step(self, keep: float) -> None:
-        """Take one step along the gradient, and move the average by 1 − `keep` towards the new weights."""
+    def step(self, decay: float) -> None:
+        """Take one step along the gradient, and update the average.
+
+        The average moves by 1 − `decay` towards the new weights.
+        """
         self.optimizer.step()
         self.optimizer.zero_grad()
         for average, weight in zip(self.average, self.trained, strict=True):
-            average.lerp_(weight.detach(), 1 - keep)
+            average.lerp_(weight.detach(), 1 - decay)
 
 
-_Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
+_Lens = tuple[int, Callable[[Tensor], Tensor]]  # (number of the layer, map of its states)
 
 
 def _identities(stack: AppliedStack, texts: Tensor) -> list[Translator]:
-    """Return translators for every layer but the last, in the coordinates of their states on windows [n, T]."""
+    """Return untrained translators for every layer but the last.
+
+    Their coordinates are those of the states on windows [n, T].
+    """
     depth, width, count = len(stack.applications), stack.width, 0
     means, seconds = torch.zeros(depth, width), torch.zeros(depth, width, width)
     for states, _ in _passes(stack, texts):
@@ -144,14 +152,14 @@ class _Training:
     """Course of the training of all translators."""
 
     steps: int
-    marks: tuple[int, ...]  # steps before which the held-out KL was read, from 0 to `steps`
-    curves: NDArray[np.float64]  # held-out KL at these [marks, L], nats
+    marks: tuple[int, ...]  # numbers of steps before which the held-out KL was read, from 0 to `steps`
+    curves: NDArray[np.float64]  # held-out KL at these steps [marks, L], nats
     fit: NDArray[np.float64]  # mean KL on the training batches of the last tenth, each before its step [L], nats
-    times: float  # how often each window was trained on
+    times: float  # number of passes over the windows
 
     @property
     def moved(self) -> NDArray[np.float64]:
-        """Return the share of the held-out KL that the last tenth of the steps took away [L]."""
+        """Return the relative decrease of the held-out KL in the last tenth of the steps [L]."""
         before, end = self.curves[np.array(self.marks) <= 0.9 * self.steps][-1], self.curves[-1]
         is_rounding = np.maximum(before, end) <= ZERO
         moved: NDArray[np.float64] = 1 - np.divide(end, before, out=np.ones(len(end)), where=~is_rounding)
@@ -159,9 +167,12 @@ class _Training:
 
 
 def _train(
-    stack: AppliedStack, translators: list[Translator], texts: Tensor, apart: Tensor, steps: int, seed: int
+    stack: AppliedStack, translators: list[Translator], texts: Tensor, heldout: Tensor, steps: int, seed: int
 ) -> _Training:
-    """Train all translators on `texts` [n, T], and read them on other windows `apart` [m, T] on the way."""
+    """Train all translators on `texts` [n, T].
+
+    At some steps they are read on other windows `heldout` [m, T].
+    """
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
     size = min(-(-TOKENS // (texts.shape[1] - 1)), len(texts))  # windows of a step
     batches = _batches(texts, size, torch.Generator().manual_seed(seed))
@@ -170,7 +181,7 @@ def _train(
     for done in range(steps + 1):
         report_progress("training a lens at every layer", done, steps)
         if done in marks:
-            reads, _ = _read(stack, apart, [*enumerate(translators)])
+            reads, _ = _read(stack, heldout, [*enumerate(translators)])
             read_at.append([read.kl.value for read in reads])
         if done < steps:
             losses = _train_step(stack, translators, next(batches), done, steps)
@@ -180,7 +191,10 @@ def _train(
 
 
 def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
-    """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
+    """Take one training step with every translator on windows [B, T].
+
+    It is step number `done` of `steps`. The result is their mean KL before it, in nats.
+    """
     states = _positions(stack.states(ids))
     positions = len(states[0])
     losses = [0.0] * len(translators)
@@ -192,12 +206,12 @@ def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor,
             logits = stack.to_logits(translator(states[i][part], translator.trained))
             read = logits.detach().log_softmax(-1)
             losses[i] += float((p * (final - read)).sum()) / positions
-            # by hand, so that it is 0 where the two are one; autograd leaves rounding, which Adam would follow
+            # computed by hand, so that it is 0 if the two are equal; autograd leaves rounding, which Adam would follow
             slope = (read.exp() - p) / positions
             torch.autograd.backward(logits, slope, inputs=translator.trained)
-    keep = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))  # of the average
+    decay = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))  # weight of the previous average
     for translator in translators:
-        translator.step(keep)
+        translator.step(decay)
     return losses
 
 
@@ -213,14 +227,20 @@ def _batches(texts: Tensor, size: int, generator: torch.Generator) -> Iterator[T
 
 
 def _positions(states: Sequence[Tensor]) -> list[Tensor]:
-    """Return states [B, T, D] of the positions that have a next token, as [B·(T − 1), D]."""
+    """Return the states of positions that have a next token.
+
+    [B, T, D] becomes [B·(T − 1), D].
+    """
     return [of_layer[:, :-1].reshape(-1, of_layer.shape[-1]) for of_layer in states]
 
 
 def _passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
-    """Yield states before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
+    """Yield (states before each layer and after the last [N, D], next tokens [N]).
+
+    A few windows are run at a time.
+    """
     length = texts.shape[1]
-    values = (len(stack.applications) + 1) * stack.width * length  # of the states of one window
+    values = (len(stack.applications) + 1) * stack.width * length  # values of the states of one window
     at_once = max(1, min(2**12 // length, 2**26 // values))
     for group in torch.split(texts, at_once):
         yield _positions(stack.states(group)), group[:, 1:].reshape(-1)
@@ -228,7 +248,10 @@ def _passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], 
 
 @torch.no_grad()
 def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
-    """Return logarithms of three distributions [3, V]: uniform, the text's tokens and one of each, the model's mean."""
+    """Return logarithms of three fixed distributions [3, V].
+
+    They are uniform, the text's tokens with one added to each count, and the model's mean.
+    """
     total, count = torch.zeros(0), 0
     for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
@@ -247,7 +270,11 @@ def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
 def _read(
     stack: AppliedStack, texts: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor] = ()
 ) -> tuple[list[LensRead], list[Estimate]]:
-    """Read lenses on windows [m, T]: what each reads; the model's own nll, and its KL to fixed distributions [V]."""
+    """Read lenses on windows [m, T].
+
+    Returns:
+        The results of each lens; the model's own nll, and its KL to fixed distributions [V].
+    """
     pieces: list[Tensor] = []
     for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
@@ -257,7 +284,7 @@ def _read(
     positions = torch.cat(pieces, 1)
     by_window = positions.reshape(len(positions), len(texts), -1).mean(-1).numpy()
     estimates = [mean_interval(of_windows) for of_windows in by_window]
-    first = 1 + len(fixed)  # the model's own come before those of the lenses
+    first = 1 + len(fixed)  # the model's own estimates come first
     reads = [LensRead(*estimates[i : i + 3]) for i in range(first, len(estimates), 3)]
     return reads, estimates[:first]
 
@@ -292,21 +319,21 @@ class _Reads:
 
     logit: list[LensRead]  # before each layer [L]
     tuned: list[LensRead]  # the same
-    last: LensRead  # after the last layer, where both lenses are the model
+    last: LensRead  # after the last layer, where both lenses equal the model
     nll: Estimate  # the model's own
-    chances: list[Estimate]  # its KL to the uniform, the text's and its own mean distribution
+    chances: list[Estimate]  # the model's KL to the uniform, the text's and its own mean distribution
 
     @property
     def constant(self) -> Estimate:
-        """Return the KL to the model's mean distribution: what is known without reading any state."""
+        """Return the KL to the model's mean distribution, which needs no state."""
         return self.chances[-1]
 
 
-def _read_both(stack: AppliedStack, apart: Tensor, translators: list[Translator], fixed: Tensor) -> _Reads:
-    """Read every place by the logit lens and by the tuned lens."""
+def _read_both(stack: AppliedStack, heldout: Tensor, translators: list[Translator], fixed: Tensor) -> _Reads:
+    """Read every layer by the logit lens and by the tuned lens."""
     depth = len(stack.applications)
     as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
-    reads, (nll, *chances) = _read(stack, apart, [*as_it_is, *enumerate(translators)], [*fixed])
+    reads, (nll, *chances) = _read(stack, heldout, [*as_it_is, *enumerate(translators)], [*fixed])
     return _Reads(reads[:depth], reads[depth + 1 :], reads[depth], nll, chances)
 
 
@@ -314,7 +341,7 @@ def _read_both(stack: AppliedStack, apart: Tensor, translators: list[Translator]
 
 
 def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Measurement:
-    """Say from which layer on the first choice can be read, and how far each layer is from the final distribution."""
+    """Report from which layer on the first choice can be read, and every layer's KL."""
     names = ["input", *(layer.name for layer in stack.applications)]
     return Measurement(
         answer=_answer(reads),
@@ -326,7 +353,7 @@ def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Measurem
 
 
 def _answer(reads: _Reads) -> str:
-    """Name the first layer after which the tuned lens has the first choice at most positions."""
+    """Return the first layer after which the tuned lens has the first choice at most positions."""
     depths = [depth for depth, read in enumerate(reads.tuned) if read.agreement.low > 0.5]
     if not depths:
         return NEVER
@@ -336,7 +363,7 @@ def _answer(reads: _Reads) -> str:
 
 
 def _notes(reads: _Reads, training: _Training) -> Iterator[str]:
-    """Yield where the logit lens is worse than chance, and lenses that were trained too little or on too little."""
+    """Yield notes on poor logit lenses and on tuned lenses that were trained too little."""
     depth = len(reads.tuned)
     worse = [read for read in reads.logit if read.kl.low > reads.constant.high]
     yield f"at {len(worse)} of {depth} places the logit lens is further off than the model's mean distribution"
@@ -384,15 +411,18 @@ def _curves(reads: _Reads, training: _Training) -> Iterator[Curve]:
     half = max(1, (len(by_layer) - 1) // 2)
     why = f"Yes, where the last tenth changes it by under {CONVERGED:.0%}."
     for depth in range(0, len(by_layer), half):  # the first, one in the middle, the last
-        held_out = tuple(by_layer[depth].tolist())
+        heldout = tuple(by_layer[depth].tolist())
         yield Curve(
-            "Were the tuned lenses trained long enough?", training.marks, held_out,
+            "Were the tuned lenses trained long enough?", training.marks, heldout,
             which=f"depth {depth}", along="step of training", unit=KL, log=True, why=why,
         )  # fmt: skip
 
 
 def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) -> Listing:
-    """List what both lenses read at each place, the tuned one and its training nowhere after the last layer."""
+    """List the results of both lenses at each layer.
+
+    After the last layer there is only the logit lens.
+    """
     header = ["place"]
     for what in ("nats", "bits", "nll", "same token"):
         header += [f"logit lens, {what}", f"tuned lens, {what}"]
@@ -411,12 +441,12 @@ def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) ->
 
 
 def _cells(read: LensRead) -> list[str]:
-    """Write KL in nats, in bits, nll and agreement of one lens at one place."""
+    """Return KL in nats, in bits, nll and agreement of one lens as text."""
     return [_cell(read.kl), _in_bits(read.kl), _cell(read.nll), _cell(read.agreement)]
 
 
 def _both_cells(logit: Sequence[str], tuned: Sequence[str]) -> list[str]:
-    """Put each cell of the tuned lens behind the same of the logit lens."""
+    """Put each cell of the tuned lens after the same cell of the logit lens."""
     cells = []
     for of_logit, of_tuned in zip(logit, tuned, strict=True):
         cells += [of_logit, of_tuned]
@@ -424,11 +454,11 @@ def _both_cells(logit: Sequence[str], tuned: Sequence[str]) -> list[str]:
 
 
 def _cell(estimate: Estimate) -> str:
-    """Write an estimate as a table shows it."""
+    """Return an estimate as text for a table."""
     quantity = Quantity.of_estimate("", estimate, unit="value")
     return str(quantity)
 
 
 def _in_bits(nats: Estimate) -> str:
-    """Write an estimate in nats as bits."""
+    """Return an estimate in nats as bits, as text."""
     return plain(nats.value / math.log(2), 2)

@@ -1,11 +1,11 @@
-"""Which end tolerates fewer bits? KL of the output where lookup, head or both are rounded, and the rest is as it was.
+"""KL of the output if lookup, head or both are rounded, and the rest is unchanged.
 
     8 bits    one scale per row: x ≈ s·q, s = max|x| / 127, q an integer of −127 … 127
     4 bits    GGUF's Q4_0, value by value: blocks of 32 of a row, x ≈ d·q, q of −8 … 7, d in fp16 (ggml-quants.c,
               quantize_row_q4_0_ref); a last block may be shorter, which a GGUF file does not allow
 
-Nothing is fitted, so that no text is held out. The rounded tables take part in fp32, as if they were unpacked; what a
-kernel adds by rounding activations too is not in here.
+Nothing is fitted, so no text is held out. The rounded tables are used in fp32, as if they were unpacked; the further
+error of kernels that round activations too is not included.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tiewise.training.data.tokenizer import Ids
 BLOCK = 32  # values of Q4_0 that share a scale
 LOOKUP, HEAD, BOTH = ENDS = ("lookup", "head", "both")
 FIGURE = "KL of the output once an end is rounded"
-Choice = tuple[str, int]  # what is rounded, and to how many bits
-_AT_ONCE = 1 << 22  # values of a table that are rounded at once
+Choice = tuple[str, int]  # (rounded end, bits)
+_AT_ONCE = 1 << 22  # values of a table that are rounded together
 
 
 @section(question="Which end tolerates fewer bits?", order=75, text=True, weight=4)
@@ -40,7 +40,10 @@ def precision(model: InspectedModel, workspace: Workspace) -> Measurement:
 
 
 def int8_by_row(table: Tensor) -> Tensor:
-    """Round a table [V, E] to symmetric int8 with one scale per row; a row of zeros stays one."""
+    """Round a table [V, E] to symmetric int8 with one scale per row.
+
+    A row of zeros is unchanged.
+    """
     scale = table.abs().amax(1, keepdim=True) / 127
     divisor = scale.clamp_min(torch.finfo(table.dtype).tiny)
     return (table / divisor).round() * scale
@@ -51,7 +54,7 @@ def q4_0(table: Tensor) -> Tensor:
     rows, width = table.shape
     blocks = F.pad(table, (0, -width % BLOCK)).view(rows, -1, BLOCK)
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
-    scale = largest / -8  # the largest takes the −8, whatever its sign
+    scale = largest / -8  # the largest value becomes −8, whatever its sign
     inverse = torch.where(scale == 0, scale, 1 / scale)
     steps = (blocks * inverse + 8.5).floor().clamp(max=15) - 8
     stored_scale = scale.half().to(table.dtype)
@@ -63,13 +66,13 @@ ROUNDED = {8: int8_by_row, 4: q4_0}
 
 @leaves_model
 def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Measurement:
-    """Measure KL(model ‖ model with rounded ends) of the tokens that windows of ids [n, T] have predicted.
+    """Measure KL(model ‖ model with rounded ends) on predicted tokens of windows [n, T].
 
-    The model is left as it was. `seed` draws hidden tokens, where the model predicts those. Memory: two more tables for
-    each that the model has, and the logits of a few windows, six times.
+    The model is not changed. `seed` draws hidden tokens if the model predicts those. Memory: two more tables for each
+    of the model's, and the logits of a few windows, six times.
 
     Raises:
-        DataError: windows that this model cannot be run on.
+        DataError: windows that this model cannot run on.
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss, tied = TextLoss(opened, windows, seed), opened.ends.tied
@@ -91,12 +94,12 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Measurement:
 
 @dataclass(frozen=True)
 class _EndsToRound:
-    """Both ends of a model, as they are and rounded."""
+    """Both ends of a model, original and rounded."""
 
     leaves: TwoLeaves
-    table: Tensor  # the lookup's table as it is
-    head: Tensor  # the head's
-    rounded: Mapping[int, tuple[Tensor, Tensor]]  # bits → both of these rounded; the same tensor where they are tied
+    table: Tensor  # the lookup's original table
+    head: Tensor  # the head's original table
+    rounded: Mapping[int, tuple[Tensor, Tensor]]  # bits → both tables rounded; the same tensor if they are tied
 
     @classmethod
     def of(cls, leaves: TwoLeaves) -> _EndsToRound:
@@ -111,11 +114,11 @@ class _EndsToRound:
         return cls(leaves, table, head, rounded)
 
     def restore(self) -> None:
-        """Put both ends back as they were."""
+        """Restore both ends."""
         self.leaves.a.data, self.leaves.b.data = self.table, self.head
 
     def round(self, end: str, bits: int) -> None:
-        """Round one end or both; the other one is as it was."""
+        """Round one end or both; restore the other one."""
         self.restore()
         table, head = self.rounded[bits]
         if end != HEAD:
@@ -130,16 +133,15 @@ def _in_pieces(to: Callable[[Tensor], Tensor], table: Tensor) -> Tensor:
 
 
 def _kl_and_loss(logits: Tensor, p: Tensor, changed: Tensor, targets: Tensor) -> Tensor:
-    """Return KL(p ‖ softmax(changed)) and how much more the targets [n] cost: [2, n] in fp64.
+    """Return KL(p ‖ softmax(changed)) and the increase of the loss of targets [n]: [2, n] fp64.
 
-    p [n, V] is that of `logits`.
-    With d = logits − changed and m = E_p d, KL = log E_p e^(m − d): a small KL keeps its digits in fp32, where the
-    difference of two log-softmaxes loses them.
+    p [n, V] is that of `logits`. With d = logits − changed and m = E_p d, KL = log E_p e^(m − d): a small KL keeps its
+    digits in fp32, where the difference of two log-softmaxes loses them.
     """
     moved = logits - changed
     mean = (p * moved).sum(-1, dtype=torch.float64)
     kl = (p * torch.expm1(mean[:, None].to(p) - moved)).sum(-1, dtype=torch.float64).log1p()
-    far = ~kl.isfinite()  # e^(m − d) overflows: digits are no question there
+    far = ~kl.isfinite()  # e^(m − d) overflows: here KL is large and its digits do not matter
     log_p, log_q = (x[far].double().log_softmax(-1) for x in (logits, changed))
     mean[far] = (log_p.exp() * moved[far]).sum(-1)
     kl[far] = (log_p.exp() * (log_p - log_q)).sum(-1)
@@ -148,7 +150,10 @@ def _kl_and_loss(logits: Tensor, p: Tensor, changed: Tensor, targets: Tensor) ->
 
 
 def measurement_of(measured: Mapping[Choice, Tensor], tied: bool) -> Measurement:
-    """Say which end moves less at 4 bits, from [2, n] by choice: means over each window of KL, and of loss more."""
+    """Report which end changes the output less at 4 bits.
+
+    `measured` has [2, n] by choice: means over each window of KL, and of the increase of the loss.
+    """
     quantities = []
     rows = {end: [end] for end in ENDS}
     for (end, bits), (kl, loss) in measured.items():
@@ -173,7 +178,7 @@ def measurement_of(measured: Mapping[Choice, Tensor], tied: bool) -> Measurement
 
 
 def _answer(measured: Mapping[Choice, Tensor]) -> str:
-    """Say which end moves less at the fewest bits."""
+    """Return which end changes the output less at the fewest bits."""
     bits = min(ROUNDED)
     lookup, head = measured[LOOKUP, bits][0], measured[HEAD, bits][0]
     difference = mean_interval((head - lookup).numpy())

@@ -1,17 +1,17 @@
-"""Do the layers refine one state, and does a repeated one come to rest?
+"""Refinement of one state by the layers, and fixed points of a repeated block.
 
-The quantities of Lan et al. 2020 (ALBERT, §3.1 and figure 1: distance and cosine between a layer's input and output),
-with what they need to be read: a null, an interval, and the question of a fixed point put to the model itself.
-Dropout is off. See docs/refinement.md.
+The quantities are those of Lan et al. 2020 (ALBERT, §3.1 and figure 1: distance and cosine between a layer's input and
+output), with a null and an interval. A repeated block is also tested for a fixed point by further applications. Dropout
+is off. See docs/refinement.md.
 
-A repeated block is a map f on states [B, T, D], masks and positions as the model gave them. Along h, f(h), f(f(h)), …
+A repeated block is a map f on states [B, T, D], with the masks and positions of the model. Along h, f(h), f(f(h)), …
 every quantity is a mean over the tokens of a window:
 
     residual     ‖f(h) − h‖ / ‖h‖
-    two steps    ‖f(f(h)) − h‖ / ‖h‖: small while the residual is not, where the states alternate
-    ratio        ‖f(f(h)) − f(h)‖ / ‖f(h) − h‖ over the whole window: how much f stretched the last change
-    growth       how much one application stretches a small random difference that is followed along and rescaled to
-                 1e-3 of the state after each (Benettin et al. 1980); below 1 near-by states come together
+    two steps    ‖f(f(h)) − h‖ / ‖h‖: small although the residual is not, if the states alternate
+    ratio        ‖f(f(h)) − f(h)‖ / ‖f(h) − h‖ over the full window: how much f stretched the last change
+    growth       how much one application stretches a small random difference, which is rescaled to 1e-3 of the state
+                 after each application (Benettin et al. 1980); below 1 near-by states converge
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from tiewise.inspection.running.stack import (
 from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 from tiewise.training.data.tokenizer import Ids
 
-Values = dict[str, NDArray[np.floating]]  # quantity → its values per window, [windows] or [n, windows]
+Values = dict[str, NDArray[np.floating]]  # quantity → its values by window, [windows] or [n, windows]
 
 FURTHER = 64
-SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
-RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
+SMALL = 1e-3  # relative to the state: far above rounding in fp32, small enough for the map's derivative
+RESTED = 1e-5  # residual below which a state is a fixed point; rounding in fp32 is about a hundredth of it
 SMALLEST = torch.finfo(torch.float32).tiny
 FACTOR = "× per application"
 FRESH = "fresh weights"
 CONTROL = f"Dashed: {FRESH}."
-PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
+PER_LAYER = (  # (title, unit, True for a logarithmic axis, key, explanation)
     ("Change per application", "relative change", True, "change", "Relative to the state before."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
@@ -68,9 +68,12 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
 
 @section(question="Do the layers refine one state, and does a repeated one come to rest?", order=110, text=True)
 def refinement(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
-    _, held_out = workspace.windows(model)
-    return refinement_of(workspace.opened(model), held_out, workspace.request.seed)
+    """Measure the change of a text's states by each layer, and by further applications.
+
+    Further applications are those of a repeated block.
+    """
+    _, heldout = workspace.windows(model)
+    return refinement_of(workspace.opened(model), heldout, workspace.request.seed)
 
 
 @dataclass(frozen=True)
@@ -78,23 +81,23 @@ class Trajectory:
     """All applications of one model's stack, and every block that it repeats."""
 
     layers: tuple[str, ...]  # name of the module of each application
-    each: tuple[Values, ...]  # what it did, as `_applications` names it
-    shared: tuple[float, ...]  # fraction of its parameters that an earlier application has used, by Parameter identity
+    each: tuple[Values, ...]  # measures of each application, as named in `_applications`
+    shared: tuple[float, ...]  # fraction of its parameters that an earlier application used, by Parameter identity
     same_as: tuple[int | None, ...]  # the earliest application (from 0) with exactly the same parameters
-    blocks: dict[Repeat, Values]  # what comes of applying each further, as `_repeated` names it
+    blocks: dict[Repeat, Values]  # measures of further applications, as named in `_repeated`
     alike: NDArray[np.float64]  # mean cosine of h_i and h_j [L + 1, L + 1]; the first layer reads h_0
 
 
 @leaves_model
 def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Measurement:
-    """Measure every application of a model's layers on windows of ids [n, T], beside the same architecture untrained.
+    """Measure every application of a model's layers, compared with fresh weights.
 
-    One window gives no intervals. `seed` draws the fresh weights and the small differences that are followed; a
-    repeated block is applied `further` times beyond the model's own, 2 or more.
+    The windows are ids [n, T]; one window gives no intervals. `seed` draws the fresh weights and the small differences.
+    A repeated block is applied `further` times more than by the model, 2 or more.
 
     Raises:
-        DataError: windows that the model cannot be run on.
-        UnsupportedError: the model has not one stack of layers.
+        DataError: windows that the model cannot run on.
+        UnsupportedError: the model has no single stack of layers.
     """
     texts, fresh = opened.checked(windows), _fresh(opened, seed)
     count = len(texts)
@@ -108,8 +111,11 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
 
 
 def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
-    """Run a model on windows [n, T], a few at a time, and measure every application and every repeated block."""
-    by_application: list[list[Values]] = [[] for _ in stack.applications]  # the values of each batch
+    """Measure every application and every repeated block on windows [n, T].
+
+    A few windows are run at a time.
+    """
+    by_application: list[list[Values]] = [[] for _ in stack.applications]  # application → values of each batch
     by_block: dict[Repeat, list[Values]] = {}
     states = len(by_application) + 1
     cosines = torch.zeros((states, states), dtype=torch.float64)
@@ -124,7 +130,7 @@ def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> 
             by_block.setdefault(block, []).append(_as_arrays(measured))
         windows_done += len(batch)
         advance_progress(windows_done)
-    # every batch calls the same modules, so the calls of the last one name the layers of all
+    # every batch calls the same modules, so the last calls name all layers
     return Trajectory(
         layers=tuple(call.name for call in calls),
         each=tuple(_joined(parts) for parts in by_application),
@@ -165,9 +171,9 @@ def _applications(calls: list[LayerCall]) -> Iterator[dict[str, Tensor]]:
             "distance": torch.linalg.vector_norm(step, dim=-1).mean(-1),  # ‖h_{l+1} − h_l‖
             "cosine": F.cosine_similarity(call.wrote, call.read, -1, SMALLEST).mean(-1),
             "norm": torch.linalg.vector_norm(call.wrote, dim=-1).mean(-1),
-            "again": relative(call.again(call.wrote), call.wrote),  # the change if it is applied once more
+            "again": relative(call.again(call.wrote), call.wrote),  # change by one more application
         }
-        if before is not None:  # of this change and the last one
+        if before is not None:  # cosine of this change and the previous one
             measured["turn"] = F.cosine_similarity(step, before, -1, SMALLEST).mean(-1)
         yield measured
         before = step
@@ -175,17 +181,18 @@ def _applications(calls: list[LayerCall]) -> Iterator[dict[str, Tensor]]:
 
 @torch.no_grad()
 def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) -> dict[str, Tensor]:
-    """Apply a block that the model repeats further, from where the model left it."""
+    """Apply a repeated block further times, from the model's last state."""
     members = calls[block.end - block.period : block.end]
 
     def apply(state: Tensor) -> Tensor:
+        """Apply every layer of the block to a state."""
         for call in members:
             state = call.again(state)
         return state
 
     ends = states_of(calls)[block.first : block.end + 1 : block.period]
     last, beyond = iterate(apply, ends[-1], further, seed)
-    within = torch.stack([relative(after, before) for before, after in pairwise(ends)])  # the model's own
+    within = torch.stack([relative(after, before) for before, after in pairwise(ends)])  # the model's own applications
     later_growth = beyond["growth"][further // 2 :]
     return {
         **beyond,
@@ -199,10 +206,10 @@ def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) ->
 def iterate(
     block: Callable[[Tensor], Tensor], start: Tensor, count: int, seed: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Apply `block` `count` times (2 or more) from `start` [B, T, D], and to a slightly different state each time.
+    """Apply `block` `count` times (2 or more) from `start` [B, T, D].
 
-    Returns the last state, and by name the residual and growth [count, B] and the ratio and two steps [count − 1, B];
-    a ratio is NaN where the change was rounding error.
+    It is also applied to a slightly different state each time. Returns the last state, and by name the residual and
+    growth [count, B] and the ratio and two steps [count − 1, B]; a ratio is NaN if the change was rounding error.
     """
 
     state, before = start, None
@@ -210,7 +217,7 @@ def iterate(
     apart = torch.randn(start.shape, generator=generator, dtype=start.dtype).to(start.device)
     residual, two_steps, change, growth = [], [], [], []
     for _ in range(count):
-        apart = apart * (SMALL * _size(state) / _size(apart))  # as long as that, window by window
+        apart = apart * (SMALL * _size(state) / _size(apart))  # rescaled in each window
         following = block(state)
         difference = block(state + apart) - following
         growth.append(_size(difference) / _size(apart))
@@ -239,9 +246,9 @@ def _size(state: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _cosines(states: list[Tensor]) -> Tensor:
-    """Sum the cosine of every two states, mean over tokens, over windows [L + 1, L + 1].
+    """Return the cosine of every two states, summed over windows [L + 1, L + 1].
 
-    One window at a time, for memory.
+    The cosine is a mean over tokens. For memory, one window is processed at a time.
     """
     total = torch.zeros((len(states),) * 2, dtype=torch.float64)
     for window in zip(*states, strict=True):
@@ -251,12 +258,18 @@ def _cosines(states: list[Tensor]) -> Tensor:
 
 
 def _geometric(values: Tensor) -> Tensor:
-    """Return the geometric mean [B] over the rows of [n, B] that are numbers, NaN where none is."""
+    """Return the geometric mean [B] over the finite rows of [n, B].
+
+    It is NaN if there are none.
+    """
     return values.clamp_min(SMALLEST).log().nanmean(0).exp()
 
 
 def _fresh(opened: Opened, seed: int) -> Opened | None:
-    """Build the model again with new weights, one Parameter where it has one; None where its config builds another."""
+    """Return the model with new weights, with the same sharing of Parameters.
+
+    None if the model's config builds other shapes.
+    """
     model: Any = opened.model
     with preserve_generators(seed):
         fresh = type(model)(model.config)
@@ -279,7 +292,7 @@ def _shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
 
 
 def measurement_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Measurement:
-    """Say how far each layer moves the states, and where repeating leads, compared with fresh weights."""
+    """Report each layer's change and the end of repetition, compared with fresh weights."""
     quantities, curves, grids = [*_quantities(trained)], [*_curves(trained, "")], [_grid(trained, "")]
     if untrained is not None:
         for quantity in _quantities(untrained):
@@ -291,7 +304,10 @@ def measurement_of(trained: Trajectory, untrained: Trajectory | None, further: i
 
 
 def _grid(trajectory: Trajectory, which: str) -> Grid:
-    """Map how alike every two states are; `which` weights, "" for the model's own."""
+    """Return a grid of the cosines of every two states.
+
+    `which` names the weights; "" for the model's own.
+    """
     states = tuple(str(place) for place in range(len(trajectory.alike)))
     title = "How alike the states are"
     if which:
@@ -302,13 +318,13 @@ def _grid(trajectory: Trajectory, which: str) -> Grid:
 
 
 def _rests(values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Mark windows that came to rest, and others that return after two applications [windows]."""
+    """Mark windows that reached a fixed point, and others that return after two applications."""
     resting = values["residual"][-1] < RESTED
     return resting, ~resting & (values["two_steps"][-1] < RESTED)
 
 
 def _answer(trajectory: Trajectory, further: int) -> str:
-    """Say which blocks are applied again, and whether they come to rest."""
+    """Return which blocks are repeated, and whether their states reach a fixed point."""
     if trajectory.blocks:
         return "; ".join(_block_answer(block, values, further) for block, values in trajectory.blocks.items())
     if any(trajectory.shared):
@@ -317,7 +333,7 @@ def _answer(trajectory: Trajectory, further: int) -> str:
 
 
 def _block_answer(block: Repeat, values: Values, further: int) -> str:
-    """Say how often a block is applied, and in how many windows it comes to rest."""
+    """Return how often a block is applied, and how many windows reach a fixed point."""
     resting, alternating = _rests(values)
     end = f"does not come to rest within {further} more"
     if resting.any():
@@ -329,7 +345,7 @@ def _block_answer(block: Repeat, values: Values, further: int) -> str:
 
 
 def _quantities(trajectory: Trajectory) -> Iterator[Quantity]:
-    """Yield the change by the first and the last layer, and where each repeated block leads."""
+    """Yield the change by the first and the last layer, and each block's end state."""
     first, last = trajectory.each[0]["change"], trajectory.each[-1]["change"]
     yield mean_of("first layer's change", first, unit="of the state's norm")
     yield mean_of("last layer's change", last, unit="of the state's norm")
@@ -346,7 +362,10 @@ def _quantities(trajectory: Trajectory) -> Iterator[Quantity]:
 
 
 def _curves(trajectory: Trajectory, which: str) -> Iterator[Curve]:
-    """Yield measures of every application, and the way of each repeated block; `which` weights."""
+    """Yield measures of every application, and the residuals of each repeated block.
+
+    `which` names the weights.
+    """
     for name, unit, log, key, why in PER_LAYER:
         if which and key == "again":
             continue
@@ -380,13 +399,13 @@ def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Lis
 
 
 def _cell(values: Values, key: str) -> str:
-    """Return the mean of a measure with its interval; a dash where it was not measured."""
+    """Return the mean of a measure with its interval; a dash if it was not measured."""
     mean = mean_of("", values.get(key, ()), unit="value")
     return str(mean)
 
 
 def _shared_cell(trajectory: Trajectory, place: int) -> str:
-    """Say how much of an application's parameters an earlier one has used."""
+    """Return the share of an application's parameters that an earlier one used."""
     same, share = trajectory.same_as[place], trajectory.shared[place]
     if same is not None:
         return f"all, as {same + 1}"

@@ -1,4 +1,4 @@
-"""Which rows do tokens have: norms and frequency, directions, untrained rows, contexts, and views in two dimensions."""
+"""Rows of tokens: norms and frequency, directions, untrained rows, contexts, and planes."""
 
 from __future__ import annotations
 
@@ -38,22 +38,25 @@ from tiewise.inspection.tables.token_rows import (
     moments,
     norms_by_count,
     plane,
-    untrained_looking,
+    untrained_rows,
 )
 from tiewise.inspection.tables.token_texts import Groups, Texts, by_script, read_texts, token_names
 from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, section
 
-FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all others
-NAMED = 6  # tokens of a view that carry their text
-FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
+FREQUENT = 0.5  # share of the sample: the text's most frequent tokens; the others are random
+NAMED = 6  # labelled tokens of a view
+FREQUENCY, SCRIPT = "frequency", "script"  # kinds of groups of tokens
 OFTEN = "times the text has the token"
-ENOUGH = 10  # occurrences from which a token is compared with its own null
-NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and their occurrences at least
+ENOUGH = 10  # occurrences from which a token is compared with its null
+NOTABLE, NOTABLE_FROM = 10, 100  # most listed tokens, and their fewest occurrences
 
 
 @section(question="Which rows do tokens have, and what stands on both sides?", order=90)
 def tokens(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
+    """Measure norms, directions, untrained rows and a plane of every table.
+
+    With a text, frequency and contexts are measured too.
+    """
     effort, seed = workspace.request.effort, workspace.request.seed
     if not workspace.has_text(model):
         return tokens_of(model.folder, None, effort.samples, seed)
@@ -70,22 +73,22 @@ def tokens(model: InspectedModel, workspace: Workspace) -> Measurement:
 def tokens_of(
     folder: Folder, ids: Ids | None = None, samples: int = 2000, seed: int = 0, counts: Ids | None = None
 ) -> Measurement:
-    """Measure the tables of a checkpoint token by token; only these and its tokenizer's files are read.
+    """Measure the tables of a checkpoint token by token.
 
-    Without a text `ids` [N], in the model's own tokens, what needs one is left out. `counts` [V] say how often each
-    token occurs in another text, which is better that of training; None counts `ids`. Two-dimensional views show
-    `samples` tokens; `seed` is of every draw.
+    Only the tables and the tokenizer's files are read. Without a text `ids` [N], in the model's own tokens, the
+    measures of a text are left out. `counts` [V] are the occurrences of each token in another text, preferably the
+    training text; None counts `ids`. Two-dimensional views show `samples` tokens; `seed` is of all random draws.
 
     Raises:
-        CheckpointError: no table that can be read.
-        DataError: a text of fewer than 100 tokens, or of tokens that the table does not have.
+        CheckpointError: no readable table.
+        DataError: a text of fewer than 100 tokens, or of tokens that the table lacks.
     """
     views, notes = views_of(folder)
     rows = min(table.rows for table in views.values())
     texts = None
     try:
         texts = read_texts(folder, rows)
-    except TiewiseError as error:  # the tables can be measured without their texts
+    except TiewiseError as error:  # the tables can be measured without the texts
         notes = (*notes, f"{error.problem}: no texts, no scripts")
     around = None
     if ids is not None:
@@ -124,9 +127,9 @@ class _Vocabulary:
     """Facts about the tokens that all tables of one model share."""
 
     rows: int  # V, of the shortest table
-    texts: Texts | None  # None where no tokenizer says them
+    texts: Texts | None  # None without a readable tokenizer
     counts: Ids | None  # occurrences of each token [V]; None without a text
-    unused: Ids | None  # rows that no text can produce, ascending; None where no file says which tokens there are
+    unused: Ids | None  # rows that no text can produce, ascending; None if no file lists the tokens
 
     def groups(self) -> dict[str, Groups]:
         """Group the tokens by frequency and by script, as far as either is available."""
@@ -140,9 +143,10 @@ class _Vocabulary:
 
 
 def _unused_rows(folder: Folder, rows: int, counts: Ids | None, around: Contexts | None) -> Ids | None:
-    """Return the rows that no text can produce, ascending; None where no file says which tokens there are.
+    """Return the rows that no text can produce, ascending.
 
-    Rows of tokens that a text has are in use, whatever the tokenizer's files say.
+    None if no file lists the tokens. Rows of tokens that a text has are in use, even if the tokenizer's files lack
+    them.
     """
     if folder.single:
         return None
@@ -167,7 +171,7 @@ class _Sample:
 
     @classmethod
     def of(cls, vocabulary: _Vocabulary, size: int, seed: int) -> _Sample:
-        """Draw tokens: with a text half are its most frequent ones, and the rest is drawn from all others."""
+        """Draw tokens at random; with a text, half of them are its most frequent ones."""
         ids = sampled(vocabulary.rows, size, seed)
         counts = vocabulary.counts
         if counts is None:
@@ -188,7 +192,7 @@ class _Sample:
 
     @property
     def caption(self) -> str:
-        """Say how many tokens a view shows."""
+        """Return a sentence with the number of tokens in a view."""
         how = "." if self.counts is None else ", half the text's most frequent."
         return f"{count(len(self.labels))} tokens{how}"
 
@@ -208,14 +212,14 @@ class _TablesReport:
         self.shares: dict[str, Array] = {}  # table → share of its variance in each direction
         self._norm_rows: dict[str, list[tuple[str, ...]]] = {FREQUENCY: [], SCRIPT: []}
         self._little: list[tuple[str, str, str]] = []
-        self._first_plane: Array | None = None  # the first table's: axes of all others are turned to run along with it
-        self._named: tuple[int, ...] = ()  # tokens that carry their text in every view
+        self._first_plane: Array | None = None  # of the first table; the axes of all others are aligned with it
+        self._named: tuple[int, ...] = ()  # labelled tokens in every view
 
     def add(self, name: str, table: TokenTable) -> None:
-        """Measure a table, and report its norms, directions, rows that say little and a view."""
+        """Measure a table's norms, directions, untrained rows and a view."""
         with progress_of(f"products of {name}", table.rows):
             sums = moments(table)
-        # groups and counts know the rows that all tables have
+        # groups and counts cover only the rows that all tables have
         norms = sums.norms[: self.vocabulary.rows] if self.groups else sums.norms
         correlated = self._norms_by_count(name, norms)
         self.quantities += [
@@ -226,7 +230,7 @@ class _TablesReport:
             self._norms_by_group(name, norms, kind, of)
         self.quantities += directions(name, table, sums, self.seed, main=not correlated)
         if isinstance(table, StoredTable):
-            counted, listed = untrained_looking(name, table, self.vocabulary.unused, self.vocabulary.counts)
+            counted, listed = untrained_rows(name, table, self.vocabulary.unused, self.vocabulary.counts)
             self.quantities += counted
             self._little += listed
         self.shares[name] = sums.shares
@@ -241,7 +245,7 @@ class _TablesReport:
         ]
 
     def little_listing(self) -> Listing:
-        """Return the rows that say little."""
+        """Return the list of rows that look untrained."""
         return Listing("Rows that say little", ("table", "which", "rows"), tuple(self._little))
 
     def _norms_by_count(self, name: str, norms: Array) -> bool:
@@ -266,7 +270,7 @@ class _TablesReport:
 
     def _norms_by_group(self, name: str, norms: Array, kind: str, of: Groups) -> None:
         """Report median, quartiles and mean of the norms in each group of tokens."""
-        medians: list[tuple[int, Estimate]] = []  # of each group its place, with median and quartiles
+        medians: list[tuple[int, Estimate]] = []  # (index of the group, median and quartiles)
         for place, label, inside in of:
             values = norms[inside]
             if not len(values):
@@ -291,7 +295,7 @@ class _TablesReport:
         if self._first_plane is None:
             self._first_plane = xy
             self._named = _worth_naming(xy, sample.labels, sample.counts)
-        first, second = np.append(sums.shares, 0.0)[:2]  # a table one number wide has no second axis
+        first, second = np.append(sums.shares, 0.0)[:2]  # a table of width 1 has no second axis
         axes = f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"
         places = tuple((x, y) for x, y in xy.tolist())
         title = f"Rows in two dimensions: {name}"
@@ -306,10 +310,10 @@ def _group_word(kind: str) -> str:
 
 
 def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tuple[int, ...]:
-    """Return the places of frequent words that lie apart."""
+    """Return the indices of frequent words whose points are far enough apart to be labelled."""
     if not len(xy):
         return ()
-    apart = (0.3, 0.1) * np.ptp(xy, axis=0)  # two texts are read side by side if either coordinate differs by this
+    apart = (0.3, 0.1) * np.ptp(xy, axis=0)  # labels are readable if either coordinate differs by this
     order = np.arange(len(xy))
     if counts is not None:
         order = np.argsort(-counts, kind="stable")
@@ -327,7 +331,10 @@ def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tup
 
 
 def _filled_directions(shares: dict[str, Array], tables: Iterable[TokenTable]) -> Iterator[Curve]:
-    """Yield the variance that leading directions have together: of each table, and of Gaussian ones of its shape."""
+    """Yield the cumulative variance of leading directions for each table.
+
+    Gaussian tables of the same shapes follow.
+    """
     shapes = dict.fromkeys((table.rows, table.width) for table in tables)
     gaussian = {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
     for which, of_directions in (shares | gaussian).items():
@@ -344,7 +351,7 @@ def _filled_directions(shares: dict[str, Array], tables: Iterable[TokenTable]) -
 
 
 def _answer(by_count: dict[str, Score]) -> str:
-    """Say whether frequent tokens have longer or shorter rows, and in which tables."""
+    """Return whether frequent tokens have longer or shorter rows, and in which tables."""
     if not by_count:
         return "without a text: directions, and rows that say little"
     sides: dict[str, list[str]] = {}
@@ -359,12 +366,12 @@ def _answer(by_count: dict[str, Score]) -> str:
 
 
 def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
-    """Yield how much more norms follow frequency at one end of two tables than at the other."""
+    """Yield the difference of both tables' correlations of norm and frequency."""
     both = [by_count[name].estimate for name in ("input", "output") if name in by_count]
     if len(both) < 2:
         return
     low, high = sorted(both, key=lambda estimate: estimate.value)
-    # ends of the two intervals taken together: wider than the interval of the difference needs to be
+    # the two intervals combined: wider than the interval of the difference needs to be
     yield Quantity(
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=_p_of_difference(low, high),
@@ -374,7 +381,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
 
 
 def _p_of_difference(low: Estimate, high: Estimate) -> float:
-    """Return p at which the intervals of two correlations, by Fisher's z, no longer meet."""
+    """Return p at which the intervals of two correlations, by Fisher's z, no longer overlap."""
     if max(abs(low.value), abs(high.value)) >= 1:
         return float(low.value == high.value)
     each = 1 / math.sqrt(low.rows - 3) + 1 / math.sqrt(high.rows - 3)
@@ -386,10 +393,10 @@ def _p_of_difference(low: Estimate, high: Estimate) -> float:
 
 
 def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Measurement:
-    """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
+    """Measure how far the left and right contexts of tokens differ.
 
-    `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
-    fewer than two such tokens is left out.
+    It reports the full text, groups, and the tokens that differ most. `groups` are {"frequency": …, "script": …}. Means
+    over a group count each token of the text once; a group of fewer than two such tokens is left out.
     """
     counted, tossed = around.weighted(around.plug_in), around.weighted(around.coin)
     quantities = [
@@ -423,20 +430,20 @@ def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | No
 
 @dataclass(frozen=True)
 class _GroupSides:
-    """How far left and right contexts differ in one group of tokens, in nats."""
+    """Divergence of left and right contexts in one group of tokens, in nats."""
 
     label: str
-    tokens: int  # of the group, in the text
+    tokens: int  # tokens of the group that the text has
     occurrences: int
-    excess: Estimate  # counted − tossed; 0 lies inside where left and right cannot be distinguished
+    excess: Estimate  # counted − tossed; includes 0 if left and right cannot be distinguished
     guessed: Estimate  # too low
     counted: Estimate  # too high
     tossed: Estimate  # chance level, without an interval
-    beyond: str  # share of tokens beyond chance; 2.5 % by chance where many neighbours make the coin nearly normal
+    beyond: str  # share of tokens beyond chance: 2.5 % by chance for many neighbours (nearly normal)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Return its row of the listing."""
+        """Return the group's row of the listing."""
         return (
             self.label,
             count(self.tokens),
@@ -469,7 +476,7 @@ def _sides_of_groups(around: Contexts, groups: Groups) -> list[_GroupSides]:
             tokens_inside,
             int(around.counts[inside].sum()),
             excess=_over_tokens(excess[inside]),
-            guessed=_over_tokens(around.held_out[inside]),
+            guessed=_over_tokens(around.heldout[inside]),
             counted=_over_tokens(around.plug_in[inside]),
             tossed=Estimate(tossed, math.nan, math.nan, tokens_inside),
             beyond=beyond,
@@ -481,7 +488,8 @@ def _sides_of_groups(around: Contexts, groups: Groups) -> list[_GroupSides]:
 def _over_tokens(values: Array) -> Estimate:
     """Return the mean with an interval √2 as wide as that of independent values.
 
-    Each pair of neighbours stands in the counts of both, and (x + y)² ≤ 2(x² + y²): no sharing can widen it more.
+    Each pair of neighbours is in the counts of both tokens, and (x + y)² ≤ 2(x² + y²): this is the largest effect of
+    the shared counts.
     """
     mean = mean_interval(values)
     half = math.sqrt(2) * (mean.high - mean.value)

@@ -1,4 +1,7 @@
-"""Which end of an untied model does a tied table resemble? Of two models, or of a comparison's arms over seeds."""
+"""Resemblance of a tied table to the two tables of an untied model.
+
+The models are two checkpoints, or the arms of a comparison over its seeds.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,18 @@ from tiewise.inspection.tables.table_maps import CENTRED, CURVE, FEWEST, IDENTIT
 from tiewise.inspection.tables_over_seeds import AGAIN, ENDS, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
 from tiewise.inspection.workspace import InspectedModel, NotApplicable, Workspace, section
 
-KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
+KIN = 0.05  # cosine of stored rows that tables of unrelated starts do not reach
 SCORES, SHARES = "mean cosine, share, or CKA above chance", "share of what training again gives"
 ABOVE = "above zero: closer to the output"
-READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference a reader sees first
+READ_FIRST = (ORTHOGONAL, NEIGHBOURS, CKA)  # measures whose difference is reported first
 
 
 @section(question="Which end does a tied table resemble?", order=50)
 def which_end(model: InspectedModel, workspace: Workspace) -> Measurement:
-    """Compare a model with one table with a model with two; of a comparison each tied arm, over seeds."""
+    """Compare the one table of a model with the two tables of another model.
+
+    In a comparison, each tied arm is compared over the seeds.
+    """
     if model.run is not None:
         return _of_comparison(model, model.run, workspace)
     if len(workspace.models) != 2:
@@ -52,7 +58,7 @@ def which_end(model: InspectedModel, workspace: Workspace) -> Measurement:
 
 
 def _of_comparison(model: InspectedModel, run: Path, workspace: Workspace) -> Measurement:
-    """Compare the tied arm of this subject with the untied arm of its comparison, over seeds."""
+    """Compare this tied arm with the untied arm of its comparison, over seeds."""
     settings = AlignSettings(seed=workspace.request.seed, sampled=2048)
     of_run = workspace.once("which_end", lambda: over_seeds(run, settings, workspace.training_counts))
     if model.label not in of_run.arms:
@@ -82,10 +88,10 @@ def across(
     seed: int = 0,
     held_out: float = AlignSettings.held_out,
 ) -> Measurement:
-    """Align every end of one model with every end of another, tokens matched by text; `labels` are their names.
+    """Align every table of one model with every table of another, by token text.
 
-    Where one of the two has one stored table and the other has two, say which of the two it is closer to. By default
-    `settings` are `AlignSettings.sized`, with this seed and share of rows held out.
+    `labels` are the models' names. If one model has one stored table and the other has two, the answer is which of the
+    two it is closer to. By default `settings` are `AlignSettings.sized`, with this seed and share of held-out rows.
 
     Raises:
         CheckpointError: no output head, quantised tables, no tokenizer, too few tokens in both, or as `align`.
@@ -114,7 +120,7 @@ def across(
 
 
 def _opened_ends(model: Folder | Ends) -> Ends:
-    """Return the two ends of a model, however it is passed."""
+    """Return the two ends of a model or of its folder."""
     return ends_of(model) if isinstance(model, Folder) else model
 
 
@@ -142,7 +148,11 @@ class _TwoModels:
         return max(table.width for _, table in (*first.tables, *second.tables))
 
     def usable(self) -> Pairs:
-        """Return the pairs without rows that say nothing of their token; CheckpointError if these are too few."""
+        """Return the pairs without rows that are zero, repeated or not finite.
+
+        Raises:
+            CheckpointError: too few pairs are left.
+        """
         first, second = self.ends
         pairs = self.every.without(first.unusable(), second.unusable())
         if len(pairs) < FEWEST:
@@ -161,7 +171,7 @@ class _TwoModels:
         return aligned
 
     def sizes(self, pairs: Pairs) -> list[Quantity]:
-        """Report common tokens, tokens left out of `pairs`, and rows of either model."""
+        """Return the numbers of common tokens, of left-out tokens, and of rows of either model."""
         common = len(self.every)
         sizes = {"tokens in both vocabularies": common, "tokens left out": common - len(pairs)}
         for label, end in zip(self.labels, self.ends, strict=True):
@@ -177,7 +187,7 @@ class _TwoModels:
 
 
 def _table_count(ends: tuple[Ends, Ends]) -> str:
-    """Say how many tables each of two models has that have equally many."""
+    """Return how many tables each of two models has; both have equally many."""
     first, second = ends
     if first.shared is None:
         return "two tables"
@@ -187,7 +197,10 @@ def _table_count(ends: tuple[Ends, Ends]) -> str:
 
 
 def _lean_quantities(lean: Lean, label: str, other: str) -> list[Quantity]:
-    """Report one measure of the table of `label` with both tables of `other`, and their difference."""
+    """Return one measure of the table of `label` with both tables of `other`.
+
+    Their difference is the last quantity.
+    """
     is_centred, unit = lean.view == CENTRED, "mean cosine, or share"
     name, against, apart = f"{spelled(lean.measure)}, not centred", "", ""
     if is_centred:
@@ -207,13 +220,13 @@ def _lean_quantities(lean: Lean, label: str, other: str) -> list[Quantity]:
 
 
 def _notes(aligned: dict[str, Alignment], models: _TwoModels) -> Iterator[str]:
-    """Yield common starts, maps that do not apply, and the notes of either model's tables."""
+    """Yield notes on common starts, on maps that do not apply, and on either model's tables."""
     for name, alignment in aligned.items():
-        first_score = alignment.scores[0]  # centred, on rows that its map was fitted on
+        first_score = alignment.scores[0]  # centred, on the fitting rows
         if first_score.measure == IDENTITY and first_score.estimate.low > KIN:
             cosine = plain(first_score.estimate.value, 3)
             yield f"{name}: cosine {cosine} as they stand: a common start, in every score"
-    reasons: dict[str, None] = {}  # maps that do not apply, each reason once
+    reasons: dict[str, None] = {}  # each reason why a map does not apply, once
     for alignment in aligned.values():
         reasons |= dict.fromkeys(alignment.left_out)
     yield from reasons
@@ -223,8 +236,8 @@ def _notes(aligned: dict[str, Alignment], models: _TwoModels) -> Iterator[str]:
 
 
 def _answer(leans: tuple[Lean, ...], other: str) -> str:
-    """Name the end that the rotation is closer to, and the measures by which it is another."""
-    sides: dict[str, str] = {}  # measure → the end that it is closer to
+    """Return the table that the rotation is closer to, and the measures that differ from it."""
+    sides: dict[str, str] = {}  # measure → the closer end
     for lean in leans:
         if lean.view == CENTRED:
             side = toward(lean.difference)
@@ -246,9 +259,10 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
 
 
 def measurement_over_seeds(comparison: OverSeeds, arm: str) -> Measurement:
-    """Say which table of the untied arm one tied arm resembles, and what training again gives.
+    """Report which table of the untied arm one tied arm resembles.
 
-    The answer has both leans where there are both: as it stands, and with frequency taken out.
+    The scores of a second training are the reference. The answer has both leans if there are both: with frequency, and
+    without it.
     """
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     notes = [f"{count(comparison.tokens)} tokens, seeds {seeds}"]
@@ -281,7 +295,10 @@ def _leanings_of(comparison: OverSeeds, arm: str) -> list[Leaning]:
 
 
 def _answer_over_seeds(comparison: OverSeeds, arm: str) -> str:
-    """Say to which table an arm leans: by CKA corrected for attenuation, or else by the first measure there is."""
+    """Return to which table an arm leans.
+
+    It is taken from CKA corrected for attenuation, or else from the first available measure.
+    """
     leanings = comparison.main_leanings(arm)
     if not leanings:
         return "no model to compare"
@@ -305,7 +322,7 @@ def _answer_over_seeds(comparison: OverSeeds, arm: str) -> str:
 
 
 def _corrected_difference(comparison: OverSeeds, arm: str, measure: str) -> Estimate | None:
-    """Return how much closer to the output than to the input an arm is, corrected for attenuation; None without."""
+    """Return output − input of an arm, corrected for attenuation; None if it was not measured."""
     leaning = comparison.leaning(arm, measure)
     if leaning is None:
         return None
@@ -313,7 +330,7 @@ def _corrected_difference(comparison: OverSeeds, arm: str, measure: str) -> Esti
 
 
 def _side(comparison: OverSeeds, difference: Estimate) -> str:
-    """Say to which table of the untied arm a difference output − input leans."""
+    """Return to which table of the untied arm a difference output − input leans."""
     side = toward(difference)
     if side == UNDETERMINED:
         return "fewer than three seeds cannot tell"
@@ -323,13 +340,16 @@ def _side(comparison: OverSeeds, difference: Estimate) -> str:
 
 
 def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
-    """Yield corrected scores, every score, every difference, scores of training again, and shares of frequency."""
+    """Yield corrected scores, all scores and differences, the reference, and frequency shares.
+
+    The reference are the scores of a second training.
+    """
     leanings, first = _leanings_of(comparison, arm), comparison.main_leanings(arm)
     for leaning in leanings:
         yield from _corrected_quantities(comparison, leaning)
     for leaning in sorted(leanings, key=lambda leaning: leaning not in first):
         yield from _score_quantities(comparison, leaning, is_first=leaning in first)
-    # where a difference could be corrected, that is the one to read first
+    # a corrected difference is reported first, if there is one
     corrected = [leaning for leaning in first if "difference" in leaning.corrected]
     read_first = [] if corrected else [leaning for leaning in first if leaning.measure in READ_FIRST]
     for leaning in leanings:
@@ -342,7 +362,7 @@ def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
 
 
 def _difference_quantity(leaning: Leaning, is_main: bool) -> Quantity:
-    """Report output − input of the scores of an arm."""
+    """Return output − input of the scores of an arm."""
     why = ABOVE
     if leaning.seeds == SAME_SEED:
         why = f"{ABOVE}; one seed is one start"
@@ -354,7 +374,7 @@ def _difference_quantity(leaning: Leaning, is_main: bool) -> Quantity:
 
 
 def _corrected_quantities(comparison: OverSeeds, leaning: Leaning) -> Iterator[Quantity]:
-    """Yield what an arm has in common with either table, in shares of what each reaches if it is trained again."""
+    """Yield an arm's scores with either table, relative to a second training of both."""
     arm, measure = leaning.arm, spelled(leaning.measure)
     for end, score in leaning.corrected.items():
         is_difference = end == "difference"
@@ -369,7 +389,10 @@ def _corrected_quantities(comparison: OverSeeds, leaning: Leaning) -> Iterator[Q
 
 
 def _score_quantities(comparison: OverSeeds, leaning: Leaning, is_first: bool) -> Iterator[Quantity]:
-    """Yield the scores with both tables; of leanings that are read first, those of the same table trained again too."""
+    """Yield the scores with both tables.
+
+    For the leanings that are read first, scores of the same table trained twice follow.
+    """
     arm, untied, models = leaning.arm, comparison.untied, f"models of the {leaning.seeds}"
     name, figure = f"{spelled(leaning.measure)}, {models}", ""
     if is_first:

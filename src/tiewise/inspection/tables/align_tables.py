@@ -1,7 +1,7 @@
 """Alignment of any two tables; each measure has its interval and its chance level.
 
     with map       identity, orthogonal, linear, reduced rank: mean cosine of mapped rows with their partners, on rows
-                   that the map was fitted on and on heldout rows; compared with the analytic chance level and with a
+                   that the map was fitted on and on held-out rows; compared with the analytic chance level and with a
                    null of permuted rows to which the maps are fitted again
     without map    nearest neighbours, CKA, norms, shared subspaces, spectra
 
@@ -249,7 +249,7 @@ def align(
 
 
 def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
-    """Score every map on fitting rows and on heldout ones, and refit it to permuted rows."""
+    """Score every map on fitting rows and on held-out ones, and refit it to permuted rows."""
     fit, heldout = fitter.rows, fitter.heldout
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(heldout) else len(fit)
@@ -613,7 +613,7 @@ def nearer_end(
 ) -> tuple[Lean, ...]:
     """Compare how well another model's input and output table map onto `table`.
 
-    Both are scored on the same heldout tokens. `pairs` are rows of `table` (a) and of the other model's tables (b).
+    Both are scored on the same held-out tokens. `pairs` are rows of `table` (a) and of the other model's tables (b).
     Each
     map that applies to both, and neighbours, has one entry. Its difference has the interval of the bootstrap over rows,
     for
@@ -660,9 +660,9 @@ class _RowScores:
             self.neighbours = nearest(table, pairs.a[which], k, np.float32)
 
     def against(self, other: TokenTable) -> dict[Key, Matrix]:
-        """Return by measure the cosine of each heldout row, or its share of common neighbours.
+        """Return by measure the cosine of each held-out row, or its share of common neighbours.
 
-        If no rows are heldout, cosines are of all rows.
+        If no rows are held out, cosines are of all rows.
         """
         turned = Pairs(self.pairs.b, self.pairs.a, self.pairs.how)
         fitter = Fitter(other, self.table, turned, self.settings)

@@ -154,7 +154,7 @@ class Irreversibility:
     """I in nats per token, with two estimates that err in opposite directions."""
 
     plug_in: float  # from the counts; on average too high
-    held_out: Estimate  # mean over parts, with directions guessed from the other parts' counts; on average too low
+    heldout: Estimate  # mean over parts, with directions guessed from the other parts' counts; on average too low
     # mean plug-in estimate of these counts with every pair's directions tossed by a fair coin: the value if there is
     # no irreversibility
     coin: float
@@ -181,7 +181,7 @@ def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = PARTS, seed: i
         coins.append(float(nats.sum() / ring.pairs))
     return Irreversibility(
         plug_in=ring.irreversibility,
-        held_out=mean_interval(by_part),
+        heldout=mean_interval(by_part),
         coin=float(np.mean(coins)),
         coin_spread=float(np.std(coins, ddof=1)),
     )
@@ -211,11 +211,10 @@ def _parts_of(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain
 
 
 def guessed(full_text: Chain, part: Chain) -> Array:
-    """Return the nats [n] by which the direction of a part's pairs is guessed better than by a coin.
+    """Return the nats [n] that guessed directions of a part's pairs gain over a coin.
 
     Directions are guessed from the other parts, with half a pair added in each direction. `part` is a part of the text
-    that
-    `full_text` counts; the sum over its pairs is I of the part.
+    that `full_text` counts; the sum over its pairs is I of the part.
     """
     there = full_text.counted(part.keys) - part.counts
     back = full_text.counted(part.reversed_keys) - part.counted(part.reversed_keys)
@@ -238,9 +237,9 @@ def one_way_nats(there: Ids, back: Ids) -> Array:
 
 
 def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
-    """Return (counts, p(b | a), part of I of both orders) of pairs (a, b) [n, 2].
+    """Return (counts, p(b | a), part of I) of pairs (a, b) [n, 2].
 
-    p is NaN if the text has no a.
+    The part of I is that of both orders. p is NaN if the text has no a.
     """
     before, after = np.asarray(pairs, np.int64).reshape(-1, 2).T
     there = chain.counted(before * chain.vocabulary + after)
@@ -268,8 +267,8 @@ class Contexts:
     coin: Array  # its expectation if directions are tossed
     coin_deviation: Array  # its standard deviation if directions are tossed
     # sides guessed from the other parts of the text; on average too low, and below 0 if guesses mislead
-    held_out: Array
-    by_part: Array  # mean of `held_out` over the occurrences of each part [parts]
+    heldout: Array
+    by_part: Array  # mean of `heldout` over the occurrences of each part [parts]
 
     def weighted(self, values: Array) -> float:
         """Return the mean of values [V] over occurrences."""
@@ -286,17 +285,17 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     back = chain.counted(chain.reversed_keys)
     plug_in = _spread(chain, chain.counts * np.log(2 * chain.counts / (chain.counts + back)))
     coin, variance = _tossed_by_token(chain, back)
-    held_out, by_part = np.zeros(vocabulary), []
+    heldout, by_part = np.zeros(vocabulary), []
     for part in sliced:
         nats = guessed(chain, part)
-        held_out += _spread(part, nats)
+        heldout += _spread(part, nats)
         by_part.append(nats.sum() / part.pairs)
     return Contexts(
         counts,
         plug_in=plug_in * scale,
         coin=coin * scale,
         coin_deviation=np.sqrt(variance) * scale,
-        held_out=held_out * scale,
+        heldout=heldout * scale,
         by_part=np.array(by_part),
     )
 

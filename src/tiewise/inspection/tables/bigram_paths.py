@@ -236,10 +236,10 @@ def heat_maps(
     most: int = MAP_TOKENS,
     seed: int = 0,
 ) -> tuple[list[Grid], list[list[Quantity]]]:
-    """Return heat maps of a text and of paths, and how far each path follows the text.
+    """Return heat maps of a text and of paths, and their correlations.
 
     The tokens are the text's `most` frequent ones and those of `also`. `paths` are {title of a map: (the path's name in
-    quantities, path)}. All maps have the text's colours.
+    quantities, path)}. All maps have the text's colours. The correlations are those of each path's map with the text's.
     """
     tokens = frequent(chain, most, also)
     of_text = text_map(chain, tokens)

@@ -14,7 +14,7 @@ the map was fitted on, their mean cosine is not 0 but, for n ≫ d,
     orthogonal     ‖G‖_* / √(n·d2·min(d1, d2)) with the nuclear norm of a Gaussian G [d1, d2], as Σ cosines = ‖AᵀB‖_*
                    over the two norms; for d1 = d2 = d it is (8/3π)·√(d/n)
 
-Singular values are those of the Marchenko-Pastur law. On heldout rows the mean is 0 with deviation 1/√(n·d2).
+Singular values are those of the Marchenko-Pastur law. On held-out rows the mean is 0 with deviation 1/√(n·d2).
 
 Maps and spectra need only AᵀA, BᵀB and AᵀB, summed over pieces of the rows. A piece's product is computed in fp32 or
 fp64 and added in fp64, so that in fp32 the error is that of one piece's product.
@@ -241,9 +241,9 @@ class AlignSettings:
     ranks: tuple[int, ...] = ()  # ranks of reduced-rank maps
     raw: bool = False  # True: fit maps to uncentred rows too, not only to centred ones
     # share of the pairs that no map is fitted on, at most half; 0 fits maps on all pairs and scores all of them,
-    # as published scores do, and there are no heldout scores
+    # as published scores do, and there are no held-out scores
     held_out: float = 0.2
-    scored: int = 8192  # most pairs that are heldout, and most fitting pairs that are scored
+    scored: int = 8192  # most pairs that are held out, and most fitting pairs that are scored
     permutations: int = 3  # number of permutations of the null, each with refitted maps
     neighbours: int = 10  # k nearest neighbours; 0 leaves them out
     sampled: int = 20_000  # most rows for neighbours
@@ -300,7 +300,7 @@ class Sums(NamedTuple):
 
 
 class Fitter:
-    """Two tables, with their pairs split into `rows` to fit maps on and heldout ones.
+    """Two tables, with their pairs split into `rows` to fit maps on and held-out ones.
 
     Sums that depend on A alone are computed once for all permutations.
 

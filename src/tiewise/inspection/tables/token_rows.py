@@ -312,7 +312,7 @@ def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
     return reach, near, cosine[near]
 
 
-def untrained_looking(
+def untrained_rows(
     name: str, table: StoredTable, unused: Ids | None, counts: Ids | None
 ) -> tuple[list[Quantity], list[tuple[str, str, str]]]:
     """Return (numbers of rows of a stored table that look untrained, lists of them).
