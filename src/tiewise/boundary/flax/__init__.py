@@ -1,4 +1,4 @@
-"""The same boundary in JAX, for Flax NNX and Linen; see docs/flax.md. Its modules import no torch."""
+"""Boundary in JAX, for Flax NNX and Linen (docs/flax.md), without torch."""
 
 from importlib.util import find_spec
 

@@ -1,21 +1,21 @@
-"""The one owner of a model's table or tables: `NNXBoundary` for Flax NNX, `LinenBoundary` for Linen.
+"""Boundary of a model in JAX: `NNXBoundary` for Flax NNX, `LinenBoundary` for Linen.
 
     boundary = NNXBoundary("factored:64+bias", vocab=10_000, width=256, rngs=nnx.Rngs(0))
 
     rows = boundary.embed(ids)              # [..] -> [.., D]
     logits = boundary.logits(hidden)        # [.., D] -> [.., V]
-    loss = boundary.loss(hidden, targets)   # the same, fused, without logits
-    loss = boundary(ids, body, targets)     # all of it, the table threaded: body maps [.., D] to [.., D]
+    loss = boundary.loss(hidden, targets)   # the cross-entropy of these logits, fused, without logits
+    loss = boundary(ids, body, targets)     # all steps, with one gradient buffer; body maps [.., D] to [.., D]
 
-Both call `PureBoundary`, the same as functions of a flat mapping of parameters, for a program without Flax:
+Both call `PureBoundary`, whose functions take a flat mapping of parameters, for a program without Flax:
 
     pure = PureBoundary.of("factored:64+bias", vocab=10_000, width=256)
     params = pure.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
     loss = pure.model_loss(params, ids, body, targets)
 
-Names and shapes of parameters are those of PyTorch's `Boundary`. Tied means that there is no second table: the tree has
-one leaf `table_in`, and so has the optimizer's state. Maps stand between a table and the body, as there: `in_map`
-behind the lookup [.., E] -> [.., D], `out_map` before the head [.., D] -> [.., E].
+Names and shapes of parameters are those of PyTorch's `Boundary`. A tied boundary has no second table: the tree has one
+leaf `table_in`, and so has the optimizer's state. Maps are between a table and the body: `in_map` after the lookup [..,
+E] -> [.., D], `out_map` before the head [.., D] -> [.., E].
 """
 
 from __future__ import annotations
@@ -38,14 +38,27 @@ from tiewise.core.spec_options import FLAX
 from tiewise.planning.first_loss import sound_std, starting_nll
 
 Spec = BoundarySpec | str
-Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
+Params = Mapping[str, Array]  # names of PyTorch's boundary → arrays: `table_in`, `in_map.weight`, `out_map.p`, …
 Body = Callable[[Array], Array]
 START_AT_ZERO = ("bias", "out_map.p", "out_map.factor", "out_map.bias")
 
 
 @dataclass(frozen=True)
 class PureBoundary:
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Made by `PureBoundary.of`."""
+    """Functions of the tables, maps, bias and scales of one spec; `PureBoundary.of` makes it.
+
+    The letters in shapes are those of `tiewise.core`.
+
+    >>> pure = PureBoundary.of("tied", vocab=10, width=4)
+    >>> params = pure.initial(jax.random.key(0))
+    >>> pure.logits(params, pure.embed(params, [1, 2, 3])).shape
+    (3, 10)
+
+    Attributes:
+        spec: the spec.
+        vocab: V of input and output.
+        width: D, the body's width.
+    """
 
     spec: BoundarySpec
     vocab: Vocabularies
@@ -53,10 +66,15 @@ class PureBoundary:
 
     @classmethod
     def of(cls, spec: Spec, vocab: Vocabularies | int, width: int) -> PureBoundary:
-        """Read the spec and check that these sizes can have it.
+        """Return the boundary of a spec, after checking that these sizes allow it.
+
+        Args:
+            spec: a `BoundarySpec` or its written form.
+            vocab: V, or both vocabularies if input and output differ.
+            width: D, the body's width.
 
         Raises:
-            SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+            SpecError: these sizes do not allow the spec, or it has a schedule (which belongs to a training run).
         """
         chosen = BoundarySpec.parse(spec)
         if not isinstance(vocab, Vocabularies):
@@ -71,11 +89,15 @@ class PureBoundary:
 
     @property
     def tied(self) -> bool:
-        """Whether both ends use one table."""
+        """Return True if the input embedding and the output head use one table."""
         return self.spec.tables == 1
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return name → shape of every parameter; SpecError where the widths do not allow them."""
+        """Return name → shape of every parameter.
+
+        Raises:
+            SpecError: the widths do not allow the spec.
+        """
         in_width, out_width = self.spec.table_widths(self.width)
         shapes: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
         if not self.tied:
@@ -86,9 +108,10 @@ class PureBoundary:
         return shapes
 
     def draw(self, name: str, key: Array) -> Array:
-        """Draw one parameter: tables N(0, σ²), σ = `init` of the spec or `sound_std`, maps N(0, 1/from).
+        """Draw one parameter from its initial distribution.
 
-        Zero are biases, a padding row, P of a correction and the definite map's factor.
+        Tables are N(0, σ²), with σ = `init` of the spec or `sound_std`; maps are N(0, 1/from). Biases, a padding row, P
+        of a correction and the definite map's factor are zero.
         """
         shape = self.shapes()[name]
         if name in START_AT_ZERO:
@@ -108,10 +131,12 @@ class PureBoundary:
         return {name: self.draw(name, part) for name, part in zip(names, keys, strict=True)}
 
     def with_rows(self, params: Params, rows: Any) -> dict[str, Array]:
-        """Give the input table (and a tied output) pretrained rows [V, E]; rows of nan keep their values.
+        """Set the input table (and a tied output) to pretrained rows [V, E].
+
+        Rows of nan keep their values.
 
         Raises:
-            SpecError: rows of another shape.
+            SpecError: the rows have another shape.
         """
         table, rows = params["table_in"], jnp.asarray(rows)
         if rows.shape != table.shape:
@@ -123,20 +148,23 @@ class PureBoundary:
         return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
 
     def predicted_nll(self) -> float:
-        """Predict the first step's loss (nats) around a body of two Llama layers, on uniformly random targets."""
+        """Return the predicted loss (nats) of the first step on uniformly random targets.
+
+        The prediction assumes a body of two Llama layers.
+        """
         return starting_nll(self.spec, self.vocab, self.width)
 
     def embed(self, params: Params, ids: Any) -> Array:
-        """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map).
+        """Map tokens [..] to the body's input [.., D], or [.., E] without an input map.
 
         Raises:
-            SpecError: token ids that are no integers.
-            IndexError: a token outside the input vocabulary; a row of nan where ids are traced.
+            SpecError: the token ids are not integers.
+            IndexError: a token is outside the input vocabulary; if ids are traced, its row is nan instead.
         """
         return self._embed(params, ids, None)[0]
 
     def logits(self, params: Params, hidden: Array) -> Array:
-        """Map hidden states [.., D] to logits [.., V_out], all of them."""
+        """Map hidden states [.., D] to all logits [.., V_out]."""
         rows = self._output_rows(self._output_table(params))
         z = self._features(params, hidden) @ rows.T * self.spec.scales(self.width)[1]
         if self.spec.bias:
@@ -148,7 +176,7 @@ class PureBoundary:
     def loss(self, params: Params, hidden: Array, targets: Any, **options: Any) -> Array:
         """Return the cross-entropy of `logits(hidden)` against `targets`, fused.
 
-        Options are those of `linear_cross_entropy`. The penalty is not included.
+        `options` are those of `linear_cross_entropy`. The penalty is not included.
         """
         return self._loss(params, hidden, self._output_table(params), targets, options)
 
@@ -157,19 +185,20 @@ class PureBoundary:
     ) -> Array:
         """Return the loss of `body` between lookup and head.
 
-        The table is threaded through: one gradient buffer where tied. The gradient of `probe` (`paths.probe()`) holds
-        the norms of both paths. Untied, the head path is the other table's and the probe sees the lookup path alone.
+        The lookup returns the table that the head uses, so that a tied table has one gradient buffer. The gradient of
+        `probe` (`paths.probe()`) contains the norms of both paths. If the boundary is untied, the head path belongs to
+        the other table, and the probe covers the lookup path alone.
         """
         rows, table = self._embed(params, ids, probe)
         hidden = body(rows)
-        if not self.tied:  # else the head uses the table that the lookup handed on
+        if not self.tied:  # otherwise the head uses the table that the lookup returned
             table = self._output_table(params)
         return self._loss(params, hidden, table, targets, options)
 
     def penalty(self, params: Params) -> Array:
         """Return λ‖P‖₂ + c/2 ‖P‖²_F of a `projected` spec's P, to add to the loss.
 
-        It is 0 where the spec has neither.
+        It is 0 if the spec has neither term.
         """
         spec = self.spec
         is_penalised = spec.penalty or spec.decay
@@ -184,31 +213,31 @@ class PureBoundary:
     def dense(self, params: Params) -> tuple[Array, Array]:
         """Return tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function.
 
-        They include the scales.
+        The tables include the scales.
 
         Raises:
-            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
+            SpecError: the head has a soft-cap after the product or a bias before it, which no table can express.
         """
         self.spec.require_tables_alone()
         in_scale, out_scale = self.spec.scales(self.width)
-        inputs = _through_in_map(params, params["table_in"][: self.vocab.inputs])
-        outputs = self._output_rows(params[self._output_name])
+        input_table = _apply_in_map(params, params["table_in"][: self.vocab.inputs])
+        output_table = self._output_rows(params[self._output_name])
         if any(name.startswith("out_map.") for name in params):
-            outputs = outputs @ self._features(params, jnp.eye(self.width, dtype=outputs.dtype)).T
-        return inputs * in_scale, outputs * out_scale
+            output_table = output_table @ self._features(params, jnp.eye(self.width, dtype=output_table.dtype)).T
+        return input_table * in_scale, output_table * out_scale
 
     def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
-        """Return the body's input, and the input table to use from here on."""
+        """Return the body's input, and the input table to use next."""
         ids = as_array(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
         check_range(ids, self.vocab.inputs, "token {} is outside the input vocabulary of {}")
         ids = jnp.asarray(ids)
         table = self._table(params, "table_in")
-        if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
+        if self.vocab.inputs < table.shape[0]:  # rows of tokens that are only outputs cannot be read
             ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
         rows, table = enter(table, ids, probe, stopped=self.spec.pad, alpha=self.spec.alpha)
-        return _through_in_map(params, rows) * self.spec.scales(self.width)[0], table
+        return _apply_in_map(params, rows) * self.spec.scales(self.width)[0], table
 
     @property
     def _output_name(self) -> str:
@@ -216,31 +245,28 @@ class PureBoundary:
         return "table_in" if self.tied else "table_out"
 
     def _table(self, params: Params, name: str) -> Array:
-        """Return a table, without a gradient where the spec freezes it."""
+        """Return a table, without a gradient if the spec freezes it."""
         if self.spec.freeze and name == "table_in":
             return lax.stop_gradient(params[name])
         return params[name]
 
     def _output_table(self, params: Params) -> Array:
-        """Return the output table, guarded where its padding row must get no gradient."""
+        """Return the output table, whose padding row gets no gradient."""
         table = self._table(params, self._output_name)
         if self.spec.pad is None:
             return table
-        no_ids = jnp.zeros(0, jnp.int32)  # nothing is looked up: `enter` is here for `stopped` alone
+        no_ids = jnp.zeros(0, jnp.int32)  # `enter` looks nothing up; it only applies `stopped`
         return enter(table, no_ids, stopped=self.spec.pad)[1]
 
     def _output_rows(self, table: Array) -> Array:
-        """Return the output tokens' rows [V_out, E], in their order."""
+        """Return the output tokens' rows [V_out, E], in the order of the tokens."""
         index = self.vocab.output_index() if self.tied else None
         if index is None:
             return table[: self.vocab.outputs]
         return table[jnp.asarray(index)]
 
     def _features(self, params: Params, hidden: Array) -> Array:
-        """Map hidden states [.., D] to [.., E] before the head.
-
-        Without a map there, they themselves are returned.
-        """
+        """Map hidden states [.., D] to [.., E] before the head; without a map, return them."""
         if hidden.shape[-1] != self.width:
             what = f"hidden states {hidden.shape} meet a boundary of width {self.width}"
             raise SpecError(what, f"give hidden states [.., {self.width}]")
@@ -263,20 +289,17 @@ class PureBoundary:
         return linear_cross_entropy(features, rows, targets, params.get("bias"), chosen, **options)
 
 
-def _through_in_map(params: Params, rows: Array) -> Array:
-    """Map rows [.., E] to [.., D] behind the lookup.
-
-    Without a map there, the rows themselves are returned.
-    """
+def _apply_in_map(params: Params, rows: Array) -> Array:
+    """Map rows [.., E] to [.., D] after the lookup; without a map, return them."""
     if "in_map.weight" in params:
         return rows @ params["in_map.weight"].T
     if "out_map.factor" in params:
-        return _times_inverse(rows, _cholesky(params["out_map.factor"]))
+        return _solve(rows, _cholesky(params["out_map.factor"]))
     return rows
 
 
-def _times_inverse(rows: Array, c: Array) -> Array:
-    """Return rows · (C Cᵀ)⁻¹ [.., D] by two triangular systems, in fp32 at least."""
+def _solve(rows: Array, c: Array) -> Array:
+    """Return rows · (C Cᵀ)⁻¹ [.., D] by two triangular systems, in fp32 or wider."""
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     columns = rows.reshape(-1, rows.shape[-1]).T.astype(wide)
     half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
@@ -285,12 +308,12 @@ def _times_inverse(rows: Array, c: Array) -> Array:
 
 
 def _cholesky(factor: Array) -> Array:
-    """Return C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
+    """Return C [D, D], lower triangular; its diagonal is the exponential of the parameter's."""
     return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
 
 
-class _Verbs:
-    """The verbs of a boundary, for whatever has `pure` functions and a flat mapping of parameters."""
+class _BoundaryMethods:
+    """Methods of a boundary that has `pure` functions and a flat mapping of parameters."""
 
     pure: PureBoundary
 
@@ -299,47 +322,58 @@ class _Verbs:
         raise NotImplementedError
 
     def embed(self, ids: Any) -> Array:
-        """Map tokens [..] to the body's input [.., D]; see `PureBoundary.embed`."""
+        """Map tokens [..] to the body's input [.., D], as `PureBoundary.embed` does."""
         return self.pure.embed(self.parameters(), ids)
 
     def logits(self, hidden: Array) -> Array:
-        """Map hidden states [.., D] to logits [.., V_out]; see `PureBoundary.logits`."""
+        """Map hidden states [.., D] to logits [.., V_out], as `PureBoundary.logits` does."""
         return self.pure.logits(self.parameters(), hidden)
 
     def loss(self, hidden: Array, targets: Any, **options: Any) -> Array:
-        """Return the fused cross-entropy of `logits(hidden)` against `targets`; see `PureBoundary.loss`."""
+        """Return the fused cross-entropy of `logits(hidden)`, as `PureBoundary.loss` does."""
         return self.pure.loss(self.parameters(), hidden, targets, **options)
 
     def __call__(self, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any) -> Array:
-        """Return the loss of `body` between lookup and head; see `PureBoundary.model_loss`."""
+        """Return the loss of `body` between lookup and head, as `PureBoundary.model_loss` does."""
         return self.pure.model_loss(self.parameters(), ids, body, targets, probe, **options)
 
     def penalty(self) -> Array:
-        """Return the spec's penalty, to add to the loss; see `PureBoundary.penalty`."""
+        """Return the spec's penalty, to add to the loss, as `PureBoundary.penalty` does."""
         return self.pure.penalty(self.parameters())
 
     def dense(self) -> tuple[Array, Array]:
-        """Return the tables of a plain untied boundary with the same function; see `PureBoundary.dense`."""
+        """Return the tables of a plain untied boundary, as `PureBoundary.dense` does."""
         return self.pure.dense(self.parameters())
 
     def predicted_nll(self) -> float:
-        """Predict the first step's loss (nats); see `PureBoundary.predicted_nll`."""
+        """Return the predicted loss (nats) of the first step, as `PureBoundary.predicted_nll` does."""
         return self.pure.predicted_nll()
 
 
 class _Map(nnx.Module):
-    """Parameters of one map, by their last name."""
+    """Parameters of one map, by the last part of their names."""
 
 
-class NNXBoundary(_Verbs, nnx.Module):
-    """Boundary for NNX, its parameters drawn from the `params` stream of `rngs`.
+class NNXBoundary(_BoundaryMethods, nnx.Module):
+    """Boundary for NNX, with parameters drawn from the `params` stream of `rngs`.
+
+    >>> boundary = NNXBoundary("tied", vocab=10, width=4, rngs=nnx.Rngs(0))
+    >>> boundary.logits(boundary.embed([1, 2, 3])).shape
+    (3, 10)
+
+    Args:
+        spec: a `BoundarySpec` or its written form.
+        vocab: V, or both vocabularies if input and output differ.
+        width: D, the body's width.
+        rngs: random streams of NNX.
 
     Attributes:
-        table_in: [V, E] Param; the output table too where tied.
-        table_out, bias, in_map, out_map: [V, E] and [V_out] Params and modules with the maps', where the spec has them.
+        table_in: [V, E] Param; also the output table if tied.
+        table_out, bias, in_map, out_map: [V, E] and [V_out] Params, and modules with the maps' Params, if the spec has
+            them.
 
     Raises:
-        SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+        SpecError: these sizes do not allow the spec, or it has a schedule (which belongs to a training run).
     """
 
     def __init__(self, spec: Spec, vocab: int | Vocabularies, width: int, *, rngs: nnx.Rngs) -> None:
@@ -347,51 +381,64 @@ class NNXBoundary(_Verbs, nnx.Module):
         self.load({name: self.pure.draw(name, rngs.params()) for name in self.pure.shapes()})
 
     def load_rows(self, rows: Any) -> None:
-        """Start the input table (and a tied output) from pretrained rows [V, E]; see `PureBoundary.with_rows`."""
+        """Set the input table (and a tied output) to rows [V, E], as `PureBoundary.with_rows` does."""
         self.table_in[...] = self.pure.with_rows(self.parameters(), rows)["table_in"]
 
     def load(self, params: Params) -> None:
-        """Take over every parameter; `tiewise.boundary.flax.parameter_files.load` gives and checks them."""
+        """Replace every parameter; `tiewise.boundary.flax.parameter_files.load` reads and checks them."""
         for name in self.pure.shapes():
-            holder, leaf = self._place(name)
-            setattr(holder, leaf, nnx.Param(params[name]))
+            module, leaf = self._module_of(name)
+            setattr(module, leaf, nnx.Param(params[name]))
 
     def parameters(self) -> dict[str, Array]:
-        """Return name → array of every parameter, as a safetensors file holds them."""
-        places = {name: self._place(name) for name in self.pure.shapes()}
-        return {name: getattr(holder, leaf)[...] for name, (holder, leaf) in places.items()}
+        """Return name → array of every parameter, with the names of a safetensors file."""
+        modules = {name: self._module_of(name) for name in self.pure.shapes()}
+        return {name: getattr(module, leaf)[...] for name, (module, leaf) in modules.items()}
 
-    def _place(self, name: str) -> tuple[Any, str]:
-        """Return the module that holds a parameter, and its name there.
+    def _module_of(self, name: str) -> tuple[Any, str]:
+        """Return the module of a parameter, and the parameter's name there.
 
-        A map's module is made where it is missing.
+        If the module of a map is missing, it is created.
         """
-        head, _, leaf = name.rpartition(".")
-        if not head:
+        map_name, _, leaf = name.rpartition(".")
+        if not map_name:
             return self, leaf
-        if not hasattr(self, head):
-            setattr(self, head, _Map())
-        return getattr(self, head), leaf
+        if not hasattr(self, map_name):
+            setattr(self, map_name, _Map())
+        return getattr(self, map_name), leaf
 
 
-class LinenBoundary(_Verbs, linen.Module):
-    """Boundary for Linen: the same parameters under `params`, maps nested (`params["out_map"]["weight"]`).
+class LinenBoundary(_BoundaryMethods, linen.Module):
+    """Boundary for Linen: the parameters of `NNXBoundary` under `params`.
+
+    The parameters of a map are nested (`params["out_map"]["weight"]`).
+
+    >>> boundary = LinenBoundary("tied", vocab=10, width=4)
+    >>> ids = jnp.array([1, 2, 3])
+    >>> params = boundary.init(jax.random.key(0), ids, method="embed")
+    >>> boundary.apply(params, ids, method="embed").shape
+    (3, 4)
+
+    Attributes:
+        spec: a `BoundarySpec` or its written form.
+        vocab: V, or both vocabularies if input and output differ.
+        width: D, the body's width.
 
     Raises:
         SpecError: at `init`, as `NNXBoundary`.
     """
 
     spec: Spec
-    vocab: int | Vocabularies  # V; both where input and output differ
-    width: int  # D
+    vocab: int | Vocabularies
+    width: int
 
     @property
     def pure(self) -> PureBoundary:  # type: ignore[override]
-        """The functions that all verbs call."""
+        """Functions that all methods call."""
         return PureBoundary.of(self.spec, self.vocab, self.width)
 
     def setup(self) -> None:
-        """Declare every parameter, each once; a map's are one tree."""
+        """Declare every parameter once; those of a map are one tree."""
         pure = self.pure
 
         def draw(key: Array, names: Any) -> Any:
@@ -399,9 +446,9 @@ class LinenBoundary(_Verbs, linen.Module):
             return jax.tree.map(lambda name: pure.draw(name, key), names)
 
         trees = unflatten_dict({name: name for name in pure.shapes()}, sep=".")
-        declared = {head: self.param(head, draw, names) for head, names in trees.items()}
+        declared = {name: self.param(name, draw, names) for name, names in trees.items()}
         self._flat = flatten_dict(declared, sep=".")
 
     def parameters(self) -> dict[str, Array]:
-        """Return the same, of a bound module."""
+        """Return name → array of every parameter of a bound module."""
         return dict(self._flat)

@@ -1,10 +1,11 @@
-"""Tables that a Flax tree really holds, and mistakes of models that should be tied.
+"""Tables in a Flax tree, and common mistakes of models that should be tied.
 
     print(find_tied(params))
     2 tables of 1,000 tokens, not equal: params/Embed_0/embedding [V, 64], params/Dense_0/kernel [64, V] (transposed)
 
-A pytree does not alias: two leaves are two matrices, even where they hold the same numbers now, and the optimizer will
-move them apart. `find_tied` reads the tree; `check_ends` also runs the model, for mistakes that leave no trace there.
+A pytree has no aliases: two leaves are two matrices, even if they have the same numbers now, and the optimizer will
+make them differ. `find_tied` reads the tree. `check_ends` also runs the model, to detect mistakes that are not visible
+in the tree.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ from tiewise.core.measurement import count
 
 @dataclass(frozen=True)
 class TableLeaf:
-    """A table in a tree."""
+    """Table in a tree.
+
+    Attributes:
+        path: path of the leaf.
+        shape: shape as stored.
+        transposed: whether the stored shape is [·, V], the transpose of a table.
+    """
 
     path: str
-    shape: tuple[int, int]  # as stored
-    transposed: bool  # whether that is [·, V], the transpose of a table
+    shape: tuple[int, int]
+    transposed: bool
 
     def __str__(self) -> str:
         if self.transposed:
@@ -41,15 +48,21 @@ class TableLeaf:
 
 @dataclass(frozen=True)
 class TreeTables:
-    """Every table of a tree, in its order."""
+    """Every table of a tree, in the order of the tree.
 
-    vocab: int  # V
+    Attributes:
+        vocab: V.
+        leaves: the tables.
+        equal: pairs of paths with the same numbers, after transposing if necessary.
+    """
+
+    vocab: int
     leaves: tuple[TableLeaf, ...]
-    equal: tuple[tuple[str, str], ...]  # pairs of paths that hold the same numbers, transposed if need be
+    equal: tuple[tuple[str, str], ...]
 
     @property
     def one(self) -> bool:
-        """Whether there is exactly one table: the meaning of tied in a tree."""
+        """Return True if there is exactly one table, so that the tree is tied."""
         return len(self.leaves) == 1
 
     def __str__(self) -> str:
@@ -59,10 +72,10 @@ class TreeTables:
         names = ", ".join(str(leaf) for leaf in self.leaves)
         if self.one:
             return f"1 table {tokens}: {names}"
-        return f"{len(self.leaves)} tables {tokens}, {self._equality()}: {names}"
+        return f"{len(self.leaves)} tables {tokens}, {self._describe_equality()}: {names}"
 
-    def _equality(self) -> str:
-        """Describe how many of the pairs of tables hold the same numbers."""
+    def _describe_equality(self) -> str:
+        """Return a phrase on how many pairs of tables have the same numbers."""
         pairs = math.comb(len(self.leaves), 2)
         if not self.equal:
             return "not equal"
@@ -72,14 +85,21 @@ class TreeTables:
 
 
 def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
-    """List the tables in a tree of arrays: Linen variables, an `nnx.State`, an optimizer's state, any pytree.
+    """Return the tables in a tree of arrays.
+
+    >>> print(find_tied({"embedding": jnp.zeros((10, 4))}))
+    1 table of 10 tokens: embedding [V, 4]
 
     Args:
-        params: the tree; a leaf that JAX stores twice counts twice, as the optimizer counts it.
-        vocab: V. None takes the longest axis of a leaf named `embedding`, or else of any matrix.
+        params: Linen variables, an `nnx.State`, an optimizer's state, or any pytree. If JAX stores a leaf twice, it
+            counts twice, as in the optimizer.
+        vocab: V; None uses the longest axis of a leaf named `embedding`, or without one the longest axis of any matrix.
+
+    Returns:
+        The tables, and which of them are equal; prints as a sentence.
 
     Raises:
-        DataError: no matrix in the tree to take V from.
+        DataError: V is not given and the tree has no matrix.
     """
     matrices = _float_matrices(params)
     if vocab is None:
@@ -106,7 +126,7 @@ def _float_matrices(params: Any) -> dict[str, Any]:
 
 
 def _likely_vocab(matrices: Mapping[str, Any]) -> int:
-    """Return V: the rows of the longest leaf named `embedding`, or else the longest axis of all."""
+    """Return V: the rows of the longest `embedding`, or without one the longest axis."""
     if not matrices:
         raise DataError("no matrix in this tree", "give the tree of parameters")
     rows_of_embeddings, sizes = [], []
@@ -119,27 +139,38 @@ def _likely_vocab(matrices: Mapping[str, Any]) -> int:
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    """Return whether two tables hold the same numbers in the same type."""
+    """Return whether two tables have the same numbers in the same type."""
     return first.dtype == second.dtype and bool(jnp.array_equal(first, second))
 
 
 def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, vocab: int | None = None) -> list[str]:
-    """Name the classic mistakes of a model that should be tied; an empty list where there is none.
+    """Return a description of each common mistake in a model that should be tied.
+
+    >>> def apply(params, ids):
+    ...     return params["embedding"][ids] @ params["embedding"].T
+    >>> check_ends(apply, {"embedding": jnp.ones((10, 4))}, [1, 2])
+    []
 
     Args:
         apply: maps (params, tokens [..]) to logits [.., V].
-        params: its tree.
+        params: the model's tree.
         ids: [..] tokens, fewer distinct ones than V.
-        vocab: V, as `find_tied`.
+        vocab: V, as in `find_tied`.
+
+    Returns:
+        One sentence for each mistake; an empty list if there is none.
+
+    Raises:
+        DataError: every token of the vocabulary is in `ids`.
     """
-    mistakes = _mistakes_of_ids(jnp.asarray(ids).dtype)
+    mistakes = _check_id_type(jnp.asarray(ids).dtype)
     ids = jnp.asarray(ids).astype(jnp.int32)
     tables = find_tied(params, vocab)
     if len(tables.leaves) > 1:
         mistakes.append(f"{tables}; declare one and use it at both ends")
     try:
         shape = jax.eval_shape(apply, params, ids).shape
-    except TypeError as error:  # shapes that do not fit, as of a matrix product
+    except TypeError as error:  # shapes that do not fit, in a matrix product for example
         return [*mistakes, f"the model cannot run: {one_line_message(error)}; is the head table.T?"]
     if shape[-1] != tables.vocab:
         return [*mistakes, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
@@ -149,8 +180,8 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     return mistakes
 
 
-def _mistakes_of_ids(dtype: Any) -> list[str]:
-    """Name the mistake of token ids that are no integers."""
+def _check_id_type(dtype: Any) -> list[str]:
+    """Return the mistake of token ids that are not integers."""
     if jnp.issubdtype(dtype, jnp.integer):
         return []
     exact = 2 ** (jnp.finfo(dtype).nmant + 1)
@@ -159,13 +190,13 @@ def _mistakes_of_ids(dtype: Any) -> list[str]:
 
 
 def _moves_other_logits(apply: Callable[[Any, Array], Array], params: Any, ids: Array, tables: TreeTables) -> bool:
-    """Return whether the row of a token that is not read moves logits of other tokens."""
+    """Return whether the row of an unread token changes logits of other tokens."""
     unread = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids))
     if not len(unread):
         raise DataError(f"every one of {tables.vocab} tokens is read", "give fewer tokens")
     token = int(unread[0])
     (leaf,) = tables.leaves
-    # the derivative along a change of that token's row alone
+    # derivative along a change of only that token's row
     direction = {path: jnp.zeros_like(x) for path, x in flat(params, "/").items()}
     row = (slice(None), token) if leaf.transposed else token
     direction[leaf.path] = direction[leaf.path].at[row].set(1)

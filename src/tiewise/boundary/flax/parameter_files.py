@@ -1,11 +1,11 @@
 """Parameters as safetensors files that PyTorch reads and writes, bit for bit.
 
     save("boundary.safetensors", boundary.pure, boundary.parameters())     # safetensors.torch.load_model reads it
-    boundary.load(load("boundary.safetensors", boundary.pure))             # what safetensors.torch.save_model wrote
+    boundary.load(load("boundary.safetensors", boundary.pure))             # reads safetensors.torch.save_model's file
 
-A tied table is in the file once, with the note `table_out: table_in` that `safetensors.torch.save_model` leaves for
-shared tensors: the two files are equal byte for byte. Names are dotted; `nested` and `flat` turn them into Linen's
-trees and back. Nothing in a file is executed.
+A tied table is in the file once, with the note `table_out: table_in` that `safetensors.torch.save_model` writes for
+shared tensors: the two files are equal byte for byte. Names are dotted; `nested` and `flat` convert between them and
+Linen's trees. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,53 @@ SHARED = {"table_out": "table_in"}
 
 
 def save(path: str | Path, pure: PureBoundary, params: Mapping[str, Any]) -> None:
-    """Write a boundary's parameters, whole or not at all; CheckpointError where they are not this boundary's."""
-    write(path, fitting(params, pure, "these parameters"), SHARED if pure.tied else {})
+    """Write a boundary's parameters to a file; after an error there is no partial file.
+
+    `load` has an example.
+
+    Args:
+        path: the safetensors file.
+        pure: functions of the boundary, which give names and shapes.
+        params: name → array of every parameter.
+
+    Raises:
+        CheckpointError: the parameters are not this boundary's, or the file cannot be written.
+    """
+    write(path, require_parameters(params, pure, "these parameters"), SHARED if pure.tied else {})
 
 
 def load(path: str | Path, pure: PureBoundary) -> dict[str, Array]:
-    """Read a boundary's parameters.
+    """Return a boundary's parameters from a safetensors file.
+
+    >>> import tempfile
+    >>> pure = PureBoundary.of("tied", vocab=10, width=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(f"{folder}/boundary.safetensors", pure, pure.initial(jax.random.key(0)))
+    ...     {name: x.shape for name, x in load(f"{folder}/boundary.safetensors", pure).items()}
+    {'table_in': (10, 4)}
+
+    Args:
+        path: the safetensors file.
+        pure: functions of the boundary, which give names and shapes.
+
+    Returns:
+        name → array of every parameter.
 
     Raises:
-        CheckpointError: no safetensors file, parameters missing, unknown or of another shape, two different tables
-            where the spec ties them, or fp64 that JAX would round.
+        CheckpointError: the file is not a safetensors file; parameters are missing, unknown or of another shape; the
+            file has two different tables and the spec ties them; or JAX would round fp64 values.
     """
-    return fitting(read(path), pure, str(path))
+    return require_parameters(read(path), pure, str(path))
 
 
 def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
-    """Write dotted names → arrays, whole or not at all, with `notes` in the file's header."""
+    """Write dotted names → arrays to a file; after an error there is no partial file.
+
+    `notes` are stored in the file's header.
+    """
     path = Path(path)
     arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
-    metadata = dict(notes) if notes else None  # None leaves the entry out of the header
+    metadata = dict(notes) if notes else None  # None omits the entry from the header
     try:
         with atomic_replacement(path) as unfinished:
             save_file(arrays, unfinished, metadata=metadata)
@@ -58,7 +86,11 @@ def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] 
 
 
 def read(path: str | Path) -> dict[str, Array]:
-    """Read dotted names → arrays. Raises as `load`, of the file alone."""
+    """Return dotted names → arrays from a file.
+
+    Raises:
+        CheckpointError: as `load`, for reasons in the file alone.
+    """
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such file", "name a safetensors file")
     try:
@@ -72,28 +104,33 @@ def read(path: str | Path) -> dict[str, Array]:
 
 
 def _refuse_wide_types(arrays: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Raise a CheckpointError for the first array in 64 bits."""
+    """Raise a CheckpointError for the first array with 64 bits per number."""
     for name, value in arrays.items():
         if value.dtype.itemsize == 8:
             fix = "set jax_enable_x64, or save it in fp32"
             raise CheckpointError(f"{path}: {name} is {value.dtype}, which JAX would round to 32 bits", fix)
 
 
-def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[str, Any]:
-    """Return exactly the parameters that a boundary has; raises as `load`."""
+def require_parameters(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[str, Any]:
+    """Return exactly the parameters that a boundary has; raise as `load`."""
     remaining = dict(params)
     if pure.tied and SHARED.keys() <= remaining.keys():
         second = np.asarray(remaining.pop("table_out"))
         if second.tobytes() != np.asarray(remaining["table_in"]).tobytes():
             fix = "load it as untied, or tie it first"
             raise CheckpointError(f"{where} has two different tables for {pure.spec}", fix)
-    return exactly(remaining, pure.shapes(), where, f"{pure.spec} has {', '.join(pure.shapes())}")
+    return require_shapes(remaining, pure.shapes(), where, f"{pure.spec} has {', '.join(pure.shapes())}")
 
 
-def exactly(params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str, fix: str) -> dict[str, Any]:
-    """Return `params` in the order of `shapes`, all of them and no other.
+def require_shapes(
+    params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str, fix: str
+) -> dict[str, Any]:
+    """Return `params` in the order of `shapes`, after checking names and shapes.
 
-    `fix` is for names that differ.
+    `fix` is the remedy in the error for different names.
+
+    Raises:
+        CheckpointError: a name is missing or unknown, or a shape differs.
     """
     missing, unknown = shapes.keys() - params.keys(), params.keys() - shapes.keys()
     if missing:
@@ -109,18 +146,21 @@ def exactly(params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
 
 
 def _first_names(names: AbstractSet[str]) -> str:
-    """Return at most four names in their order, and an ellipsis for more."""
+    """Return at most four names in alphabetical order, and an ellipsis for more."""
     more = ", …" if len(names) > 4 else ""
     return f"{', '.join(sorted(names)[:4])}{more}"
 
 
 def flat(tree: Any, separator: str = ".") -> dict[str, Any]:
-    """Turn a tree (Linen's `params`, an `nnx.State`, any pytree) into dotted names, in the order of its leaves."""
-    return {_joined(path, separator): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    """Return dotted names → leaves of a tree, in the order of its leaves.
+
+    The tree may be Linen's `params`, an `nnx.State` or any pytree.
+    """
+    return {_leaf_name(path, separator): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _joined(path: Iterable[Any], separator: str) -> str:
-    """Return the name of a leaf, without the `value` that an NNX variable adds to its path."""
+def _leaf_name(path: Iterable[Any], separator: str) -> str:
+    """Return the name of a leaf, without the `value` that NNX adds to its path."""
     parts = [str(_key_name(key)) for key in path]
     return separator.join(part for part in parts if part != "value")
 
@@ -137,5 +177,5 @@ def _key_name(key: Any) -> Any:
 
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into nested dictionaries, as Linen's `params`."""
+    """Return nested dictionaries, as Linen's `params`, from dotted names."""
     return dict(unflatten_dict(dict(params), sep="."))

@@ -1,4 +1,4 @@
-"""One table, two gradients, one buffer: the lookup hands the table on to the head.
+"""Lookup in a tied table whose two gradients share one buffer, and the norms of both.
 
     rows, W' = enter(W, ids)        # forward: rows = W[ids], W' = W
     loss = head(body(rows), W')     # the head uses W', so the backward pass runs head first, lookup last
@@ -6,9 +6,9 @@
     backward of `enter`, with both gradients complete:
         gradient of W = gradient of W' (head path), with the gradient of rows (lookup path) scattered into it
 
-A pytree does not alias, and neither does a gradient: without this, JAX builds a dense [V, E] for the lookup path and
-adds it to the head path's. The norms of both paths leave the backward pass as the gradient of a `probe`, three numbers
-that enter the forward pass and do nothing there:
+Neither a pytree nor a gradient has aliases: without `enter`, JAX builds a dense [V, E] for the lookup path and adds it
+to the head path's. The norms of both paths leave the backward pass as the gradient of a `probe`, three numbers that
+enter the forward pass and have no effect there:
 
     loss_of = lambda params, probe: boundary_loss(params, ids, targets, probe)
     loss, (grads, seen) = jax.value_and_grad(loss_of, (0, 1))(params, probe())
@@ -29,32 +29,53 @@ from tiewise.core.backends import PathNorms
 
 
 def probe() -> Array:
-    """Return the argument whose gradient `path_norms` reads: ‖A‖², ‖B‖² and A·B of one lookup."""
+    """Return the argument whose gradient `path_norms` reads: ‖A‖², ‖B‖², A·B of one lookup.
+
+    >>> probe().shape
+    (3,)
+    """
     return jnp.zeros(3, jnp.float32)
 
 
 def enter(
     table: Array, ids: Array, probe: Array | None = None, *, stopped: int | None = None, alpha: float = 1.0
 ) -> tuple[Array, Array]:
-    """Look up `ids` [...] in `table` [V, E] and hand the table on.
+    """Return the rows of `ids` [...] in `table` [V, E], and the table to use next.
 
-    Several lookups of one table chain: `enter(W', more_ids)`. A probe belongs to one lookup of one backward pass:
-    summed over several (a scan, gradient accumulation) it holds sums of squares, not squares of sums.
+    Several lookups of one table chain: `enter(W', more_ids)`. A probe belongs to one lookup of one backward pass.
+    Summed over several (a scan, gradient accumulation) it is a sum of squares, not the square of a sum.
+
+    >>> rows, table = enter(jnp.eye(3), jnp.array([2]))
+    >>> rows.tolist()
+    [[0.0, 0.0, 1.0]]
 
     Args:
-        table, ids, probe: as above.
-        stopped: row that receives no gradient from either path.
+        table: [V, E].
+        ids: [...] token ids.
+        probe: result of `probe()`, or None to measure nothing.
+        stopped: row that gets no gradient from either path.
         alpha: factor on the lookup path.
 
     Returns:
-        rows [..., E] and the table to use from here on. A number outside the table gives a row of nan.
+        rows [..., E] and the table to use next. An id outside the table gives a row of nan.
     """
     rows, table = _enter(stopped, alpha, table, jnp.asarray(ids), probe)
     return rows, table
 
 
 def path_norms(seen: Any) -> PathNorms:
-    """Return the norms of both paths and their cosine, from the gradient of a `probe`."""
+    """Return the norms of both paths and their cosine, from the gradient of a `probe`.
+
+    >>> norms = path_norms([9.0, 16.0, 12.0])
+    >>> norms.a, norms.b, norms.total, norms.cosine
+    (3.0, 4.0, 7.0, 1.0)
+
+    Args:
+        seen: gradient of the probe [3]: ‖A‖², ‖B‖² and A·B.
+
+    Returns:
+        norms of A (`a`, lookup path), B (`b`, head path) and A + B (`total`), and their cosine; nan if a norm is 0.
+    """
     a_squared, b_squared, product = (float(x) for x in seen)
     a, b = math.sqrt(a_squared), math.sqrt(b_squared)
     total = math.sqrt(max(a_squared + b_squared + 2 * product, 0.0))
@@ -67,27 +88,27 @@ def path_norms(seen: Any) -> PathNorms:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _enter(stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None) -> tuple[Array, Array]:
     """Return the rows of `ids`, and the table."""
-    rows = jnp.take(table, _row_of(ids, table), axis=0, mode="fill", fill_value=jnp.nan)
+    rows = jnp.take(table, _find_rows(ids, table), axis=0, mode="fill", fill_value=jnp.nan)
     return rows, table
 
 
-class _Saved(NamedTuple):
-    """Values that the forward pass leaves for the backward pass."""
+class _Residuals(NamedTuple):
+    """Values that the forward pass saves for the backward pass."""
 
     ids: Array
-    has_probe: bool | None  # True or None, which JAX passes through a trace
+    has_probe: bool | None  # True or None, both of which JAX passes through a trace
 
 
 def _enter_forward(
     stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None
-) -> tuple[tuple[Array, Array], _Saved]:
-    """Do the same, and save what the gradients need."""
+) -> tuple[tuple[Array, Array], _Residuals]:
+    """Return the results of `_enter`, and the values that the gradients need."""
     has_probe = None if probe is None else True
-    return _enter(stopped, alpha, table, ids, probe), _Saved(ids, has_probe)
+    return _enter(stopped, alpha, table, ids, probe), _Residuals(ids, has_probe)
 
 
 def _enter_backward(
-    stopped: int | None, alpha: float, saved: _Saved, gradients: tuple[Array, Array]
+    stopped: int | None, alpha: float, saved: _Residuals, gradients: tuple[Array, Array]
 ) -> tuple[Array, None, Array | None]:
     """Return the gradients of table, ids (none) and probe."""
     row_gradient, table_gradient = gradients
@@ -98,34 +119,34 @@ def _enter_backward(
     if stopped is not None:
         lookups = jnp.where((ids == stopped)[:, None], 0, lookups)
         table_gradient = table_gradient.at[stopped].set(0)
-    ids = _row_of(ids, table_gradient)
+    ids = _find_rows(ids, table_gradient)
     both = table_gradient.at[ids].add(lookups.astype(table_gradient.dtype), mode="drop")
     squares = None
     if saved.has_probe is not None:
-        squares = _squares(ids, lookups, table_gradient)
+        squares = _squared_norms(ids, lookups, table_gradient)
     return both, None, squares
 
 
 _enter.defvjp(_enter_forward, _enter_backward)
 
 
-def _row_of(ids: Array, table: Array) -> Array:
-    """Return the rows of these numbers.
+def _find_rows(ids: Array, table: Array) -> Array:
+    """Return the row of each id.
 
-    A negative one has none, where indexing would count from the end.
+    A negative id gets a row outside the table, where plain indexing would count from the end.
     """
     ids = ids.astype(jnp.int32)
     return jnp.where(ids < 0, table.shape[0], ids)
 
 
-def _squares(ids: Array, rows: Array, path_b: Array) -> Array:
+def _squared_norms(ids: Array, rows: Array, path_b: Array) -> Array:
     """Return ‖A‖², ‖B‖², A·B [3] in fp32.
 
     Rows of one token are summed before they are squared.
     """
     wide = jnp.promote_types(rows.dtype, jnp.float32)
-    distinct, place = jnp.unique(ids, return_inverse=True, size=ids.shape[0], fill_value=path_b.shape[0])
-    path_a = jnp.zeros(rows.shape, wide).at[place.reshape(-1)].add(rows.astype(wide))
+    distinct, inverse = jnp.unique(ids, return_inverse=True, size=ids.shape[0], fill_value=path_b.shape[0])
+    path_a = jnp.zeros(rows.shape, wide).at[inverse.reshape(-1)].add(rows.astype(wide))
     rows_b = jnp.take(path_b, distinct, axis=0, mode="fill", fill_value=0).astype(wide)
     a_squared = (path_a**2).sum()
     b_squared = (path_b.astype(wide) ** 2).sum()

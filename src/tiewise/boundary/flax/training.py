@@ -1,13 +1,13 @@
-"""Training a small Flax model with Optax, and the losses that a comparison reports of it.
+"""Training of a small Flax model with Optax, and the losses that a comparison reports.
 
     fitting = Fitting(model, tokens, OptaxRecipe(steps=300))
-    for point in fitting.steps():               # one step each; a point of the curve where one is due
-        ...                                     # stop, and keep `fitting.arrays()` and `fitting.record()` to resume
+    for point in fitting.steps():               # one step each; yields a point of the curve when one is due
+        ...                                     # to stop, save `fitting.arrays()` and `fitting.record()`, then resume
 
-`token_losses` gives the loss of every predicted token of a split, from which means,
-perplexity, bits per byte and frequency bins follow. The recipe is that of the PyTorch comparison: AdamW (β 0.9, 0.98),
-clipped at norm 1, cosine with a tenth of the steps as warm-up, decay on matrices alone; blocks of T tokens in an order
-drawn from the seed, each of which predicts T − 1.
+`token_losses` returns the loss of every predicted token of a split, from which means, perplexity, bits per byte and
+frequency bins follow. The recipe is that of the PyTorch comparison: AdamW (β 0.9, 0.98), gradients clipped at norm 1, a
+cosine schedule whose first tenth is warm-up, weight decay on matrices alone. Blocks of T tokens come in an order drawn
+from the seed, and each predicts T − 1 tokens.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from tiewise.boundary.flax.paths import path_norms, probe
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import CheckpointError, DataError
 
-POINTS = 20  # of a curve
+POINTS = 20  # points of a training curve
 
 
 @dataclass(frozen=True)
 class OptaxRecipe:
-    """Numbers of a run; letters as in `tiewise.core`."""
+    """Settings of a run; letters as in `tiewise.core`."""
 
     steps: int = 300
     batch: int = 8  # B, blocks per step
     length: int = 128  # T, tokens per block
-    learning_rate: float = 3e-3  # at its peak
-    weight_decay: float = 0.1  # of matrices
-    seed: int = 1  # of the order of blocks
+    learning_rate: float = 3e-3  # peak of the schedule
+    weight_decay: float = 0.1  # of matrices only
+    seed: int = 1  # seed of the order of blocks
 
 
-@lru_cache(8)  # one object for all seeds, so that a step is compiled once for them
+@lru_cache(8)  # one object for all seeds, so that they share one compiled step
 def adamw(steps: int, peak: float, weight_decay: float) -> optax.GradientTransformation:
     """Return the recipe's optimizer."""
     warm = max(1, steps // 10)
@@ -56,12 +56,18 @@ def adamw(steps: int, peak: float, weight_decay: float) -> optax.GradientTransfo
 
 
 def _are_matrices(params: Any) -> Any:
-    """Return a tree of which parameters have two axes or more, those that decay."""
+    """Return a tree of booleans: whether each parameter has two axes or more, and so decays."""
     return jax.tree.map(lambda x: x.ndim > 1, params)
 
 
 def batches(tokens: np.ndarray, recipe: OptaxRecipe) -> Iterator[np.ndarray]:
-    """Yield [B, T] tokens without end: every whole batch of a permutation of the blocks, then another permutation."""
+    """Yield [B, T] tokens without end.
+
+    Each pass yields every full batch of a new permutation of the blocks.
+
+    Raises:
+        DataError: there are fewer tokens than one batch has.
+    """
     blocks = len(tokens) // recipe.length
     if blocks < recipe.batch:
         what = f"{len(tokens)} tokens hold no batch of {recipe.batch} blocks of {recipe.length}"
@@ -77,9 +83,9 @@ def batches(tokens: np.ndarray, recipe: OptaxRecipe) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class TrainingPoint:
-    """One moment of training: means over the steps since the point before.
+    """Point of a training curve: means over the steps since the previous point.
 
-    The training nll is without a spec's penalty. The cosine is nan where each path has its own table.
+    The training nll does not include a spec's penalty. The cosine is nan if each path has a separate table.
     """
 
     step: int
@@ -88,25 +94,25 @@ class TrainingPoint:
 
 
 class Fitting:
-    """A training run that may stop between two steps: `arrays` and `record` are all that it needs to resume.
+    """Training run that can stop between two steps.
 
-    The model is trained in place.
+    `arrays` and `record` return everything that it needs to resume. The model is trained in place.
     """
 
     def __init__(self, model: FlaxDecoder, tokens: np.ndarray, recipe: OptaxRecipe) -> None:
         self.model, self.tokens, self.recipe = model, tokens, recipe
         optimizer = adamw(recipe.steps, recipe.learning_rate, recipe.weight_decay)
         self.optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
-        self.step = 0  # steps taken
-        self.seconds = 0.0  # of the timed steps
-        self.timed = 0  # steps: the first of a process, which compiles, is not timed
+        self.step = 0  # number of steps taken
+        self.seconds = 0.0  # duration of the timed steps
+        self.timed = 0  # number of timed steps; the first step of a process compiles and is not timed
         self._window: list[np.ndarray] = []  # nll, ‖A‖², ‖B‖², A·B of each step since the last point of the curve
 
     def steps(self) -> Iterator[TrainingPoint | None]:
-        """Take the steps that are left; yield after each, with a point of the curve where one is due.
+        """Take the remaining steps; after each, yield a point of the curve if one is due.
 
         Raises:
-            DataError: fewer tokens than one batch of blocks holds.
+            DataError: there are fewer tokens than one batch has.
         """
         steps = self.recipe.steps
         interval, first = max(1, steps // POINTS), self.step
@@ -119,14 +125,14 @@ class Fitting:
                 self.timed += 1
             self.step += 1
             is_due = self.step % interval == 0 or self.step == steps
-            yield self._point() if is_due else None
+            yield self._take_point() if is_due else None
 
     def arrays(self) -> dict[str, Any]:
-        """Return name → array of parameters, the optimizer's state and the steps since the last point."""
+        """Return name → array of parameters, optimizer state, and the steps since the last point."""
         arrays = {}
-        for head, part in self._parts():
+        for prefix, part in self._parts():
             for name, array in flat(nnx.state(part)).items():
-                arrays[f"{head}.{name}"] = array
+                arrays[f"{prefix}.{name}"] = array
         arrays["window"] = np.reshape(np.array(self._window, np.float32), (-1, 4))
         return arrays
 
@@ -134,24 +140,28 @@ class Fitting:
         """Return the numbers that complete the arrays, for JSON."""
         return {"step": self.step, "seconds": self.seconds, "timed": self.timed}
 
-    def take_up(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
-        """Resume from what `arrays` and `record` returned at `where`; CheckpointError for another model's."""
+    def resume(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
+        """Resume from the results of `arrays` and `record` that are stored at `where`.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
         if _state_shapes(arrays) != _state_shapes(self.arrays()):
             what = f"{where} is of another model or optimizer"
             raise CheckpointError(what, "use the versions that wrote it, or remove it to start again")
         self._window = list(np.asarray(arrays["window"]))
         self.step, self.seconds, self.timed = record["step"], record["seconds"], record["timed"]
-        for head, part in self._parts():
+        for prefix, part in self._parts():
             state = nnx.state(part)
-            leaves = [arrays[f"{head}.{name}"] for name in flat(state)]
+            leaves = [arrays[f"{prefix}.{name}"] for name in flat(state)]
             nnx.update(part, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         """Return the modules with a state, by name."""
         return ("model", self.model), ("optimizer", self.optimizer)
 
-    def _point(self) -> TrainingPoint:
-        """Return the means of the steps since the last point, and forget them."""
+    def _take_point(self) -> TrainingPoint:
+        """Return the means of the steps since the last point, and clear the window."""
         window, self._window = self._window, []
         nll = float(np.mean([numbers[0] for numbers in window]))
         norms = [astuple(path_norms(numbers[1:])) for numbers in window]
@@ -159,7 +169,10 @@ class Fitting:
 
 
 def _state_shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of parameters and optimizer; the window has as many rows as steps."""
+    """Return the shapes of parameters and optimizer state.
+
+    The window is left out: it has as many rows as steps.
+    """
     return {name: array.shape for name, array in arrays.items() if name != "window"}
 
 
@@ -170,14 +183,14 @@ def _step(model: FlaxDecoder, optimizer: nnx.Optimizer, ids: Any) -> Any:
 
     def loss(params: Any, probe: Any) -> Any:
         """Return the loss, and the nll without the penalty."""
-        whole_model = nnx.merge(graph, params, rest)
-        value = whole_model.loss(ids[:, :-1], ids[:, 1:], probe)
-        return value, value - whole_model.boundary.penalty()
+        merged_model = nnx.merge(graph, params, rest)
+        value = merged_model.loss(ids[:, :-1], ids[:, 1:], probe)
+        return value, value - merged_model.boundary.penalty()
 
     (_, nll), (gradients, products) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, probe())
     optimizer.update(model, gradients)
     if not model.boundary.pure.tied:
-        # A and B are gradients of two tables, and the probe sees A alone; A·B is nan, as in PyTorch's runs
+        # A and B are gradients of two tables, and the probe covers A alone; A·B is nan, as in PyTorch's runs
         tables = gradients["boundary"]
         a_squared = (tables["table_in"][...] ** 2).sum()
         b_squared = (tables["table_out"][...] ** 2).sum()
@@ -188,13 +201,13 @@ def _step(model: FlaxDecoder, optimizer: nnx.Optimizer, ids: Any) -> Any:
 def token_losses(
     model: FlaxDecoder, tokens: np.ndarray, length: int, blocks: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the loss of each predicted token in nats, and the token, both [blocks · (T − 1)].
+    """Return the loss of each predicted token in nats, and the token.
 
-    Blocks are spread evenly over a split. T is `length`, and at most `blocks` are taken. The spec's penalty is not in
-    the losses.
+    Both are [blocks · (T − 1)]. T is `length`. At most `blocks` blocks are used, spread evenly over the split. The
+    losses do not include the spec's penalty.
 
     Raises:
-        DataError: the split holds no block.
+        DataError: the split has no complete block.
     """
     available = len(tokens) // length
     if not available:
@@ -206,7 +219,7 @@ def token_losses(
     losses = []
     for start in range(0, chosen, size):
         part = ids[start : start + size]
-        filled = np.pad(part, ((0, size - len(part)), (0, 0)))  # one shape, one compilation
+        filled = np.pad(part, ((0, size - len(part)), (0, 0)))  # one shape needs one compilation
         losses.append(np.asarray(_losses(model, filled))[: len(part)])
     return np.concatenate(losses).ravel(), ids[:, 1:].ravel()
 

@@ -126,7 +126,7 @@ def resume_from(fitting: Fitting, checkpoint: Path) -> None:
     record = read_json(checkpoint / STATE).get("fitting")
     if record is None:
         raise CheckpointError(f"{checkpoint} is no checkpoint of the flax backend", "remove it to start the run again")
-    fitting.take_up(read(checkpoint / ARRAYS), record, str(checkpoint))
+    fitting.resume(read(checkpoint / ARRAYS), record, str(checkpoint))
 
 
 KIND = FlaxDecoders()
