@@ -90,8 +90,8 @@ def row(name: str, table: Tensor, hidden: Tensor, top: ExactTop, k: int) -> str:
     )
     times["bf16"] = min(times["bf16"], times.pop("bf16 as a head"), key=median)
     counts = top.counts
-    rows = f"{counts.rows / max(1, counts.queries - counts.whole):,.0f}"
-    rows += f" (all, {counts.whole} times)" if counts.whole else ""
+    rows = f"{counts.rows / max(1, counts.queries - counts.full_scans):,.0f}"
+    rows += f" (all, {counts.full_scans} times)" if counts.full_scans else ""
     cells = [name, str(k), *(spread(each) for each in times.values())]
     cells += [f"{ratio(times, 'exact', 'fp32'):.2f}", f"{ratio(times, 'exact', 'bf16'):.2f}", rows]
     return f"| {' | '.join(cells)} | {wrong(top, hidden[:CHECKED], k)} of {CHECKED} |"

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.measure import alternate, ratio, spread
 from tiewise.boundary.install import install
 from tiewise.boundary.ops.compiled_kernels import kernels_state
-from tiewise.boundary.ops.fast_products import fast_products, product_choice
+from tiewise.boundary.ops.fast_products import choose_products, fast_products
 from tiewise.boundary.ops.path_gradient import path_norms
 
 SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))
@@ -60,7 +60,7 @@ def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: 
         lines.append(f"| {name} | {spread(values)} | {ratios} |")
     cost = ratio(times, "installed, fastest products, paths tracked", "installed, fastest products") - 1
     said = [
-        str(product_choice()),
+        str(choose_products()),
         f"compiled kernels {kernels_state(full=False)}",
         f"tracking both paths: {100 * cost:+.1f} % of a step",
     ]

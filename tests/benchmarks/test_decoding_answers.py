@@ -27,5 +27,5 @@ def test_ten_thousand_queries_of_a_trained_model():
     table, hidden = trained(10_000)
     top = ExactTop(table)
     assert wrong(top, hidden, 1) == 0
-    assert top.counts.whole == 0
+    assert top.counts.full_scans == 0
     assert wrong(top, hidden[:2_000], 50) == 0

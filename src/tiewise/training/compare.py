@@ -29,7 +29,7 @@ import transformers
 from tqdm import tqdm
 
 from tiewise.boundary.ops.compiled_kernels import kernels_state
-from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, product_choice, same_here
+from tiewise.boundary.ops.fast_products import LARGE, ProductChoice, choose_products, is_same_here
 from tiewise.boundary.undisturbed import preserve_generators
 from tiewise.core import __version__, ranks
 from tiewise.core.errors import RunError
@@ -441,7 +441,7 @@ def products_for(settings: Settings, vocab: int) -> ProductChoice:
     """
     through = settings.batch * settings.length * settings.width  # numbers that pass from one matrix to the next
     on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
-    choice = product_choice("auto", through * vocab if on_cpu else 0)
+    choice = choose_products("auto", through * vocab if on_cpu else 0)
     if choice.product == "default" or choice.default_ms is None:
         return choice
     if through * settings.width >= LARGE:
@@ -457,12 +457,12 @@ def products_of(out: Path, display: Display) -> ProductChoice:
     """
     record = ranks.on_rank_zero(lambda: (read_json(out / ENVIRONMENT) or {}).get("products"))
     if record is None:  # a run of an older version, which had no choice
-        return product_choice("default")
+        return choose_products("default")
     first = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")
-    if same_here(first):
+    if is_same_here(first):
         return first
     display.say(f"the run began with {first.product} products, which differ on this machine: torch's own from here on")
-    return product_choice("default")
+    return choose_products("default")
 
 
 def make_jobs(

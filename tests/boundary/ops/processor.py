@@ -22,7 +22,7 @@ def is_exact():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return fp.product_choice("onednn").exact
+            return fp.choose_products("onednn").exact
         except UnsupportedError:
             return False
 
@@ -43,8 +43,8 @@ class Machine:
         """Set the milliseconds of the default, of oneDNN and, if there are kernels, of ours."""
         self.times, self.traits, self.library = times, traits, "kernels" if len(times) == 3 else None
         self.restarted()
-        self.monkeypatch.setattr(fp, "_traits", lambda: self.traits)
-        self.monkeypatch.setattr(fp, "trial", self.trial)
+        self.monkeypatch.setattr(fp, "_processor_traits", lambda: self.traits)
+        self.monkeypatch.setattr(fp, "run_trial", self.trial)
         self.monkeypatch.setattr(fp, "kernels", lambda: self.library)
 
     def trial(self, threads, deadline):
@@ -53,5 +53,5 @@ class Machine:
 
     def restarted(self):
         """Forget what this process decided, as another process does."""
-        fp._why_rounded.cache_clear()
-        fp._fastest_exact.cache_clear()
+        fp._rounding_reason.cache_clear()
+        fp._find_fastest_exact.cache_clear()

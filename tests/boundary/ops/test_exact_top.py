@@ -77,7 +77,7 @@ def test_rows_that_int8_cannot_tell_apart_are_told_apart():
     table = (drawn(1, 64) + 1e-7 * drawn(1000, 64, seed=1)).contiguous()
     top = ExactTop(table)
     assert_exact(top, drawn(3, 64, seed=2), 5)
-    assert top.counts.whole == 3
+    assert top.counts.full_scans == 3
 
 
 def test_a_large_row_among_small_ones_and_a_query_with_one_large_entry():
@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_answered_as_torch_answers_and_the_rest_exactly(wr
     true_scores, true_tokens = (hidden.double() @ table.double().T).sort(descending=True, stable=True)
     assert torch.equal(tokens, true_tokens)
     torch.testing.assert_close(scores, true_scores.float(), equal_nan=True, rtol=1e-6, atol=1e-6)
-    assert top.counts.whole == 2
+    assert top.counts.full_scans == 2
 
     table, hidden[0, 2] = drawn(50, 24), wrong
     scores, tokens = ExactTop(table).top(hidden, 50)
@@ -133,9 +133,9 @@ def test_no_logit_lies_outside_its_bound(v, e, seed, size):
     table, hidden = drawn(v, e, seed=seed) * size, drawn(1, e, seed=seed + 1).double()
     hidden[0, seed % e] *= 50
     top = ExactTop(table)
-    digits, sigma, lost = exact_top.two_digits(hidden)
+    digits, sigma, lost = exact_top.split_digits(hidden)
     assert digits.dtype == torch.int8
-    seen = top._seen(digits, sigma)
+    seen = top._estimate(digits, sigma)
     if seen is None:
         pytest.skip("nothing has an exact int8 product here")
     h = [Fraction(x) for x in hidden[0].tolist()]
@@ -177,7 +177,7 @@ def test_few_rows_are_computed_and_the_copy_is_small():
     hidden = drawn(4, 128, seed=1)
     assert_exact(top, hidden[:1], 2)
     top.argmax(hidden)
-    assert top.counts.whole == 0
+    assert top.counts.full_scans == 0
     assert top.counts.rows < 5 * 200
     assert sum(x.nbytes for x in (top.rows, top.steps, top.rests)) == 20_000 * (128 + 8)
 
@@ -186,20 +186,20 @@ def test_few_rows_are_computed_and_the_copy_is_small():
 def test_however_the_table_is_read_the_answer_is_the_same(way, monkeypatch):
     if way == "compiled" and kernels("avx512_vnni") is None:
         pytest.skip("tiewise kernels build")
-    if way == "torch" and not exact_top.whole_products():
+    if way == "torch" and not exact_top.has_exact_int8():
         pytest.skip("torch has no exact int8 product here")
     if way != "compiled":
         monkeypatch.setenv("TIEWISE_KERNELS", "off")
     if way == "none":
-        monkeypatch.setattr(exact_top, "whole_products", lambda: False)
+        monkeypatch.setattr(exact_top, "has_exact_int8", lambda: False)
     for v, e, n in ((1, 1, 1), (3, 1, 2), (1, 64, 1), (777, 63, 3), (500, 65, 1), (200, 256, 2), (50, 321, 1)):
         table, hidden = drawn(v, e), drawn(n, e, seed=1)
         table[::3] = table[::3].sign() * 2  # every digit at its end
         top = ExactTop(table)
         assert_exact(top, hidden, 4)
-        assert (top.counts.whole == 0) <= (way != "none")
-        digits, sigma, _ = exact_top.two_digits(hidden.double())
-        seen = top._seen(digits, sigma)
+        assert (top.counts.full_scans == 0) <= (way != "none")
+        digits, sigma, _ = exact_top.split_digits(hidden.double())
+        seen = top._estimate(digits, sigma)
         if seen is not None:  # whole numbers are exact in any order
             dots = digits.double() @ top.rows.double().T
             true = top.steps * (sigma[:, None] * (dots[:, 0] + dots[:, 1] / 256))

@@ -65,7 +65,7 @@ def test_a_trial_decides_by_a_margin(machine, took, product, share):
     assert (choice.product, choice.exact, choice.default_ms, choice.onednn_ms) == (product, True, 10.0, took)
     assert str(choice).startswith(f"{product} products on EPYC, {torch.get_num_threads()} thread")
     assert str(choice).endswith(f": a trial on oneDNN took {share} of the time")
-    assert fp.product_choice() is choice
+    assert fp.choose_products() is choice
     assert machine.tried == 1
 
 
@@ -73,14 +73,14 @@ def test_a_trial_decides_by_a_margin(machine, took, product, share):
 @pytest.mark.parametrize(("times", "native"), [((10.0, 5.0, 5.5), True), ((5.0, 9.0, 5.6), False), ((5.0, 9.0), False)])
 def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, times, native):
     machine(*times)
-    choice = fp.product_choice()
+    choice = fp.choose_products()
     assert (choice.native, choice.native_ms) == (native, times[2] if len(times) == 3 else None)
     assert ("own kernel" in str(choice)) == (len(times) == 3)
-    assert not fp.product_choice("default").native  # asked for: figures of before
+    assert not fp.choose_products("default").native  # asked for: figures of before
     tried = machine.tried
     machine.library = None if machine.library else "kernels"
     machine.restarted()
-    fp.product_choice()
+    fp.choose_products()
     assert machine.tried == tried + 1  # a library that is new, or gone, is another trial
 
 
@@ -95,7 +95,7 @@ def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, times, native)
 )
 def test_where_onednn_may_round_it_is_never_tried(machine, traits, reason):
     machine(traits=traits)
-    choice = fp.product_choice()
+    choice = fp.choose_products()
     assert (choice.product, choice.exact, choice.default_ms, machine.tried) == ("default", True, None, 0)
     assert reason in choice.reason
 
@@ -105,10 +105,10 @@ def test_where_a_probe_was_rounded_nothing_is_tried(machine, monkeypatch):
     machine()
     factors = fp._product_factors
     monkeypatch.setattr(fp, "_product_factors", lambda rows: [(Rounds(a), b) for a, b in factors(rows)])
-    assert fp.product_choice().reason == "a probe on oneDNN was rounded to bf16"
+    assert fp.choose_products().reason == "a probe on oneDNN was rounded to bf16"
     assert flag() == "none"
     with pytest.warns(TiewiseWarning, match="rounded to bf16"):
-        assert not fp.product_choice("onednn").exact
+        assert not fp.choose_products("onednn").exact
 
 
 def test_a_torch_without_the_flag(machine, monkeypatch):
@@ -147,11 +147,11 @@ def test_a_flag_that_was_set_by_hand_stays(machine):
 @needs_exact
 def test_a_real_trial(machine):
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        times = fp.trial(1, 0.0)
+        times = fp.run_trial(1, 0.0)
     assert len(times) == 2 + (fp.kernels() is not None)
     assert all(0 < took < 1e4 for took in times.values())
     state = torch.get_rng_state()
-    assert fp.product_choice().onednn_ms > 0
+    assert fp.choose_products().onednn_ms > 0
     assert torch.equal(torch.get_rng_state(), state)
     assert flag() == "none"
 
@@ -162,10 +162,10 @@ def test_a_real_trial(machine):
 def test_the_variable_decides_for_auto_alone(machine, monkeypatch):
     machine()
     monkeypatch.setenv("TIEWISE_PRODUCTS", "default")
-    assert fp.product_choice().reason == "asked for"
+    assert fp.choose_products().reason == "asked for"
     monkeypatch.setenv("TIEWISE_PRODUCTS", "mkl")
-    assert fp.product_choice("default").product == "default"
-    for call in (fp.product_choice, lambda: linear_cross_entropy(*problem())):
+    assert fp.choose_products("default").product == "default"
+    for call in (fp.choose_products, lambda: linear_cross_entropy(*problem())):
         with pytest.raises(RunError, match=r"'mkl'; choose auto, default, onednn, also in TIEWISE_PRODUCTS"):
             call()
 
@@ -251,7 +251,7 @@ def test_threads_try_once(machine):
 
     def choose(_):
         together.wait(30)
-        return fp.product_choice()
+        return fp.choose_products()
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(choose, range(8)))
@@ -264,17 +264,17 @@ def test_threads_try_once(machine):
 @needs_exact
 def test_times_are_kept_for_the_next_process_and_for_this_machine_alone(machine, tmp_path):
     machine(10.0, 5.0)
-    assert fp.product_choice().product == "onednn"
+    assert fp.choose_products().product == "onednn"
     machine.restarted()
-    assert str(fp.product_choice()).endswith("0.50 of the time")
+    assert str(fp.choose_products()).endswith("0.50 of the time")
     assert machine.tried == 1
     machine(10.0, 20.0, traits=PLAIN | {"cpu_name": "Xeon"})
-    assert fp.product_choice().product == "default"
+    assert fp.choose_products().product == "default"
     assert machine.tried == 2
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(before + 1)
-        assert fp.product_choice().threads == before + 1
+        assert fp.choose_products().threads == before + 1
     finally:
         torch.set_num_threads(before)
     assert machine.tried == 3
@@ -287,13 +287,13 @@ def test_times_are_kept_for_the_next_process_and_for_this_machine_alone(machine,
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"KEY": 3}', '{"KEY": {"default_ms": 0, "onednn_ms": 1}}'])
 def test_a_damaged_cache_is_replaced_whole(machine, tmp_path, content):
     machine(10.0, 5.0)
-    fp.product_choice()
+    fp.choose_products()
     path = tmp_path / "cache" / "tiewise" / "products.json"
     whole = path.read_text()
     path.write_text(content.replace("KEY", next(iter(json.loads(whole)))))
     for _ in range(2):
         machine.restarted()
-        assert fp.product_choice().product == "onednn"
+        assert fp.choose_products().product == "onednn"
     assert machine.tried == 2
     assert path.read_text() == whole
 
@@ -308,9 +308,9 @@ def test_where_nothing_can_be_kept_every_process_tries(machine, tmp_path, monkey
         (tmp_path / "cache").write_text("")
     machine(10.0, 5.0)
     for _ in range(2):
-        assert fp.product_choice().product == "onednn"
+        assert fp.choose_products().product == "onednn"
     machine.restarted()
-    assert fp.product_choice().product == "onednn"
+    assert fp.choose_products().product == "onednn"
     assert machine.tried == 2
 
 
@@ -332,7 +332,7 @@ def test_a_small_loss_begins_no_trial(machine, flags):
     h, w, t = problem()
     linear_cross_entropy(h, w, t).backward()
     assert flags == ["none" if flag() is not None else None]
-    assert "no large" in fp.product_choice("auto", 2**28 - 1).reason
+    assert "no large" in fp.choose_products("auto", 2**28 - 1).reason
 
 
 @needs_exact

@@ -43,7 +43,7 @@ CLAIMED = [
 
 
 def installed(name):
-    return name not in KERNELS or find_spec(KERNELS[name].place.split(".")[0].split(":")[0]) is not None
+    return name not in KERNELS or find_spec(KERNELS[name].entry_point.split(".")[0].split(":")[0]) is not None
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
     (h, w, _), t = problem(torch.float32)
     tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
     ways = {name: gpu_kernels.kernel_sweep(name, options, tensors, torch.float32) for name in kernels}
-    times = gpu_kernels.trial(ways, options, tensors, torch.float32, sweep)
+    times = gpu_kernels.run_trial(ways, options, tensors, torch.float32, sweep)
     assert list(times) == (agree or ["right_ms", "first_upstream_ms"])
     assert min(times.values()) > 0
 
@@ -319,7 +319,7 @@ def test_the_memory_of_a_trial_is_that_of_one_table_gradient(kernels):
         most = max(most, sum(one() is not None for one in alive))
         return each, found
 
-    gpu_kernels.trial({"tiewise": None, "right": way}, LossOptions(), tensors, torch.float32, watched)
+    gpu_kernels.run_trial({"tiewise": None, "right": way}, LossOptions(), tensors, torch.float32, watched)
     assert len(alive) == 5
     assert most == 1
 
@@ -338,7 +338,7 @@ def test_a_kernel_that_is_asked_for_is_compared_with_ours_at_its_first_use(kerne
     (h, w, _), t = problem(torch.float32)
 
     def loss():
-        return gpu_kernels.maintained(
+        return gpu_kernels.backend_sweep(
             name, LossOptions(backend=name, reduction=reduction), (h, w, None, t), torch.float32, sweep
         )
 
@@ -354,12 +354,12 @@ def test_a_version_that_no_test_runs_is_refused(kernels, tmp_path):
     (h, w, _), t = problem(torch.float32)
     install(tmp_path, kernels, "1.1")
     with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
-        gpu_kernels.maintained("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
-    assert gpu_kernels.maintained("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
+        gpu_kernels.backend_sweep("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
+    assert gpu_kernels.backend_sweep("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
     gpu_kernels.TRIALS.versions.clear()
     shutil.rmtree(tmp_path / "packages")
     with pytest.raises(UnsupportedError, match="not a copy without a version"):
-        gpu_kernels.maintained("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
+        gpu_kernels.backend_sweep("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
 
 
 def test_liger_is_used_in_the_versions_that_these_tests_passed_with():
@@ -371,9 +371,9 @@ def test_a_trial_that_breaks_the_gpu_is_named(monkeypatch):
     answers = [RuntimeError("CUDA error: device-side assert"), None]
     monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=answers))
     says = r"the trial of backend='liger' broke the context of cuda:0 \(an illegal\); start anew .*TIEWISE_LOSS=tiewise"
-    with pytest.raises(RunError, match=says), gpu_kernels._recoverable("liger", torch.device("cuda:0")):
+    with pytest.raises(RunError, match=says), gpu_kernels._ignore_failure("liger", torch.device("cuda:0")):
         raise RuntimeError("an illegal")
-    with gpu_kernels._recoverable("liger", torch.device("cuda:0")):
+    with gpu_kernels._ignore_failure("liger", torch.device("cuda:0")):
         raise torch.OutOfMemoryError("no room for the kernel")
 
 
@@ -384,7 +384,7 @@ def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
         tried.append(tuple(ways))
         return {"tiewise_ms": 3.0, "right_ms": 2.0}
 
-    monkeypatch.setattr(gpu_kernels, "trial", trial)
+    monkeypatch.setattr(gpu_kernels, "run_trial", trial)
     (h, w, b), t = problem(torch.float32)
     t = t.clamp(min=0)
     for _ in range(2):

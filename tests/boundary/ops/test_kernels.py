@@ -67,7 +67,7 @@ def test_the_library_that_was_built_last_is_tried_first(kept, monkeypatch):
         names[age] = path.name
     kept.unlink()
     tried = []
-    monkeypatch.setattr(compiled, "_refusal", lambda path: tried.append(path.name) or "is refused")
+    monkeypatch.setattr(compiled, "_refusal_reason", lambda path: tried.append(path.name) or "is refused")
     assert refused("is refused")
     assert tried == [names[age] for age in (10, 20, 30)]
 

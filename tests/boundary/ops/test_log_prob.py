@@ -196,7 +196,7 @@ def test_the_operator_is_what_torch_expects_of_one(targeted):
     upstream = (torch.ones(N) if targeted else None, None, torch.ones(N))
     tests = ("test_schema", "test_faketensor")
     given = (*(x if x is None else x.detach() for x in arguments[:4]), *saved, *upstream, [True, False, True], *how)
-    torch.library.opcheck(statistics_operators._slopes, given, test_utils=tests)
+    torch.library.opcheck(statistics_operators._gradients, given, test_utils=tests)
 
 
 @pytest.mark.slow

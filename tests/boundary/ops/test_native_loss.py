@@ -18,7 +18,7 @@ from tiewise.boundary.ops.log_prob import vocabulary_statistics
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions
 
-faster = native_loss._faster
+faster = native_loss._is_faster
 SHAPES = [(32, 1, 1), (33, 57, 12), (777, 1009, 33), (64, 4000, 128), (1500, 50, 300), (1030, 509, 64)]
 OPTIONS = [
     {},
@@ -40,7 +40,7 @@ def native(kernel_library):
         compiled._load.cache_clear()
         patch.setenv("XDG_CACHE_HOME", str(kernel_library))
         patch.setattr(native_loss, "LEAST", 0)
-        patch.setattr(native_loss, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
+        patch.setattr(native_loss, "_is_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
         patch.setattr(native_loss, "processor", frozenset)  # which has no product of bf16
         register = native_loss._register_shapes
         patch.setattr(native_loss, "_register_shapes", lambda library: (sent.append(1), register(library)))
@@ -295,20 +295,20 @@ def test_only_what_pays_is_sent(monkeypatch):
     tensors = (*tensors[0], tensors[1])
 
     def serves(kind=torch.bfloat16):
-        return native_loss.kernel(LossOptions(), LossTensors(*tensors), kind, 100) is not None
+        return native_loss.find_kernel(LossOptions(), LossTensors(*tensors), kind, 100) is not None
 
     assert serves()
     with monkeypatch.context() as patch:
         patch.setattr(native_loss, "LEAST", 2**27)
         assert not serves()
-    monkeypatch.setattr(native_loss, "_faster", faster)
+    monkeypatch.setattr(native_loss, "_is_faster", faster)
     assert serves()
     assert not serves(torch.float16)
     monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
     assert not serves()
     for native in (True, False):
         choice = ProductChoice("default", "a test", True, "EPYC", 2, native=native)
-        monkeypatch.setattr(native_loss, "product_choice", lambda asked, size, choice=choice: choice)
+        monkeypatch.setattr(native_loss, "choose_products", lambda asked, size, choice=choice: choice)
         assert serves(torch.float32) == native
 
 

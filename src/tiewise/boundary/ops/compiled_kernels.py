@@ -1,10 +1,10 @@
-"""Kernels for this CPU: compiled into the user's cache, and loaded from there and nowhere else.
+"""Kernels for this CPU, compiled into the user's cache and loaded only from there.
 
-`kernels.cpp` is compiled by `tiewise kernels build`, never in a call, against the part of torch's C++ interface that is
-stable between versions. The library is stored in the user's cache under a key of what it was made from and for (source,
-options, torch, processor) and the compiler. A library that is missing, damaged, or for another machine is left alone,
-and the portable path computes the same. It is code that we run: it is loaded only from a file of the user (or root)
-that nobody else may write, in folders for which the same is true up to the root, as ssh checks its keys.
+`tiewise kernels build` compiles `kernels.cpp`, and no other call does, against the part of torch's C++ interface that
+is stable between versions. The library is stored in the user's cache under a key of its inputs (source, options, torch,
+processor) and the compiler. A library that is missing, damaged or for another machine is not used, and the portable
+path computes the same results. A library is code that tiewise runs. It is loaded only from a file of the user (or root)
+that no other user may write, in folders for which the same holds up to the root. ssh checks its keys in the same way.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import atomic_replacement, cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# of the library's `instruction_sets()`, bit by bit; its functions are compiled for what they use and nothing else is
+# names of the bits of the library's `instruction_sets()`; only functions that use a set are compiled for it
 INSTRUCTION_SETS = ("avx512", "avx512_vnni", "avx512_bf16")
 # libtorch_cpu by name: Python loads torch without showing its symbols to libraries that come later
 LINKED = ("-Wl,--no-as-needed", "-ltorch_cpu")
 FAST = ("-O3", "-falign-loops=64", "-fno-math-errno")
 OPTIONS = ("-std=c++20", *FAST, "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
-STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later ones keep
+STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later versions keep
 DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file: the digest of all before them
 SWITCH = "TIEWISE_KERNELS"
 ELSEWHERE = "name another cache by XDG_CACHE_HOME=…"
@@ -45,7 +45,7 @@ LOAD = "import sys, torch; torch.ops.load_library(sys.argv[1]); print(torch.ops.
 def kernels(needs: str = "avx512") -> Any | None:
     """Return the library's operators.
 
-    None without a library, under TIEWISE_KERNELS=off, or where the processor lacks `needs`.
+    It is None if there is no library, under TIEWISE_KERNELS=off, or if the processor lacks `needs`.
     """
     if _is_off():
         return None
@@ -56,7 +56,10 @@ def kernels(needs: str = "avx512") -> Any | None:
 
 
 def kernels_state(*, full: bool = True) -> str:
-    """Say whether kernels are used here; if `full`, which file, or why not, which no record of a run names."""
+    """Return a sentence on whether kernels are used.
+
+    With `full`, it has the file, or the reason why there is none; records of a run leave these out.
+    """
     if _is_off():
         return f"off: {SWITCH}=off"
     library = _load()
@@ -67,7 +70,11 @@ def kernels_state(*, full: bool = True) -> str:
 
 
 def _is_off() -> bool:
-    """Return whether the environment switches kernels off; RunError for another value."""
+    """Return whether the environment switches kernels off.
+
+    Raises:
+        RunError: TIEWISE_KERNELS has another value than auto and off.
+    """
     value = os.environ.get(SWITCH, "auto")
     if value not in ("auto", "off"):
         raise RunError(f"{SWITCH}={value}", "set it to auto or off")
@@ -79,28 +86,28 @@ def _is_off() -> bool:
 
 @dataclass(frozen=True)
 class _Library:
-    """A loaded library, or why there is none."""
+    """Loaded library, or the reason why there is none."""
 
     operators: Any | None = None
-    instruction_sets: tuple[str, ...] = ()  # of INSTRUCTION_SETS, those of this processor
+    instruction_sets: tuple[str, ...] = ()  # members of INSTRUCTION_SETS that this processor has
     path: Path | None = None
-    missing: str = ""  # why there is none
+    missing: str = ""  # reason why there is no library
 
 
 @cache
 def _load() -> _Library:
     """Load the newest library that may be used, once in a process."""
-    missing = _unsuited()
+    missing = _unsupported_reason()
     if missing:
         return _Library(missing=missing)
     try:
         folder = cache_folder() / "kernels"
         built = sorted(folder.glob(f"{_key()}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
-    except (OSError, RuntimeError) as error:  # no home, no right to look
+    except (OSError, RuntimeError) as error:  # no home folder, or no permission to read it
         return _Library(missing=str(error))
     missing = f"not built for this machine, torch {torch.__version__} and this tiewise; run `tiewise kernels build`"
     for path in built:
-        missing = _refusal(path) or _load_failure(path)
+        missing = _refusal_reason(path) or _load_failure(path)
         if not missing:
             operators = torch.ops.tiewise_kernels
             return _Library(operators, _names_of_bits(operators.instruction_sets()), path)
@@ -112,21 +119,21 @@ def _names_of_bits(bits: int) -> tuple[str, ...]:
     return tuple(name for bit, name in enumerate(INSTRUCTION_SETS) if bits >> bit & 1)
 
 
-def _refusal(path: Path) -> str:
-    """Return why a library may not be loaded; empty where it may."""
-    untrusted = _untrusted(path)
-    if untrusted:
-        return untrusted
+def _refusal_reason(path: Path) -> str:
+    """Return why a library may not be loaded; empty if it may."""
+    reason = _distrust_reason(path)
+    if reason:
+        return reason
     data = path.read_bytes()
-    if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:  # of a truncated one the process would die
+    if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:  # loading a truncated file would crash the process
         return f"{path} is damaged; run `tiewise kernels build`"
     return ""
 
 
 def _load_failure(path: Path) -> str:
-    """Load a library, and return why that failed; empty where its operators are there."""
+    """Load a library, and return why that failed; empty if its operators exist."""
     if hasattr(torch.ops.tiewise_kernels, "instruction_sets"):
-        return ""  # a second library of these operators would end the process
+        return ""  # loading a second library of these operators would end the process
     load_library: Callable[[str], None] = torch.ops.load_library
     try:
         load_library(str(path))
@@ -139,16 +146,23 @@ def _load_failure(path: Path) -> str:
 
 
 def build() -> Path:
-    """Compile the kernels into the user's cache and see that they load; two builds at once do not disturb each other.
+    """Compile the kernels into the user's cache, and check that they load.
 
-    An UnsupportedError where this machine or torch has no use for them, a RunError where it cannot be done.
+    Two builds at the same time do not disturb each other.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        UnsupportedError: this machine or torch cannot use the kernels.
+        RunError: the kernels cannot be compiled, loaded or written.
     """
-    unsuited = _unsuited()
-    if unsuited:
+    reason = _unsupported_reason()
+    if reason:
         fix = "the portable path is used, nothing is missing"
-        raise UnsupportedError(f"no kernels for this machine: {unsuited}", fix)
-    compiler = _compiler()
-    folder = _prepared_folder()
+        raise UnsupportedError(f"no kernels for this machine: {reason}", fix)
+    compiler = _find_compiler()
+    folder = _prepare_folder()
     version = _run([compiler, "--version"], "the compiler does not run")
     path = folder / f"{_key()}-{hashlib.sha256(version.encode()).hexdigest()[:8]}.so"
     try:
@@ -159,8 +173,12 @@ def build() -> Path:
     return path
 
 
-def _compiler() -> str:
-    """Return the path of the C++ compiler; RunError without one."""
+def _find_compiler() -> str:
+    """Return the path of the C++ compiler.
+
+    Raises:
+        RunError: there is no compiler.
+    """
     name = os.environ.get("CXX") or "g++"
     compiler = shutil.which(name)
     if compiler is None:
@@ -169,16 +187,20 @@ def _compiler() -> str:
     return compiler
 
 
-def _prepared_folder() -> Path:
-    """Make the folder of libraries where it is missing; RunError where others may write there."""
+def _prepare_folder() -> Path:
+    """Return the folder of libraries, created if missing.
+
+    Raises:
+        RunError: other users may write there, or it cannot be created.
+    """
     try:
         folder = cache_folder() / "kernels"
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise RunError(f"no place for the kernels: {error}", ELSEWHERE) from None
-    untrusted = _untrusted(folder)
-    if untrusted:
-        raise RunError(untrusted, f"correct that, or {ELSEWHERE}")
+    reason = _distrust_reason(folder)
+    if reason:
+        raise RunError(reason, f"correct that, or {ELSEWHERE}")
     return folder
 
 
@@ -194,8 +216,8 @@ def _compile(compiler: str, path: Path) -> None:
     path.write_bytes(library + hashlib.sha256(library).digest())
 
 
-def _unsuited() -> str:
-    """Return why kernels are of no use here; empty where they are."""
+def _unsupported_reason() -> str:
+    """Return why kernels cannot be used on this machine; empty if they can."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         return f"they are written for Linux on x86_64, not for {system} on {machine}"
@@ -209,7 +231,10 @@ def _unsuited() -> str:
 
 @cache
 def processor() -> frozenset[str]:
-    """Return this processor's instruction sets as Linux names them; no other flags, which an update may change."""
+    """Return this processor's instruction sets, by Linux's names.
+
+    Other flags, which a kernel update may change, are left out.
+    """
     try:
         line = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -220,23 +245,23 @@ def processor() -> frozenset[str]:
 
 
 def _key() -> str:
-    """Return the key of what a library is made from and for.
+    """Return the key of a library's inputs.
 
-    The compiler is not in it: a machine that has the library may lack it.
+    The compiler is not part of it: a machine that has the library may lack the compiler.
     """
     parts = "\0".join((*OPTIONS, STABLE, torch.__version__, *sorted(processor())))
     return hashlib.sha256(SOURCE.read_bytes() + b"\0" + parts.encode()).hexdigest()[:24]
 
 
-def _untrusted(path: Path) -> str:
-    """Return why code at `path` is not run: other users may write there. Empty where they may not."""
+def _distrust_reason(path: Path) -> str:
+    """Return why code at `path` is not run: other users may write there. Empty if they may not."""
     path = path.resolve()
     for place in (path, *path.parents):
         status = place.stat()
         if status.st_uid not in (0, os.getuid()):
             return f"{place} belongs to another user, and code from there is not run"
         is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        # a sticky folder is enough above `path`: in the folder of libraries itself others could still add one
+        # above `path` a sticky folder is enough; in the folder of libraries itself other users could add a library
         is_guarded = place != path and _is_sticky(place, status)
         if is_open and not is_guarded:
             return f"{place} can be written by other users, and code from there is not run (chmod go-w)"
@@ -244,12 +269,16 @@ def _untrusted(path: Path) -> str:
 
 
 def _is_sticky(place: Path, status: os.stat_result) -> bool:
-    """Return True for a folder, as /tmp, in which nobody may replace files of others."""
+    """Return whether only the owners of files may replace them in a folder, as in /tmp."""
     return place.is_dir() and bool(status.st_mode & stat.S_ISVTX)
 
 
 def _run(command: list[str], what: str) -> str:
-    """Return a command's standard output; RunError with the first line that names an error."""
+    """Return a command's standard output.
+
+    Raises:
+        RunError: the command failed; the message has the first line that names an error.
+    """
     finished = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if finished.returncode:
         lines = [line for line in finished.stderr.splitlines() if line.strip()] or [f"exit {finished.returncode}"]

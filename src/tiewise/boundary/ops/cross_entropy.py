@@ -30,7 +30,7 @@ from torch import Tensor
 from tiewise.boundary.ops import chunked
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
-from tiewise.boundary.ops.gpu_kernels import VARIABLE, maintained
+from tiewise.boundary.ops.gpu_kernels import VARIABLE, backend_sweep
 from tiewise.boundary.ops.native_loss import fastest_sweep
 from tiewise.boundary.ops.problem import (
     LossTensors,
@@ -237,7 +237,7 @@ class _Sweep:
         o = self.options
         backend = o.backend or os.environ.get(VARIABLE) or "tiewise"
         if self.into is None and backend != "tiewise":
-            sweep = maintained(backend, o, tensors, kind, chunked.sweep)
+            sweep = backend_sweep(backend, o, tensors, kind, chunked.sweep)
             if sweep is not None:
                 return sweep(o, tensors, kind, needs, row_weight)
         return fastest_sweep(o, tensors, kind, needs, row_weight, self.into)

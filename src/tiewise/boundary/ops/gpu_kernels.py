@@ -1,16 +1,16 @@
-"""The loss on a GPU by a kernel that others maintain, where `backend` asks for one; by ours everywhere else.
+"""The loss on a GPU by a kernel of another package, if `backend` requests one.
 
-    tiewise   our chunks: the default
+    tiewise   tiewise's chunks: the default
     liger     Liger's fused linear cross-entropy        pip install liger-kernel
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
-    auto      on a GPU the fastest of those that are installed, have the options asked, and agree with ours
+    auto      on a GPU, the fastest that is installed, has the requested options and agrees with tiewise's
 
-A kernel computes one sweep: losses and gradients. Reductions, upstream gradients, `torch.compile` and refusals are
-around it, the same for all. It takes its bias and gives its gradients in the type of the products, as autograd does;
-Liger's logits are of that type too.
+A kernel computes one sweep: losses and gradients. Reductions, upstream gradients, `torch.compile` and refusals are the
+same for all kernels and are outside of it. A kernel takes its bias and returns its gradients in the type of the
+products, as autograd does; Liger's logits have that type too.
 
-A kernel is used in the versions that the tests run (`Kernel.versions`) and in no other. Its first use in a process, for
-a type, a set of options and a reduction, first compares it with our loss on a small problem (`agreement`).
+A kernel is used only in the versions that the tests run (`Kernel.versions`). Before its first use in a process, for a
+type, a set of options and a reduction, it is compared with tiewise's loss on a small problem (`measure_distance`).
 
 Liger's tests run under triton's interpreter, on a CPU. Both kernels ran on an H200 (`benchmarks.gpu`, `other_kernels`).
 """
@@ -31,35 +31,35 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.ops.chunk_products import Gradients
-from tiewise.boundary.ops.fast_products import remembered
+from tiewise.boundary.ops.fast_products import cached_or_measured
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import BACKENDS, LossOptions
 from tiewise.core.errors import RunError, UnsupportedError, one_line_message
 
 VARIABLE = "TIEWISE_LOSS"
-TOKENS = 4096  # of a trial, at most
-SMALL = 64, 512  # tokens and words of the problem on which a kernel is compared at its first use, at most
+TOKENS = 4096  # largest number of tokens in a trial
+SMALL = 64, 512  # largest numbers of tokens and words of the problem on which a kernel is compared
 SKETCH = 16  # directions in which a trial compares the gradients of two tables
-# relative distance of loss and gradients from ours that is but another order of the same sums
+# relative distances from tiewise's loss and gradients that another order of the sums explains
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-SLACK = 3  # times that distance, at a kernel's first use: few tokens average less of the rounding out
-TF32 = 5e-3  # the same in fp32 where torch may round products to TF32
+SLACK = 3  # factor on AGREES at a kernel's first use: rounding averages out less over few tokens
+TF32 = 5e-3  # value of AGREES for fp32 if torch may round products to TF32
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loss of (features [N, E], weight [V, E], targets [N]) that another package maintains."""
+    """Loss of (features [N, E], weight [V, E], targets [N]) in another package."""
 
     package: str  # pip's name
-    place: str  # module:function
-    types: tuple[torch.dtype, ...]  # of the products
-    has: tuple[str, ...]  # options, besides scale, ignore_index and reduction
-    versions: tuple[str, ...]  # that the tests run
-    keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]  # from options and bias
+    entry_point: str  # entry point, module:function
+    types: tuple[torch.dtype, ...]  # supported types of the products
+    has: tuple[str, ...]  # supported options; all kernels support scale, ignore_index and reduction
+    versions: tuple[str, ...]  # versions that the tests run
+    keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]  # options and bias → keyword arguments
 
 
 def _liger_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
-    """Return the options as Liger's function takes them."""
+    """Return the options as keyword arguments of Liger's function."""
     return {
         "bias": bias,
         "ce_weight": None if o.class_weight is None else o.class_weight.float(),
@@ -71,7 +71,7 @@ def _liger_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
 
 
 def _cce_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
-    """Return the options as Cut Cross-Entropy takes them, with nothing filtered."""
+    """Return the options as keyword arguments of Cut Cross-Entropy, with nothing filtered."""
     return {"softcap": o.softcap, "filter_eps": None, "impl": "cce"}
 
 
@@ -82,7 +82,7 @@ KERNELS = {
         (torch.float32, torch.float16, torch.bfloat16),
         ("bias", "softcap", "label_smoothing", "z_loss", "class_weight"),
         # Before 0.8.2 `reduction="none"` multiplies all gradients by the first token's upstream.
-        # Before 0.8.4 the padding behind the last word enters the softmax where there is a soft-cap.
+        # Before 0.8.4, with a soft-cap, the padding after the last word enters the softmax.
         ("0.8.4", "0.8.5"),
         _liger_keywords,
     ),
@@ -99,71 +99,78 @@ KERNELS = {
 
 @dataclass
 class Trials:
-    """What this process tried; a new process starts with none of it."""
+    """Results of this process's trials; a new process starts without any."""
 
     times: dict[Any, dict[str, float]] = field(default_factory=dict)  # milliseconds of each loss, by problem
-    distances: dict[Any, float] = field(default_factory=dict)  # of a kernel from ours, at its first use
-    versions: dict[str, str] = field(default_factory=dict)  # of installed packages
+    distances: dict[Any, float] = field(default_factory=dict)  # kernel's distance from tiewise's loss, at first use
+    versions: dict[str, str] = field(default_factory=dict)  # versions of installed packages
 
 
 TRIALS = Trials()
 
-Needs = tuple[bool, ...]  # which gradients: of features, weight, bias
-# a function with the arguments and results of `chunked.sweep`
+Needs = tuple[bool, ...]  # whether each gradient is needed: of features, weight, bias
+# function with the arguments and results of `chunked.sweep`
 Sweep = Callable[[LossOptions, LossTensors, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
-Ways = dict[str, Sweep | None]  # by name of the backend; None: our own sweep
+Candidates = dict[str, Sweep | None]  # backend → its sweep; None: tiewise's
 
 
 class BrokenDevice(RunError):
-    """A kernel left the GPU in a state in which nothing more can run there."""
+    """Error of a kernel that left the GPU unusable for this process."""
 
 
-def maintained(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> Sweep | None:
-    """Return the sweep of the backend of this name, which replaces `ours`; None where that is ours.
+def backend_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> Sweep | None:
+    """Return the sweep of the named backend; None if it is tiewise's.
 
-    Of a mean or a sum, its losses [1] are their sum. A RunError where TIEWISE_LOSS names no backend, or a kernel breaks
-    the GPU's context; an UnsupportedError for a kernel that is not installed, or in a version that the tests do not
-    run, that lacks an option, the type or the device, or that disagrees with ours.
+    For a mean or a sum, its losses [1] are their sum. `ours` is tiewise's sweep.
+
+    Raises:
+        RunError: TIEWISE_LOSS names no backend, or a kernel breaks the GPU's context.
+        UnsupportedError: the kernel is not installed or not in a tested version; it lacks an option, the type or the
+            device; or its results differ from tiewise's.
     """
     tensors = LossTensors(*tensors)
     if name != "auto" and name not in KERNELS:
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
     if not len(tensors.targets):
         return None
-    # the variable is for GPUs: a model may see its first batch before it is moved to one
+    # the variable applies to GPUs only: a model may run its first batch before it is moved to one
     if o.backend is None and not _has_kernels(tensors.features.device):
         return None
     if name != "auto":
-        way = kernel_sweep(name, o, tensors, kind)
-        _require_agreement(name, way, o, tensors, kind, ours)
-        return way
-    ways: Ways = {"tiewise": None}
+        candidate = kernel_sweep(name, o, tensors, kind)
+        _require_agreement(name, candidate, o, tensors, kind, ours)
+        return candidate
+    candidates: Candidates = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
-            ways[name] = kernel_sweep(name, o, tensors, kind)
-    if len(ways) == 1:
+            candidates[name] = kernel_sweep(name, o, tensors, kind)
+    if len(candidates) == 1:
         return None
-    return _fastest(ways, o, tensors, kind, ours)
+    return _choose_fastest(candidates, o, tensors, kind, ours)
 
 
-def _fastest(ways: Ways, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> Sweep | None:
-    """Return the fastest of `ways` by a trial, of this process or an earlier one."""
-    problem = _description(o, tensors, kind)
-    key = (*problem.values(), *ways)
+def _choose_fastest(
+    candidates: Candidates, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+) -> Sweep | None:
+    """Return the fastest of `candidates` by a trial of this process or an earlier one."""
+    problem = _describe_problem(o, tensors, kind)
+    key = (*problem.values(), *candidates)
     if key not in TRIALS.times:
         problem["torch"] = torch.__version__
-        for name in ways:
+        for name in candidates:
             if name in KERNELS:
                 package = KERNELS[name].package
                 problem[package] = version(package)
-        times = remembered("losses.json", problem, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind, ours))
-        TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in ways}
-    fastest = min(ways, key=TRIALS.times[key].__getitem__)
-    return ways[fastest]
+        times = cached_or_measured(
+            "losses.json", problem, ("tiewise_ms",), lambda: run_trial(candidates, o, tensors, kind, ours)
+        )
+        TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
+    fastest = min(candidates, key=TRIALS.times[key].__getitem__)
+    return candidates[fastest]
 
 
-def _description(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
-    """Return the properties of a problem on which the fastest way depends.
+def _describe_problem(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
+    """Return the properties of a problem that determine the fastest candidate.
 
     Sizes are rounded to a power of two.
     """
@@ -175,61 +182,66 @@ def _description(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dic
     return {
         "device": device,
         "type": str(kind),
-        "options": " ".join(_options_used(o, bias, kind)),
+        "options": " ".join(_used_options(o, bias, kind)),
         "losses": "by token" if o.reduction == "none" else "summed",
         "shape": " ".join(str(2 ** round(math.log2(size))) for size in sizes),
     }
 
 
-# how a kernel is compared with ours
+# comparison of a kernel with tiewise's sweep
 
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """A problem like the caller's, by which ways are timed and compared."""
+    """Problem like the caller's, on which candidates are timed and compared."""
 
     options: LossOptions
     problem: LossTensors
     kind: torch.dtype
     row_weight: Tensor
 
-    def run(self, way: Sweep) -> tuple[float, list[Tensor]]:
-        """Return the milliseconds and the results of one way."""
+    def run(self, candidate: Sweep) -> tuple[float, list[Tensor]]:
+        """Return the milliseconds and the results of one candidate."""
         start = time.perf_counter()
-        results = _once(way, self.options, self.problem, self.kind, self.row_weight)
-        results[0].sum().item()  # a GPU has then done all of it
+        results = _run_sweep(candidate, self.options, self.problem, self.kind, self.row_weight)
+        results[0].sum().item()  # waits until a GPU has finished
         milliseconds = 1e3 * (time.perf_counter() - start)
-        return milliseconds, _sketched(results)
+        return milliseconds, _sketch_table(results)
 
 
-def trial(ways: Ways, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> dict[str, float]:
-    """Return the milliseconds of those of `ways` that run and agree with `ours`, each the least of three.
+def run_trial(
+    candidates: Candidates, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+) -> dict[str, float]:
+    """Return the milliseconds of each candidate that runs and agrees with `ours`.
 
-    Tokens are random, at most TOKENS of them; table and bias are the caller's. Only one gradient of the table exists
-    at a time: a step holds as much.
+    Each time is the minimum of three. Tokens are random, at most TOKENS of them; table and bias are the caller's. Only
+    one gradient of the table exists at a time: a step needs as much memory.
     """
     features, weight, bias, targets = tensors
-    h, t = _random_tokens(min(TOKENS, len(targets)), weight.shape, features, o)
-    problem = _Trial(o, LossTensors(h, weight, bias, t), kind, _uneven(o, len(t), features))
+    h, t = _draw_tokens(min(TOKENS, len(targets)), weight.shape, features, o)
+    problem = _Trial(o, LossTensors(h, weight, bias, t), kind, _uneven_factors(o, len(t), features))
     times = {}
     _, truth = problem.run(ours)
-    for name, way in ways.items():
-        with _recoverable(name, features.device):
-            _, results = problem.run(way or ours)
+    for name, candidate in candidates.items():
+        with _ignore_failure(name, features.device):
+            _, results = problem.run(candidate or ours)
             if _distance(results, truth) <= _tolerance(kind):
-                times[f"{name}_ms"] = min(problem.run(way or ours)[0] for _ in range(3))
+                times[f"{name}_ms"] = min(problem.run(candidate or ours)[0] for _ in range(3))
     return times
 
 
 def _require_agreement(
-    name: str, way: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    name: str, candidate: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
 ) -> None:
-    """Refuse a kernel that, at its first use with this type and these options, disagrees with `ours`."""
+    """Refuse a kernel whose results differ from those of `ours`.
+
+    It is compared at its first use with this type and these options.
+    """
     features, weight, bias, _ = tensors
-    used = tuple(_options_used(o, bias, kind))
+    used = tuple(_used_options(o, bias, kind))
     key = (name, features.device, kind, used, o.reduction == "none", o.scale != 1.0, weight.shape[1])
     if key not in TRIALS.distances:
-        TRIALS.distances[key] = agreement(way, o, tensors, kind, ours)
+        TRIALS.distances[key] = measure_distance(candidate, o, tensors, kind, ours)
     distance = TRIALS.distances[key]
     if not distance <= SLACK * _tolerance(kind):
         package = KERNELS[name].package
@@ -238,17 +250,20 @@ def _require_agreement(
         raise UnsupportedError(f"{what} ({kind}, reduction={o.reduction!r}{options})", "take backend='tiewise'")
 
 
-def agreement(way: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> float:
-    """Return the largest relative distance of loss or gradients from `ours`, on a small problem like this one."""
+def measure_distance(candidate: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> float:
+    """Return the largest relative distance of loss or gradients from those of `ours`.
+
+    It is measured on a small problem like this one.
+    """
     tensors = LossTensors(*tensors)
-    o, problem = _small_problem(o, tensors)
-    row_weight = _uneven(o, len(problem.targets), tensors.features)
-    results = [_once(sweep, o, problem, kind, row_weight) for sweep in (way, ours)]
+    o, problem = _draw_problem(o, tensors)
+    row_weight = _uneven_factors(o, len(problem.targets), tensors.features)
+    results = [_run_sweep(sweep, o, problem, kind, row_weight) for sweep in (candidate, ours)]
     return _distance(*results)
 
 
-def _small_problem(o: LossOptions, tensors: LossTensors) -> tuple[LossOptions, LossTensors]:
-    """Return random tensors like these, of fewer tokens and words, and options that fit them."""
+def _draw_problem(o: LossOptions, tensors: LossTensors) -> tuple[LossOptions, LossTensors]:
+    """Return random tensors like these, with fewer tokens and words, and options that fit them."""
     features, weight, bias, targets = tensors
     n, v, width = min(SMALL[0], len(targets)), min(SMALL[1], len(weight)), weight.shape[1]
     draw = torch.Generator().manual_seed(1)
@@ -258,11 +273,11 @@ def _small_problem(o: LossOptions, tensors: LossTensors) -> tuple[LossOptions, L
     if o.class_weight is not None:
         classes = torch.rand(v, generator=draw, device="cpu").add_(0.5).to(o.class_weight)
         o = replace(o, class_weight=classes)
-    h, t = _random_tokens(n, (v, width), features, o)
+    h, t = _draw_tokens(n, (v, width), features, o)
     return o, LossTensors(h, table, bias, t)
 
 
-def _random_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOptions) -> tuple[Tensor, Tensor]:
+def _draw_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOptions) -> tuple[Tensor, Tensor]:
     """Return features [n, E] like the caller's, and targets [n] for a table of that shape.
 
     About every eighth target is ignored, if n allows it.
@@ -275,10 +290,10 @@ def _random_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOption
     return h.to(features), t.to(features.device)
 
 
-def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
-    """Return factors on the losses.
+def _uneven_factors(o: LossOptions, n: int, features: Tensor) -> Tensor:
+    """Return different factors on the losses.
 
-    They are of both signs [n] for losses by token, and one number for a mean or a sum.
+    They have both signs [n] for losses by token; for a mean or a sum it is one number.
     """
     wide = torch.float32
     if o.reduction == "none":
@@ -288,18 +303,23 @@ def _uneven(o: LossOptions, n: int, features: Tensor) -> Tensor:
     return numbers.to(features.device)
 
 
-def _once(sweep: Sweep, o: LossOptions, problem: LossTensors, kind: torch.dtype, row_weight: Tensor) -> list[Tensor]:
-    """Return losses (of a mean or a sum, their sum) and gradients of features, table and bias."""
+def _run_sweep(
+    sweep: Sweep, o: LossOptions, problem: LossTensors, kind: torch.dtype, row_weight: Tensor
+) -> list[Tensor]:
+    """Return the losses, and the gradients of features, table and bias.
+
+    The losses of a mean or a sum are summed.
+    """
     losses, gradients = sweep(o, problem, kind, (True, True, problem.bias is not None), row_weight)
     if o.reduction != "none":
         losses = losses.sum()
     return [losses, *(x for x in gradients if x is not None)]
 
 
-def _sketched(results: list[Tensor]) -> list[Tensor]:
-    """Return the same with the table's gradient [V, E] multiplied by random directions.
+def _sketch_table(results: list[Tensor]) -> list[Tensor]:
+    """Return the results with the table's gradient [V, E] multiplied by random directions.
 
-    These are [E, SKETCH], which keeps distances.
+    The directions [E, SKETCH] preserve distances approximately.
     """
     losses, by_features, by_weight, *by_bias = results
     draw = torch.Generator().manual_seed(3)
@@ -308,7 +328,7 @@ def _sketched(results: list[Tensor]) -> list[Tensor]:
 
 
 def _distance(results: list[Tensor], truth: list[Tensor]) -> float:
-    """Return the largest relative distance between two lists of tensors; nan or inf where one is."""
+    """Return the largest relative distance between two lists of tensors; nan or inf if one is."""
     distances = []
     for x, y in zip(results, truth, strict=True):
         difference, size = (x.double() - y.double()).norm(), y.double().norm()
@@ -317,7 +337,7 @@ def _distance(results: list[Tensor], truth: list[Tensor]) -> float:
 
 
 def _tolerance(kind: torch.dtype) -> float:
-    """Return the distance from our results up to which a kernel agrees with them."""
+    """Return the distance up to which a kernel agrees with tiewise's results."""
     if kind == torch.float32 and _rounds_to_tf32():
         return TF32
     return AGREES[kind]
@@ -325,18 +345,22 @@ def _tolerance(kind: torch.dtype) -> float:
 
 def _rounds_to_tf32() -> bool:
     """Return whether torch may round fp32 products to TF32."""
-    with suppress(RuntimeError):  # which torch raises where its newer flags are set
+    with suppress(RuntimeError):  # torch raises it if its newer flags are set
         return torch.get_float32_matmul_precision() != "highest"
     precision: str = torch.backends.cuda.matmul.fp32_precision
     return precision == "tf32"
 
 
 @contextmanager
-def _recoverable(name: str, device: torch.device) -> Iterator[None]:
-    """Let the kernel `name` fail in this block; a BrokenDevice where nothing runs afterwards."""
+def _ignore_failure(name: str, device: torch.device) -> Iterator[None]:
+    """Ignore an error of the kernel `name` in this block.
+
+    Raises:
+        BrokenDevice: after the error nothing runs on the device.
+    """
     try:
         yield
-    except Exception as error:  # another's kernel may not compile here, or find no memory
+    except Exception as error:  # another package's kernel may fail to compile or to allocate
         if device.type != "cuda":
             return
         try:
@@ -347,30 +371,30 @@ def _recoverable(name: str, device: torch.device) -> Iterator[None]:
 
 
 def kernel_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> Sweep:
-    """Return the sweep of a kernel by its name. Its results are not compared with ours here.
+    """Return the sweep of a kernel by its name, without comparing its results.
 
     Raises:
-        UnsupportedError: it lacks the device, an option, the type of the products, or a version that was tested.
+        UnsupportedError: it lacks the device, an option, the type of the products, or a tested version.
     """
     kernel = KERNELS[name]
     features, _, bias, _ = tensors
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
     if not _has_kernels(features.device):
         raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
-    lacks = [option for option in _options_used(o, bias, kind) if option not in kernel.has]
+    lacks = [option for option in _used_options(o, bias, kind) if option not in kernel.has]
     if kind not in kernel.types:
         lacks.append(f"products in {kind}".replace("torch.", ""))
     if lacks:
         raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
-    return _KernelSweep(_imported(kernel, name), kernel.keywords)
+    return _KernelSweep(_import_kernel(kernel, name), kernel.keywords)
 
 
-def _imported(kernel: Kernel, name: str) -> Callable[..., Tensor]:
+def _import_kernel(kernel: Kernel, name: str) -> Callable[..., Tensor]:
     """Return the loss function of an installed package, in a version that the tests run."""
-    place, function_name = kernel.place.split(":")
+    module, function_name = kernel.entry_point.split(":")
     install = f"pip install {kernel.package}=={kernel.versions[-1]}"
     try:
-        function: Callable[..., Tensor] = getattr(import_module(place), function_name)
+        function: Callable[..., Tensor] = getattr(import_module(module), function_name)
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"backend={name!r} cannot be imported ({error})", install) from error
     has = _installed_version(kernel.package)
@@ -395,8 +419,8 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _options_used(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
-    """Return the names of the options that a kernel must have."""
+def _used_options(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
+    """Return the names of the options that a kernel must support."""
     keeps_fp32 = o.logits is not None and kind != torch.float32
     used = {
         "bias": bias is not None,
@@ -413,7 +437,7 @@ def _options_used(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> lis
 
 @dataclass(frozen=True, eq=False)
 class _KernelSweep:
-    """A sweep by another package's loss function, which autograd differentiates."""
+    """Sweep by another package's loss function, which autograd differentiates."""
 
     function: Callable[..., Tensor]
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]
@@ -421,11 +445,11 @@ class _KernelSweep:
     def __call__(
         self, o: LossOptions, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
-        """Do what `chunked.sweep` does."""
-        # Liger computes a gradient of the table only where the features have one
+        """Return losses and gradients, as `chunked.sweep` does."""
+        # Liger computes the table's gradient only if the features need one
         computed = (any(needs), *needs[1:3])
         with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():
-            converted = _detached(o, tensors, kind)
+            converted = _detach(o, tensors, kind)
             leaves: list[Tensor] = []
             for x, is_computed in zip(converted[:3], computed, strict=True):
                 if is_computed:
@@ -441,14 +465,14 @@ class _KernelSweep:
         return losses.detach().reshape(-1), gradients
 
     def _losses(self, o: LossOptions, tensors: LossTensors) -> Tensor:
-        """Return the losses [N], or the sum of a mean's or a sum's."""
+        """Return the losses [N]; for a mean or a sum, their sum."""
         features, weight, bias, targets = tensors
         reduction = "none" if o.reduction == "none" else "sum"
         keywords = self.keywords(o, bias)
         return self.function(features, weight, targets, ignore_index=o.ignore_index, reduction=reduction, **keywords)
 
 
-def _detached(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
+def _detach(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
     """Return the tensors in the type of the products, outside the caller's graph.
 
     The features are scaled.

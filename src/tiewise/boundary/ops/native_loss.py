@@ -1,13 +1,13 @@
 """The fused loss by a compiled kernel (`kernels.cpp`), where that is faster than `chunked`.
 
-The kernel has the tokens that count, and the row coefficients c, q (see `chunked`) with k = 2ζ, by which it adds
-k_i lse_i to c_i once it knows lse_i. Without a soft-cap smoothing is linear in the logits and needs none of them:
+The kernel gets the tokens that are not ignored, and the row coefficients c, q (see `chunked`) and k = 2ζ; it adds k_i
+lse_i to c_i after computing lse_i. Without a soft-cap, smoothing is linear in the logits and needs none of them:
 
     (1/V) Σ_j w_j z_ij = (scale h_i · Σ_j w_j W_j + Σ_j w_j b_j) / V
 
-Where the processor has a dot product of bf16, the kernel multiplies in bf16; where it has none and torch emulates it,
-the kernel takes what it is given, unrounded, in fp32. Products of fp32 are the kernel's where the trial of
-`fast_products` found it no slower.
+If the processor has a dot product of bf16, the kernel multiplies in bf16. If it has none and torch emulates it, the
+kernel multiplies its inputs in fp32 without rounding them. The kernel computes products of fp32 if the trial of
+`fast_products` measured it to be no slower.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import Tensor
 from tiewise.boundary.ops import chunked, devices
 from tiewise.boundary.ops.chunk_products import WIDENED, Gradients
 from tiewise.boundary.ops.compiled_kernels import kernels, processor
-from tiewise.boundary.ops.fast_products import product_choice
+from tiewise.boundary.ops.fast_products import choose_products
 from tiewise.boundary.ops.problem import LossTensors
 from tiewise.core.backends import LossOptions, chunk_rows
 
-LEAST = 2**27  # multiplications of a product, about a millisecond: below, neither the kernel nor its padding pays
-TOKENS = 32  # of a panel of the kernel, to which fewer are padded
+LEAST = 2**27  # multiplications of a product, about a millisecond; in smaller ones the kernel saves no time
+TOKENS = 32  # tokens of a panel of the kernel; fewer are padded to it
 
 
 class KernelResult(NamedTuple):
-    """Losses [n] of the compiled operator, and its gradients; empty where they were not needed."""
+    """Losses [n] of the compiled operator, and its gradients; empty if not needed."""
 
     nll: Tensor
     lse: Tensor
@@ -42,7 +42,7 @@ class KernelResult(NamedTuple):
 
 
 class NativeKernel:
-    """The compiled operator for one table and its options; each call brings tokens."""
+    """Compiled operator for one table and its options; each call provides the tokens."""
 
     def __init__(self, library: Any, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> None:
         """Choose the types in which the operator multiplies and returns gradients."""
@@ -66,20 +66,20 @@ class NativeKernel:
         lse: Tensor | None = None,
         into: Tensor | None = None,
     ) -> KernelResult:
-        """Run over features h [n, E] and targets [n], with coefficients c, q, k [n].
+        """Run the operator on features h [n, E], targets [n] and coefficients c, q, k [n].
 
-        `needs` says which gradients to compute. `lse` [n] is that of an earlier pass, which need not be repeated;
-        with `entropy` and without `lse` entropies are computed too. `into` is as in `linear_cross_entropy`.
+        `needs` selects the gradients. `lse` [n] is the result of an earlier pass, which need not be repeated. With
+        `entropy` and without `lse`, entropies are computed too. `into` is as in `linear_cross_entropy`.
         """
         o = self.options
         if o.softcap is not None and any(needs):
             q = q * self._softcap_slope(h, targets, o.softcap)
-        numbers = len(self.weight) * 3 // 2  # as fast in two thirds of the memory
+        numbers = len(self.weight) * 3 // 2  # a chunk of two thirds of the memory is as fast
         rows = chunk_rows(len(targets), numbers, "cpu", o.chunk)
         inputs = (h.contiguous(), self.weight, self.bias, targets)
         coefficients = (c, q, k, lse, into)
-        how = (o.scale, o.softcap or 0.0, rows, self.multiplies_pairs, self.gradients_are_narrow, entropy)
-        return KernelResult(*self.library.vocabulary_loss(*inputs, *coefficients, *how, *needs[:3]))
+        settings = (o.scale, o.softcap or 0.0, rows, self.multiplies_pairs, self.gradients_are_narrow, entropy)
+        return KernelResult(*self.library.vocabulary_loss(*inputs, *coefficients, *settings, *needs[:3]))
 
     def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
         """Return the soft-cap's derivative [n] at the targets' logits."""
@@ -91,15 +91,15 @@ class NativeKernel:
         return 1 - (logits / softcap).tanh().square()
 
 
-def kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) -> NativeKernel | None:
+def find_kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) -> NativeKernel | None:
     """Return the compiled operator for `count` tokens.
 
-    It is None where there is no operator, where it lacks the options or types, and where it is not faster.
+    It is None if there is no operator, if it lacks the options or types, or if it is not faster.
     """
     multiplications = count * tensors.weight.numel()
     if multiplications < LEAST or count < TOKENS:
         return None
-    if not _may_serve(o, tensors) or not _faster(kind, multiplications):
+    if not _supports(o, tensors) or not _is_faster(kind, multiplications):
         return None
     library = kernels()
     if library is None:
@@ -108,8 +108,8 @@ def kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) 
     return NativeKernel(library, o, tensors, kind)
 
 
-def _may_serve(o: LossOptions, tensors: LossTensors) -> bool:
-    """Return whether the compiled operator takes these options, types and device."""
+def _supports(o: LossOptions, tensors: LossTensors) -> bool:
+    """Return whether the compiled operator supports these options, types and device."""
     features, weight = tensors.features, tensors.weight
     if not devices.is_cpu(features) or not weight.is_contiguous():
         return False
@@ -118,20 +118,20 @@ def _may_serve(o: LossOptions, tensors: LossTensors) -> bool:
     return o.softcap is None or not o.label_smoothing  # smoothing is linear in the logits only without a soft-cap
 
 
-def _faster(kind: torch.dtype, multiplications: int) -> bool:
+def _is_faster(kind: torch.dtype, multiplications: int) -> bool:
     """Return whether the operator is faster than torch's products of this type and size."""
     if kind == torch.float32:
-        return product_choice("auto", multiplications).native
+        return choose_products("auto", multiplications).native
     return kind == torch.bfloat16 and "amx_bf16" not in processor()  # torch's own products use AMX
 
 
 @cache
 def _register_shapes(library: Any) -> None:
     """Register the shapes of the operator's results, which torch needs to trace it."""
-    torch.library.register_fake(f"{library.name}::vocabulary_loss", _empty_results)
+    torch.library.register_fake(f"{library.name}::vocabulary_loss", _fake_results)
 
 
-def _empty_results(
+def _fake_results(
     features: Tensor, weight: Tensor, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any
 ) -> tuple[Tensor, ...]:
     """Return empty tensors of the shapes and types that the operator returns."""
@@ -144,7 +144,7 @@ def _empty_results(
         """Return an empty tensor on the device of the features."""
         return features.new_empty(shape, dtype=dtype)
 
-    # 0 · n, of a result that is not computed, is an empty tensor
+    # n · 0: a result that is not computed is an empty tensor
     nll, lse, entropies = empty(n), empty(n), empty(n * entropy)
     feature_gradient = empty(n * by_features, d, dtype=kind)
     weight_gradient = empty(v * has_table, d, dtype=kind)
@@ -162,13 +162,13 @@ def fastest_sweep(
     row_weight: Tensor | None,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """Return what `chunked.sweep` returns on one rank, by the compiled kernel where that is faster."""
+    """Return the results of `chunked.sweep` on one rank, by the compiled kernel if that is faster."""
     tensors = LossTensors(*tensors)
-    if not _may_serve(o, tensors):  # checked before tokens are counted, for which a GPU would have to synchronise
+    if not _supports(o, tensors):  # checked first, because counting tokens would synchronise a GPU
         return chunked.sweep(o, tensors, kind, needs, row_weight, into)
     valid = tensors.targets != o.ignore_index
     count = int(valid.sum())
-    compute = kernel(o, tensors, kind, count)
+    compute = find_kernel(o, tensors, kind, count)
     if compute is None:
         return chunked.sweep(o, tensors, kind, needs, row_weight, into)
     with torch.autocast("cpu", enabled=False), torch.no_grad():
@@ -187,15 +187,15 @@ def fastest_sweep(
 
 
 class _NativeLoss:
-    """Loss of tokens that all count, and its gradients, around one call of the kernel."""
+    """Loss of tokens that are not ignored, and its gradients, with one call of the kernel."""
 
     def __init__(self, o: LossOptions, tensors: LossTensors, row_weight: Tensor | None) -> None:
-        """Compute the row coefficients; `row_weight` as in `chunked.sweep`."""
+        """Compute the row coefficients; `row_weight` is as in `chunked.sweep`."""
         self.options, self.tensors = o, tensors
         targets = tensors.targets
-        self.on = tensors.features.new_ones(len(targets), dtype=torch.float32)
+        self.row_weights = tensors.features.new_ones(len(targets), dtype=torch.float32)
         if row_weight is not None:
-            self.on *= row_weight
+            self.row_weights *= row_weight
         self.hit: Tensor | float = 1 - o.label_smoothing  # (1 − ε) w_t
         self.smoothed: Tensor | float = o.label_smoothing  # ε mean(w)
         self.class_weight: Tensor | None = None
@@ -205,11 +205,11 @@ class _NativeLoss:
             self.smoothed = self.smoothed * self.class_weight.mean()
 
     def compute(self, compute: NativeKernel, needs: tuple[bool, ...], into: Tensor | None) -> tuple[Tensor, Gradients]:
-        """Return losses [n] and gradients; that of weight is added to a given `into`."""
+        """Return losses [n] and gradients; that of weight is added to `into` if given."""
         o, (features, _, _, targets) = self.options, self.tensors
-        c = self.on * (self.hit + self.smoothed)
-        k = self.on * 2 * o.z_loss if o.z_loss else None
-        result = compute(features, targets, c, self.on * self.hit, k, needs, into=into)
+        c = self.row_weights * (self.hit + self.smoothed)
+        k = self.row_weights * 2 * o.z_loss if o.z_loss else None
+        result = compute(features, targets, c, self.row_weights * self.hit, k, needs, into=into)
         by_weight = result.by_weight
         if into is not None:
             by_weight = into
@@ -224,27 +224,27 @@ class _NativeLoss:
         return losses, gradients
 
     def _smooth(self, losses: Tensor, gradients: Gradients, lse: Tensor) -> None:
-        """Add label smoothing to the losses and gradients, which is linear in the logits."""
+        """Add label smoothing, which is linear in the logits, to the losses and gradients."""
         h, weight, bias, _ = self.tensors
         w = self.class_weight
         if w is None:
             w = h.new_ones(len(weight), dtype=torch.float32)
         share = self.options.label_smoothing / len(weight)
-        row = self._weighted_row(w)
+        row = self._sum_weighted_rows(w)
         linear = h.float() @ row
         if bias is not None:
             linear = linear + w @ bias.float()
         losses += self.smoothed * lse - share * linear
         by_features, by_weight, by_bias = gradients
         if by_features is not None:
-            by_features.addr_(self.on, row, alpha=-share)
+            by_features.addr_(self.row_weights, row, alpha=-share)
         if by_weight is not None:
-            by_weight.addr_(w, self.on @ h.float(), alpha=-share * self.options.scale)
+            by_weight.addr_(w, self.row_weights @ h.float(), alpha=-share * self.options.scale)
         if by_bias is not None:
-            by_bias.sub_(w, alpha=float(self.on.sum()) * share)
+            by_bias.sub_(w, alpha=float(self.row_weights.sum()) * share)
 
-    def _weighted_row(self, w: Tensor) -> Tensor:
-        """Return scale · Σ_j w_j W_j [E] in fp32; blocks of a narrow table are widened."""
+    def _sum_weighted_rows(self, w: Tensor) -> Tensor:
+        """Return scale · Σ_j w_j W_j [E] in fp32, converting a narrow table block by block."""
         weight = self.tensors.weight
         words = max(1, WIDENED // weight.shape[1])
         total = w.new_zeros(weight.shape[1])

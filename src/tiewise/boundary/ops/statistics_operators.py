@@ -1,6 +1,6 @@
 """The two operators of `log_prob`: statistics of a head's distributions, and their gradients.
 
-They are operators, eager and compiled: Dynamo must not unroll the chunks. For the formulas see `log_prob`.
+They are operators both eagerly and compiled, because Dynamo must not unroll the chunks. `log_prob` has the formulas.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tiewise.boundary.ops.chunk_products import (
     softcap_slope,
 )
 from tiewise.boundary.ops.fast_products import sweep_products
-from tiewise.boundary.ops.native_loss import NativeKernel, kernel
+from tiewise.boundary.ops.native_loss import NativeKernel, find_kernel
 from tiewise.boundary.ops.problem import LossTensors, accumulator, compute_dtype
 from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
 
-_LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
+_LOWEST = -1e4  # least log-probability: exp of it is 0 even in fp64, and −inf would give 0 · −inf
 
-_HOW = "ScalarType kind, float scale, float? softcap, int ignore_index, int? chunk, str? logits"
-_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")[1:]]  # of `LossOptions`
+_OPTION_SCHEMA = "ScalarType kind, float scale, float? softcap, int ignore_index, int? chunk, str? logits"
+_FIELDS = [argument.split()[1] for argument in _OPTION_SCHEMA.split(", ")[1:]]  # fields of `LossOptions`
 _INPUTS = "Tensor features, Tensor weight, Tensor? bias, Tensor? targets"
 _UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
 
@@ -43,14 +43,14 @@ def token_statistics(
 
     The first is empty without targets, the last without `entropy`.
     """
-    how = (compute_dtype(features, weight), *(getattr(o, name) for name in _FIELDS))
-    log_prob, lse, entropies, *_ = _statistics(features, weight, bias, targets, entropy, *how)
+    option_values = (compute_dtype(features, weight), *(getattr(o, name) for name in _FIELDS))
+    log_prob, lse, entropies, *_ = _statistics(features, weight, bias, targets, entropy, *option_values)
     return log_prob, lse, entropies
 
 
-def _options(how: Sequence[Any]) -> LossOptions:
-    """Return the options in `how`, which follow the type of the products."""
-    return LossOptions(**dict(zip(_FIELDS, how[1:], strict=True)))
+def _to_options(option_values: Sequence[Any]) -> LossOptions:
+    """Return the options in `option_values`, which follow the type of the products."""
+    return LossOptions(**dict(zip(_FIELDS, option_values[1:], strict=True)))
 
 
 # logits, by chunks and blocks
@@ -59,22 +59,22 @@ def _options(how: Sequence[Any]) -> LossOptions:
 class _LogitChunk(NamedTuple):
     """Logits of some of the tokens."""
 
-    part: slice  # which of all tokens
+    part: slice  # positions among all tokens
     h: Tensor  # [n, E] features in the type of the products
     z: Tensor  # [n, V] logits
 
 
 class _Block(NamedTuple):
-    """A few rows of a chunk's logits, and memory to work in."""
+    """A few rows of a chunk's logits, and working memory."""
 
-    rows: slice  # which of all tokens
+    rows: slice  # positions among all tokens
     z: Tensor  # [m, V] logits
     work: Tensor  # [m, V]
     more_work: Tensor  # [m, V]
 
 
 class _Head:
-    """A head that computes its logits chunk by chunk."""
+    """Output head that computes its logits chunk by chunk."""
 
     def __init__(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, kind: torch.dtype
@@ -86,9 +86,9 @@ class _Head:
         self._work: Tensor | None = None
 
     def chunks(self) -> Iterator[_LogitChunk]:
-        """Yield the chunks in their order; each overwrites the logits of the one before it."""
+        """Yield the chunks in order; each overwrites the logits of the previous one."""
         n, v = len(self.features), len(self.weight)
-        blocks = 0 if devices.is_cpu(self.features) else 2 / BLOCKS  # a CPU's are small enough not to count
+        blocks = 0 if devices.is_cpu(self.features) else 2 / BLOCKS  # a CPU's blocks are negligible
         numbers = devices.numbers_per_token(v, 1 + blocks, self.kind)
         rows = devices.chunk_size(n, numbers, self.features, self.options.chunk)
         buffer = self.features.new_empty(min(rows, n), v, dtype=self.wide)
@@ -98,7 +98,7 @@ class _Head:
             yield _LogitChunk(slice(start, start + len(h)), h, z)
 
     def blocks(self, chunk: _LogitChunk) -> Iterator[_Block]:
-        """Yield the rows of a chunk, as many as fit in the cache at a time."""
+        """Yield the rows of a chunk, as many at a time as fit in the cache."""
         for rows in row_blocks(chunk.z):
             z = chunk.z[rows]
             if self._work is None:  # the first block is as large as any
@@ -113,30 +113,29 @@ class _Head:
 
 @dataclass
 class _TokenStatistics:
-    """Statistics of each token, [N] all of them."""
+    """Statistics of each token, all of shape [N]."""
 
     log_prob: Tensor
     lse: Tensor
     entropy: Tensor
-    top: Tensor  # the largest logit, and
-    rest: Tensor  # log Σ exp(z − top): the parts of lse
+    top: Tensor  # the largest logit
+    rest: Tensor  # log Σ exp(z − top); lse = top + rest
 
 
 @torch.library.custom_op(
     "tiewise::vocabulary_statistics",
     mutates_args=(),
-    schema=f"({_INPUTS}, bool entropy, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_INPUTS}, bool entropy, {_OPTION_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, *how: Any) -> Any:
-    """Return log-probability, lse, entropy, and the parts of lse.
+def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, *option_values: Any) -> Any:
+    """Return log-probability, lse, entropy, the largest logit, and lse minus it.
 
-    These are the largest logit, and log Σ exp(z − that). Each is [N]; the first is empty without targets, the third
-    without `entropy`.
+    Each is [N]; the first is empty without targets, the third without `entropy`.
     """
-    o, kind, n = _options(how), how[0], len(features)
+    o, kind, n = _to_options(option_values), option_values[0], len(features)
     result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(kind)) for _ in range(5)))
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)
-    compute = kernel(o, LossTensors(features, weight, bias, targets), kind, n)
+    compute = find_kernel(o, LossTensors(features, weight, bias, targets), kind, n)
     with sweep_products(features, weight, kind):
         if compute is None:
             _compute_statistics(result, _Head(features, weight, bias, o, kind), at, entropy)
@@ -155,17 +154,17 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
 
 
 def _compute_statistics(result: _TokenStatistics, head: _Head, at: Tensor | None, entropy: bool) -> None:
-    """Fill in the statistics; `at` [N] are the targets, 0 where they are ignored."""
+    """Set the statistics; `at` [N] are the targets, 0 for ignored ones."""
     top, rest = result.top, result.rest
     for chunk in head.chunks():
         for rows, z, below, p in head.blocks(chunk):
             torch.amax(z, 1, out=top[rows])
-            torch.sub(z, top[rows, None], out=below)  # not into z, which would be written back to memory
+            torch.sub(z, top[rows, None], out=below)  # not into z, whose cache lines would then be written to memory
             total = torch.exp(below, out=p).sum(1)
             torch.log(total, out=rest[rows])
             if at is not None:
                 result.log_prob[rows] = below.gather(1, at[rows, None])[:, 0] - rest[rows]
-            if entropy:  # rest − Σ p (z − top): neither is negative, so that nothing cancels
+            if entropy:  # rest − Σ p (z − top): both terms are ≥ 0, so that nothing cancels
                 result.entropy[rows] = rest[rows] - below.clamp_(min=_LOWEST).mul_(p).sum(1) / total
     torch.add(top, rest, out=result.lse)
 
@@ -173,9 +172,9 @@ def _compute_statistics(result: _TokenStatistics, head: _Head, at: Tensor | None
 def _compute_native_statistics(
     result: _TokenStatistics, compute: NativeKernel, features: Tensor, at: Tensor | None, entropy: bool
 ) -> None:
-    """Fill in the statistics by the compiled kernel.
+    """Set the statistics by the compiled kernel.
 
-    `top` has all of lse, and `rest` stays 0.
+    `top` gets all of lse, and `rest` stays 0.
     """
     if at is None:
         at = torch.zeros_like(result.top, dtype=torch.long)
@@ -190,8 +189,8 @@ def _compute_native_statistics(
 
 @_statistics.register_fake
 def _(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, kind: torch.dtype, *_: Any) -> Any:
-    there = (targets is not None, True, entropy, True, True)
-    return tuple(features.new_empty(len(features) if yes else 0, dtype=accumulator(kind)) for yes in there)
+    is_computed = (targets is not None, True, entropy, True, True)
+    return tuple(features.new_empty(len(features) if yes else 0, dtype=accumulator(kind)) for yes in is_computed)
 
 
 # gradients
@@ -204,7 +203,7 @@ class _SlopeArguments(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     targets: Tensor | None
-    entropy: Tensor  # [N], empty if it was not computed; top and rest as in `_TokenStatistics`
+    entropy: Tensor  # [N], empty if not computed; top and rest as in `_TokenStatistics`
     top: Tensor
     rest: Tensor
     by_log_prob: Tensor | None  # upstream gradients [N]: None if unused, empty if not computed
@@ -214,34 +213,34 @@ class _SlopeArguments(NamedTuple):
 
 
 class _Upstream(NamedTuple):
-    """Upstream gradients [N] of each statistic, 0 where a token is ignored."""
+    """Upstream gradients [N] of each statistic, 0 for ignored tokens."""
 
-    a: Tensor  # of log-probability
-    b: Tensor  # of lse
-    c: Tensor  # of entropy
+    a: Tensor  # by log-probability
+    b: Tensor  # by lse
+    c: Tensor  # by entropy
     with_entropy: bool  # False: c is 0
 
 
 @torch.library.custom_op(
     "tiewise::vocabulary_statistics_backward",
     mutates_args=(),
-    schema=f"({_INPUTS}, Tensor entropy, Tensor top, Tensor rest, {_UPSTREAM}, bool[] wanted, {_HOW})"
+    schema=f"({_INPUTS}, Tensor entropy, Tensor top, Tensor rest, {_UPSTREAM}, bool[] wanted, {_OPTION_SCHEMA})"
     " -> (Tensor, Tensor, Tensor)",
 )
-def _slopes(*arguments: Any) -> Any:
-    """Return the gradients of features, weight and bias, empty where they are not needed."""
+def _gradients(*arguments: Any) -> Any:
+    """Return the gradients of features, weight and bias, empty if not needed."""
     count = len(_SlopeArguments._fields)
-    args, how = _SlopeArguments(*arguments[:count]), arguments[count:]
-    o, kind, features, weight = _options(how), how[0], args.features, args.weight
+    args, option_values = _SlopeArguments(*arguments[:count]), arguments[count:]
+    o, kind, features, weight = _to_options(option_values), option_values[0], args.features, args.weight
     inputs = (features, weight, args.bias)
     at, valid = _targets_or_first(args, o)
-    upstream = _upstream(args, valid)
-    compute = kernel(o, LossTensors(*inputs, at), kind, len(features))
+    upstream = _collect_upstream(args, valid)
+    compute = find_kernel(o, LossTensors(*inputs, at), kind, len(features))
     with sweep_products(features, weight, kind):
         if compute is None:
             gradients = gradient_buffers(inputs, args.needs, accumulator(kind))
             head = _Head(features, weight, args.bias, o, kind)
-            _LogitSlopes(args, upstream, at, o.softcap).add_gradients(gradients, head)
+            _LogitSlopes(args, upstream, at, o.softcap).compute_gradients(gradients, head)
         else:
             gradients = _native_gradients(args, upstream, at, compute)
     results = []
@@ -254,7 +253,7 @@ def _slopes(*arguments: Any) -> Any:
 
 
 def _targets_or_first(args: _SlopeArguments, o: LossOptions) -> tuple[Tensor, Tensor]:
-    """Return each token's target [N] or 0, and which tokens are not ignored."""
+    """Return each token's target [N] or 0, and whether each token counts."""
     if args.targets is None:
         first = torch.zeros_like(args.top, dtype=torch.long)
         return first, torch.ones_like(first, dtype=torch.bool)
@@ -262,7 +261,7 @@ def _targets_or_first(args: _SlopeArguments, o: LossOptions) -> tuple[Tensor, Te
     return args.targets.where(valid, 0), valid
 
 
-def _upstream(args: _SlopeArguments, valid: Tensor) -> _Upstream:
+def _collect_upstream(args: _SlopeArguments, valid: Tensor) -> _Upstream:
     """Return the upstream gradients, 0 for a statistic that was not used or not computed."""
     n, slopes = len(args.features), list[Tensor]()
     for x in (args.by_log_prob, args.by_lse, args.by_entropy):
@@ -276,7 +275,7 @@ def _upstream(args: _SlopeArguments, valid: Tensor) -> _Upstream:
 
 
 def _native_gradients(args: _SlopeArguments, upstream: _Upstream, at: Tensor, compute: NativeKernel) -> Gradients:
-    """Return the gradients by the compiled kernel, None where they are not needed."""
+    """Return the gradients by the compiled kernel, None if not needed."""
     a, b, c, with_entropy = upstream
     level, tilt = b - a, None
     if with_entropy:
@@ -289,8 +288,8 @@ def _native_gradients(args: _SlopeArguments, upstream: _Upstream, at: Tensor, co
 class _LogitSlopes:
     """Slopes by the logits of all tokens.
 
-    They are r (a [j = t] + p_j (b − a − c (log p_j + H))). `size` is r = |a| + |b| + |c|. Here a, b and c are divided
-    by it, and with an entropy `level` and `tilt` are multiplied by 1 / exp rest, so that they apply to exp(z − top)
+    They are r (a [j = t] + p_j (b − a − c (log p_j + H))). `size` is r = |a| + |b| + |c|, by which a, b and c are
+    divided. With an entropy, `level` and `tilt` are multiplied by 1 / exp rest, so that they apply to exp(z − top)
     instead of p.
     """
 
@@ -306,7 +305,7 @@ class _LogitSlopes:
             self.level = (self.level + self.tilt * (args.rest - args.entropy)) * share
             self.tilt = self.tilt * share
 
-    def add_gradients(self, gradients: Gradients, head: _Head) -> None:
+    def compute_gradients(self, gradients: Gradients, head: _Head) -> None:
         """Overwrite `gradients` with those of all chunks."""
         for chunk in head.chunks():
             for block in head.blocks(chunk):
@@ -319,7 +318,7 @@ class _LogitSlopes:
         rows, z, p, slope = block
         if self.softcap is not None:
             softcap_slope(z, self.softcap, slope)
-        if self.with_entropy:  # z − top = log p + rest, and exp of it is p / share
+        if self.with_entropy:  # z − top = log p + rest, whose exp is p / share
             torch.exp(z.sub_(self.top[rows, None]), out=p)
             z.clamp_(min=_LOWEST).mul_(-self.tilt[rows, None]).add_(self.level[rows, None]).mul_(p)
         else:
@@ -329,7 +328,7 @@ class _LogitSlopes:
             z.mul_(slope)
 
 
-@_slopes.register_fake
+@_gradients.register_fake
 def _(*arguments: Any) -> Any:
     args = _SlopeArguments(*arguments[: len(_SlopeArguments._fields)])
     results = []
@@ -344,23 +343,23 @@ def _(*arguments: Any) -> Any:
 # autograd
 
 
-def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
     """Save the inputs, the entropy and the parts of lse."""
     ctx.set_materialize_grads(False)
-    ctx.how = inputs[5:]
+    ctx.option_values = inputs[5:]
     ctx.save_for_backward(*inputs[:4], *output[2:])
 
 
-def _derivative(ctx: Any, *upstream: Any) -> Any:
-    """Return the gradients of all arguments, None for those that have none."""
+def _backward(ctx: Any, *upstream: Any) -> Any:
+    """Return the gradients of all arguments; None for arguments without one."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         fix = "compute the logits and their log_softmax where create_graph=True is needed"
         raise UnsupportedError("log-probabilities and entropies have no second derivative", fix)
     needs = ctx.needs_input_grad[:3]
-    gradients = _slopes(*ctx.saved_tensors, *upstream[:3], needs, *ctx.how)
+    gradients = _gradients(*ctx.saved_tensors, *upstream[:3], needs, *ctx.option_values)
     results = [x if is_needed else None for x, is_needed in zip(gradients, needs, strict=True)]
-    others = 2 + len(ctx.how)  # targets, `entropy` and what is no tensor
+    others = 2 + len(ctx.option_values)  # targets, `entropy` and the option values
     return (*results, *[None] * others)
 
 
-_statistics.register_autograd(_derivative, setup_context=_remember)
+_statistics.register_autograd(_backward, setup_context=_save_for_backward)
