@@ -184,7 +184,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path):
     (tmp_path / "secret.py").write_text("class Config(:")
     path = written(tmp_path / "m", source())
     (path / "linked.py").symlink_to(tmp_path / "secret.py")
-    assert "leads outside" in read_code(open_folder(path))[1][0].what
+    assert "leads outside" in read_code(open_folder(path))[1][0].problem
 
 
 @pytest.mark.parametrize(
