@@ -14,7 +14,7 @@ from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.loader_columns import LoaderOutcome
-from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference, said
+from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference, flag_text
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import Late
@@ -175,10 +175,10 @@ def _claim(claim: Claim) -> str:
     """Return the flag of one level of the config, and its model type."""
     kind = short(f" ({claim.model_type})" if claim.model_type else "")
     if claim.written is not None:
-        return f"{FLAG}: {said(claim.written)}{kind}"
+        return f"{FLAG}: {flag_text(claim.written)}{kind}"
     if claim.default is None:
         return f"{FLAG} absent, and its class is not known{kind}"
-    return f"{FLAG} absent; its class takes {said(claim.default)}{kind}"
+    return f"{FLAG} absent; its class takes {flag_text(claim.default)}{kind}"
 
 
 def _stored(audit: Audit) -> Iterator[Row]:

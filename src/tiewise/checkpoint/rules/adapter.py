@@ -1,4 +1,4 @@
-"""Effects of an adapter on its base, at the two ends above all: B060 to B064."""
+"""Rules on an adapter and its base, mostly about the two ends: B060 to B064."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tiewise.core.progress import progress_of
 @rule("B060", "error", "an adapter leaves a tied pair tied", kind="adapter")
 def adapter_on_tied(facts: AdapterFacts) -> Observations:
     """The two ends of a tied model are one Parameter, and PEFT adapts modules. A low-rank update of one end acts at
-    that end in training; a merge writes it into the shared table, and so changes the other end too. Updates of both
-    ends are added to it twice, with ensure_weight_tying as without (measured with PEFT 0.21). Full copies
+    that end in training; a merge writes it into the shared table, and so changes the other end too. A merge adds
+    updates of both ends to it twice, with and without ensure_weight_tying (measured with PEFT 0.21). Full copies
     (modules_to_save) of both ends drift apart unless ensure_weight_tying is set, and a copy of one end alone unties the
     pair: the merged model has two tables. PEFT then sets tie_word_embeddings to false at the root of the config; a flag
-    in text_config stays true, and a loader that believes it drops the trained head. Unmerged, the adapter works as it
-    was trained.
-    What to do: tiewise merge, which makes two tables where the ends come out different, or no merge at all.
+    in text_config stays true, and a loader that believes it drops the trained head. An adapter that is not merged works
+    as it was trained.
+    What to do: tiewise merge, which makes two tables if the merged ends differ, or no merge at all.
     Sources: peft#2777; peft#2018; peft#2864; peft#2944; transformers#45127; unsloth#9331
     """
     if facts.base is None or facts.tied is None:
@@ -41,7 +41,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Observations:
 
 
 def _updates_of_kind(facts: AdapterFacts, *kinds: str) -> list[EndUpdate]:
-    """Return the updates of the two ends that are of one of some kinds."""
+    """Return the updates of the two ends whose kind is one of `kinds`."""
     updates = list[EndUpdate]()
     for update in (facts.input, facts.output):
         if update is not None and update.kind in kinds:
@@ -57,17 +57,17 @@ def _unknown_effect(facts: AdapterFacts) -> Observations:
     why = "whether the base ties its ends is not known"
     if facts.base is None:
         why = "no base was given"
-    what = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
-    fix = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
-    yield Observation(short(facts.path.name), what, fix, severity="info")
+    problem = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
+    remedy = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
+    yield Observation(short(facts.path.name), problem, remedy, severity="info")
 
 
 def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Observations:
     """Report that the two ends of a tied base train different rows."""
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
-        what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
-        yield short(facts.path.name), what, _training_advice(base, "new_tokens=[…]")
+        problem = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
+        yield short(facts.path.name), problem, _training_advice(base, "new_tokens=[…]")
 
 
 def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Observations:
@@ -79,17 +79,17 @@ def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Observa
         adds = "a merge adds both updates to that table"
         if facts.ties:
             adds = "the two share their factors, and a merge adds the update twice to that table"
-    what = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table: {adds}"
-    yield short(facts.path.name), what, _merge_advice(facts)
+    problem = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table: {adds}"
+    yield short(facts.path.name), problem, _merge_advice(facts)
 
 
 def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Observations:
-    """Report full copies that part the two ends of a tied base."""
+    """Report full copies that make the two ends of a tied base different."""
     if not copies:
         return
     severity: Severity = "error"
     if len(copies) == 1:
-        # PEFT wraps the other end with the same table when it loads it, if the two shall be tied
+        # with ensure_weight_tying, PEFT loads the same table into the other end
         stays_tied = facts.ties
         described = f"full copy of {_modules(copies)} alone"
     else:
@@ -99,13 +99,13 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
             severity = "warning"
     if stays_tied:
         return
-    what = f"{described}, on a base whose two ends are one table: {_effect_of_merge(base)}"
-    fix = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
-    yield Observation(short(facts.path.name), what, fix, severity=severity)
+    problem = f"{described}, on a base whose two ends are one table: {_effect_of_merge(base)}"
+    remedy = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
+    yield Observation(short(facts.path.name), problem, remedy, severity=severity)
 
 
 def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
-    """Return that both ends have full copies, and whether they differ."""
+    """Return a clause on the full copies of both ends, and whether they differ."""
     read, flag = "which differ", "off"
     if facts.equal is None:
         read = "whose rows were not compared"
@@ -123,12 +123,12 @@ def _effect_of_merge(base: Facts) -> str:
 
 
 def _merge_advice(facts: AdapterFacts) -> str:
-    """Return the command that merges an adapter without tying what it trained apart."""
+    """Return the command that merges an adapter and keeps differently trained ends apart."""
     return f"{facts.command('merge')}, not PEFT's"
 
 
 def _training_advice(base: Facts, argument: str) -> str:
-    """Return the call that gives PEFT settings under which a tied base stays tied."""
+    """Return the call that returns PEFT settings under which a tied base stays tied."""
     return f"tiewise.lora_config({str(base.path)!r}, {argument}) keeps the tie: train with that"
 
 
@@ -138,7 +138,7 @@ def _modules(updates: list[EndUpdate]) -> str:
 
 
 class EmptyTensors(NamedTuple):
-    """Finding about tensors of an adapter that hold no numbers."""
+    """Finding about tensors of an adapter that contain no numbers."""
 
     first: Stored
     evidence: str
@@ -146,14 +146,17 @@ class EmptyTensors(NamedTuple):
 
 
 def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
-    """Return the tensors without numbers that a save under ZeRO-3 leaves. None if every tensor has some."""
+    """Return the finding about empty tensors, which a save under ZeRO-3 leaves.
+
+    Return None if there are none.
+    """
     empty = [tensor for tensor in facts.tensors.values() if 0 in tensor.shape]
     if not empty:
         return None
-    what = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
-    what += ": they were saved under ZeRO-3 without gathering"
-    fix = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
-    return EmptyTensors(empty[0], what, fix)
+    problem = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
+    problem += ": they were saved under ZeRO-3 without gathering"
+    remedy = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
+    return EmptyTensors(empty[0], problem, remedy)
 
 
 def _updated_tables(facts: AdapterFacts, base: Facts) -> list[tuple[EndUpdate, Stored]]:
@@ -171,9 +174,10 @@ def _updated_tables(facts: AdapterFacts, base: Facts) -> list[tuple[EndUpdate, S
 
 @rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
 def adapter_shapes(facts: AdapterFacts) -> Observations:
-    """An adapter whose table has other rows or another width than the base's was trained on another base, or after a
-    resize: the loader refuses it, or asks for a resize first. A tensor without a single number was saved under ZeRO-3
-    without gathering its shards: every process wrote what it held itself, which is an empty placeholder (peft#2450).
+    """The shape of an adapter's table must be the base's. A table with other rows or another width was trained on
+    another base, or after a resize: the loader refuses it, or asks for a resize first. A tensor without a single number
+    was saved under ZeRO-3 without gathering its shards: every process wrote its local part, which is an empty
+    placeholder (peft#2450).
     What to do: resize the base to the adapter's rows, or give the base that it was trained on. An empty tensor is lost:
     consolidate the shards of the training run, or train again.
     Sources: unsloth-zoo#923; transformers#32852; peft#2450; peft#2451
@@ -209,11 +213,11 @@ def _rows_beyond(facts: AdapterFacts, base: Facts) -> Observations:
         return
     last = max(chain.from_iterable(facts.token_rows.values()), default=-1)
     if last >= stored.rows:
-        what = f"trainable_token_indices name row {last:,}, and the base stores {describe(stored)}"
-        yield ADAPTER_CONFIG, what, base.command("resize", f"--vocab {last + 1}")
+        problem = f"trainable_token_indices name row {last:,}, and the base stores {describe(stored)}"
+        yield ADAPTER_CONFIG, problem, base.command("resize", f"--vocab {last + 1}")
 
 
-_UNKNOWN = -1  # a length that the adapter's tensors do not say
+_UNKNOWN = -1  # a length that does not follow from the adapter's tensors
 
 
 def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Stored) -> Observations:
@@ -221,24 +225,25 @@ def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Sto
     if update.shape is None or len(table.shape) != 2:
         return
     if 0 in update.shape:
-        return  # `empty_tensors` has it
+        return  # `empty_tensors` reports it
     rows, width = update.shape
     has_right_width = width in (_UNKNOWN, table.shape[1])
     if has_right_width and rows in (_UNKNOWN, table.rows):
         return
     shape = f"[{rows}, {width}]".replace("-1", "?")
-    what = f"its {update.kind} is of a table {shape}, and the base stores {describe(table)}"
-    fix = f"give the base that it was trained on ({_base_name(facts)})"
+    problem = f"its {update.kind} is of a table {shape}, and the base stores {describe(table)}"
+    remedy = f"give the base that it was trained on ({_base_name(facts)})"
     if has_right_width and rows > table.rows:
-        fix = base.command("resize", f"--vocab {rows}")
-    yield short(update.module), what, fix
+        remedy = base.command("resize", f"--vocab {rows}")
+    yield short(update.module), problem, remedy
 
 
 @rule("B062", "error", "an adapter's modules are modules of the base", kind="adapter")
 def adapter_modules(facts: AdapterFacts) -> Observations:
-    """Loaders find the modules of an adapter by name. One that was trained on another class, on a model inside another
-    or behind a wrapper, has names that the base's class does not have: it loads, with a warning at most, and what it
-    learned at these names does nothing. Names are those of the class once loaded, which may not be those of the files.
+    """Loaders find the modules of an adapter by name. An adapter that was trained on another class, on a model inside
+    another model or behind a wrapper, has names that the base's class lacks. It loads, with a warning at most, and its
+    updates at these names have no effect. The names are those of the loaded class, which may differ from those in the
+    files.
     What to do: rename the adapter's tensors as the finding says, or load it into the class that it was trained on.
     Sources: vllm#41754; vllm#38844
     """
@@ -254,26 +259,28 @@ def adapter_modules(facts: AdapterFacts) -> Observations:
     severity: Severity = "warning"
     if base.roles.class_ends is not None:
         severity = "error"
-    what = f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
-    yield Observation(short(facts.path.name), what, _way_to_names(facts, lost), severity=severity)
+    problem = (
+        f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
+    )
+    yield Observation(short(facts.path.name), problem, _advice_on_names(facts, lost), severity=severity)
 
 
 def _modules_of_base(facts: AdapterFacts) -> list[str]:
     """Return the modules that the base must have.
 
-    A whole module that the base lacks is a new head: of it the adapter brings every number.
+    A full module that the base lacks is a new head, and the adapter stores all of it.
     """
     modules = list[str]()
     for module, parts in facts.parts.items():
-        is_whole = parts.keys() <= {"weight", "bias"}
-        if not is_whole:
+        is_full_module = parts.keys() <= {"weight", "bias"}
+        if not is_full_module:
             modules.append(module)
     return modules
 
 
-def _way_to_names(facts: AdapterFacts, lost: list[str]) -> str:
+def _advice_on_names(facts: AdapterFacts, lost: list[str]) -> str:
     """Return the prefix that gives lost modules the base's names, else the base to give."""
-    prefixes = renamed(lost[0], facts.base_modules)
+    prefixes = matching_prefixes(lost[0], facts.base_modules)
     if prefixes is None:
         return f"give the base that it was trained on ({short(facts.config.get('base_model_name_or_path'))})"
     old, new = prefixes
@@ -281,14 +288,15 @@ def _way_to_names(facts: AdapterFacts, lost: list[str]) -> str:
     for module in lost:
         if module.startswith(old) and new + module.removeprefix(old) in facts.base_modules:
             right += 1
-    fix = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
-    return f"{fix}: right for {right:,} of them"
+    remedy = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
+    return f"{remedy}: right for {right:,} of them"
 
 
-def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
-    """Return the prefix of a module's name and the right one, by the longest common end.
+def matching_prefixes(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
+    """Return the prefix of a module's name and the prefix that the base has instead.
 
-    None where no name of the base's modules has an end in common, or several have the longest one.
+    The base's module is the one with the longest common ending. Return None if no module has a common ending, or if
+    several have the longest one.
     """
     parts = module.split(".")
     for start in range(len(parts) - 1):
@@ -301,9 +309,9 @@ def renamed(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
 
 @rule("B063", "info", "an adapter stores no row that the base has", kind="adapter", scans=True, reads="its tables")
 def adapter_copies(facts: AdapterFacts) -> Observations:
-    """An adapter that trains some tokens as a module to save, or that PEFT saves together with its embedding layers,
-    stores whole tables of which most rows are the base's own: hundreds of megabytes for one token.
-    What to do: tiewise slim keeps the rows that changed. To train only these from the start, give PEFT what
+    """Some adapters store full tables in which most rows equal the base's. They train some tokens as a module to save,
+    or PEFT saved them together with the embedding layers. That costs hundreds of megabytes for one token.
+    What to do: tiewise slim stores only the rows that changed. To train only these from the start, give PEFT what
     tiewise.lora_config(base, new_tokens=[…]) returns.
     Sources: peft#2898
     """
@@ -324,9 +332,9 @@ def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Obse
     rows = copy.rows
     if rows and changed <= rows // 2:
         where, row_bytes = short(copy.name), copy.nbytes // rows
-        what = f"{where} is a copy of {describe(table)}; rows that are not the base's: {changed:,} of {rows:,}"
-        what += f", {format_bytes(changed * row_bytes)} of {format_bytes(copy.nbytes)}"
-        yield where, what, facts.command("slim")
+        problem = f"{where} is a copy of {describe(table)}; rows that are not the base's: {changed:,} of {rows:,}"
+        problem += f", {format_bytes(changed * row_bytes)} of {format_bytes(copy.nbytes)}"
+        yield where, problem, facts.command("slim")
 
 
 # parts of a module at which llama.cpp's converter stops
@@ -335,24 +343,24 @@ STOPS = ("weight", "bias", "lora_B.bias", "lora_magnitude_vector", DELTA)
 
 @rule("B064", "info", "engines that serve adapters serve this one", kind="adapter", reads="its headers")
 def adapter_engines(facts: AdapterFacts) -> Observations:
-    """Engines keep an adapter apart from its base, and know sums of two factors alone. vLLM refuses a whole table
-    (modules_to_save), trained rows of new tokens, use_dora and lora_bias. SGLang refuses use_dora and target_modules
-    that is a pattern; tables and trained rows of an end that target_modules does not name it passes by without a word,
-    and serves the base's. llama.cpp's convert_lora_to_gguf.py stops at every tensor that is no factor: whole tables,
-    trained rows, lengths of DoRA. For families whose head its converter passes by (Gemma, Gemma 2) it stops at factors
-    of the head too. Read, not run.
+    """Engines keep an adapter separate from its base, and support only products of two factors. vLLM refuses a full
+    table (modules_to_save), trained rows of new tokens, use_dora and lora_bias. SGLang refuses use_dora, and
+    target_modules if it is a pattern. It silently ignores tables and trained rows of an end that target_modules does
+    not name, and serves the base's. llama.cpp's convert_lora_to_gguf.py stops at every tensor that is no factor: full
+    tables, trained rows, lengths of DoRA. For families whose head its converter skips (Gemma, Gemma 2), it stops at
+    factors of the head too. All this was read in the sources, not run.
     What to do: tiewise merge makes a plain checkpoint of base and adapter, which every engine serves.
     Sources: vllm#48934; vllm 0.33.0 lora/peft_helper.py, lora/utils.py:231; sglang 0.5.23 srt/lora/lora_manager.py:349,
     lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
     sentences = (_vllm(facts), _sglang(facts), _llama_cpp(facts))
-    what = "; ".join(filter(None, sentences))
-    if what:
-        yield short(facts.path.name), what, facts.command("merge")
+    problem = "; ".join(filter(None, sentences))
+    if problem:
+        yield short(facts.path.name), problem, facts.command("merge")
 
 
 def _tensors(facts: AdapterFacts, *parts: str) -> list[str]:
-    """Return the names of the adapter's tensors whose part of a module ("lora_B.bias") is one of `parts`."""
+    """Return the names of the adapter's tensors that are one of `parts`, such as "lora_B.bias"."""
     tensors = list[str]()
     for module, stored in facts.parts.items():
         for part in stored:
@@ -384,7 +392,7 @@ def _sglang(facts: AdapterFacts) -> str:
         return "SGLang stops at use_dora"
     targets = facts.config.get("target_modules")
     if targets in ("all", "all-linear"):
-        return ""  # it keeps tables and trained rows; what then becomes of them was not read
+        return ""  # it keeps tables and trained rows; their later use was not read
     if isinstance(targets, str):
         return "SGLang stops at target_modules, a pattern"
     ignored = _tables_without_target(facts)

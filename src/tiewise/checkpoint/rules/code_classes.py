@@ -19,12 +19,15 @@ from tiewise.checkpoint.hf_folder import Fault, Folder, recording_faults
 from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
-MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file takes up to 600 times its bytes
+MOST_BYTES, MOST_IN_ALL = (
+    2**18,
+    2**20,
+)  # limits for one file and for all; a parsed file takes up to 600 times its bytes of memory
 MOST_CLASSES = 2000
 KEYS = "_tied_weights_keys"
 _MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
-ARGUMENTS = ("missing_keys", "recompute_mapping")  # with which transformers 5 calls `tie_weights`
-_WORDS = re.compile(b"tie|get_output_embeddings|Config")  # a file with none of these says nothing of tying
+ARGUMENTS = ("missing_keys", "recompute_mapping")  # arguments with which transformers 5 calls `tie_weights`
+_WORDS = re.compile(b"tie|get_output_embeddings|Config")  # a file with none of these words has no code on tying
 
 
 class Assigned(NamedTuple):
@@ -43,20 +46,20 @@ class Assigned(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeClass:
-    """The facts that are kept of one class of a file, whose tree is large.
+    """Facts about one class of a file, stored instead of its large syntax tree.
 
-    `bases` and `methods` are those of the class itself. All else is searched for in its whole text, in nested functions
-    and classes too.
+    `bases` and `methods` belong to the class itself. All other facts come from its full text, including nested
+    functions and classes.
     """
 
     file: str  # name of the file in the folder
-    line: int  # of the class
-    name: str  # of the class
+    line: int  # line of the class
+    name: str  # name of the class
     bases: tuple[str, ...]  # last parts of the names of its bases
     tied: tuple[Assigned, ...]  # assignments of `_tied_weights_keys`, or of a name that was meant to be it
     tie_weights: int | None  # line of its own `tie_weights` if that lacks an argument of transformers 5; else None
-    methods: frozenset[str]  # names of its own
-    names_flag: bool  # it names or sets `tie_word_embeddings`; reading the attribute does not count
+    methods: frozenset[str]  # names of its methods, without inherited ones
+    names_flag: bool  # True if it names or sets `tie_word_embeddings`; reading the attribute does not count
 
     @property
     def keyed(self) -> bool:
@@ -76,10 +79,10 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
             text = read_bytes(os.fspath(path_inside(folder.path, name)), MOST_BYTES)
             bytes_left -= len(text)
             if bytes_left < 0 or len(classes) > MOST_CLASSES:
-                what = f"{path}: not read: with those before it, more code than any model has"
-                raise CheckpointError(what, "keep only the code of the model in the folder")
+                problem = f"{path}: not read: with those before it, more code than any model has"
+                raise CheckpointError(problem, "keep only the code of the model in the folder")
             for summary in _summaries(text, path):
-                classes.setdefault(summary.name, summary)  # the first of a name counts
+                classes.setdefault(summary.name, summary)  # the first class with a name counts
     return classes, faults
 
 
@@ -94,11 +97,13 @@ def parsed_classes(text: bytes, path: Path) -> list[ast.ClassDef]:
     """Return the syntax trees of all classes of a file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python would print a stranger's line, an invalid escape in it
+            warnings.simplefilter(
+                "ignore"
+            )  # else Python prints a line of the untrusted file, for example an invalid escape
             tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
-        what = f"{path}: cannot be read as Python ({_reason(error)})"
-        raise CheckpointError(what, "take it from its source again") from None
+        problem = f"{path}: cannot be read as Python ({_reason(error)})"
+        raise CheckpointError(problem, "take it from its source again") from None
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)][:MOST_CLASSES]
 
 

@@ -25,9 +25,10 @@ def custom_code(facts: Facts) -> Observations:
     """transformers 5 takes _tied_weights_keys as a dict {target: source}. A list, right in version 4, stops it while it
     builds or saves a model: 'list' object has no attribute 'keys'. An attribute of another name is not read at all, and
     a class without one stays untied where version 4 tied every class with get_output_embeddings: its head is random.
-    tie_weights is called with missing_keys and recompute_mapping, which an override of the old form does not take. The
-    base config lost its default for tie_word_embeddings, so a config class that gives none means tied in version 4 and
-    untied in 5. The code is parsed as text and never imported; only classes of the folder itself are read.
+    transformers 5 calls tie_weights with missing_keys and recompute_mapping, which an override of the old form does not
+    accept. The base config lost its default for tie_word_embeddings, so a config class without a default means tied in
+    version 4 and untied in 5. The rule parses the code as text and never imports it; it reads only classes of the
+    folder itself.
     What to do: write the line that the finding gives.
     Sources: transformers#44861; prime-rl#1998; EXAONE-3.5#7; Model-Optimizer#2071; sglang#27234; transformers#42270
     """
@@ -57,8 +58,8 @@ def _unread_code(folder: Folder, faults: list[Fault]) -> Observations:
     """Report Python files that cannot be read."""
     for fault in faults:
         where = short(fault.file)
-        what = fault.problem.removeprefix(f"{folder.path}/")
-        yield Observation(where, what, fault.remedy, severity="warning")
+        problem = fault.problem.removeprefix(f"{folder.path}/")
+        yield Observation(where, problem, fault.remedy, severity="warning")
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
@@ -96,15 +97,15 @@ def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Observatio
     if lacks_keys and not code.tied:
         yield from _no_keys(facts, code)
     if code.tie_weights is not None:
-        what = f"{code.name}.tie_weights does not take {' and '.join(ARGUMENTS)}, which transformers 5 passes"
-        yield _finding("error", code, code.tie_weights, what, f"write: {_SIGNATURE}")
+        problem = f"{code.name}.tie_weights does not take {' and '.join(ARGUMENTS)}, which transformers 5 passes"
+        yield _finding("error", code, code.tie_weights, problem, f"write: {_SIGNATURE}")
 
 
 def _misnamed_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observation:
     """Return the finding about keys under another name."""
-    what = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
-    fix = _assignment(facts, assigned.entries)
-    return _finding("error", code, assigned.line, what, fix)
+    problem = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
+    remedy = _assignment(facts, assigned.entries)
+    return _finding("error", code, assigned.line, problem, remedy)
 
 
 def _no_keys(facts: Facts, code: CodeClass) -> Observations:
@@ -112,20 +113,22 @@ def _no_keys(facts: Facts, code: CodeClass) -> Observations:
     if not facts.claims.tied or "tie_weights" in code.methods:
         return
     if "get_output_embeddings" in code.methods:
-        what = f"{code.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied, and random"
-        fix = _assignment(facts, ())
-        yield _finding("error", code, code.line, what, fix)
+        problem = (
+            f"{code.name} has get_output_embeddings and no {KEYS}: transformers 5 leaves the head untied, and random"
+        )
+        remedy = _assignment(facts, ())
+        yield _finding("error", code, code.line, problem, remedy)
 
 
 def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observation:
     """Return the finding about keys in a list. An untied model fails only when it is saved."""
-    what = f"{code.name}.{KEYS} is a list, and"
-    fix = _assignment(facts, assigned.entries)
+    problem = f"{code.name}.{KEYS} is a list, and"
+    remedy = _assignment(facts, assigned.entries)
     if facts.claims.tied is False:
-        what += " saving it raises 'list' object has no attribute 'keys'"
-        return _finding("warning", code, assigned.line, what, fix)
-    what += " transformers 5 stops while it builds the model: 'list' object has no attribute 'keys'"
-    return _finding("error", code, assigned.line, what, fix)
+        problem += " saving it raises 'list' object has no attribute 'keys'"
+        return _finding("warning", code, assigned.line, problem, remedy)
+    problem += " transformers 5 stops while it builds the model: 'list' object has no attribute 'keys'"
+    return _finding("error", code, assigned.line, problem, remedy)
 
 
 def _missing_default(facts: Facts, config: CodeClass) -> Observations:
@@ -135,10 +138,10 @@ def _missing_default(facts: Facts, config: CodeClass) -> Observations:
     is_base_alone = bool(config.bases) and _BASE_CONFIGS.issuperset(config.bases)
     if config.names_flag or not is_base_alone:
         return
-    what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
+    problem = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
     value = f"{FLAG}={bool(facts.tables_are_tied)}"
-    fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
-    yield _finding("warning", config, config.line, what, fix)
+    remedy = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
+    yield _finding("warning", config, config.line, problem, remedy)
 
 
 def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:

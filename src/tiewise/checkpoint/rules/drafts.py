@@ -23,9 +23,9 @@ from tiewise.checkpoint.rules.rule import (
     Observation,
     Observations,
     Severity,
-    copies,
     describe,
     difference,
+    differing_copies,
     further_tables,
     numbers,
     rule,
@@ -41,11 +41,11 @@ OTHER = "give the target that it was trained for, or train a draft for this one"
 
 @rule("B083", "error", "a draft's maps lead each of its rows to a token of its own", kind="draft", reads="the maps")
 def draft_maps(facts: Facts) -> Observations:
-    """Engines add d2t to the row's number to get the target's token. Where it is missing or was saved before it was
-    set, row i stands for token i and nearly no proposal is accepted; nothing else is wrong, and no shape shows it.
-    Token ids in place of distances lead beyond the vocabulary. Rows of one token, or tokens that do not rise with the
-    rows, are no map that a trainer made. t2d picks the logits that the head is trained against: where it marks other
-    tokens than d2t leads to, the two are of two exports. Engines do without t2d; a trainer does not.
+    """Engines add d2t to the row's number to get the target's token. If d2t is missing or was saved before it was set,
+    row i means token i and nearly no proposal is accepted. Nothing else is wrong, and no shape shows it. Token ids
+    instead of distances lead beyond the vocabulary. No trainer writes a map with two rows for one token, or with tokens
+    that do not rise with the rows. t2d picks the logits that the head is trained against. If it marks other tokens than
+    d2t leads to, the two come from different exports. Engines need no t2d; a trainer does.
     What to do: store the maps that the head was trained with; new ones belong to another head.
     Sources: Automodel#2447; EAGLE#222; EAGLE#258; SpecForge#534; verl-SpeCo#66; vllm llama_eagle3.py (read)
     """
@@ -58,12 +58,12 @@ def draft_maps(facts: Facts) -> Observations:
         name = "d2t"
         if draft.heads:
             name = "token_map"
-        what = f"it drafts over {draft.size:,} of {facts.vocabulary:,} tokens, and no {name} says which"
-        yield name, f"{what}: engines take row i for token i, and accept nearly nothing", AGAIN
+        problem = f"it drafts over {draft.size:,} of {facts.vocabulary:,} tokens, and no {name} says which"
+        yield name, f"{problem}: engines take row i for token i, and accept nearly nothing", AGAIN
 
 
 def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Observations:
-    """Report all that is wrong with the map `stored` and with the marks next to it."""
+    """Report the faults of the map `stored` and of the marks next to it."""
     marks = draft.t2d
     if marks is None and not draft.holds_ids:
         yield Observation(
@@ -118,10 +118,10 @@ def _marked(marks: Stored) -> NDArray[np.int64] | None:
 class _DraftMap(NamedTuple):
     """The map from the rows of a draft to tokens of the target."""
 
-    name: str  # of the tensor, as findings print it
-    steps: NDArray[np.int64]  # [N], as stored
-    holds_ids: bool  # the steps are the tokens' ids, and not their distances from the row
-    marked: NDArray[np.int64] | None  # the tokens that t2d marks; None where it was not read
+    name: str  # name of the tensor, as findings print it
+    steps: NDArray[np.int64]  # [N] values as stored
+    holds_ids: bool  # True if the values are token ids, False if they are distances from the row's number
+    marked: NDArray[np.int64] | None  # tokens that t2d marks; None if it was not read
 
     def tokens(self) -> NDArray[np.int64]:
         """Return the token of each row [N]."""
@@ -136,7 +136,7 @@ class _DraftMap(NamedTuple):
 
 
 def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Observations:
-    """Report the first thing that is wrong with a map; tokens are below `vocabulary`."""
+    """Report the first fault of a map; valid tokens are below `vocabulary`."""
     where, tokens = draft_map.name, draft_map.tokens()
     rows = f"{len(tokens):,}"
     has_steps = draft_map.holds_ids or bool(draft_map.steps.any())
@@ -155,16 +155,19 @@ def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Obse
 
 
 def _leads_outside(draft_map: _DraftMap, outside: NDArray[np.int64], vocabulary: int) -> Observation:
-    """Return the finding about rows that lead outside. Often ids are stored as distances."""
+    """Return the finding about rows that lead outside the vocabulary.
+
+    A frequent cause is a map that stores ids instead of distances.
+    """
     where = draft_map.name
     if draft_map.marks_steps:
-        what = f"{where} holds the tokens' ids, and engines add them to the row's number"
-        return Observation(where, what, f"store {where}[i] − i for row i")
+        problem = f"{where} holds the tokens' ids, and engines add them to the row's number"
+        return Observation(where, problem, f"store {where}[i] − i for row i")
     tokens = draft_map.tokens()
     row = outside[0]
-    what = f"{len(outside):,} of {len(tokens):,} rows of {where} lead outside {vocabulary:,} tokens"
-    what += f" (row {row:,} to {tokens[row]:,})"
-    return Observation(where, what, AGAIN)
+    problem = f"{len(outside):,} of {len(tokens):,} rows of {where} lead outside {vocabulary:,} tokens"
+    problem += f" (row {row:,} to {tokens[row]:,})"
+    return Observation(where, problem, AGAIN)
 
 
 def _falling_tokens(where: str, tokens: NDArray[np.int64]) -> Observations:
@@ -173,33 +176,32 @@ def _falling_tokens(where: str, tokens: NDArray[np.int64]) -> Observations:
     if len(falls):
         row = falls[0] + 1
         pair = f"row {row:,}: token {tokens[row]:,} after {tokens[row - 1]:,}"
-        what = f"the tokens of {where} do not rise with the rows ({pair})"
-        yield Observation(where, what, AGAIN, severity="warning")
+        problem = f"the tokens of {where} do not rise with the rows ({pair})"
+        yield Observation(where, problem, AGAIN, severity="warning")
 
 
 def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64]) -> Observations:
     """Report that t2d marks other tokens than the map leads to."""
     apart = np.setxor1d(tokens, marked)
     if len(apart):
-        what = f"t2d marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
-        yield where, f"{what} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
+        problem = f"t2d marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
+        yield where, f"{problem} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
 
 
 @rule("B084", "error", "a draft has the rows that its config and its target say", kind="draft")
 def draft_sizes(facts: Facts) -> Observations:
-    """The head and d2t have a row for each of draft_vocab_size tokens, the input table and t2d one for each of
-    vocab_size; a draft without an input table looks tokens up in the target's, or reads its hidden states (Medusa), and
-    must be as wide. A config that says draft_vocab_size promises a head: where none is stored and the flag is false,
-    SGLang leaves it random and accepts no draft (sglang#27908). EAGLE and EAGLE-2 say no such size, and all engines
-    give them the target's head. Each head of Medusa has a row for every token, or for each of truncated_vocab_size with
-    a token_map. Engines refuse other shapes, or copy what fits. Models of one family pad one vocabulary to different
+    """The head and d2t have a row for each of draft_vocab_size tokens. The input table and t2d have one for each of
+    vocab_size. A draft without an input table looks tokens up in the target's, or reads its hidden states (Medusa), and
+    must be as wide. A config with draft_vocab_size promises a head. If none is stored and the flag is false, SGLang
+    leaves it random and accepts no draft (sglang#27908). EAGLE and EAGLE-2 state no such size, and all engines give
+    them the target's head. Each head of Medusa has a row for every token, or for each of truncated_vocab_size with a
+    token_map. Engines refuse other shapes, or copy what fits. Models of one family pad one vocabulary to different
     sizes (Qwen 2.5 has 151,936 rows up to 3B and 152,064 from 7B on, for 151,665 tokens): engines that compare sizes
-    refuse such a pair, and users edit configs by hand. That is safe where no token lies in the rows that only one has,
-    which the tokenizer shows.
+    refuse such a pair, and users edit configs by hand. That is safe if no token has a row that only one of the two has;
+    the tokenizer shows it.
     What to do: export the draft again; pad the smaller of the two with rows of zeros.
     Sources: SpecForge#76; SpecForge#602; sglang#27908; vllm#28549; vllm#42775; vllm#7252; vllm#13849; sglang
-    llama_eagle3.py, vllm medusa.py
-    (01dbb08), Medusa medusa_model.py (e2a5d20) (read)
+    llama_eagle3.py, vllm medusa.py (01dbb08), Medusa medusa_model.py (e2a5d20) (read)
     """
     draft, target = facts.draft, facts.target
     if draft is not None and facts.is_complete:
@@ -217,11 +219,11 @@ class _Size(NamedTuple):
     """A number of rows, and the key of the config that gives it."""
 
     key: str
-    rows: int | None  # None where the config does not say
+    rows: int | None  # None if the config does not give it
 
 
 def _draft_size(facts: Facts, draft: Draft) -> _Size:
-    """Return the number of tokens that a draft proposes from: its own, else the whole vocabulary."""
+    """Return the number of tokens that a draft chooses from: its draft size, else the vocabulary."""
     if draft.size is None:
         return _Size("vocab_size", facts.vocabulary)
     if draft.heads:
@@ -233,10 +235,10 @@ def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Observations:
     """Report tensors whose rows the config contradicts, and a draft larger than its vocabulary."""
     vocabulary = _Size("vocab_size", facts.vocabulary)
     if size.rows is None:
-        return  # the vocabulary is not known either
+        return  # the size of the vocabulary is unknown too
     if vocabulary.rows is not None and size.rows > vocabulary.rows:
-        what = f"{size.key} is {size.rows:,}, and vocab_size {vocabulary.rows:,}"
-        yield "config.json", what, CONFIG_FIX
+        problem = f"{size.key} is {size.rows:,}, and vocab_size {vocabulary.rows:,}"
+        yield "config.json", problem, CONFIG_FIX
     for tensor in _tensors_of_draft(facts, draft, vocabulary):
         yield from _other_rows(facts, tensor, size)
     for tensor in _tensors_of_vocabulary(facts, draft):
@@ -244,14 +246,17 @@ def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Observations:
 
 
 def _other_rows(facts: Facts, tensor: Stored, expected: _Size) -> Observations:
-    """Report a tensor that has other rows than the config says. The shape of a packed table does not count them."""
+    """Report a tensor that has other rows than the config says.
+
+    The shape of a packed table does not show its rows.
+    """
     if expected.rows in (None, tensor.rows):
         return
     roles = facts.roles
     if tensor in roles.one_table_per_end and roles.is_packed(tensor):
         return
-    what = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
-    yield short(tensor.name), what, AGAIN
+    problem = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
+    yield short(tensor.name), problem, AGAIN
 
 
 def _tensors_of_draft(facts: Facts, draft: Draft, vocabulary: _Size) -> list[Stored]:
@@ -286,10 +291,10 @@ def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Observations:
         return
     if draft.heads:
         return
-    what = f"{size.key} is {draft.size:,}, and no head of {draft.size:,} rows is stored"
+    problem = f"{size.key} is {draft.size:,}, and no head of {draft.size:,} rows is stored"
     if not draft.reduced:
-        what += ": vLLM since #28549 (November 2025) takes the target's head, and SGLang draws one at random"
-    yield "lm_head", what, AGAIN
+        problem += ": vLLM since #28549 (November 2025) takes the target's head, and SGLang draws one at random"
+    yield "lm_head", problem, AGAIN
 
 
 def _other_width(facts: Facts, draft: Draft, target: Facts) -> Observations:
@@ -301,8 +306,8 @@ def _other_width(facts: Facts, draft: Draft, target: Facts) -> Observations:
     if draft.heads:
         where, reads, width = "medusa_head", "hidden states", draft.heads[0].shape[1]
     if width is not None and width != table.shape[-1]:
-        what = f"it is {width:,} wide and reads the target's {reads}, and the target's table is {describe(table)}"
-        yield where, what, OTHER
+        problem = f"it is {width:,} wide and reads the target's {reads}, and the target's table is {describe(table)}"
+        yield where, problem, OTHER
 
 
 def _wrong_head_count(facts: Facts, draft: Draft) -> Observations:
@@ -314,36 +319,39 @@ def _wrong_head_count(facts: Facts, draft: Draft) -> Observations:
     severity: Severity = "info"
     if planned > stored:
         severity = "error"
-    what = f"its config says {planned:,} heads, and {stored:,} are stored"
-    yield Observation("config.json", what, CONFIG_FIX, severity=severity)
+    problem = f"its config says {planned:,} heads, and {stored:,} are stored"
+    yield Observation("config.json", problem, CONFIG_FIX, severity=severity)
 
 
 def _other_vocabulary(facts: Facts, target: Facts) -> Observations:
-    """Report that draft and target have vocabularies of two sizes. Tokens in the rows of one alone make it an error."""
+    """Report that draft and target have vocabularies of two sizes.
+
+    It is an error if tokens have rows that only one of the two has.
+    """
     ours, theirs = facts.vocabulary, target.vocabulary
     if ours is None or theirs is None:
         return
     if ours == theirs:
         return
     where = "vocab_size"
-    what = f"the draft's vocabulary has {ours:,} rows, the target's {theirs:,}"
+    problem = f"the draft's vocabulary has {ours:,} rows, the target's {theirs:,}"
     last = _last_token(target, facts)
     if last is None:
-        what += "; no tokenizer says whether tokens lie between"
-        yield Observation(where, what, "put the target's tokenizer.json beside it", severity="warning")
+        problem += "; no tokenizer says whether tokens lie between"
+        yield Observation(where, problem, "put the target's tokenizer.json beside it", severity="warning")
         return
     less, more = sorted((ours, theirs))
     if last >= less:
-        yield where, f"{what}, and tokens up to {last:,} lie in the rows that only one has", OTHER
+        yield where, f"{problem}, and tokens up to {last:,} lie in the rows that only one has", OTHER
         return
     smaller = facts
     if theirs < ours:
         smaller = target
-    fix = "pad its input table and t2d with zeros, and set vocab_size"
+    remedy = "pad its input table and t2d with zeros, and set vocab_size"
     if smaller.draft is None:
-        fix = smaller.command("resize", f"--vocab {more}", "--rows zero")
-    what += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
-    yield Observation(where, what, f"where an engine wants one size: {fix}", severity="info")
+        remedy = smaller.command("resize", f"--vocab {more}", "--rows zero")
+    problem += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
+    yield Observation(where, problem, f"where an engine wants one size: {remedy}", severity="info")
 
 
 def _last_token(*models: Facts) -> int | None:
@@ -357,11 +365,12 @@ def _last_token(*models: Facts) -> int | None:
 
 @rule("B085", "error", "a draft's ids are the target's", kind="draft", reads="tokenizers, else the input tables")
 def draft_ids(facts: Facts) -> Observations:
-    """A proposal is accepted where draft and target mean the same token by an id. Two vocabularies of one size can
-    differ in every id: acceptance falls to about 1 %, and no size shows it. Told from both tokenizers, id by id; a
-    draft without a tokenizer is told by its input table, which its trainer copied from the target and froze. A draft of
-    the layers that predict further tokens brings copies of both tables (B018). A Medusa head begins as a copy of the
-    target's head: one that still is has not been trained, or was meant so (original_lm_head of vLLM's config).
+    """A proposal is accepted only if its id is the same token in the target. Two vocabularies of one size can differ in
+    every id: acceptance falls to about 1 %, and no size shows it. The rule compares both tokenizers, id by id. For a
+    draft without a tokenizer it compares the input table, which the draft's trainer copied from the target and froze. A
+    draft of the layers that predict further tokens contains copies of both tables (B018). A Medusa head starts as a
+    copy of the target's head. One that still is a copy was never trained, or is meant to be one (original_lm_head of
+    vLLM's config).
     What to do: use the target that the draft was trained for, or train a draft for this one.
     Sources: SpecForge#764; vllm-ascend#9718; sglang#23838; llama.cpp#3812
     """
@@ -369,7 +378,7 @@ def draft_ids(facts: Facts) -> Observations:
     if target is None:
         return
     if facts.roles.input is None:
-        yield from copies(facts, target.roles)
+        yield from differing_copies(facts, target.roles)
     yield from _heads_of_target(facts, target)
     ours, theirs = _with_texts(facts.tokenizer), _with_texts(target.tokenizer)
     if ours is not None and theirs is not None:
@@ -388,15 +397,15 @@ def _heads_of_target(facts: Facts, target: Facts) -> Observations:
             continue
         alike = facts.compare(draft_head, head)
         if alike is not None and not alike.differing:
-            what = f"{describe(draft_head)} is {short(head.name)} of the target, row by row"
-            fix = "none if its blocks alone were to be trained"
-            yield Observation(short(draft_head.name), what, fix, severity="info")
+            problem = f"{describe(draft_head)} is {short(head.name)} of the target, row by row"
+            remedy = "none if its blocks alone were to be trained"
+            yield Observation(short(draft_head.name), problem, remedy, severity="info")
 
 
 def _with_texts(tokenizer: Tokenizer | None) -> Tokenizer | None:
     """Return a tokenizer if the texts of its tokens were read.
 
-    Of SentencePiece models other than tokenizer.model they are not.
+    They were not read for SentencePiece models other than tokenizer.model.
     """
     if tokenizer is None or not tokenizer.base or tokenizer.lists_positions:
         return None
@@ -415,13 +424,13 @@ def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Observations:
         here, there = short(repr(texts[first]), 30), "no token"
         if first in target_texts:
             there = short(repr(target_texts[first]), 30)
-        what = f"{len(wrong):,} of its {len(texts):,} ids are other tokens in the target, or none"
-        what += f": {first:,} is {here} here and {there} there"
-        what += f" (vocabularies {ours.fingerprint} and {theirs.fingerprint})"
-        yield "tokenizer", what, OTHER
+        problem = f"{len(wrong):,} of its {len(texts):,} ids are other tokens in the target, or none"
+        problem += f": {first:,} is {here} here and {there} there"
+        problem += f" (vocabularies {ours.fingerprint} and {theirs.fingerprint})"
+        yield "tokenizer", problem, OTHER
     elif lacking:
-        what = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
-        yield Observation("tokenizer", what, "none needed: it never proposes them", severity="info")
+        problem = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
+        yield Observation("tokenizer", problem, "none needed: it never proposes them", severity="info")
 
 
 def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
@@ -438,11 +447,11 @@ def _other_input_table(facts: Facts, target: Facts) -> Observations:
         table = copies_of_table[0]
     alike = _compare_rows(facts, table, target.roles.plain_input_table)
     if table is None or alike is None:
-        what = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
-        yield Observation("tokenizer", what, "put each model's own tokenizer.json beside it", severity="info")
+        problem = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
+        yield Observation("tokenizer", problem, "put each model's own tokenizer.json beside it", severity="info")
     elif alike.kind == UNRELATED and not copies_of_table:
-        what = f"its input table is not the target's: {difference(alike)}"
-        yield Observation(short(table.name), what, OTHER, severity="warning")
+        problem = f"its input table is not the target's: {difference(alike)}"
+        yield Observation(short(table.name), problem, OTHER, severity="warning")
 
 
 def _compare_rows(facts: Facts, table: Stored | None, target_table: Stored | None) -> TableLikeness | None:

@@ -17,10 +17,10 @@ _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bi
 
 @rule("B001", "fatal", "every file can be read, and every header describes exactly its file", kind="any")
 def unreadable(facts: AnyFacts) -> Observations:
-    """A safetensors file is a length, a header and tensors that lie one behind the other up to the last byte. A file
-    that was cut short by a full disk or a broken download, or that a tool wrote wrongly, breaks one of these. Loaders
+    """A safetensors file has a length, a header and tensors. The tensors follow each other without gaps up to the last
+    byte. A file breaks this if a full disk or a broken download cut it short, or if a tool wrote it wrongly. Loaders
     then fail late, or read a tensor's bytes from the wrong place. Config, generation config and tokenizer files must be
-    JSON objects. Weights that exist only as pickles are named and never opened, because opening them runs code.
+    JSON objects. `check` names weights that exist only as pickles and never opens them, because opening them runs code.
     What to do: take the damaged file from its source again; compare its size with what the source says.
     Sources: https://github.com/huggingface/safetensors#format
     """
@@ -47,9 +47,11 @@ def _only_pickles(folder: Folder) -> Observations:
     if folder.headers or folder.faults:
         return
     if folder.pickles:
-        what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
-        fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
-        yield folder.pickles[0], what, fix
+        problem = (
+            f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
+        )
+        remedy = "load it in a sandbox that you trust and save it as safetensors; then check that"
+        yield folder.pickles[0], problem, remedy
 
 
 def _further_faults(facts: Facts) -> list[Fault]:
@@ -70,11 +72,11 @@ def _without_path(fault: Fault, folder: Folder) -> str:
 
 @rule("B002", "fatal", "the index and the shards name the same tensors")
 def index_and_shards(facts: Facts) -> Observations:
-    """model.safetensors.index.json maps every tensor to the shard that holds it. Tools that add, drop or rename tensors
-    without rewriting it leave names that no shard holds, or tensors that no loader asks for. llama.cpp's converter
-    stopped at a `wte` that only the index knew (llama.cpp#12456), and users edit the file by hand after merges
-    (mergekit#385). A missing shard is fatal. Tensors that lie in another shard, or that the index forgot, can be mapped
-    again from the headers; a name that no shard holds cannot be, unless it is the head of a tied model.
+    """model.safetensors.index.json maps every tensor to the shard that stores it. Tools that add, drop or rename
+    tensors without rewriting the index leave names that no shard stores, or tensors that no loader reads. llama.cpp's
+    converter stopped at a `wte` that only the index named (llama.cpp#12456), and users edit the file by hand after
+    merges (mergekit#385). A missing shard is fatal. Tensors in another shard, and tensors that the index lacks, can be
+    mapped again from the headers. A name that no shard stores can be removed only if it is the head of a tied model.
     What to do: `tiewise repair` rebuilds the index; a missing shard must be downloaded.
     Sources: llama.cpp#12456; mergekit#385
     """
@@ -99,8 +101,8 @@ def _missing_shards(folder: Folder) -> Observations:
             tensors = f"{len(lacking):,} tensors"
             if len(lacking) == 1:
                 tensors = "1 tensor"
-            what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
-            yield short(fault.file), what, "download the missing file"
+            problem = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
+            yield short(fault.file), problem, "download the missing file"
 
 
 def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
@@ -119,19 +121,19 @@ def _missing_index(folder: Folder) -> Observations:
         return
     shards = list(filter(_SHARD.fullmatch, folder.headers))
     if shards:
-        what = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
-        yield INDEX, what, "download the index, or write the checkpoint again"
+        problem = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
+        yield INDEX, problem, "download the index, or write the checkpoint again"
     elif isinstance(folder.config.get("model_type"), str):
         yield _other_file_names(list(folder.headers))
 
 
 def _other_file_names(files: list[str]) -> Observation:
     """Return the finding about files of tensors under names that transformers does not look for."""
-    fix = "write the checkpoint again"
+    remedy = "write the checkpoint again"
     if len(files) == 1:
-        fix = f"rename it to {SINGLE}"
-    what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
-    return Observation(short(files[0]), what, fix, severity="error")
+        remedy = f"rename it to {SINGLE}"
+    problem = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(files)}"
+    return Observation(short(files[0]), problem, remedy, severity="error")
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
@@ -151,24 +153,24 @@ def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
 
 def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Observation:
     """Return the finding about tensors in another shard. The index maps the first to `file`."""
-    what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
-    return Observation(short(file), what, facts.command("repair"), True, severity="error")
+    problem = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
+    return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
 
 def _without_entry(facts: Facts, unknown: list[str]) -> Observation:
     """Return the finding about stored tensors that the index lacks."""
     file = facts.folder.tensors[unknown[0]].path.name
-    what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
-    return Observation(short(file), what, facts.command("repair"), True, severity="error")
+    problem = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
+    return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
 
 def _in_no_shard(facts: Facts, lost: list[str]) -> Observation:
     """Return the finding about tensors that no shard holds. A tied model does without its head."""
-    what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
+    problem = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
     if facts.claims.tied is True and lost == [facts.roles.output_name]:
-        return Observation(INDEX, what, facts.command("repair"), True, severity="error")
-    fix = "download the shards again, or the index that belongs to them"
-    return Observation(INDEX, what, fix, severity="error")
+        return Observation(INDEX, problem, facts.command("repair"), True, severity="error")
+    remedy = "download the shards again, or the index that belongs to them"
+    return Observation(INDEX, problem, remedy, severity="error")
 
 
 def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]:
@@ -183,10 +185,10 @@ def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]
 
 @rule("B003", "warning", "total_size is right, and no older weights lie beside the checkpoint")
 def stale(facts: Facts) -> Observations:
-    """The index states the bytes of all tensors; a wrong number is harmless to most loaders and a sign that the file
-    was edited or kept from before a rewrite. Files of weights that the index does not name are read by some tools all
-    the same: mlx-lm takes every model*.safetensors of a folder. transformers deletes its own old shards before it
-    writes new ones; other tools leave them. Optimizer states, adapters and training arguments are not meant here.
+    """The index states the bytes of all tensors. A wrong number is harmless to most loaders. It shows that the file was
+    edited, or is older than a rewrite. Some tools also read files of weights that the index does not name: mlx-lm takes
+    every model*.safetensors of a folder. transformers deletes its own old shards before it writes new ones; other tools
+    leave them. The rule ignores optimizer states, adapters and training arguments.
     What to do: `tiewise repair` corrects the number; move old weights out of the folder.
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
@@ -208,21 +210,21 @@ def _wrong_total(facts: Facts) -> Observations:
         return
     total = sum(tensor.nbytes for tensor in facts.folder.tensors.values())
     if isinstance(claimed, bool) or claimed != total:  # True equals 1
-        what = f"total_size is {value_text(claimed)}, and the tensors have {total:,} bytes"
-        yield INDEX, what, facts.command("repair"), True
+        problem = f"total_size is {value_text(claimed)}, and the tensors have {total:,} bytes"
+        yield INDEX, problem, facts.command("repair"), True
 
 
 def _older_weights(folder: Folder, old: list[str]) -> Observations:
     """Report files of weights that the index does not name. If loaders open one, it is an error."""
     if not old:
         return
-    what = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
-    fix = "move them out of the folder if they are old"
+    problem = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
+    remedy = "move them out of the folder if they are old"
     severity: Severity = "warning"
     if SINGLE in old and folder.opened == SINGLE:
-        what += f"; transformers opens {SINGLE}, and not what the index names"
+        problem += f"; transformers opens {SINGLE}, and not what the index names"
         severity = "error"
-    yield Observation(short(old[0]), what, fix, severity=severity)
+    yield Observation(short(old[0]), problem, remedy, severity=severity)
 
 
 def _other_formats(folder: Folder, old: list[str]) -> Observations:
@@ -231,18 +233,18 @@ def _other_formats(folder: Folder, old: list[str]) -> Observations:
     if folder.headers:
         others += filter(_MODEL_PICKLE.fullmatch, folder.pickles)
     if others:
-        what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
-        fix = "remove them if they are older than the safetensors"
-        yield Observation(short(others[0]), what, fix, severity="info")
+        problem = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
+        remedy = "remove them if they are older than the safetensors"
+        yield Observation(short(others[0]), problem, remedy, severity="info")
 
 
 @rule("B004", "error", "no name lies in two shards")
 def name_in_two_shards(facts: Facts) -> Observations:
-    """Two shards that hold one name leave it to the loader which of the two it takes: the one that the index maps, or
-    the one that is read last. Where both are equal this only wastes bytes; where they differ, two loaders make two
-    models. It comes from merges and from expert or pipeline ranks that each wrote the shared table
-    (Megatron-Bridge#919).
-    What to do: `tiewise repair` drops copies that are equal. Where they differ, find out which one training ended with.
+    """If two shards store one name, each loader chooses one of the two tensors. It takes the one that the index maps,
+    or the one that it reads last. Two equal tensors only waste bytes; with different ones, two loaders make two models.
+    It comes from merges and from expert or pipeline ranks that each wrote the shared table (Megatron-Bridge#919).
+    What to do: `tiewise repair` drops copies that are equal. If they differ, find out which one is the result of
+    training.
     Sources: Megatron-Bridge#919; mergekit#385
     """
     for copy in facts.folder.copies:
@@ -253,13 +255,13 @@ def _copy_in_shard(facts: Facts, copy: Stored) -> Observation:
     """Return the finding about a tensor whose name another shard holds too. An equal copy can be dropped."""
     first = facts.folder.tensors[copy.name]  # the one that loaders should take
     how, is_safe = "not compared", False
-    fix = "find out which one is meant, and write the shards again"
+    remedy = "find out which one is meant, and write the shards again"
     if facts.scan:
         is_safe = facts.are_equal(copy, first)
         how = "different"
     if is_safe:
         how = "equal"
-        fix = facts.command("repair")
+        remedy = facts.command("repair")
     name = short(copy.name)
-    what = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
-    return Observation(f"{short(copy.path.name)}: {name}", what, fix, is_safe)
+    problem = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
+    return Observation(f"{short(copy.path.name)}: {name}", problem, remedy, is_safe)

@@ -1,4 +1,4 @@
-"""The flag at every level of the config, and loaders that disagree: B020 to B022, B080."""
+"""Rules on the flag at all levels of the config, and on loaders: B020–B022, B080."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tiewise.checkpoint.rules.rule import (
     Observations,
     Repair,
     Severity,
+    compare_if_unequal,
     difference,
-    differing,
     dotted,
+    flag_text,
     names,
     rule,
-    said,
 )
 from tiewise.checkpoint.untrusted import short
 
@@ -36,7 +36,10 @@ def _levels_with_reader(facts: Facts) -> list[Claim]:
 
 
 def _flag_repair(facts: Facts) -> Repair:
-    """Return the repair of a flag. It is safe only where the tensors decide and the flag means nothing else."""
+    """Return the repair of a flag.
+
+    It is safe only if the tensors decide, and if the flag has no other effect.
+    """
     if facts.has_untrained_head:
         return Repair(f"settle the two tables first: {facts.command('tie', '--keep input')}")
     if facts.tables_are_tied is None or _means_more(facts):
@@ -45,7 +48,7 @@ def _flag_repair(facts: Facts) -> Repair:
 
 
 def _means_more(facts: Facts) -> bool:
-    """Return whether another flag would change more than the tie, or may be wrong."""
+    """Return whether a change of the flag affects more than the tie, or may be wrong."""
     claims = facts.claims
     if claims.t5_like:
         return True
@@ -59,11 +62,11 @@ def _means_more(facts: Facts) -> bool:
 
 @rule("B020", "warning", "the flag is written, as true or false")
 def flag_absent(facts: Facts) -> Observations:
-    """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every model,
-    transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is stored may
-    so be dropped, and one that is not stored may be drawn at random (transformers#6692). Only noted where the class
-    does not ask for it, or where the class's default is true and no head is stored, since all agree then.
-    What to do: `tiewise repair` writes what the tensors say at every level that a loader reads.
+    """If tie_word_embeddings is absent, each loader takes another default. transformers 4 takes true for every model,
+    transformers 5 the default of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A loader may then
+    drop a stored head, or draw a missing one at random (transformers#6692). The finding is a note if the class ignores
+    the flag, or if the class's default is true and no head is stored, since all loaders agree then.
+    What to do: `tiewise repair` writes the flag that the tensors show, at every level that a loader reads.
     Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
     """
     yield from _malformed_flags(facts)
@@ -80,12 +83,12 @@ def _malformed_flags(facts: Facts) -> Observations:
     for claim in facts.claims.levels:
         if claim.malformed is not None:
             where = dotted(claim.level)
-            what = f"{where} is {claim.malformed}, which is neither true nor false"
+            problem = f"{where} is {claim.malformed}, which is neither true nor false"
             repair = _flag_repair(facts)
-            yield where, what, repair.fix, repair.is_safe
+            yield where, problem, repair.remedy, repair.is_safe
 
 
-_ABSENT_MEANS = {  # by the class's default
+_ABSENT_MEANS = {  # default of the class → clause of the evidence
     True: "whose class takes true",
     False: "whose class takes false",
     None: "whose default is not known here",
@@ -93,7 +96,7 @@ _ABSENT_MEANS = {  # by the class's default
 
 
 def _absent_flag(facts: Facts) -> Observation:
-    """Return the finding about a config without the flag. If all loaders agree, it is a note."""
+    """Return the finding about a config without the flag; a note if all loaders agree."""
     default, kind = facts.claims.tied, facts.config.get("model_type")
     family = "an unknown family"
     if isinstance(kind, str):
@@ -101,13 +104,13 @@ def _absent_flag(facts: Facts) -> Observation:
     stored = "a head is stored"
     if facts.roles.output is None:
         stored = "no head of its own is stored"
-    what = f"{FLAG} is absent in a config of {family}, {_ABSENT_MEANS[default]}, and {stored}"
-    what += "; loaders' defaults differ"
+    problem = f"{FLAG} is absent in a config of {family}, {_ABSENT_MEANS[default]}, and {stored}"
+    problem += "; loaders' defaults differ"
     severity: Severity = "warning"
     if _all_loaders_agree(facts):
         severity = "info"
     repair = _flag_repair(facts)
-    return Observation(FLAG, what, repair.fix, repair.is_safe, severity)
+    return Observation(FLAG, problem, repair.remedy, repair.is_safe, severity)
 
 
 def _all_loaders_agree(facts: Facts) -> bool:
@@ -119,25 +122,25 @@ def _all_loaders_agree(facts: Facts) -> bool:
 
 @rule("B021", "error", "all levels of a nested config say the same")
 def levels_disagree(facts: Facts) -> Observations:
-    """A multimodal config says it twice: at its root and in text_config (or decoder, generator). transformers reads the
-    level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
-    spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857), and vLLM
-    dropped a real head where the root said true and the text level false (vllm#51063).
-    An error where the class itself reads other than the tensors say; a warning where only other loaders go wrong, or
-    where the tensors were not compared; a note where every loader has a version that is right. T5Gemma's own config
-    class writes such a pair for an untied model.
-    What to do: `tiewise repair` writes what the tensors say at every level.
+    """A multimodal config has the flag twice: at its root and in text_config (or decoder, generator). transformers
+    reads the level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some
+    model: VLMs spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857),
+    and vLLM dropped a real head where the root said true and the text level false (vllm#51063).
+    It is an error if the class itself reads another value than the tensors show. It is a warning if only other loaders
+    go wrong, or if the tensors were not compared. It is a note if every loader has a version that is right. T5Gemma's
+    config class writes such a pair for an untied model.
+    What to do: `tiewise repair` writes the flag that the tensors show, at every level.
     Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
     """
     flags = _written_flags(facts)
     if facts.roles.headless or len(set(flags.values())) < 2:
         return
-    listed = ", ".join(f"{dotted(level)} = {said(flag)}" for level, flag in flags.items())
+    listed = ", ".join(f"{dotted(level)} = {flag_text(flag)}" for level, flag in flags.items())
     wrong = [level for level, flag in flags.items() if flag is not facts.tables_are_tied]
-    what = f"{listed}; the tensors {_TRUTH[facts.tables_are_tied]}"
+    problem = f"{listed}; the tensors {_TRUTH[facts.tables_are_tied]}"
     repair = _flag_repair(facts)
     severity = _severity_of_levels(facts)
-    yield Observation(dotted(wrong[0]), what, repair.fix, repair.is_safe, severity)
+    yield Observation(dotted(wrong[0]), problem, repair.remedy, repair.is_safe, severity)
 
 
 def _written_flags(facts: Facts) -> dict[str, bool]:
@@ -153,13 +156,13 @@ _TRUTH = {True: "say tied", False: "say untied", None: "were not compared or do 
 
 
 def _severity_of_levels(facts: Facts) -> Severity:
-    """Return how bad it is that levels disagree, by the class and then by other loaders."""
+    """Return the severity of levels that disagree, by the class and then by other loaders."""
     if _is_class_right(facts):
         severity_for_loaders = _severity_of(predict(facts))
         if severity_for_loaders in (None, "info"):
             return "info"
         return "warning"
-    if facts.tables_are_tied is None:  # the tensors were not compared, so nobody knows that the class is wrong
+    if facts.tables_are_tied is None:  # the tensors were not compared, so the class may be right
         return "warning"
     return "error"
 
@@ -176,13 +179,13 @@ def _is_class_right(facts: Facts) -> bool:
 
 @rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
 def t5_ends(facts: Facts) -> Observations:
-    """T5 and its descendants always share one input table between encoder and decoder, and read tie_word_embeddings =
+    """T5 and its descendants always share one input table between encoder and decoder. They read tie_word_embeddings =
     false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the
     head at random and early versions of 5 the input tables too (transformers#47620, #43880, #42815). Files that store
     several input tables of different content load differently by version: MADLAD's encoder was read from its head
     (transformers#48154).
-    What to do: never flip the flag blindly, as it also changes the scale. Find out how the model was trained and store
-    the table that was.
+    What to do: never flip the flag blindly, as it also changes the scale. Find out how the model was trained, and store
+    the table that was trained.
     Sources: transformers#47620; transformers#43880; transformers#42815; transformers#48154
     """
     if not facts.claims.t5_like or not facts.is_complete:
@@ -200,36 +203,36 @@ def _t5_without_head(facts: Facts) -> Observations:
         return
     if roles.headless:
         return
-    what = f"{FLAG} is false and no head is stored"
-    what += "; this family reads false also as 'do not scale before the head'"
-    fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
-    yield FLAG, what, fix
+    problem = f"{FLAG} is false and no head is stored"
+    problem += "; this family reads false also as 'do not scale before the head'"
+    remedy = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
+    yield FLAG, problem, remedy
 
 
 def _t5_input_tables(facts: Facts) -> Observations:
     """Report stored input tables of a T5-like model that differ from the first one."""
     for other in facts.roles.input_tables[1:]:
         first = facts.roles.input_tables[0]
-        alike = differing(facts, first, other)
+        alike = compare_if_unequal(facts, first, other)
         if alike is not None:
             where = short(other.name)
-            what = f"{short(first.name)} and {where} are one table in this family: {difference(alike)}"
-            fix = "find out which one was trained, and store that one alone"
-            yield where, what, fix
+            problem = f"{short(first.name)} and {where} are one table in this family: {difference(alike)}"
+            remedy = "find out which one was trained, and store that one alone"
+            yield where, problem, remedy
 
 
 @rule("B080", "warning", "every loader makes the same model of it")
 def loaders_disagree(facts: Facts) -> Observations:
-    """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
-    llama.cpp mostly by which tensors are stored, mlx-lm by the flag with defaults of its own, and each has models that
-    go their own way. One folder can so be two models, or a random one. The table of loaders in the report says for each
-    what it will do, for which versions, and whether that was run or read in its source and threads. A note where a
-    server refuses to load it or another version of the loader is right, a warning where a loader makes another model or
-    an older version draws something at random, an error where no version of transformers loads it or a loader draws
-    something at random in every version. Where another rule names the cause, repairing that settles this too. Some
-    cases are the loader's own: llama.cpp passes over a separate head of Gemma 2 (llama.cpp#9065), and no stock loader
-    knows tiewise's factored tables.
-    What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
+    """Loaders use different evidence for the tie. transformers reads the flag of one level of the config, vLLM that of
+    any level. llama.cpp mostly looks at the stored tensors. mlx-lm reads the flag, with other defaults. Each has models
+    that are exceptions. One folder can thus be two models, or a random one. The table of loaders in the report says
+    what each loader does, for which versions, and whether that was run or read in its source and threads. The finding
+    is a note if a server refuses to load the checkpoint, or if another version of the loader is right. It is a warning
+    if a loader makes another model, or if an older version draws something at random. It is an error if no version of
+    transformers loads it, or if a loader draws something at random in every version. If another rule names the cause,
+    its repair settles this finding too. Some cases are faults of the loader: llama.cpp skips a separate head of Gemma 2
+    (llama.cpp#9065), and no stock loader knows tiewise's factored tables.
+    What to do: repair the causes; if only the loader is wrong, use another, or make one table (`tiewise tie`).
     Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
     """
     outcomes = predict(facts)
@@ -238,18 +241,18 @@ def loaders_disagree(facts: Facts) -> Observations:
         return
     wrong = [outcome for outcome in outcomes if outcome.right is False]
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
-    what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
-    fix = "repair the other findings, or load it with the rest"
+    problem = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
+    remedy = "repair the other findings, or load it with the rest"
     if facts.is_tiewise_type:
-        fix = f"export it dense: {facts.command('densify')}"
+        remedy = f"export it dense: {facts.command('densify')}"
     elif len(wrong) == len(outcomes):
         first = wrong[0]
-        fix = f"repair the other findings; {first.loader} {first.versions}: {first.sentence}"
-    yield Observation(facts.path.name, what, fix, severity=severity)
+        remedy = f"repair the other findings; {first.loader} {first.versions}: {first.sentence}"
+    yield Observation(facts.path.name, problem, remedy, severity=severity)
 
 
 def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
-    """Return the worst that loaders make of a checkpoint; None if none goes wrong."""
+    """Return the highest severity of wrong outcomes, None if no loader goes wrong."""
     loaders_right = {outcome.loader for outcome in outcomes if outcome.right}
     severities = list[Severity]()
     for outcome in outcomes:
@@ -258,7 +261,7 @@ def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:
     return max(severities, key=SEVERITIES.index, default=None)
 
 
-# by (the loader is right in another version, the outcome is lost)
+# (the loader is right in another version, the outcome is lost) → severity
 _SEVERITY_OF_WRONG: dict[tuple[bool, bool], Severity] = {
     (True, False): "info",
     (True, True): "warning",
@@ -268,8 +271,12 @@ _SEVERITY_OF_WRONG: dict[tuple[bool, bool], Severity] = {
 
 
 def _severity_of_wrong(outcome: LoaderOutcome, loaders_right: set[str]) -> Severity:
-    """Return how bad a wrong outcome is; `loaders_right` are right in another version."""
-    # a server that refuses says so, and harms nobody: many lack a state that a sound checkpoint of the class may have
+    """Return the severity of a wrong outcome.
+
+    Args:
+        loaders_right: loaders that are right in another version.
+    """
+    # a server that refuses reports it and does no harm: many do not support a state that a sound checkpoint may have
     if outcome.outcome == ERROR and outcome.loader != "transformers":
         return "info"
     is_right_elsewhere, is_lost = outcome.loader in loaders_right, outcome.outcome in BROKEN

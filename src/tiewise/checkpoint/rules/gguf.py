@@ -14,13 +14,13 @@ CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
 
 @rule("B070", "error", "a GGUF file keeps its source's two ends", kind="gguf")
 def gguf_ends(facts: GgufFacts) -> Observations:
-    """llama.cpp looks for output.weight, and takes token_embd.weight in its place where the file has none: right for a
-    tied model, silently wrong for one whose head was trained on its own. Whether a converter writes the head depends on
-    the architecture: Gemma 2's skips lm_head by name even where it differs, Gemma 3's keeps it since 2025. The other
-    way round, an architecture whose loader never learned to do without output.weight refuses a tied file (EXAONE,
-    ChatGLM, Qwen 3 MoE and GPT-2 did until each was fixed), so older files of these hold a copy. The rows of both
-    tables must equal the length of tokenizer.ggml.tokens, or the loader refuses their shape.
-    What to do: set the flag of the source by its tensors (B012, B021), then convert again with a converter of today.
+    """llama.cpp looks for output.weight. If the file has none, it takes token_embd.weight: right for a tied model,
+    silently wrong for a model with a separately trained head. The architecture decides if a converter writes the head:
+    Gemma 2's skips lm_head by name even if it differs, Gemma 3's writes it since 2025. Conversely, an architecture
+    whose loader requires output.weight refuses a tied file (EXAONE, ChatGLM, Qwen 3 MoE and GPT-2 did until each was
+    fixed), so older files of these contain a copy. The rows of both tables must equal the length of
+    tokenizer.ggml.tokens, or the loader refuses their shape.
+    What to do: set the flag of the source by its tensors (B012, B021), then convert again with a current converter.
     Sources: llama.cpp#9065; llama.cpp#12506; llama.cpp#12483; llama.cpp#12567; llama.cpp#11345; llama.cpp#13768;
     llama.cpp#13328; llama.cpp#12456
     """
@@ -43,8 +43,8 @@ def gguf_ends(facts: GgufFacts) -> Observations:
 def _lost_table(facts: GgufFacts) -> Observations:
     """Report a file that carries tokens and no table for them."""
     if facts.tokens is not None:
-        what = f"it carries {facts.tokens:,} tokens and no {TABLE}"
-        yield Observation(short(facts.path.name), what, CONVERT, severity="fatal")
+        problem = f"it carries {facts.tokens:,} tokens and no {TABLE}"
+        yield Observation(short(facts.path.name), problem, CONVERT, severity="fatal")
 
 
 def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Observations:
@@ -54,23 +54,23 @@ def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Observations:
         return
     for end in (table, *facts.heads):
         if end.rows != tokens:
-            what = f"{describe(end)} has {end.rows:,} rows, and {TOKENS} has {tokens:,} entries"
-            fix = f"give the tokenizer as many entries as rows, and {CONVERT}"
-            yield end.name, what, fix
+            problem = f"{describe(end)} has {end.rows:,} rows, and {TOKENS} has {tokens:,} entries"
+            remedy = f"give the tokenizer as many entries as rows, and {CONVERT}"
+            yield end.name, problem, remedy
 
 
 def _other_shape(table: Stored, stored: Stored) -> Observations:
     """Report a table of a GGUF file that has another shape than the source's table `stored`."""
     if len(stored.shape) != 2 or table.shape == stored.shape:
         return
-    what = f"it stores {describe(table)}, and its source {describe(stored)}"
-    fix = CONVERT
+    problem = f"it stores {describe(table)}, and its source {describe(stored)}"
+    remedy = CONVERT
     severity: Severity = "error"
     has_fewer_rows = table.rows < stored.rows
     if has_fewer_rows and table.shape[1:] == stored.shape[1:]:  # a converter may cut the padding off
-        fix = "nothing, where the rows beyond the tokens are padding"
+        remedy = "nothing, where the rows beyond the tokens are padding"
         severity = "warning"
-    yield Observation(TABLE, what, fix, severity=severity)
+    yield Observation(TABLE, problem, remedy, severity=severity)
 
 
 def _dropped_head(source: Facts, stored: Stored) -> Observations:
@@ -86,22 +86,22 @@ def _dropped_head(source: Facts, stored: Stored) -> Observations:
     elif stored.shape != head.shape:
         how = f"of another shape than {describe(stored)}"
     else:
-        what = f"it stores no {HEAD}; its source stores {describe(head)}, which was not compared with the table"
-        yield Observation(HEAD, what, "check with the tables read", severity="warning")
+        problem = f"it stores no {HEAD}; its source stores {describe(head)}, which was not compared with the table"
+        yield Observation(HEAD, problem, "check with the tables read", severity="warning")
         return
-    what = f"it stores no {HEAD}, so that {TABLE} answers for it; its source stores {describe(head)}: {how}"
-    fix = f"set tie_word_embeddings to false in the source's config.json, and {CONVERT} of today"
-    fix += ": older ones skip the head by name"
-    yield HEAD, what, fix
+    problem = f"it stores no {HEAD}, so that {TABLE} answers for it; its source stores {describe(head)}: {how}"
+    remedy = f"set tie_word_embeddings to false in the source's config.json, and {CONVERT} of today"
+    remedy += ": older ones skip the head by name"
+    yield HEAD, problem, remedy
 
 
 @rule("B071", "warning", "a GGUF file stores a shared table once, and finely enough", kind="gguf")
 def gguf_types(facts: GgufFacts) -> Observations:
     """Converters used to write a tied table twice, once as output.weight; loaders need only token_embd.weight. A table
     that serves both ends is the head too, which suffers more from rounding than other tensors: llama-quantize gives it
-    at least Q6_K of its own accord. For Gemma 2B in Q4_K_M a perplexity of 9.68 was measured with the table in Q6_K,
-    and of 9.48 in Q8_0 (llama.cpp#5650). A shared table below Q6_K was asked for by hand, or comes from an old tool.
-    What to do: quantise again with --token-embedding-type; drop the head of the source where it equals the table.
+    at least Q6_K by default. For Gemma 2B in Q4_K_M a perplexity of 9.68 was measured with the table in Q6_K, and of
+    9.48 in Q8_0 (llama.cpp#5650). A shared table below Q6_K was requested explicitly, or comes from an old tool.
+    What to do: quantise again with --token-embedding-type; drop the head of the source if it equals the table.
     Sources: llama.cpp#5650; llama.cpp#12451; llama.cpp#12456
     """
     if facts.partial or facts.table is None:
@@ -109,15 +109,17 @@ def gguf_types(facts: GgufFacts) -> Observations:
     if facts.head is None:
         yield from _coarse_table(facts, facts.table)
     elif facts.equal:
-        what = f"{HEAD} repeats {TABLE} byte for byte: {format_bytes(facts.head.nbytes)} of {format_bytes(facts.size)}"
-        fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
-        yield Observation(HEAD, what, fix, severity="info")
+        problem = (
+            f"{HEAD} repeats {TABLE} byte for byte: {format_bytes(facts.head.nbytes)} of {format_bytes(facts.size)}"
+        )
+        remedy = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
+        yield Observation(HEAD, problem, remedy, severity="info")
 
 
 def _coarse_table(facts: GgufFacts, table: Stored) -> Observations:
     """Report a shared table that is rounded more than llama-quantize rounds a head."""
     kind, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
     if facts.tokens is not None and kind.bits < least.bits:
-        what = f"{TABLE} serves both ends as {kind.name}, {kind.bits:.2f} bits a value; a head asks for {least.name}"
-        fix = f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"
-        yield TABLE, what, fix
+        problem = f"{TABLE} serves both ends as {kind.name}, {kind.bits:.2f} bits a value; a head asks for {least.name}"
+        remedy = f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"
+        yield TABLE, problem, remedy

@@ -33,10 +33,10 @@ DAMAGED = "the file is damaged or was cut short: download or convert it again"
 
 
 class GgmlType(NamedTuple):
-    """One type: `block` values of a row are kept in `nbytes` bytes."""
+    """One ggml type: it stores `block` values of a row in `nbytes` bytes."""
 
     name: str
-    block: int = 0  # 0 of a type that ggml has removed
+    block: int = 0  # 0 for a type that ggml has removed
     nbytes: int = 0
 
     @property
@@ -50,7 +50,11 @@ BY_NUMBER = {
 }
 BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
 
-MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
+MOST_KEYS, MOST_TENSORS, MOST_TEXTS = (
+    10_000,
+    50_000,
+    2**22,
+)  # far above all real files; MOST_TEXTS limits all arrays together
 MOST_NAME, MOST_AXES, TEXT_BYTES, MOST_PARTS = 1024, 4, 4096, 1000
 TOKENS = "tokenizer.ggml.tokens"
 TABLE, HEAD = "token_embd.weight", "output.weight"
@@ -62,15 +66,15 @@ Value = int | float | bool | str
 class GgufFacts:
     """One GGUF file, or all parts of a split one, and its source checkpoint."""
 
-    path: Path  # the file (of a split: the one that was given)
+    path: Path  # the file; of a split model, the part that the caller named
     metadata: dict[str, Value] = field(default_factory=dict)  # text is cut after 4096 bytes, arrays are left out
     arrays: dict[str, int] = field(default_factory=dict)  # length of each array by key
     # by name; `dtype` is ggml's name for the type, `shape` is in numpy's order, [rows, width] for a table
     tensors: dict[str, Stored] = field(default_factory=dict)
-    size: int = 0  # bytes of the file (of a split: of all parts)
+    size: int = 0  # bytes of the file, or of all parts of a split model
     parts: int = 1  # number of files that the model is split over, by `split.count`
-    source: Facts | None = None  # the Hugging Face checkpoint; None where none was given
-    scan: bool = True  # tables may be read (False: headers only)
+    source: Facts | None = None  # the Hugging Face checkpoint; None if the caller named none
+    scan: bool = True  # True if tables may be read, False for headers only
 
     @property
     def table(self) -> Stored | None:
@@ -79,7 +83,7 @@ class GgufFacts:
 
     @property
     def head(self) -> Stored | None:
-        """Return the output head [V, E]; None where the loader takes the table for it."""
+        """Output table [V, E]; None if the loader uses the input table instead."""
         return self.tensors.get(HEAD)
 
     @property
@@ -96,14 +100,14 @@ class GgufFacts:
 
     @property
     def heads(self) -> tuple[Stored, ...]:
-        """Return the output head, where it is stored."""
+        """Output table, if it is stored."""
         if self.head is None:
             return ()
         return (self.head,)
 
     @property
     def copies(self) -> tuple[Stored, ...]:
-        """Return the output head, where it repeats the table."""
+        """Output table, if it repeats the input table."""
         return self.heads if self.equal else ()
 
     @cached_property
@@ -116,14 +120,14 @@ class GgufFacts:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFacts:
-    """Read a GGUF file; of one that is split, all parts in its folder (`…-00001-of-00003.gguf`)."""
+    """Read a GGUF file, or all parts of a split one (`…-00001-of-00003.gguf`)."""
     first = read_gguf(path)
     if first.parts == 1:
         return first
     match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", first.path.name, re.DOTALL)
     if match is None or int(match[2]) != first.parts:
-        what = f"{first.path}: part of a model in {first.parts} files, and its name does not say which"
-        raise CheckpointError(what, "give it its own name again: NAME-00001-of-0000N.gguf")
+        problem = f"{first.path}: part of a model in {first.parts} files, and its name does not say which"
+        raise CheckpointError(problem, "give it its own name again: NAME-00001-of-0000N.gguf")
     parts = []
     for number in range(1, first.parts + 1):
         name = f"{match[1]}-{number:05d}-of-{match[2]}.gguf"
@@ -151,11 +155,11 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFacts:
             refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
             return header.read()
         except OSError as error:
-            what = f"{path}: cannot be read at byte {header.at:,} ({error.strerror})"
-            raise CheckpointError(what, "check the disk") from None
+            problem = f"{path}: cannot be read at byte {header.at:,} ({error.strerror})"
+            raise CheckpointError(problem, "check the disk") from None
 
 
-WINDOW_BYTES = 2**18  # of a header that are in memory
+WINDOW_BYTES = 2**18  # bytes of a header in memory
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
 
@@ -166,16 +170,16 @@ class _TensorInfo(NamedTuple):
     name: str
     shape: tuple[int, ...]  # in numpy's order
     kind: int  # number of its ggml type
-    offset: int  # from the first byte of the data
+    offset: int  # bytes from the start of the data
 
     @property
     def label(self) -> str:
-        """Return the words that name it in errors."""
+        """Name of the tensor in error messages."""
         return f"tensor {short(self.name)}"
 
 
 class _Header:
-    """The header of an open file, and the place reached in it."""
+    """Header of an open file, and the reading position in it."""
 
     def __init__(self, path: Path, file: BufferedReader[FileIO]) -> None:
         self.path, self.file, self.size = path, file, os.fstat(file.fileno()).st_size
@@ -199,7 +203,7 @@ class _Header:
         return GgufFacts(self.path, self.metadata, self.arrays, placed, self.size, self.parts())
 
     def require_version(self) -> None:
-        """Read magic and version, and raise where this reader does not know them."""
+        """Read magic and version, and raise if this reader does not support them."""
         if self.size < 24 or self.take(4, "the magic") != b"GGUF":
             raise CheckpointError(f"{self.path}: it does not begin as a GGUF file does", "give a .gguf file")
         version = self.take(4, "the version")
@@ -228,15 +232,15 @@ class _Header:
     def tensor_info(self) -> _TensorInfo:
         """Read the entry of one tensor."""
         name = self.name("a tensor's name")
-        what = f"tensor {short(name)}"
-        axes = self.u32(what)
+        label = f"tensor {short(name)}"
+        axes = self.u32(label)
         if axes > MOST_AXES:
-            raise self.wrong(f"{what} claims {axes:,} axes")
-        lengths = struct.unpack(f"<{axes}Q", self.take(8 * axes, what))
-        return _TensorInfo(name, lengths[::-1], kind=self.u32(what), offset=self.u64(what))
+            raise self.wrong(f"{label} claims {axes:,} axes")
+        lengths = struct.unpack(f"<{axes}Q", self.take(8 * axes, label))
+        return _TensorInfo(name, lengths[::-1], kind=self.u32(label), offset=self.u64(label))
 
     def placed(self, infos: list[_TensorInfo]) -> dict[str, Stored]:
-        """Return the tensors behind the header, each within the file and apart from the others."""
+        """Return the tensors after the header; raise if one overlaps another or the file's end."""
         alignment = self.alignment()
         data = -(-self.at // alignment) * alignment  # first byte of all tensors
         tensors: dict[str, Stored] = {}
@@ -257,7 +261,7 @@ class _Header:
         raise self.wrong(f"general.alignment is {short(value)}, which is no power of two")
 
     def tensor(self, info: _TensorInfo, start: int) -> Stored:
-        """Return one tensor, after checking its type and that the file holds all of it."""
+        """Return one tensor; raise if its type is unknown or the file ends before it."""
         kind = self.ggml_type(info)
         width = info.shape[-1] if info.shape else 1
         if width % kind.block:
@@ -268,18 +272,18 @@ class _Header:
         return Stored(info.name, self.path, kind.name, info.shape, start, end)
 
     def ggml_type(self, info: _TensorInfo) -> GgmlType:
-        """Return the type of a tensor, or raise where ggml has none of that number."""
+        """Return the type of a tensor; raise if ggml has no type of that number."""
         kind = BY_NUMBER.get(info.kind)
         if kind is not None and kind.block:
             return kind
         how = f"of the unknown type {info.kind:,}"
         if kind is not None:
             how = f"{kind.name}, which ggml has removed"
-        fix = "convert it again; types of forks of llama.cpp are not known here"
-        raise CheckpointError(f"{self.path}: {info.label} is {how}", fix)
+        remedy = "convert it again; types of forks of llama.cpp are not known here"
+        raise CheckpointError(f"{self.path}: {info.label} is {how}", remedy)
 
     def refuse_overlap(self, tensors: Iterable[Stored]) -> None:
-        """Raise where two tensors share a byte."""
+        """Raise if two tensors share a byte."""
         filled = [tensor for tensor in tensors if tensor.nbytes]
         filled.sort(key=attrgetter("start"))
         for left, right in itertools.pairwise(filled):
@@ -293,25 +297,25 @@ class _Header:
             return max(1, count)
         raise self.wrong(f"split.count is {short(count)}")
 
-    def pass_array(self, what: str) -> int:
-        """Pass over an array and return its length."""
-        kind, count = self.u32(what), self.u64(what)
+    def pass_array(self, label: str) -> int:
+        """Skip an array, and return its length."""
+        kind, count = self.u32(label), self.u64(label)
         if kind in _SCALARS:
-            self.skip(count * struct.calcsize(_SCALARS[kind]), what)
+            self.skip(count * struct.calcsize(_SCALARS[kind]), label)
             return count
         if kind == _ARRAY:
-            raise self.wrong(f"{what} holds an array of arrays, which no loader takes")
+            raise self.wrong(f"{label} holds an array of arrays, which no loader takes")
         if kind != _TEXT:
-            raise self.wrong(f"{what} holds elements of the unknown type {kind:,}, which no loader takes")
+            raise self.wrong(f"{label} holds elements of the unknown type {kind:,}, which no loader takes")
         self.texts += count
         if self.texts > MOST_TEXTS:
-            raise self.wrong(f"{what} claims {count:,} texts")
-        self.need(8 * count, what)
-        self.pass_texts(count, what)
+            raise self.wrong(f"{label} claims {count:,} texts")
+        self.need(8 * count, label)
+        self.pass_texts(count, label)
         return count
 
-    def pass_texts(self, count: int, what: str) -> None:
-        """Pass over `count` texts, each a length and that many bytes."""
+    def pass_texts(self, count: int, label: str) -> None:
+        """Skip `count` texts; each is a length and that many bytes."""
         unpack, left = struct.Struct("<Q").unpack_from, count
         while left:
             # whole texts of the bytes that are in memory already cost no call of `read`
@@ -320,59 +324,59 @@ class _Header:
                 begin += 8 + unpack(window, begin)[0]
                 left -= 1
             if begin:
-                self.skip(begin, what)
+                self.skip(begin, label)
             else:  # the window ends within a length
-                self.skip(self.u64(what), what)
+                self.skip(self.u64(label), label)
                 left -= 1
 
-    def name(self, what: str) -> str:
+    def name(self, label: str) -> str:
         """Read a name of a key or tensor."""
-        length = self.u64(what)
+        length = self.u64(label)
         if length > MOST_NAME:
-            raise self.wrong(f"{what} at byte {self.at:,} claims {length:,} bytes")
-        return self.take(length, what).decode("utf-8", "replace")
+            raise self.wrong(f"{label} at byte {self.at:,} claims {length:,} bytes")
+        return self.take(length, label).decode("utf-8", "replace")
 
-    def text(self, what: str) -> str:
+    def text(self, label: str) -> str:
         """Read the first bytes of a text and skip the rest."""
-        length = self.u64(what)
-        self.need(length, what)
-        beginning = self.take(min(length, TEXT_BYTES), what).decode("utf-8", "replace")
-        self.skip(max(0, length - TEXT_BYTES), what)
+        length = self.u64(label)
+        self.need(length, label)
+        beginning = self.take(min(length, TEXT_BYTES), label).decode("utf-8", "replace")
+        self.skip(max(0, length - TEXT_BYTES), label)
         return beginning
 
-    def scalar(self, form: str, what: str) -> int | float | bool:
+    def scalar(self, form: str, label: str) -> int | float | bool:
         """Read one value of a form of `struct`."""
-        value: int | float | bool = struct.unpack(form, self.take(struct.calcsize(form), what))[0]
+        value: int | float | bool = struct.unpack(form, self.take(struct.calcsize(form), label))[0]
         return value
 
-    def u32(self, what: str) -> int:
+    def u32(self, label: str) -> int:
         """Read a whole number of four bytes."""
-        return int.from_bytes(self.take(4, what), "little")
+        return int.from_bytes(self.take(4, label), "little")
 
-    def u64(self, what: str) -> int:
+    def u64(self, label: str) -> int:
         """Read a whole number of eight bytes."""
-        return int.from_bytes(self.take(8, what), "little")
+        return int.from_bytes(self.take(8, label), "little")
 
-    def take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, label: str) -> bytes:
         """Return the next `count` bytes, a few thousand at most."""
-        self.need(count, what)
+        self.need(count, label)
         data = self.file.read(count)
         if len(data) < count:
-            raise CheckpointError(f"{self.path}: it became shorter while {what} was read", "nothing else may write it")
+            raise CheckpointError(f"{self.path}: it became shorter while {label} was read", "nothing else may write it")
         self.at += count
         return data
 
-    def skip(self, count: int, what: str) -> None:
+    def skip(self, count: int, label: str) -> None:
         """Pass over the next `count` bytes."""
-        self.need(count, what)
+        self.need(count, label)
         self.file.seek(count, os.SEEK_CUR)
         self.at += count
 
-    def need(self, count: int, what: str) -> None:
-        """Raise where fewer than `count` bytes are left."""
+    def need(self, count: int, label: str) -> None:
+        """Raise if fewer than `count` bytes are left."""
         if count > self.size - self.at:
-            raise CheckpointError(f"{self.path}: {what} at byte {self.at:,} goes beyond the file's end", DAMAGED)
+            raise CheckpointError(f"{self.path}: {label} at byte {self.at:,} goes beyond the file's end", DAMAGED)
 
-    def wrong(self, what: str) -> CheckpointError:
+    def wrong(self, problem: str) -> CheckpointError:
         """Return the error of a damaged file."""
-        return CheckpointError(f"{self.path}: {what}", DAMAGED)
+        return CheckpointError(f"{self.path}: {problem}", DAMAGED)

@@ -21,8 +21,8 @@ def normalised_heads(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield (place, sentence) for every sign that the class normalises the rows of its head."""
     for level, record in facts.levels.items():
         if record.get("norm_head") is True:
-            what = "norm_head is true: the class divides the rows of the head by their lengths"
-            yield dotted(level, "norm_head"), what
+            problem = "norm_head is true: the class divides the rows of the head by their lengths"
+            yield dotted(level, "norm_head"), problem
     if not facts.folder.single:
         yield from _in_code(facts.folder)
 
@@ -42,8 +42,8 @@ def _in_code(folder: Folder) -> Iterator[tuple[str, str]]:
                 continue
             for node in filter(_normalises, parsed_classes(text, folder.path / name)):
                 where = f"{short(name)}:{node.lineno}"
-                what = f"{node.name} divides the rows of the head by their lengths"
-                yield where, short(what, 200)
+                problem = f"{node.name} divides the rows of the head by their lengths"
+                yield where, short(problem, 200)
 
 
 def _normalises(node: ast.ClassDef) -> bool:

@@ -20,11 +20,12 @@ EXPORT = "export it again with one initialiser for both ends (onnxruntime-genai:
     reads="the table, and tensors of its size",
 )
 def onnx_shared(facts: OnnxFacts) -> Observations:
-    """Exporters write a tied model's table for the lookup and once more for the head: the same bytes, their transpose,
-    or a quantised copy beside the full one. With one initialiser for both, Phi-4-mini went from 5.15 to 2.69 GB. An
-    exporter that is told to share does so for a model of two tables too, and tokens are then looked up in the wrong one
-    (onnxruntime-genai#2306). A quantised copy has other bytes: only the source (--beside) says that the two are one.
-    What to do: export again, sharing where the model is tied and only there.
+    """Exporters often write a tied model's table twice, for the lookup and for the head. The second one has the same
+    bytes, their transpose, or a quantised copy. With one initialiser for both, Phi-4-mini went from 5.15 to 2.69 GB. An
+    exporter with sharing switched on also shares in a model of two tables, and tokens are then looked up in the wrong
+    one (onnxruntime-genai#2306). A quantised copy has other bytes: only the source checkpoint (--beside) shows
+    that the two are one table.
+    What to do: export again, with sharing only if the model is tied.
     Sources: onnxruntime-genai#1690; onnxruntime-genai#1885; onnxruntime-genai#2306; Olive#2240; mobius#154
     """
     table, source = facts.table, facts.source
@@ -41,8 +42,8 @@ def onnx_shared(facts: OnnxFacts) -> Observations:
 def _shared_by_mistake(table: Stored, source: Facts) -> Observations:
     """Report a table that serves both ends, and whose source has two."""
     if source.tables_are_tied is False:
-        what = f"{describe(table)} serves both ends, and its source has two tables"
-        yield Observation(short(table.name), what, "export it again without sharing", severity="error")
+        problem = f"{describe(table)} serves both ends, and its source has two tables"
+        yield Observation(short(table.name), problem, "export it again without sharing", severity="error")
 
 
 def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
@@ -50,8 +51,8 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
     copies = facts.copies
     if copies:
         spare = format_bytes(sum(copy.nbytes for copy in copies))
-        what = f"{tensor_names(copies)} repeats {describe(table)}: {spare} stored more than once"
-        yield short(copies[0].name), what, EXPORT
+        problem = f"{tensor_names(copies)} repeats {describe(table)}: {spare} stored more than once"
+        yield short(copies[0].name), problem, EXPORT
 
 
 def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Observations:
@@ -61,24 +62,24 @@ def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Observations:
     for head in facts.heads:
         # a head of the same type and size either is a copy, reported already, or has other values
         if (head.dtype, head.nbytes) != (table.dtype, table.nbytes):
-            what = f"its source has one table, and the file has {describe(table)} ({format_bytes(table.nbytes)})"
-            what += f" and {describe(head)} ({format_bytes(head.nbytes)})"
-            yield short(head.name), what, EXPORT
+            problem = f"its source has one table, and the file has {describe(table)} ({format_bytes(table.nbytes)})"
+            problem += f" and {describe(head)} ({format_bytes(head.nbytes)})"
+            yield short(head.name), problem, EXPORT
             return
 
 
 @rule("B101", "error", "an exported model has its head", kind="onnx", reads="the graph")
 def onnx_head(facts: OnnxFacts) -> Observations:
-    """A tied checkpoint stores no lm_head, and an exporter that looks for one by name leaves a weight without data, or
-    a graph that ends at the hidden states, which is right for an embedding model alone.
+    """A tied checkpoint stores no lm_head. An exporter that looks for one by name leaves a weight without data, or a
+    graph that ends at the hidden states. Such a graph is right for an embedding model only.
     What to do: export again with a version that ties.
     Sources: mobius#295; mobius#671
     """
     export = "export it again, by an exporter that ties or from a checkpoint that stores its head (tiewise untie)"
     lacking = _without_data(facts)
     for name, operator in lacking.items():
-        what = f"{short(operator)} takes {short(name)}, of which the file has no data"
-        yield short(name), what, export
+        problem = f"{short(operator)} takes {short(name)}, of which the file has no data"
+        yield short(name), problem, export
     if facts.heads or lacking:
         return
     if facts.table is not None:
@@ -87,12 +88,12 @@ def onnx_head(facts: OnnxFacts) -> Observations:
 
 def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Observation:
     """Return the finding about a graph whose table serves no product."""
-    what = f"{describe(table)} is looked up in, and no product has {table.rows:,} columns"
-    what += f": it ends at {names(facts.outputs)}"
+    problem = f"{describe(table)} is looked up in, and no product has {table.rows:,} columns"
+    problem += f": it ends at {names(facts.outputs)}"
     promised = [name for name in facts.outputs if "logits" in name]
     if promised:
-        return Observation("graph", what, export)
-    return Observation("graph", what, f"none for an embedding model; else {export}", severity="info")
+        return Observation("graph", problem, export)
+    return Observation("graph", problem, f"none for an embedding model; else {export}", severity="info")
 
 
 def _without_data(facts: OnnxFacts) -> dict[str, str]:

@@ -27,7 +27,7 @@ from tiewise.core.progress import progress_of
 DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
 MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known
 _NUMBER = re.compile("[0-9]{1,19}")
-WINDOW_BYTES = 2**14  # of the file that are in memory
+WINDOW_BYTES = 2**14  # bytes of the file in memory
 _TYPES = "F32 U8 I8 U16 I16 I32 I64 - BOOL F16 F64 U32 U64 C64 C128 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ"
 TYPES = dict(enumerate([*_TYPES.split(), "U4", "I4", "F4"], 1))
 _BITS = BITS | {"U4": 4, "I4": 4, "C128": 128}
@@ -74,16 +74,19 @@ class OnnxFacts:
     filled: frozenset[str]  # names of inputs, and of initialisers that have data, of all graphs
     inputs: tuple[str, ...]  # of the model's own graph, without initialisers: the caller gives these
     outputs: tuple[str, ...]
-    source: Facts | None = None  # the Hugging Face checkpoint; None where none was given
-    scan: bool = True  # tables may be read (False: headers only)
+    source: Facts | None = None  # the Hugging Face checkpoint; None if the caller named none
+    scan: bool = True  # True if tables may be read, False for headers only
 
     @cached_property
     def makers(self) -> dict[str, OnnxNode]:
         """Return the node that makes each output, by the output's name."""
         return {name: node for node in self.nodes for name in node.outputs}
 
-    def behind(self, name: str, through: tuple[str, ...] = SAME_DATA) -> str:
-        """Return the name whose numbers `name` repeats in another layout or type, or `through` other operators."""
+    def source_name(self, name: str, through: tuple[str, ...] = SAME_DATA) -> str:
+        """Return the name from which `through` operators compute `name`.
+
+        By default, these operators change only layout or type.
+        """
         for _ in range(MOST_AXES):  # a damaged graph may be a ring
             maker = self.makers.get(name)
             if maker is None or maker.operator not in through or not maker.inputs:
@@ -92,10 +95,10 @@ class OnnxFacts:
         return name
 
     def matrices(self, names: Iterable[str]) -> list[Stored]:
-        """Return the initialisers of two axes or more behind some names."""
+        """Return the initialisers with two or more axes from which some names are computed."""
         matrices = list[Stored]()
         for name in names:
-            tensor = self.tensors.get(self.behind(name))
+            tensor = self.tensors.get(self.source_name(name))
             if tensor is not None and len(tensor.shape) > 1:
                 matrices.append(tensor)
         return matrices
@@ -116,7 +119,7 @@ class OnnxFacts:
 
     def _are_ids(self, name: str) -> bool:
         """Return whether a name has ids of an input, and no positions."""
-        ids = self.behind(name, SAME_DATA + PICKS)
+        ids = self.source_name(name, SAME_DATA + PICKS)
         return ids in self.inputs and "position" not in ids
 
     @cached_property
@@ -230,9 +233,9 @@ class _Graph:
         dtype = self.dtype(fields[TENSOR_TYPE])
         name = self.joined(fields[TENSOR_NAME])
         entries = self.entries(fields[TENSOR_EXTERNAL])
-        what = f"the tensor {short(name)}"
+        label = f"the tensor {short(name)}"
         if len(shape) > MOST_AXES or max(shape, default=0) >= 2**63:
-            raise self.wrong(f"{what} has the shape {short(shape)}")
+            raise self.wrong(f"{label} has the shape {short(shape)}")
 
         bits = math.prod(shape) * _BITS.get(dtype, 0)
         needed = -(-bits // 8)  # rounded up
@@ -242,13 +245,13 @@ class _Graph:
         if any(fields[field] for field in TENSOR_DATA):
             self.filled.add(name)
         if entries:
-            place: _Place | None = self.external(entries, needed, what)
+            place: _Place | None = self.external(entries, needed, label)
         else:
             place = self.inline(fields)
         if place is None:
             return
         if place.end - place.start != needed:
-            raise self.wrong(f"{what} has {place.end - place.start:,} bytes, and {dtype} {shape} needs {needed:,}")
+            raise self.wrong(f"{label} has {place.end - place.start:,} bytes, and {dtype} {shape} needs {needed:,}")
         self.tensors[name] = Stored(name, place.path, dtype, tuple(shape), place.start, place.end)
 
     def inline(self, fields: Fields) -> _Place | None:
@@ -289,7 +292,7 @@ class _Graph:
             entries[key] = self.joined(entry[ENTRY_VALUE])
         return entries
 
-    def external(self, entries: dict[str, str], needed: int, what: str) -> _Place:
+    def external(self, entries: dict[str, str], needed: int, label: str) -> _Place:
         """Return the place of a tensor in another file, which must contain it whole.
 
         If `entries` give no length, it is `needed`. `read_initialiser` compares a given length with `needed`.
@@ -297,7 +300,7 @@ class _Graph:
         offset, length = entries.get("offset") or "0", entries.get("length") or str(needed)
         for number in (offset, length):
             if not _NUMBER.fullmatch(number):
-                raise self.wrong(f"{what} lies at {short((offset, length))}, which are no numbers of bytes")
+                raise self.wrong(f"{label} lies at {short((offset, length))}, which are no numbers of bytes")
         path = path_inside(self.path.parent, entries.get("location", ""))
         start = int(offset)
         end = start + int(length)
@@ -305,8 +308,8 @@ class _Graph:
             refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
             nbytes = os.fstat(file.fileno()).st_size
         if end > nbytes:
-            fix = "the file was cut short, or is of another export: take both again"
-            raise CheckpointError(f"{path}: it ends {end - nbytes:,} bytes before {what} does", fix)
+            remedy = "the file was cut short, or is of another export: take both again"
+            raise CheckpointError(f"{path}: it ends {end - nbytes:,} bytes before {label} does", remedy)
         return _Place(path, start, end)
 
     def message(self, start: int, end: int) -> Fields:
@@ -374,6 +377,6 @@ class _Graph:
                 raise CheckpointError(f"{self.path}: it became shorter while it was read", "nothing else may write it")
         return self.window[start - self.begin : start - self.begin + count]
 
-    def wrong(self, what: str) -> CheckpointError:
+    def wrong(self, problem: str) -> CheckpointError:
         """Return the error of a damaged file."""
-        return CheckpointError(f"{self.path}: {what}", DAMAGED)
+        return CheckpointError(f"{self.path}: {problem}", DAMAGED)

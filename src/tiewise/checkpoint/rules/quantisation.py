@@ -11,43 +11,45 @@ from typing import Any
 from tiewise.checkpoint.claims import PACKED, ends_with, positive_int
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.rules.quantisation_config import leaves, lists_of, method_of, packs
-from tiewise.checkpoint.rules.rule import CONFIG_FIX, Observation, Observations, describe, names, rule, said
+from tiewise.checkpoint.rules.quantisation_config import is_listed, lists_of, method_of, packs_module
+from tiewise.checkpoint.rules.rule import CONFIG_FIX, Observation, Observations, describe, flag_text, names, rule
 from tiewise.checkpoint.stored import BITS, FLOATING, Stored
 from tiewise.checkpoint.stored_modules import End
 from tiewise.checkpoint.untrusted import object_of, short
 
-# methods whose own list of modules left alone, which a list in the config replaces, has tied modules and the head
+# methods whose default list of unquantised modules has tied modules and the head; a list in the config replaces it
 _REPLACES_DEFAULT = ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
-_SCALE = re.compile(r"weight_\w*scale|scales|SCB|absmax")  # in the name of what packed numbers are multiplied by
+_SCALE = re.compile(
+    r"weight_\w*scale|scales|SCB|absmax"
+)  # in the name of a tensor by which packed numbers are multiplied
 _WEIGHT_SCALE = re.compile(r"^weight_scale")
-_SCALE_OF = {"qweight": "scales", "weight_packed": "weight_scale"}  # the part that a table of packed numbers needs
-_NAME = re.compile(r"[\w.]*")  # a module's name, and no pattern
+_SCALE_OF = {"qweight": "scales", "weight_packed": "weight_scale"}  # packed part → part with its scales
+_NAME = re.compile(r"[\w.]*")  # matches a module's name, and no pattern
 
 
 def _matching(items: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
-    """Return the names that have a pattern in them."""
+    """Return the names that contain a match of a pattern."""
     return [name for name in items if pattern.search(name)]
 
 
 def _module(end: End) -> str:
-    """Return the name of an end's module; an empty text where none is known."""
+    """Return the name of an end's module; an empty text if it is unknown."""
     return end.module or ""
 
 
 def _weight(end: End) -> Stored | None:
-    """Return the numbers of an end that are stored as weights, packed or not."""
+    """Return the stored weight of an end, packed or plain."""
     return end.parts.get("weight", end.parts.get("weight_packed"))
 
 
 @rule("B050", "error", "a quantisation treats both ends of a tied pair alike")
 def half_quantised(facts: Facts) -> Observations:
-    """A tied model has one table for both ends. Where a tool quantises the head and leaves the table plain, the config
-    still says tied: loaders then drop the quantised head, or stop at a parameter for which they have no module, and the
-    model that was measured is not the one that is served. Packed numbers without their scales, or scales without
-    numbers, belong to no table at all. GPTQ's lm_head says whether the head is quantised, and loaders build the module
-    by it. transformers leaves tied modules out of a quantisation of its own.
-    What to do: state tie_word_embeddings as false where the head is quantised by itself, or quantise again.
+    """A tied model has one table for both ends. If a tool quantises the head and leaves the table plain, the config
+    still says tied. Loaders then drop the quantised head, or stop at a parameter for which they have no module. The
+    served model is not the measured one. Packed numbers without their scales, or scales without numbers, belong to no
+    table at all. GPTQ's lm_head says whether the head is quantised, and loaders build the module accordingly.
+    transformers leaves tied modules out of its quantisations.
+    What to do: set tie_word_embeddings to false if only the head is quantised, or quantise again.
     Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
     """
     table, head = facts.roles.input_end, facts.roles.output_end
@@ -55,12 +57,12 @@ def half_quantised(facts: Facts) -> Observations:
         yield from _incomplete(table)
         yield from _incomplete(head)
     if facts.claims.tied:
-        yield from _packed_beside_plain(table, head)
+        yield from _packed_next_to_plain(table, head)
     if facts.is_complete and table.parts:
         yield from _wrong_lm_head(quantisation(facts.config).get("lm_head"), head)
 
 
-def _packed_beside_plain(table: End, head: End) -> Observations:
+def _packed_next_to_plain(table: End, head: End) -> Observations:
     """Report that one end of a tied pair is stored quantised, and the other one plain."""
     if table.quantised == head.quantised:
         return
@@ -70,26 +72,26 @@ def _packed_beside_plain(table: End, head: End) -> Observations:
     if head.quantised:
         packed, plain = head, table
     where = short(packed.module)
-    what = f"tie_word_embeddings is true, and {where} is stored quantised ({names(packed.parts)})"
-    what += f" beside a plain {short(plain.module)}"
-    what += ": a loader that ties drops one of the two, or finds no module for it"
-    fix = "set tie_word_embeddings to false at every level of config.json"
-    fix += ", or quantise again with the head left alone"
-    yield where, what, fix
+    problem = f"tie_word_embeddings is true, and {where} is stored quantised ({names(packed.parts)})"
+    problem += f" beside a plain {short(plain.module)}"
+    problem += ": a loader that ties drops one of the two, or finds no module for it"
+    remedy = "set tie_word_embeddings to false at every level of config.json"
+    remedy += ", or quantise again with the head left alone"
+    yield where, problem, remedy
 
 
 def _incomplete(end: End) -> Observations:
-    """Report a quantised end that lacks the part without which the others are no table."""
+    """Report a quantised end that lacks its numbers or its scales."""
     if not end.quantised:
         return
     needed = _needed_part(end)
     if needed not in end.parts:
-        what = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
-        yield short(end.module), what, "take the checkpoint from its source again"
+        problem = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
+        yield short(end.module), problem, "take the checkpoint from its source again"
 
 
 def _needed_part(end: End) -> str:
-    """Return the part that an end needs next to its packed numbers, or the numbers themselves."""
+    """Return the name of the scales for packed numbers; without numbers, the name of the numbers."""
     for part in end.parts:
         if part in ("weight", *PACKED):
             return _SCALE_OF.get(part, part)
@@ -99,7 +101,7 @@ def _needed_part(end: End) -> str:
 
 
 def _wrong_lm_head(flag: Any, head: End) -> Observations:
-    """Report that GPTQ's `lm_head` contradicts the stored head, of which it says whether it is quantised."""
+    """Report that GPTQ's `lm_head`, which says if the head is quantised, is wrong."""
     if not isinstance(flag, bool) or flag is head.quantised:
         return
     stored = "the checkpoint stores none: the head is the plain input table"
@@ -107,16 +109,16 @@ def _wrong_lm_head(flag: Any, head: End) -> Observations:
         stored = f"{short(head.module)} stores {names(head.parts)}"
     elif head.parts:
         stored = "the checkpoint stores it plain"
-    what = f"quantization_config.lm_head is {said(flag)}, and {stored}"
-    yield "config.json", what, f"set quantization_config.lm_head to {said(not flag)} by hand"
+    problem = f"quantization_config.lm_head is {flag_text(flag)}, and {stored}"
+    yield "config.json", problem, f"set quantization_config.lm_head to {flag_text(not flag)} by hand"
 
 
 @rule("B051", "warning", "what a quantisation leaves alone are modules of the model")
 def left_alone(facts: Facts) -> Observations:
-    """Every method has a list of modules that it leaves plain. A list that is given to transformers replaces the
-    default one for bitsandbytes, FP8 and others, and with it the exception of the head and of tied modules: the head is
-    converted on loading although it is stored plain, or is the input table. A list that names one end of a tied pair
-    keeps nothing plain where that one table is stored quantised, and a name with a wrong prefix matches nothing.
+    """Every method has a list of modules that it leaves plain. A list in the config replaces transformers' default list
+    for bitsandbytes, FP8 and others, which exempts the head and tied modules. transformers then converts the head on
+    loading, although it is stored plain or is the input table. A list that names one end of a tied pair has no effect
+    if the shared table is stored quantised. A name with a wrong prefix matches nothing.
     What to do: name the head, and name modules as the model has them.
     Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
     """
@@ -154,12 +156,12 @@ def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -
     stored = end
     if not end.parts:
         stored = other
-    if not stored.quantised or leaves(_module(other), entries):
+    if not stored.quantised or is_listed(_module(other), entries):
         return
-    if leaves(_module(end), entries):
+    if is_listed(_module(end), entries):
         module = short(end.module)
-        what = f"it leaves {module} alone, and on a tied model that table is stored quantised"
-        yield where, what, f'take "{module}" out of it, or quantise again'
+        problem = f"it leaves {module} alone, and on a tied model that table is stored quantised"
+        yield where, problem, f'take "{module}" out of it, or quantise again'
 
 
 def _wrong_prefix(where: str, entries: list[str], module: str) -> Observations:
@@ -169,32 +171,32 @@ def _wrong_prefix(where: str, entries: list[str], module: str) -> Observations:
         if not entry.endswith(ending) or ends_with(module, entry):
             continue
         if _NAME.fullmatch(entry):
-            what = f'it names "{short(entry)}", and the module is {short(module)}'
-            yield where, what, f'write "{short(module)}"'
+            problem = f'it names "{short(entry)}", and the module is {short(module)}'
+            yield where, problem, f'write "{short(module)}"'
 
 
 def _replaced_default(where: str, entries: list[str], method: str, head: End) -> Observations:
     """Report a list without the head that replaces a method's default, which has it."""
     if method not in _REPLACES_DEFAULT or not entries:
         return
-    if head.quantised or leaves(_module(head), entries):
+    if head.quantised or is_listed(_module(head), entries):
         return
     stored = "it is the input table"
     if head.parts:
         stored = "it is stored plain"
-    what = f"{method} leaves alone {names(entries)}"
-    what += f"; a list replaces the default, so the head is converted, and {stored}"
-    yield where, what, f'add "{short(head.module)}" to it'
+    problem = f"{method} leaves alone {names(entries)}"
+    problem += f"; a list replaces the default, so the head is converted, and {stored}"
+    yield where, problem, f'add "{short(head.module)}" to it'
 
 
 @rule("B052", "warning", "a packed head has its scale beside it, and is read with it")
 def scale_lost(facts: Facts) -> Observations:
-    """fp8 and int8 numbers mean something only times their scale. Where none is stored, a loader takes the numbers as
-    they stand: logits are of another size, rows rank otherwise, and nothing is said. That is an error where the config
-    or other tensors speak of scales; a plain cast to fp8 needs none, and looks the same. Where the scale is stored, an
-    engine whose quantisation knows linear layers alone still reads the head without it, or fills no head at all: so it
-    was in SGLang with compressed-tensors and in vLLM's Fp8Config (read in the threads, not run).
-    What to do: take a missing scale from the source; keep the head in 16 bits where an engine has no method for it.
+    """fp8 and int8 numbers have a meaning only if they are multiplied by their scale. Without a stored scale, a loader
+    takes the numbers unscaled: logits have another size, rows another rank, and no message appears. That is an error if
+    the config or other tensors mention scales; a plain cast to fp8 needs none, and looks the same. If the scale is
+    stored, an engine that quantises linear layers only still reads the head without it, or fills no head at all. This
+    happened in SGLang with compressed-tensors and in vLLM's Fp8Config (read in the threads, not run).
+    What to do: take a missing scale from the source; keep the head in 16 bits for an engine that has no method for it.
     Sources: sglang#34895; sglang#35358; vllm#40999; TensorRT-LLM#17728
     """
     if not facts.is_complete:
@@ -213,10 +215,10 @@ def scale_lost(facts: Facts) -> Observations:
 def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Observations:
     """Report a packed head whose scales an engine may drop."""
     if weight.dtype.startswith("F8") or "weight_packed" in head.parts:
-        what = f"{describe(weight)} counts times {names(scales)}"
-        what += ": an engine that packs linear layers alone drops these"
-        fix = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
-        yield short(weight.name), what, fix
+        problem = f"{describe(weight)} counts times {names(scales)}"
+        problem += ": an engine that packs linear layers alone drops these"
+        remedy = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
+        yield short(weight.name), problem, remedy
 
 
 def _missing_scale(facts: Facts, weight: Stored) -> Observations:
@@ -224,13 +226,13 @@ def _missing_scale(facts: Facts, weight: Stored) -> Observations:
     if BITS[weight.dtype] != 8:
         return
     where = short(weight.name)
-    what = f"{describe(weight)} has no scale beside it, and loaders take its numbers as they stand"
-    fix = "take the scale from the checkpoint's source"
+    problem = f"{describe(weight)} has no scale beside it, and loaders take its numbers as they stand"
+    remedy = "take the scale from the checkpoint's source"
     speaks_of_scales = quantisation(facts.config) or _matching(facts.folder.tensors, _SCALE)
     if speaks_of_scales or not weight.dtype.startswith("F8"):
-        yield Observation(where, what, fix, severity="error")
+        yield Observation(where, problem, remedy, severity="error")
     else:
-        yield Observation(where, what, f"{fix}; none if it was cast without one", severity="warning")
+        yield Observation(where, problem, f"{remedy}; none if it was cast without one", severity="warning")
 
 
 @rule("B054", "error", "both ends are packed as the quantisation says")
@@ -263,10 +265,10 @@ def _listed_as_plain(facts: Facts, end: End, other: End) -> Observations:
         if entry is None:
             continue
         may_be_reported = facts.claims.tied and not where.startswith(MODELOPT)
-        if may_be_reported and not leaves(_module(other), entries):
+        if may_be_reported and not is_listed(_module(other), entries):
             continue
-        what = f'"{short(entry)}" leaves {short(module)} alone, and it is stored packed ({names(end.parts)})'
-        yield where, what, f'take "{short(entry)}" out of the list by hand, or quantise again'
+        problem = f'"{short(entry)}" leaves {short(module)} alone, and it is stored packed ({names(end.parts)})'
+        yield where, problem, f'take "{short(entry)}" out of the list by hand, or quantise again'
 
 
 MODELOPT = "hf_quant_config.json"
@@ -294,19 +296,20 @@ def _first_pattern_of(module: str, entries: list[str]) -> str | None:
 
 
 def _is_pattern_of(entry: str, module: str) -> bool:
-    """Return whether an entry of a list surely names a module. It may be its end, a part above it, or have stars.
+    """Return whether an entry of a list certainly names a module.
 
-    Of regular expressions, which are never run, those that mean a name behind anything are understood.
+    The entry may be the end of its name, a module that contains it, or a pattern with stars. Regular expressions are
+    never run; only the form "any prefix, then a name" is recognised.
     """
     plain = entry.removeprefix("re:").removeprefix("^").removesuffix("$")
     plain = plain.replace(r"\.", ".").replace(".*", "*")
     if re.fullmatch(r"[\w.*]+", plain) is None:
         return False
     letters = plain.replace("*", "")
-    if letters in ("", plain):  # stars alone, or none
+    if letters in ("", plain):  # only stars, or no star
         return ends_with(module, plain) or module.startswith(f"{plain}.")
     dotted_module = f".{module}"
-    for part in plain.split("*"):  # far cheaper than the match
+    for part in plain.split("*"):  # much faster than the match below
         if part not in dotted_module:
             return False
     return fnmatchcase(dotted_module, f"*.{plain}")
@@ -325,9 +328,9 @@ def _wrong_width(facts: Facts, end: End) -> Observations:
         unpacked = replace(weight, shape=(rows, numbers_per_byte * width))
         if facts.explains_width_of(unpacked):
             return
-    what = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
-    what += f", or {hidden / 2:,g} of four bits"
-    yield short(weight.name), what, "take the checkpoint from its source again"
+    problem = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
+    problem += f", or {hidden / 2:,g} of four bits"
+    yield short(weight.name), problem, "take the checkpoint from its source again"
 
 
 def _wrong_bits(facts: Facts, end: End) -> Observations:
@@ -341,8 +344,8 @@ def _wrong_bits(facts: Facts, end: End) -> Observations:
     module, by_module = short(end.module), section.get(_module(end))
     if by_module is False:
         where = f"quantization.{module}"
-        what = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
-        yield where, what, f"write its bits and group_size there: {CONFIG_FIX}"
+        problem = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
+        yield where, problem, f"write its bits and group_size there: {CONFIG_FIX}"
         return
     settings = section
     if isinstance(by_module, Mapping):
@@ -363,10 +366,10 @@ def _other_packing(
     width = facts.text.hidden_size or group * groups
     stored_bits, stored_group = 32 * columns / width, width / groups
     packing = f"{stored_bits:g} bits in groups of {stored_group:g}"
-    what = f"{describe(weight)} with scales {list(scales.shape)} is packed at {packing}"
-    what += f", and quantization says {bits} bits in groups of {group} for {module}"
+    problem = f"{describe(weight)} with scales {list(scales.shape)} is packed at {packing}"
+    problem += f", and quantization says {bits} bits in groups of {group} for {module}"
     entry = f'"{module}": {{"group_size": {stored_group:g}, "bits": {stored_bits:g}}}'
-    yield short(weight.name), what, f"write {entry} into quantization of config.json"
+    yield short(weight.name), problem, f"write {entry} into quantization of config.json"
 
 
 def _columns(tensor: Stored) -> int:
@@ -378,12 +381,12 @@ def _columns(tensor: Stored) -> int:
 
 @rule("B053", "warning", "a quantisation that is to come packs both ends of a tied pair, or neither")
 def half_to_be_quantised(facts: Facts) -> Observations:
-    """B050 before the work is done: the quantisation of config.json while both tables are plain, or the one that
-    --quantise names. Where it packs one end alone, a tied model ends with two tables, which take more bytes than before
-    (`tiewise plan` counts them), and a flag that says one: tools drop an end, or cannot save it. Read are lists of what
-    is left alone, the targets of compressed-tensors, lm_head and dynamic of GPTQ, extra_config of auto-round,
-    include_input_output_embeddings of torchao. Patterns are searched for the module's name and never run; what names
-    neither end is taken to leave both alone.
+    """This rule does the check of B050 before the quantisation is run. It reads the quantisation of config.json if both
+    tables are plain, or the one of --quantise. If it packs one end only, a tied model ends with two tables, which take
+    more bytes than before (`tiewise plan` counts them). The flag still says one table: tools drop an end, or cannot
+    save it. The rule reads the lists of modules that are left alone, the targets of compressed-tensors, lm_head and
+    dynamic of GPTQ, extra_config of auto-round, include_input_output_embeddings of torchao. It searches patterns for
+    the module's name and never runs them. A quantisation that names neither end counts as leaving both alone.
     What to do: leave both ends alone, pack both, or untie the model first.
     Sources: GPTQModel#3050; llm-compressor#2835; transformers#37905; auto-round#101
     """
@@ -396,14 +399,14 @@ def half_to_be_quantised(facts: Facts) -> Observations:
         where, section = "--quantise", facts.quantise
     elif not are_plain or "lm_head" in section:
         return  # B050 judges what is stored
-    packs_table = packs(section, _module(table), "Embedding")
-    packs_head = packs(section, _module(head), "Linear")
+    packs_table = packs_module(section, _module(table), "Embedding")
+    packs_head = packs_module(section, _module(head), "Linear")
     if packs_table == packs_head:
         return
     packed, plain = table, head
     if packs_head:
         packed, plain = head, table
-    what = f"the quantisation packs {short(packed.module)} and leaves {short(plain.module)} plain"
-    what += ", and the model is tied: one table would become two"
-    fix = f"leave both alone or pack both; or first {facts.command('untie')}"
-    yield where, what, fix
+    problem = f"the quantisation packs {short(packed.module)} and leaves {short(plain.module)} plain"
+    problem += ", and the model is tied: one table would become two"
+    remedy = f"leave both alone or pack both; or first {facts.command('untie')}"
+    yield where, problem, remedy

@@ -1,4 +1,4 @@
-"""Reader of the part of a config that describes a quantisation: the modules that it packs or leaves alone."""
+"""Reader of a config's quantisation: the modules that it packs or leaves alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
     return lists
 
 
-def leaves(module: str, entries: list[str]) -> bool:
+def is_listed(module: str, entries: list[str]) -> bool:
     """Return whether a list names a module, a part above it, or a pattern of it."""
     return any(_may_name(entry, module) for entry in entries)
 
@@ -53,7 +53,7 @@ def _may_name(entry: str, module: str) -> bool:
 
 
 def method_of(section: Mapping[str, Any]) -> str:
-    """Return the name of a quantisation's method; an empty text where it has none."""
+    """Return the name of a quantisation's method; an empty text if it has none."""
     for key in ("quant_method", "quant_algo", "mode"):
         name = section.get(key)
         if isinstance(name, str):
@@ -61,17 +61,20 @@ def method_of(section: Mapping[str, Any]) -> str:
     return ""
 
 
-def packs(section: Mapping[str, Any], module: str, kind: str) -> bool:
-    """Return whether a quantisation packs a module of class `kind`. If nothing names the module, it does not."""
+def packs_module(section: Mapping[str, Any], module: str, kind: str) -> bool:
+    """Return whether a quantisation packs a module of class `kind`.
+
+    A module that nothing names is not packed.
+    """
     plain = sum(lists_of(section).values(), start=list[str]())
-    if leaves(module, plain):
+    if is_listed(module, plain):
         return False
     settings = _settings_of(section, module)
     if settings is not None:
         return settings.get("bits") not in _UNPACKED_BITS
     targets = _targets(section)
     if targets is not None:
-        return kind in targets or leaves(module, targets)
+        return kind in targets or is_listed(module, targets)
     if section.get("include_input_output_embeddings") is True:
         return True
     return kind == "Linear" and section.get("lm_head") is True
@@ -83,7 +86,7 @@ def _settings_of(section: Mapping[str, Any], module: str) -> Mapping[str, Any] |
         for pattern, settings in object_of(section.get(key)).items():
             if not isinstance(settings, Mapping) or pattern.startswith("-:"):
                 continue
-            if leaves(module, [pattern.removeprefix("+:")]):
+            if is_listed(module, [pattern.removeprefix("+:")]):
                 return settings
     return None
 

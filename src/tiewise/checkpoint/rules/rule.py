@@ -1,4 +1,4 @@
-"""Rules: their registry, their results, and the words that findings share.
+"""Registry of check rules, their results, and texts that findings share.
 
     @rule("B042", "info", "the number of rows divides by 64")
     def not_divisible(facts):
@@ -6,10 +6,10 @@
         What to do: what helps.
         Sources: where it was seen; and where else
         '''
-        yield "where", "evidence", "repair"        # and, fourth, whether `tiewise repair` does it
+        yield "where", "evidence", "repair"        # an optional fourth value: True if `tiewise repair` does it
 
-A new rule is one function in a file of this folder: its docstring is what `--explain` prints, and nothing else has to
-name it. The comments in the folder's `__init__.py` list all rules by subject.
+A new rule is one function in a file of this folder. `--explain` prints its docstring, and no other file has to name it.
+The comments in the folder's `__init__.py` list all rules by subject.
 """
 
 from __future__ import annotations
@@ -37,60 +37,63 @@ if TYPE_CHECKING:
     from tiewise.checkpoint.rules.onnx_file import OnnxFacts
 
 AnyFacts: TypeAlias = "Facts | AdapterFacts | GgufFacts | OnnxFacts"
-FactsOfKind = TypeVar("FactsOfKind", bound=AnyFacts)  # those that one kind of rule looks at
+FactsOfKind = TypeVar("FactsOfKind", bound=AnyFacts)  # type of the facts that one kind of rule checks
 
 Severity = Literal["info", "warning", "error", "fatal"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least
-HEADERS, BOTH_TABLES, EVERY_ROW = "headers", "both tables", "every row, with `--deep`"  # what rules read
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least severe first
+HEADERS, BOTH_TABLES, EVERY_ROW = "headers", "both tables", "every row, with `--deep`"  # values of `Rule.reads`
 Kind = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a checkpoint."""
+    """One fault of a checkpoint."""
 
-    rule: str  # its id, "B012"
-    severity: Severity  # fatal: no loader can be right; error: some loader is silently wrong, or fails; warning; info
+    rule: str  # id of the rule, such as "B012"
+    severity: Severity  # fatal: every loader is wrong; error: some fail or are silently wrong; warning; info
     where: str  # file, tensor or config key
-    evidence: str  # what was read, with numbers: one or two sentences
-    repair: str  # the command that repairs it, or what to do by hand
-    safe: bool = False  # `tiewise repair` applies it: it changes no logit of any loader that was right
-    count: int = 1  # of findings that this one stands for: after the tenth of a kind, one stands for all others
+    evidence: str  # what the rule read, with numbers, in one or two sentences
+    repair: str  # command that repairs it, or instruction for a repair by hand
+    safe: bool = False  # True if `tiewise repair` applies it; it changes no logit of a loader that is right
+    count: int = 1  # number of findings that it represents: after the tenth of a kind, one represents the rest
 
 
 class Observation(NamedTuple):
-    """One result of a rule. A plain tuple of the first three or four fields will do."""
+    """One result of a rule.
+
+    A rule may also yield a plain tuple of the first three or four fields.
+    """
 
     where: str
     evidence: str
     repair: str
     safe: bool = False
-    severity: Severity | None = None  # where it is not the rule's own
+    severity: Severity | None = None  # None for the rule's severity
 
 
 Observations: TypeAlias = Iterator[
     Observation | tuple[str, str, str] | tuple[str, str, str, bool]
-]  # each makes a `Observation`
+]  # `Rule.check` makes each one an `Observation`
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of the catalogue."""
+    """One rule of `tiewise check`."""
 
     id: str  # "B001" to "B101"
-    severity: Severity  # of its findings, unless a finding says otherwise
-    title: str  # what must hold, in half a line
-    explain: str  # what goes wrong where it does not hold, in which tools, and what to do
-    sources: tuple[str, ...]  # public threads or documentation that show it
-    look: Callable[[AnyFacts], Observations]  # called with the facts of `kind` alone
-    scans: bool = False  # it reads the two tables, and does not run where only headers may be read
-    deep: bool = False  # it reads every row of every large tensor, and runs only when asked
-    kind: Kind = "folder"  # of checkpoint that it looks at
-    reads: str = HEADERS  # what of the checkpoint, for the table of rules in docs/check.md
+    severity: Severity  # severity of its findings, unless a finding sets another
+    title: str  # the condition that a sound checkpoint fulfils
+    explain: str  # effects of a violation in each tool, and the remedy
+    sources: tuple[str, ...]  # public threads or documentation of the effect
+    look: Callable[[AnyFacts], Observations]  # the rule's function; called with facts of `kind` only
+    scans: bool = False  # True if it reads the two tables; it is skipped if only headers may be read
+    deep: bool = False  # True if it reads every row of every large tensor; it runs on request only
+    kind: Kind = "folder"  # kind of checkpoint that it checks
+    reads: str = HEADERS  # parts of the checkpoint that it reads, for the table in docs/check.md
 
     @property
     def subject(self) -> str:
-        """Return the name of the file that has it."""
+        """Name of the file that defines the rule."""
         return self.look.__module__.rpartition(".")[2]
 
     def check(self, facts: AnyFacts) -> Iterator[Finding]:
@@ -114,7 +117,10 @@ def rule(
     kind: Kind = "folder",
     reads: str = "",
 ) -> Callable[[Callable[[FactsOfKind], Observations]], Callable[[FactsOfKind], Observations]]:
-    """Register a function over facts as a rule. `reads` follows from `scans` and `deep` by default."""
+    """Return a decorator that registers a function over facts as a rule.
+
+    By default, `reads` follows from `scans` and `deep`. `Rule` explains the arguments.
+    """
     usual = HEADERS
     if scans:
         usual = BOTH_TABLES
@@ -122,11 +128,12 @@ def rule(
         usual = EVERY_ROW
 
     def registered(look: Callable[[FactsOfKind], Observations]) -> Callable[[FactsOfKind], Observations]:
+        """Register one function, and return it unchanged."""
         if id in _REGISTERED:
             raise ValueError(f"{id} is the id of two rules: {_REGISTERED[id].title}; {title}")
         explain, _, sources = cleandoc(look.__doc__ or "").partition("\nSources: ")
         threads = tuple(" ".join(source.split()) for source in sources.split(";"))
-        # `audit.check` calls a rule with facts of its kind alone, which types cannot say
+        # `audit.check` calls a rule with facts of its kind only, which types cannot express
         any_look = cast("Callable[[AnyFacts], Observations]", look)
         _REGISTERED[id] = Rule(id, severity, title, explain, threads, any_look, scans, deep, kind, reads or usual)
         return look
@@ -151,7 +158,13 @@ def rules_by_subject() -> dict[str, list[Rule]]:
 
 
 def matching(prefixes: Iterable[str]) -> frozenset[str]:
-    """Return the ids that the given ids and prefixes name: "B01" names B010 to B016."""
+    """Return the ids of all rules that start with one of the prefixes.
+
+    "B01" names B010 to B016.
+
+    Raises:
+        CheckpointError: no rule starts with a prefix.
+    """
     if isinstance(prefixes, str):
         prefixes = (prefixes,)
     catalogue = rules()
@@ -159,8 +172,8 @@ def matching(prefixes: Iterable[str]) -> frozenset[str]:
     for prefix in prefixes:
         ids = {id for id in catalogue if prefix and id.startswith(prefix.upper())}
         if not ids:
-            fix = f"rules are {', '.join(catalogue)}; B01 stands for B010 to B016"
-            raise CheckpointError(f"there is no rule {prefix!r}", fix)
+            remedy = f"rules are {', '.join(catalogue)}; B01 stands for B010 to B016"
+            raise CheckpointError(f"there is no rule {prefix!r}", remedy)
         selected |= ids
     return frozenset(selected)
 
@@ -169,9 +182,9 @@ CONFIG_FIX = "edit config.json by hand"
 
 
 class Repair(NamedTuple):
-    """The way out of a finding, and whether `tiewise repair` may take it."""
+    """Remedy of a finding, and a flag that `tiewise repair` may apply it."""
 
-    fix: str
+    remedy: str
     is_safe: bool = False
 
 
@@ -181,7 +194,7 @@ def describe(tensor: Stored) -> str:
 
 
 def names(items: Collection[str], most: int = 4) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first few names, and the number of further ones, as text."""
     listed = ", ".join(short(item) for item in list(items)[:most])
     if len(items) <= most:
         return listed
@@ -189,12 +202,12 @@ def names(items: Collection[str], most: int = 4) -> str:
 
 
 def tensor_names(tensors: Iterable[Stored]) -> str:
-    """Return the names of the first few tensors, and how many more there are."""
+    """Return the names of the first few tensors, and the number of further ones, as text."""
     return names([tensor.name for tensor in tensors])
 
 
 def further_tables(facts: Facts, *parts: str) -> list[Stored]:
-    """Return further tables that token ids index, of one of some parts."""
+    """Return the further tables that token ids index and whose role is one of `parts`."""
     tables = list[Stored]()
     for other in facts.roles.indexed_tensors:
         if other.role in parts:
@@ -203,7 +216,7 @@ def further_tables(facts: Facts, *parts: str) -> list[Stored]:
 
 
 def numbers(values: Iterable[int], count: int) -> str:
-    """Return the first few of `count` row numbers."""
+    """Return the first few of `count` row numbers, as text."""
     texts = [str(value) for value in values]
     listed = ", ".join(texts)
     if count > len(texts):
@@ -212,7 +225,7 @@ def numbers(values: Iterable[int], count: int) -> str:
 
 
 def difference(alike: TableLikeness) -> str:
-    """Return how alike two tables are, with numbers."""
+    """Return a clause on how alike two tables are, with numbers."""
     nan = ""
     if alike.nan:
         nan = ", and some values are NaN, which no loader finds equal"
@@ -231,25 +244,25 @@ def difference(alike: TableLikeness) -> str:
 
 
 def _distance(alike: TableLikeness) -> str:
-    """Return how far the differing rows of two tables are apart."""
+    """Return a clause on the distance between the differing rows of two tables."""
     if math.isfinite(alike.relative):
         if alike.relative < 1:
             return f"by {100 * alike.relative:.2g} % of their length"
         return f"by {alike.relative:.2g} times their length"
-    if math.isfinite(alike.largest):  # the length that the distance is divided by is zero
+    if math.isfinite(alike.largest):  # the distance is relative to a length of 0
         return "from zeros"
     return "some values are NaN or infinite"
 
 
-def differing(facts: Facts, table: Stored, other: Stored) -> TableLikeness | None:
-    """Return how two tables differ; None if they are equal, or were not compared."""
+def compare_if_unequal(facts: Facts, table: Stored, other: Stored) -> TableLikeness | None:
+    """Return how alike two tables are, None if they are equal or were not compared."""
     alike = facts.compare(table, other)
     if alike is None or not alike.differing:
         return None
     return alike
 
 
-def copies(facts: Facts, of: Roles) -> Observations:
+def differing_copies(facts: Facts, of: Roles) -> Observations:
     """Report tables of further tokens that differ from a model's table at the same end.
 
     The model is the checkpoint itself, or the target of a draft.
@@ -259,34 +272,36 @@ def copies(facts: Facts, of: Roles) -> Observations:
         end, copy = ends.get(other.role), other.tensor
         if end is None or end.shape != copy.shape:
             continue
-        alike = differing(facts, end, copy)
+        alike = compare_if_unequal(facts, end, copy)
         if alike is None:
             continue
-        what = f"{describe(copy)} is not {short(end.name)}: {difference(alike)}"
-        fix = "none if it was trained so"
+        problem = f"{describe(copy)} is not {short(end.name)}: {difference(alike)}"
+        remedy = "none if it was trained so"
         severity: Severity = "info"
         if alike.kind in (SOME_ROWS, CLOSE):
-            fix = f"store {short(end.name)} under that name too"
+            remedy = f"store {short(end.name)} under that name too"
             severity = "warning"
         elif of is facts.roles:
-            what += "; transformers drafts with the main one in its place"
-        yield Observation(short(copy.name), what, fix, severity=severity)
+            problem += "; transformers drafts with the main one in its place"
+        yield Observation(short(copy.name), problem, remedy, severity=severity)
 
 
 def dotted(level: str, key: str = FLAG) -> str:
-    """Return the path of a key at a level of the config. The level comes from the file."""
+    """Return the dotted path of a key at a level of the config."""
     if not level:
         return key
     return f"{short(level)}.{key}"
 
 
-def said(flag: bool | None) -> str:
+def flag_text(flag: bool | None) -> str:
     """Return a flag as JSON writes it."""
     return {True: "true", False: "false", None: "absent"}[flag]
 
 
 def value_text(value: object) -> str:
-    """Return a value of a config as text of bounded length. A container gives its type alone."""
+    """Return a value of a config as text of bounded length.
+
+    A container gives its type only."""
     if value is None or isinstance(value, bool | int | float | str):
         return short(repr(value))
     return f"a {type(value).__name__}"

@@ -29,14 +29,13 @@ _SOURCE = "take it from the checkpoint's source"
 
 @rule("B017", "error", "every table that a token id indexes has the rows that ids need")
 def other_tables(facts: Facts) -> Observations:
-    """Models look ids up in more than two tables: Gemma 3n and 4 in one that is as wide as all layers together,
-    LongCat-Flash-Lite in tables of hashed n-grams, Gemma 3n in one each for ids of pictures and sounds, DeepSeek-V3 in
-    those of the layer that predicts a further token. A tool that resizes input table and head and knows of no other
-    leaves these as they were: a new id then raises an IndexError, or reads outside a table on a GPU
-    (transformers#45276, #45335, #45324). The rows of an n-gram table are counted from vocab_size, so that another
-    vocab_size means other rows for every n-gram.
-    What to do: `tiewise resize` grows per-layer tables and those of further tokens with the rest, also where an earlier
-    resize passed them by; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
+    """Some models look token ids up in more than two tables. Gemma 3n and 4 have one that is as wide as all layers
+    together, and Gemma 3n one each for ids of pictures and sounds. LongCat-Flash-Lite has tables of hashed n-grams, and
+    DeepSeek-V3 those of the layer that predicts a further token. A tool that resizes only input table and head leaves
+    these unchanged: a new id then raises an IndexError, or reads outside a table on a GPU (transformers#45276, #45335,
+    #45324). The row of an n-gram depends on vocab_size, so another vocab_size gives every n-gram another row.
+    What to do: `tiewise resize` grows per-layer tables and those of further tokens with the rest, even if an earlier
+    resize missed them; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
     Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
@@ -60,15 +59,15 @@ def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Observatio
     table, rows = other.tensor, rows_in_config(other, facts.config)
     if rows in (None, table.rows):
         return
-    what = f"the config makes it {rows:,} rows, and {describe(table)} has {table.rows:,}"
+    problem = f"the config makes it {rows:,} rows, and {describe(table)} has {table.rows:,}"
     if other.role == NGRAM:
-        what += ": every n-gram reads another row, or one outside"
-        fix = "bring vocab_size back to what the model was trained with"
+        problem += ": every n-gram reads another row, or one outside"
+        remedy = "bring vocab_size back to what the model was trained with"
     elif other.has_row_per_token:
-        fix = grow
+        remedy = grow
     else:
-        fix = _SOURCE
-    yield short(table.name), what, fix
+        remedy = _SOURCE
+    yield short(table.name), problem, remedy
 
 
 def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Observations:
@@ -76,12 +75,12 @@ def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -
     table, is_per_layer = other.tensor, other.role == PER_LAYER
     if table.rows == main.rows or (is_per_layer and _allows_other_rows(facts, table, main)):
         return
-    where, fix = short(table.name), _SOURCE
-    what = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
+    where, remedy = short(table.name), _SOURCE
+    problem = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
     if table.rows < main.rows:
-        what += f": ids from {table.rows:,} on read outside it"
-        fix = grow
-    yield where, what, fix
+        problem += f": ids from {table.rows:,} on read outside it"
+        remedy = grow
+    yield where, problem, remedy
 
 
 def _allows_other_rows(facts: Facts, per_layer: Stored, main: Stored) -> bool:
@@ -103,8 +102,8 @@ def _missing_per_layer_table(facts: Facts) -> Observations:
     if width is None or rows is None:
         return
     if facts.is_complete and not further_tables(facts, PER_LAYER):
-        what = f"it is {width:,}, and no per-layer table is stored: one is drawn at random"
-        yield dotted(level, "hidden_size_per_layer_input"), what, _SOURCE
+        problem = f"it is {width:,}, and no per-layer table is stored: one is drawn at random"
+        yield dotted(level, "hidden_size_per_layer_input"), problem, _SOURCE
 
 
 def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Observations:
@@ -120,16 +119,17 @@ def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) 
     last = tables[start]
     end = start + last.rows
     if main.rows > end:
-        what = f"ids from {start:,} on are looked up in {describe(last)}"
-        what += f": those from {end:,} to {main.rows - 1:,} read outside it"
-        yield short(last.name), what, "bring the vocabulary back to its size, and use unused ids"
+        problem = f"ids from {start:,} on are looked up in {describe(last)}"
+        problem += f": those from {end:,} to {main.rows - 1:,} read outside it"
+        yield short(last.name), problem, "bring the vocabulary back to its size, and use unused ids"
 
 
 @rule("B030", "fatal", "both tables have the shapes that the model needs")
 def table_shapes(facts: Facts) -> Observations:
-    """Input and output table must count the same tokens unless the config names two vocabularies, and be as wide as the
-    model unless a projection or a factored table stands between (ALBERT, ELECTRA, OPT-350m, tiewise's own). A resize
-    that reached one end only leaves them apart (transformers#35141), and loaders stop or draw the smaller one anew.
+    """Input and output table must have a row for the same tokens. An exception is a config that names two vocabularies.
+    Both must be as wide as the model, except with a projection or a factored table (ALBERT, ELECTRA, OPT-350m,
+    tiewise's classes). A resize of one end only leaves different sizes (transformers#35141), and loaders stop or draw
+    the smaller table at random.
     What to do: `tiewise resize --vocab` brings both ends and the bias to one size; a wrong width is a wrong table.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
@@ -141,9 +141,9 @@ def table_shapes(facts: Facts) -> Observations:
         return
     for table in tables:
         if not facts.explains_width_of(table):
-            what = f"{describe(table)} is {table.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
-            what += ", and neither a projection nor a width in the config explains it"
-            yield short(table.name), what, f"{CONFIG_FIX}, or take the table from its source"
+            problem = f"{describe(table)} is {table.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
+            problem += ", and neither a projection nor a width in the config explains it"
+            yield short(table.name), problem, f"{CONFIG_FIX}, or take the table from its source"
 
 
 def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
@@ -152,8 +152,8 @@ def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
         return
     if facts.tied is True or not _may_differ(facts, table, head):
         rows = max(table.rows, head.rows)
-        what = f"{describe(table)} and {describe(head)} count different tokens"
-        yield short(head.name), what, facts.command("resize", f"--vocab {rows}")
+        problem = f"{describe(table)} and {describe(head)} count different tokens"
+        yield short(head.name), problem, facts.command("resize", f"--vocab {rows}")
 
 
 def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
@@ -171,19 +171,19 @@ def _lost_extra_rows(facts: Facts) -> Observations:
     rows = vocabulary + extra
     if table.rows == rows:
         return
-    what = f"{describe(table)} has {table.rows:,} rows, and {rows:,} rows are asked for: vocab_size "
-    what += f"{vocabulary:,} and {extra} of the class's own, which a resize in transformers drops"
-    yield short(table.name), what, "take the table from before the resize"
+    problem = f"{describe(table)} has {table.rows:,} rows, and {rows:,} rows are asked for: vocab_size "
+    problem += f"{vocabulary:,} and {extra} of the class's own, which a resize in transformers drops"
+    yield short(table.name), problem, "take the table from before the resize"
 
 
 @rule("B033", "error", "vocab_size is the number of rows")
 def vocab_size(facts: Facts) -> Observations:
-    """Loaders size both tables by vocab_size and then find other shapes in the files: transformers stops, or with
-    ignore_mismatched_sizes draws the table anew; vLLM and llama.cpp stop. It comes from resizing in one tool and
-    writing the config in another, and in nested configs from changing one level only. Classes read the text level; a
-    larger number at the root is a warning, because older releases and other tools read that one (transformers#40130).
-    Sizes of other vocabularies in the config (decoder_vocab_size, per-layer tables) are respected, and so are paddings
-    that the config declares.
+    """Loaders give both tables the number of rows that vocab_size says. If the files have other shapes, vLLM and
+    llama.cpp stop. transformers stops too, or with ignore_mismatched_sizes draws the table at random. The cause is a
+    resize in one tool and a config from another, or a change of one level of a nested config. Classes read the text
+    level; a larger number at the root is a warning, because older releases and other tools read that one
+    (transformers#40130). The rule respects sizes of other vocabularies in the config (decoder_vocab_size, per-layer
+    tables), and paddings that the config declares.
     What to do: set vocab_size to the number of rows at every level, or resize the tables.
     Sources: transformers#45236; LlamaFactory#6749; transformers#40130; LlamaFactory#6840; lerobot#825
     """
@@ -193,15 +193,15 @@ def vocab_size(facts: Facts) -> Observations:
     key = dotted(facts.text.level, "vocab_size")
     declared = {rows, _padded_rows(facts, rows), *facts.text_vocabularies}
     if table.rows not in declared:
-        what = f"{key} is {rows:,}, and {describe(table)} has {table.rows:,} rows"
-        yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
+        problem = f"{key} is {rows:,}, and {describe(table)} has {table.rows:,} rows"
+        yield key, problem, f"{CONFIG_FIX}: {key} = {table.rows}"
         return
     for claim in _levels_above(facts):
         if claim.vocab_size is not None and claim.vocab_size > max(declared):
             outer = dotted(claim.level, "vocab_size")
-            what = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, which {describe(table)} has"
-            what += ": releases and tools that read the first number stop at the shape, or at the loss"
-            yield Observation(outer, what, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
+            problem = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, which {describe(table)} has"
+            problem += ": releases and tools that read the first number stop at the shape, or at the loss"
+            yield Observation(outer, problem, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
 
 
 _PADDING_KEYS = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
@@ -227,11 +227,11 @@ def _is_above(claim: Claim, level: str) -> bool:
 
 @rule("B035", "warning", "the head's bias is as long as the vocabulary, and one")
 def head_biases(facts: Facts) -> Observations:
-    """A bias of the head has one entry for each row, in the shape that its class gives it; transformers 5 refuses any
-    other. Resizing a table without it leaves it short (transformers#35141, skeletoken#108). A bias on a tied causal
-    head is noted for another reason: loaders that skip every tensor under a tied head's prefix drop the bias too, and
-    the model speaks garbage (vllm#46835). BERT and its kin store the bias under two names, which is healthy while the
-    two are equal, and encoders are not meant by that note.
+    """A bias of the head has one entry for each row. It has the shape that its class gives it; transformers 5 refuses
+    any other. Resizing a table without its bias leaves the bias short (transformers#35141, skeletoken#108). A bias on a
+    tied causal head is noted for another reason: loaders that skip every tensor under a tied head's prefix drop the
+    bias too, and the model writes garbage (vllm#46835). BERT and similar models store the bias under two names, which
+    is correct while the two are equal. The note does not concern encoders.
     What to do: take the bias from the source; `tiewise resize` changes tables and bias together.
     Sources: vllm#46835; transformers#35141; skeletoken#108
     """
@@ -258,27 +258,27 @@ def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
     if facts.are_equal(bias, other):
         return
     where = short(bias.name)
-    what = f"{where} is not {short(other.name)}, and the two are one in this class: loaders differ in which"
-    fix = "find out which one was trained, and store that one alone"
-    yield Observation(where, what, fix, severity="error")
+    problem = f"{where} is not {short(other.name)}, and the two are one in this class: loaders differ in which"
+    remedy = "find out which one was trained, and store that one alone"
+    yield Observation(where, problem, remedy, severity="error")
 
 
 def _fresh_biases(facts: Facts, biases: Collection[str]) -> Observations:
-    """Report biases that an untied model starts anew. One of two is stored alone."""
+    """Report biases that an untied model initialises, because only one of two is stored."""
     for target, source in facts.unfilled_ties:
         if target not in biases and target.endswith("bias"):
             where = short(target)
-            what = f"{short(source)} is stored alone, and an untied model of this class starts {where} anew"
-            yield Observation(where, what, f"store it as {where} too", severity="error")
+            problem = f"{short(source)} is stored alone, and an untied model of this class starts {where} anew"
+            yield Observation(where, problem, f"store it as {where} too", severity="error")
 
 
 def _missing_biases(facts: Facts) -> Observations:
     """Report biases of the head that the file lacks, so that transformers initialises them."""
     missing = [facts.saved_name(name) for name in facts.missing_biases]
     if missing:  # several are names of one
-        what = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
-        fix = "take the bias from the source, or store zeros if the model was trained without one"
-        yield Observation(missing[0], what, fix, severity="error")
+        problem = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
+        remedy = "take the bias from the source, or store zeros if the model was trained without one"
+        yield Observation(missing[0], problem, remedy, severity="error")
 
 
 def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Collection[Stored]:
@@ -306,24 +306,24 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
     if rows and bias.shape[-1] not in rows:
         yield _wrong_length(bias, rows, is_refused=expected is not None)
     elif expected is not None:
-        what = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
-        yield Observation(where, what, "store it in that shape", severity="error")
+        problem = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
+        yield Observation(where, problem, "store it in that shape", severity="error")
     elif bias.name.endswith("lm_head.bias") and _is_tied_causal(facts):
-        what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
-        fix = "none needed; vLLM before its fix of #46835 drops it"
-        yield Observation(where, what, fix, severity="info")
+        problem = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
+        remedy = "none needed; vLLM before its fix of #46835 drops it"
+        yield Observation(where, problem, remedy, severity="info")
 
 
 def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Observation:
     """Return the finding about a bias with other entries than the tables have `rows`."""
     listed = names(sorted(map(str, rows)))
-    what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
-    fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
+    problem = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
+    remedy = "take the bias from the source; `tiewise resize` changes tables and bias together"
     severity: Severity = "warning"
     if is_refused:
-        what += ": transformers refuses to load it"
+        problem += ": transformers refuses to load it"
         severity = "error"
-    return Observation(short(bias.name), what, fix, severity=severity)
+    return Observation(short(bias.name), problem, remedy, severity=severity)
 
 
 def _is_tied_causal(facts: Facts) -> bool:

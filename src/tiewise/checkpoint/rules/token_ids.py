@@ -34,10 +34,10 @@ _GENERATION = "generation_config.json"
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
-def _room(facts: Facts) -> int | None:
-    """Return the number of ids that have a row. Idefics has some in an extra table.
+def _rows_for_ids(facts: Facts) -> int | None:
+    """Return the number of ids that have a row.
 
-    None where the rows of the input table are not counted.
+    Idefics has further rows in an extra table. Return None if the input table's rows are unknown.
     """
     table = facts.roles.plain_input_table
     if table is None:
@@ -48,15 +48,15 @@ def _room(facts: Facts) -> int | None:
 
 @rule("B031", "fatal", "every id of the tokenizer has a row")
 def ids_without_row(facts: Facts) -> Observations:
-    """An id beyond the table reads outside it: a crash on the CPU, a device-side assert on a GPU, a wrong row in
-    kernels that do not check. It comes from adding tokens to the tokenizer without resizing the model, or from saving
-    the tokenizer of another version beside the weights. Where only added tokens lie beyond, text without them still
-    works, and this is an error rather than fatal; where they stand for images or sounds that a text model cannot see,
-    as in Gemma 3 1B, a warning.
+    """An id beyond the table reads outside it. That is a crash on the CPU, a device-side assert on a GPU, and a wrong
+    row in kernels that do not check. It comes from adding tokens to the tokenizer without resizing the model, or from
+    saving another version's tokenizer with the weights. If only added tokens lack a row, text without them still works,
+    and the finding is an error instead of fatal. It is a warning if these tokens mean images or sounds that a text
+    model cannot see, as in Gemma 3 1B.
     What to do: `tiewise resize --vocab N` gives both ends the missing rows, drawn like the existing ones.
     Sources: LlamaFactory#10547; unsloth-zoo#923; transformers#32852
     """
-    tokenizer, room = facts.tokenizer, _room(facts)
+    tokenizer, room = facts.tokenizer, _rows_for_ids(facts)
     if tokenizer is None or room is None:
         return
     last = tokenizer.max_id
@@ -70,14 +70,14 @@ def ids_without_row(facts: Facts) -> Observations:
         severity = _severity_of_added(beyond)
         listed = names([f"{number} {text!r}" for number, text in beyond.items()])
         how = f"{len(beyond):,} added tokens: {listed}"
-    what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {last:,}"
-    what += f" and the input table has {room:,} rows; {how}"
-    fix = facts.command("resize", f"--vocab {last + 1}")
-    yield Observation(tokenizer.files[0], what, fix, severity=severity)
+    problem = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {last:,}"
+    problem += f" and the input table has {room:,} rows; {how}"
+    remedy = facts.command("resize", f"--vocab {last + 1}")
+    yield Observation(tokenizer.files[0], problem, remedy, severity=severity)
 
 
 def _severity_of_added(beyond: Mapping[int, str]) -> Severity:
-    """Return how bad it is that added tokens {id: text} have no row.
+    """Return the severity of added tokens {id: text} without a row.
 
     A text model never sees images or sounds.
     """
@@ -89,14 +89,15 @@ def _severity_of_added(beyond: Mapping[int, str]) -> Severity:
 
 @rule("B032", "info", "rows without a token are padding", reads="headers, rows of padding and a sample of the others")
 def padding(facts: Facts) -> Observations:
-    """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks. Some
-    vocabularies leave out ids too, and their rows have no token either. That is healthy. It bites when a script calls
-    resize_token_embeddings(len(tokenizer)), which then shrinks the table, or when new tokens land on padding rows that
-    were never trained (unsloth-zoo#923, LlamaFactory#10547). Generation masks no padding row: one that
-    is far longer in the head than every token's, or whose bias is larger, can be sampled, and decodes to nothing
-    (vllm#13175, NeMo-RL#237). That is a warning; the padding rows and a sample of the others are read for it.
-    What to do: nothing for short rows. tiewise never shrinks padded rows unless told to, and initialises rows that
-    become tokens. Long rows: suppress their ids, or cut them off and pad with --rows zero.
+    """Tables often have more rows than the tokenizer has ids. The number of rows then divides by 64 or by the number of
+    ranks. Some vocabularies also leave out ids, and their rows have no token either. That is correct. It becomes a
+    problem when a script calls resize_token_embeddings(len(tokenizer)), which then shrinks the table, or when new
+    tokens land on padding rows that were never trained (unsloth-zoo#923, LlamaFactory#10547). Generation masks no
+    padding row: one that is far longer in the head than every token's, or whose bias is larger, can be sampled, and
+    decodes to nothing (vllm#13175, NeMo-RL#237). That is a warning; for it the rule reads the padding rows and a sample
+    of the others.
+    What to do: nothing for short rows. tiewise drops padding rows only on request, and initialises rows that become
+    tokens. Long rows: suppress their ids, or cut them off and pad with --rows zero.
     Sources: unsloth-zoo#923; LlamaFactory#10547; vllm#13175; NeMo-RL#237
     """
     tokenizer, table = facts.tokenizer, facts.roles.plain_input_table
@@ -117,8 +118,8 @@ def padding(facts: Facts) -> Observations:
 class _PaddedRows(NamedTuple):
     """The numbers of a table's rows, in order."""
 
-    spare: NDArray[np.int64]  # those without a token: padding
-    used: NDArray[np.int64]  # those with one
+    spare: NDArray[np.int64]  # rows without a token: padding
+    used: NDArray[np.int64]  # rows with a token
 
     @property
     def last(self) -> int:
@@ -128,16 +129,19 @@ class _PaddedRows(NamedTuple):
 
 def _padding_rows(table: Stored, rows: _PaddedRows, last_id: int) -> Observation:
     """Return the finding about rows of a table that have no token."""
-    what = f"{table.rows:,} rows, ids up to {last_id:,}: {len(rows.spare):,} rows of padding"
+    problem = f"{table.rows:,} rows, ids up to {last_id:,}: {len(rows.spare):,} rows of padding"
     between = int((rows.spare < last_id).sum())
     if between:
-        what += f", {between:,} of them between the tokens"
-    fix = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
-    return Observation(short(table.name), what, fix)
+        problem += f", {between:,} of them between the tokens"
+    remedy = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
+    return Observation(short(table.name), problem, remedy)
 
 
 def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:
-    """Return for each row of a table whether a token has it. Without a vocabulary, all up to the last do."""
+    """Return a mask of the rows that have a token.
+
+    Without a vocabulary, all rows up to the largest id have one.
+    """
     has_token = np.zeros(rows, bool)
     if not tokenizer.base:
         has_token[: tokenizer.max_id + 1] = True
@@ -148,26 +152,29 @@ def _rows_with_token(tokenizer: Tokenizer, rows: int) -> NDArray[np.bool_]:
     return has_token
 
 
-FEWEST_USED = 20  # rows whose lengths say how long a row can be
+FEWEST_USED = 20  # smallest number of used rows for an estimate of the longest plausible row
 
 
-def _fence(lengths: NDArray[np.float64]) -> float:
-    """Return a length above which a row is none of these. It is two spans from median to longest beyond the longest."""
+def _length_limit(lengths: NDArray[np.float64]) -> float:
+    """Return the limit of plausible row lengths, from the lengths of used rows.
+
+    It is longest + 2 · (longest − median).
+    """
     return float(3 * lengths.max() - 2 * np.median(lengths))
 
 
 def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Observations:
-    """Report padding rows of the head that outweigh every used row, by length or by bias."""
+    """Report padding rows of the head that exceed every used row in length or bias."""
     if facts.roles.headless or not len(rows.used):
         return
-    fix = f"list their ids under suppress_tokens in {_GENERATION}"
+    remedy = f"list their ids under suppress_tokens in {_GENERATION}"
     if rows.spare[-1] > last_id:
-        fix += f", or cut them off: {facts.command('resize', f'--vocab {last_id + 1}')}"
+        remedy += f", or cut them off: {facts.command('resize', f'--vocab {last_id + 1}')}"
     head = _head_with_rows(facts, rows.last)
     if head is not None:
-        yield from _long_padding(head, rows, fix)
+        yield from _long_padding(head, rows, remedy)
     for bias in _biases_with_rows(facts, rows.last):
-        yield from _large_bias(bias, rows, fix)
+        yield from _large_bias(bias, rows, remedy)
 
 
 def _head_with_rows(facts: Facts, last_row: int) -> Stored | None:
@@ -192,7 +199,7 @@ def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
             yield bias
 
 
-def _long_padding(head: Stored, rows: _PaddedRows, fix: str) -> Observations:
+def _long_padding(head: Stored, rows: _PaddedRows, remedy: str) -> Observations:
     """Report a padding row of the head that is far longer than every used row."""
     if len(rows.used) < FEWEST_USED:
         return
@@ -200,48 +207,48 @@ def _long_padding(head: Stored, rows: _PaddedRows, fix: str) -> Observations:
     longest = int(lengths.argmax())
     step = -(-len(rows.used) // SAMPLED_ROWS)
     sample = row_lengths(head, rows.used[::step])
-    if lengths[longest] <= _fence(sample):
-        return  # the sample spares most checkpoints the reading of all used rows
-    if lengths[longest] <= _fence(row_lengths(head, rows.used)):
+    if lengths[longest] <= _length_limit(sample):
+        return  # for most checkpoints, the sample suffices
+    if lengths[longest] <= _length_limit(row_lengths(head, rows.used)):
         return
     median = float(np.median(sample))
     longer = int((lengths > median).sum())
-    what = f"{longer:,} of {len(rows.spare):,} padding rows of {where}"
-    what += f" are longer than the median used row ({median:.3g}), and row {rows.spare[longest]:,}"
-    what += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
-    yield Observation(where, what, fix, severity="warning")
+    problem = f"{longer:,} of {len(rows.spare):,} padding rows of {where}"
+    problem += f" are longer than the median used row ({median:.3g}), and row {rows.spare[longest]:,}"
+    problem += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
+    yield Observation(where, problem, remedy, severity="warning")
 
 
-def _large_bias(bias: Stored, rows: _PaddedRows, fix: str) -> Observations:
+def _large_bias(bias: Stored, rows: _PaddedRows, remedy: str) -> Observations:
     """Report a bias that is larger at padding rows than at any token."""
     values = widened(bias.read()).reshape(-1)
     largest = values[rows.used].max()
     above = rows.spare[values[rows.spare] > largest]
     if len(above):
         where = short(bias.name)
-        what = f"{where} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
-        what += f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
-        yield Observation(where, what, fix, severity="warning")
+        problem = f"{where} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
+        problem += f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
+        yield Observation(where, problem, remedy, severity="warning")
 
 
 _ID_KEY = re.compile(r"(^|_)token_(ids?|index|indices)$")
 _ID_LISTS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids", "forced_decoder_ids")
-OTHER_VOCABULARY = re.compile(r"codebook|codec|t2u")  # in keys of ids that speech models look up in other tables
+OTHER_VOCABULARY = re.compile(r"codebook|codec|t2u")  # in keys whose ids speech models look up in other tables
 _STRICT = tuple(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "decoder_start"))
 _SPECIAL = (*_STRICT, *(f"{name}_token_id" for name in ("sep", "cls", "mask", "forced_bos", "forced_eos")))
 
 
 @rule("B034", "warning", "special ids lie inside the vocabulary")
 def special_ids_outside(facts: Facts) -> Observations:
-    """Every level of config.json, and generation_config.json, name tokens by id: bos, eos, pad, decoder_start and every
-    other key that ends in token_id, token_ids or token_index, and the lists suppress_tokens, begin_suppress_tokens,
-    forced_decoder_ids, bad_words_ids and force_words_ids. A pad id beyond the tables crashes at the first padded batch,
-    and without an end token generation never stops. An id in one of the lists raises an IndexError in generate, or does
-    nothing. The placeholder of a picture or sound is an error: most classes look it up before they put the picture's
-    vectors there, so that the first picture raises an IndexError (transformers#35683). Gemma 3, PaliGemma and their kin
-    replace it first, and are not reported. Neither are ids that Idefics and Mllama look up in rows of their own, nor
-    those of a codec. A negative pad id counts rows from the end. Ids go stale when a vocabulary is trimmed, or a
-    tokenizer replaced. Ids that are absent are not reported: many families have none.
+    """Every level of config.json, and generation_config.json, name tokens by id. The keys are bos, eos, pad,
+    decoder_start and every other key that ends in token_id, token_ids or token_index, and the lists suppress_tokens,
+    begin_suppress_tokens, forced_decoder_ids, bad_words_ids and force_words_ids. A pad id beyond the tables crashes at
+    the first padded batch, and without an end token generation never stops. An id in one of the lists raises an
+    IndexError in generate, or does nothing. The placeholder of a picture or sound is an error: most classes look it up
+    before they insert the picture's vectors, so the first picture raises an IndexError (transformers#35683). Gemma 3,
+    PaliGemma and similar classes replace it first, and are not reported. The rule also skips ids that Idefics and
+    Mllama look up in extra rows, and those of a codec. A negative pad id counts rows from the end. Ids go stale when a
+    vocabulary is trimmed, or a tokenizer replaced. Ids that are absent are not reported: many families have none.
     What to do: write the ids that the tokenizer has; `tiewise resize` gives a placeholder the row that it lacks.
     Sources: LlamaFactory#6749; skeletoken#108; transformers#35683; transformers#36491; transformers#29836
     """
@@ -255,7 +262,9 @@ def special_ids_outside(facts: Facts) -> Observations:
 
 
 def _largest_vocabulary(facts: Facts) -> int | None:
-    """Return the most ids that a table or the config has. None without a counted table."""
+    """Return the largest number of ids of a table or the config.
+
+    Return None without a plain table."""
     sizes = set[int]()
     for table in facts.roles.tables:
         if not facts.roles.is_packed(table):
@@ -263,7 +272,7 @@ def _largest_vocabulary(facts: Facts) -> int | None:
     if not sizes:
         return None
     sizes |= facts.vocabularies
-    return max(*sizes, _room(facts) or 0)
+    return max(*sizes, _rows_for_ids(facts) or 0)
 
 
 def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room: int) -> Observations:
@@ -283,20 +292,23 @@ def _outside_of_level(facts: Facts, level: str, record: Mapping[str, Any], room:
 
 
 def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], room: int) -> Observations:
-    """Report the ids under one key that no row has. A placeholder that the class looks up is an error."""
+    """Report the ids under one key that have no row.
+
+    A placeholder that the class looks up is an error.
+    """
     key = dotted(level, short(name))
     listed = ", ".join(_id_text(number) for number in outside[:4])
     if len(outside) > 4:
         listed += f" and {len(outside) - 4:,} more"
-    what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
+    problem = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
     if level == _GENERATION:
-        yield key, what, f"edit {_GENERATION} by hand: {key}"
+        yield key, problem, f"edit {_GENERATION} by hand: {key}"
     elif name in _SPECIAL or not _ID_KEY.search(name):
-        yield key, what, f"edit {CONFIG} by hand: {key}"
+        yield key, problem, f"edit {CONFIG} by hand: {key}"
     elif not _replaces_placeholders(facts, level):
-        what += ": the first use of this token reads outside the table"
-        fix = f"{facts.command('resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
-        yield Observation(key, what, fix, severity="error")
+        problem += ": the first use of this token reads outside the table"
+        remedy = f"{facts.command('resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
+        yield Observation(key, problem, remedy, severity="error")
 
 
 def _id_text(number: Any) -> str:
@@ -314,7 +326,7 @@ def _replaces_placeholders(facts: Facts, level: str) -> bool:
 
 def _names_tokens(name: object) -> bool:
     """Return whether the value of a config's key is ids of tokens of the vocabulary."""
-    if not isinstance(name, str) or name.startswith("_"):  # a class keeps what begins so to itself
+    if not isinstance(name, str) or name.startswith("_"):  # private attributes of a class
         return False
     if OTHER_VOCABULARY.search(name):
         return False
@@ -341,7 +353,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _outside(name: str, value: Any, room: int) -> list[int]:
-    """Return those ids of a config's value that none of `room` rows has."""
+    """Return the ids of a config's value that are `room` or larger."""
     if name == "forced_decoder_ids":
         value = _forced_ids(value)
     return [number for number in _ids_below(value) if number >= room]

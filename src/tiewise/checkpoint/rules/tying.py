@@ -11,13 +11,13 @@ from tiewise.checkpoint.rules.rule import (
     Observations,
     Repair,
     Severity,
-    copies,
     describe,
     difference,
+    differing_copies,
     dotted,
+    flag_text,
     names,
     rule,
-    said,
     tensor_names,
 )
 from tiewise.checkpoint.stored import Stored
@@ -28,10 +28,10 @@ from tiewise.core.files import format_bytes
 
 @rule("B010", "fatal", "the input table is stored under a name that a loader knows")
 def no_input(facts: Facts) -> Observations:
-    """Without an input table every token is a random vector, or loading stops. It happens where a tool saved only part
-    of a model, or saved it under names of its own: wrappers of DDP, FSDP and torch.compile put prefixes before every
-    name, and rules that match `lm_head.weight` exactly then find nothing (OpenRLHF#1316, tinker-cookbook#593). Names
-    are looked for in the data of transformers' classes, then among the usual ones, then by shape.
+    """Without an input table, every token is a random vector, or loading stops. It happens if a tool saved only part of
+    a model, or saved it under other names. Wrappers of DDP, FSDP and torch.compile put prefixes before every name, and
+    code that matches `lm_head.weight` exactly then finds nothing (OpenRLHF#1316, tinker-cookbook#593). The rule looks
+    for the table by the names of transformers' classes, then by usual names, then by shape.
     What to do: store the table under the name that the model's class gives it.
     Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
     """
@@ -57,9 +57,9 @@ def _fresh_tables(facts: Facts) -> Observations:
     """Report tables that an untied model draws at random, because one of two is stored alone."""
     for target, source in facts.unfilled_ties:
         if not target.endswith("bias"):
-            what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
-            fix = f"store it as {target} too, or write the flag as true if it was trained so"
-            yield Observation(target, what, fix, severity="error")
+            problem = f"{source} is stored alone, and an untied model of this class draws {target} at random"
+            remedy = f"store it as {target} too, or write the flag as true if it was trained so"
+            yield Observation(target, problem, remedy, severity="error")
 
 
 def _missing_further_inputs(facts: Facts) -> Observations:
@@ -67,9 +67,9 @@ def _missing_further_inputs(facts: Facts) -> Observations:
     for table_name in facts.missing_tables:
         name = facts.saved_name(table_name)
         stored = facts.roles.input_tables[0]
-        what = f"{name} is not stored, and nothing ties it to {short(stored.name)}"
-        what += ": this second input table is drawn at random"
-        yield name, what, f"take {name} from the source of the checkpoint"
+        problem = f"{name} is not stored, and nothing ties it to {short(stored.name)}"
+        problem += ": this second input table is drawn at random"
+        yield name, problem, f"take {name} from the source of the checkpoint"
 
 
 def _misnamed(table: Stored, name: str) -> str:
@@ -86,13 +86,13 @@ def _misnamed_input(facts: Facts, table: Stored) -> Observation:
     if facts.tied is not True or roles.loaded_output is None:
         effect = "the table is drawn at random"
         severity = "fatal"
-    what = f"{_misnamed(table, name)}: {effect}"
-    fix = f"store it as {name}, and every tensor that is named like it likewise"
+    problem = f"{_misnamed(table, name)}: {effect}"
+    remedy = f"store it as {name}, and every tensor that is named like it likewise"
     twins = _tables_of_others(facts, table.name, name)
     if twins:
-        what += f"; {names(twins)} is such a table too, so that the file holds several models"
-        fix = f"write each model to a folder of its own; {fix}"
-    return Observation(name, what, fix, severity=severity)
+        problem += f"; {names(twins)} is such a table too, so that the file holds several models"
+        remedy = f"write each model to a folder of its own; {remedy}"
+    return Observation(name, problem, remedy, severity=severity)
 
 
 def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
@@ -113,13 +113,13 @@ def _missing_input(facts: Facts) -> Observations:
     )  # by B016, where there is anything to report
     if roles.output is not None and is_reported:
         return
-    what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
+    problem = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
     if facts.matrices_without_role:
-        what += f"; one of these may be: {tensor_names(facts.matrices_without_role)}"
-    where, fix = "input table", "store it under the name that its class gives it"
+        problem += f"; one of these may be: {tensor_names(facts.matrices_without_role)}"
+    where, remedy = "input table", "store it under the name that its class gives it"
     if roles.input_name:
-        where, fix = roles.input_name, f"store it as {roles.input_name}"
-    yield where, what, fix
+        where, remedy = roles.input_name, f"store it as {roles.input_name}"
+    yield where, problem, remedy
 
 
 def _may_lack_input(facts: Facts) -> bool:
@@ -136,13 +136,13 @@ def _is_packed_in_unknown_way(facts: Facts) -> bool:
 
 @rule("B011", "fatal", "an untied model stores its output head")
 def no_output(facts: Facts) -> Observations:
-    """The config says that the two ends do not share a table, and the head is not there. transformers 4 and 5 draw it
-    at random; 5 names it as missing, 4 says nothing. vLLM left it uninitialised before August 2026 (#51665) and has
-    tied it since; llama.cpp ties it; mlx-lm refuses. A VLM whose nested config says tied while its root says untied is
-    the usual cause (Qwen3-VL-Embedding#89), a save that dropped the head of a diverged pair the dangerous one.
+    """The config says that the two ends have separate tables, and the head is missing. transformers 4 and 5 draw it at
+    random; 5 reports it as missing, 4 reports nothing. vLLM left it uninitialised before August 2026 (#51665) and has
+    tied it since; llama.cpp ties it; mlx-lm refuses. The usual cause is a VLM whose nested config says tied while its
+    root says untied (Qwen3-VL-Embedding#89). The dangerous one is a save that dropped the head of a diverged pair.
     What to do: if the model was trained tied, write the flag as true at every level. If not, the head is lost: take the
-    checkpoint from its source again. A table that is much larger than the layers was trained with scales of its own, as
-    MiniCPM's is: converted to Llama's class, tying it gives wrong logits in every loader (llama.cpp#5276).
+    checkpoint from its source again. A table with much larger values than the layers was trained with special scales,
+    as MiniCPM's is: converted to Llama's class, tying it gives wrong logits in every loader (llama.cpp#5276).
     Sources: llama.cpp#5276; Qwen3-VL-Embedding#89; vllm#51063; transformers#43429
     """
     if not _must_have_head(facts):
@@ -151,23 +151,25 @@ def no_output(facts: Facts) -> Observations:
     why = _why_untied(facts)
     if roles.output is not None:
         name = roles.unloaded_names[roles.output.name]
-        what = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {name}"
-        yield name, what, f"store it as {name}"
+        problem = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {name}"
+        yield name, problem, f"store it as {name}"
         return
-    what = f"{why}, and no output head is stored: transformers draws it at random"
+    problem = f"{why}, and no output head is stored: transformers draws it at random"
     if facts.matrices_without_role:
-        what += f"; one of these may be it: {tensor_names(facts.matrices_without_role)}"
-    fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
+        problem += f"; one of these may be it: {tensor_names(facts.matrices_without_role)}"
+    remedy = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
     if facts.scaled_up is not None:
-        what += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
-        what += " model may have been trained with scales that this class lacks (MiniCPM), and a tie gives wrong logits"
-        fix = f"look up how it was trained, and load it with its own class; {fix}"
+        problem += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
+        problem += (
+            " model may have been trained with scales that this class lacks (MiniCPM), and a tie gives wrong logits"
+        )
+        remedy = f"look up how it was trained, and load it with its own class; {remedy}"
     where, true_level = roles.output_name or "output head", _level_that_ties(claims)
     if true_level is None:
-        yield where, what, fix
+        yield where, problem, remedy
     else:
-        what += f"; {dotted(true_level)} is true"
-        yield where, what, facts.command("repair"), True
+        problem += f"; {dotted(true_level)} is true"
+        yield where, problem, facts.command("repair"), True
 
 
 def _level_that_ties(claims: Claims) -> str | None:
@@ -208,9 +210,9 @@ def _why_untied(facts: Facts) -> str:
 def tied_but_different(facts: Facts) -> Observations:
     """The config says tied, and two different tables are stored. transformers 4 overwrote the head with the input
     table, and so did vLLM before August 2026 (vllm#51063); mlx-lm still drops it; transformers 5 keeps both, warns, and
-    leaves the config wrong (transformers#42507). So one folder is two models. It comes from merging an adapter trained
-    at both ends (peft#2777, transformers#45127), from FSDP or ZeRO gathering two copies of a tied table (verl#6334),
-    and from training that silently ran untied.
+    leaves the config wrong (transformers#42507). One folder is then two models. It comes from merging an adapter
+    trained at both ends (peft#2777, transformers#45127), from FSDP or ZeRO gathering two copies of a tied table
+    (verl#6334), and from training that silently ran untied.
     What to do: if the head was trained on purpose, write the flag as false at every level. If one side is an accident,
     keep the other with `tiewise tie --keep input|output`. A head that is unrelated to the table and over ten times
     shorter was probably never trained (Megatron-LM#7577), and repair leaves it to you.
@@ -225,11 +227,11 @@ def tied_but_different(facts: Facts) -> Observations:
     if facts.roles.headless:
         yield _not_read(facts, where)
         return
-    what = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.likeness)}"
+    problem = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.likeness)}"
     if facts.has_untrained_head:
         times = 1 / max(pair.likeness.length_ratio, 1e-9)
-        what += f"; the head's rows are {times:,.0f} times shorter, as those of a head that was never trained"
-    yield where, what, *_choice_of_table(facts)
+        problem += f"; the head's rows are {times:,.0f} times shorter, as those of a head that was never trained"
+    yield where, problem, *_choice_of_table(facts)
 
 
 def _is_t5_with_head(claims: Claims) -> bool:
@@ -255,13 +257,14 @@ def _choice_of_table(facts: Facts) -> Repair:
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
 def tied_and_stored_twice(facts: Facts) -> Observations:
-    """The head is a byte-for-byte copy of the input table. It costs disk, download and, in loaders that take what is
-    stored, memory: a merge of Gemma 2 gained a billion parameters so (mergekit#385), and llama.cpp keeps both
-    (llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted apart; 5.23 ties it. It
-    comes from any save that lost the alias: FSDP, ZeRO consolidation, merges, "clone before saving" recipes.
+    """The head is a byte-for-byte copy of the input table. It costs disk space and download time. In loaders that load
+    every stored tensor, it also costs memory: a merge of Gemma 2 gained a billion parameters (mergekit#385), and
+    llama.cpp keeps both (llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted
+    apart; 5.23 ties it. It comes from any save that lost the alias: FSDP, ZeRO consolidation, merges, "clone before
+    saving" recipes.
     A packed head repeats the table's numbers, scales and biases, and loaders that skip the numbers alone stop at the
     rest (mlxcel#291).
-    What to do: `tiewise dedupe` drops the head, with all that belongs to it. Nothing else changes.
+    What to do: `tiewise dedupe` drops the head with all its parts. Nothing else changes.
     Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824; mlxcel#291
     """
     if facts.tied is not True:
@@ -287,10 +290,10 @@ def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     where = short(pair.head.name)
     if facts.roles.headless:
         return _not_read(facts, where)
-    what = f"{_equal_tables(pair)}, {format_bytes(pair.head.nbytes)} stored twice"
+    problem = f"{_equal_tables(pair)}, {format_bytes(pair.head.nbytes)} stored twice"
     if pair.likeness.nan:
-        what += "; some values are NaN, so that transformers 5 keeps both"
-    return Observation(where, what, facts.command("dedupe"), safe=True)
+        problem += "; some values are NaN, so that transformers 5 keeps both"
+    return Observation(where, problem, facts.command("dedupe"), safe=True)
 
 
 def _packed_alike(facts: Facts) -> Observation:
@@ -298,12 +301,12 @@ def _packed_alike(facts: Facts) -> Observation:
     table, head = facts.roles.input_end, facts.roles.output_end
     parts = list(head.parts.values())
     spare = format_bytes(sum(part.nbytes for part in parts))
-    what = f"{short(head.module)} and {short(table.module)} are packed alike, byte for byte ({names(head.parts)})"
-    what += f", {spare} stored twice"
+    problem = f"{short(head.module)} and {short(table.module)} are packed alike, byte for byte ({names(head.parts)})"
+    problem += f", {spare} stored twice"
     where = short(parts[0].name)
     if quantisation(facts.config).get("lm_head") is True:
-        return Observation(where, what, "set quantization_config.lm_head to false by hand, then dedupe")
-    return Observation(where, what, facts.command("dedupe"), safe=True)
+        return Observation(where, problem, "set quantization_config.lm_head to false by hand, then dedupe")
+    return Observation(where, problem, facts.command("dedupe"), safe=True)
 
 
 def _not_read(facts: Facts, name: str) -> Observation:
@@ -312,8 +315,8 @@ def _not_read(facts: Facts, name: str) -> Observation:
     LlamaForSequenceClassification that was saved with an old `lm_head` is an example.
     """
     owner = short(architecture(facts.config) or "its class")
-    what = f"{name} is stored, and {owner} has no token head: transformers does not read it"
-    return Observation(name, what, "none needed: the tensor can be left out", severity="info")
+    problem = f"{name} is stored, and {owner} has no token head: transformers does not read it"
+    return Observation(name, problem, "none needed: the tensor can be left out", severity="info")
 
 
 def _equal_tables(pair: ComparedEnds) -> str:
@@ -326,10 +329,10 @@ def _equal_tables(pair: ComparedEnds) -> str:
 
 @rule("B014", "info", "an untied model's two tables are not the same", scans=True)
 def equal_but_not_tied(facts: Facts) -> Observations:
-    """Two equal tables under a config that says untied: someone untied the model and has not trained it since, or a
-    save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a model clone a
-    tied head on purpose, and write such pairs. Training parts the two ends from here on, and until then one of them is
-    spare bytes.
+    """The config says untied, and the two stored tables are equal. Someone untied the model and did not train it
+    afterwards, or a save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a
+    model clone a tied head on purpose, and write such pairs. Training will separate the two ends; until then, one of
+    them is redundant.
     What to do: nothing if that is meant; else `tiewise tie --keep input` stores one table and says so.
     Sources: torchtitan: the Hugging Face backend clones the head for FSDP
     """
@@ -340,19 +343,20 @@ def equal_but_not_tied(facts: Facts) -> Observations:
         return  # its head is not read
     how = "no config says whether they tie"
     if facts.claims.levels:
-        how = f"the config says {said(facts.tied)}"
-    what = f"{_equal_tables(pair)}, and {how}: {format_bytes(pair.head.nbytes)} twice"
-    fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
-    yield short(pair.head.name), what, fix
+        how = f"the config says {flag_text(facts.tied)}"
+    problem = f"{_equal_tables(pair)}, and {how}: {format_bytes(pair.head.nbytes)} twice"
+    remedy = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
+    yield short(pair.head.name), problem, remedy
 
 
 @rule("B015", "warning", "two stored tables are the same, or two tables of their own", scans=True)
 def drifted(facts: Facts) -> Observations:
-    """Tables that were trained apart share nothing: every row differs by about its own length. Tables that are equal
-    after a cast, equal but for some rows, or within a tenth of each other were one table not long ago. Usual causes:
-    one end saved in another precision; new tokens written at one end only (transformers#35141); an alias lost on the
-    meta device or in FSDP, so that each end was trained alone from then on (pytorch#188346, Automodel#2571).
-    What to do: decide whether the parting was meant. If not, `tiewise tie --keep input|output|mean` makes them one
+    """Two tables that were trained separately have nothing in common. Every row differs by about its length. Tables
+    that are equal after a cast, equal except for some rows, or within a tenth of each other were one table recently.
+    Usual causes: one end saved in another precision; new tokens written at one end only (transformers#35141); an alias
+    lost on the meta device or in FSDP, so each end was trained separately from then on (pytorch#188346,
+    Automodel#2571).
+    What to do: decide whether the difference is intended. If not, `tiewise tie --keep input|output|mean` makes them one
     again, and says by how much any logit changes.
     Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
     """
@@ -369,30 +373,30 @@ def drifted(facts: Facts) -> Observations:
     keep = "--keep input (or output, or mean)"
     if alike.kind == SAME_VALUES:
         keep = "--keep input"
-    what = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
-    yield short(head.name), what, f"nothing if meant; else {facts.command('tie', keep)}"
+    problem = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
+    yield short(head.name), problem, f"nothing if meant; else {facts.command('tie', keep)}"
 
 
 @rule("B016", "error", "a single shared table is stored under the input table's name")
 def only_head_stored(facts: Facts) -> Observations:
-    """Only the head's name is stored. transformers 5 ties in both directions; other loaders look for the input table
-    and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It comes
-    from saves that drop shared names in alphabetical order or by pointer, without asking which one is canonical
-    (safetensors#98).
+    """The only stored table has the head's name. transformers 5 ties in both directions; other loaders look for the
+    input table and stop, or leave it random. CodeShell was published in this form, and llama.cpp had to add support
+    (llama.cpp#12456). It comes from saves that drop shared names in alphabetical order or by pointer, without asking
+    which one is canonical (safetensors#98).
     What to do: `tiewise tie` stores the tensor under the input table's name, with the flag true; `tiewise repair` does
-    it where the config says tied.
+    it if the config says tied.
     Sources: llama.cpp#12456; safetensors#98
     """
     head, input_name = facts.roles.output, facts.roles.input_name
     if head is None or not _lacks_input(facts):
         return
     looked_for = short(input_name or "the input table's own name")
-    what = f"only {describe(head)} is stored, and no input table: loaders look for {looked_for}"
+    problem = f"only {describe(head)} is stored, and no input table: loaders look for {looked_for}"
     if _can_be_renamed(facts):
-        yield short(head.name), what, facts.command("repair"), True
+        yield short(head.name), problem, facts.command("repair"), True
     else:
-        fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
-        yield short(head.name), what, fix
+        remedy = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
+        yield short(head.name), problem, remedy
 
 
 def _can_be_renamed(facts: Facts) -> bool:
@@ -416,53 +420,54 @@ def _lacks_input(facts: Facts) -> bool:
 
 @rule("B019", "error", "the layers between the body and the head are stored")
 def head_layers(facts: Facts) -> Observations:
-    """BERT and its kin put a dense layer and a norm between the body and the head's table. A file may have the table
-    and lack these layers: DeBERTa's publisher calls them `lm_predictions.lm_head` (transformers#15216), and a body
-    that was saved alone has none. transformers then draws them at random, and the loss of a masked language model is
-    near chance though both tables are right. The data of transformers' classes says which layers a head has.
+    """BERT and similar models have a dense layer and a norm between body and output table. A file may have the table
+    and lack these layers: DeBERTa's publisher calls them `lm_predictions.lm_head` (transformers#15216), and a body that
+    was saved without a head has none. transformers then draws them at random, and the loss of a masked language model
+    is near chance though both tables are right. The data of transformers' classes says which layers a head has.
     What to do: store them under the names that the class gives them, or load the body with a class without a head.
     Sources: transformers#15216; transformers#15673
     """
     lost = [facts.saved_name(name) for name in facts.missing_head]
     if lost:
-        what = f"tensors of the head's layers are not stored, and so drawn at random: {names(lost)}"
-        fix = "store them under the names that the class gives them, or load the folder with a class without a head"
-        yield short(lost[0]), what, fix
+        problem = f"tensors of the head's layers are not stored, and so drawn at random: {names(lost)}"
+        remedy = "store them under the names that the class gives them, or load the folder with a class without a head"
+        yield short(lost[0]), problem, remedy
 
 
 @rule("B090", "info", "numbers that act at the boundary are known")
 def boundary_numbers(facts: Facts) -> Observations:
-    """Some families multiply or cap at the vocabulary's ends: Granite embedding_multiplier and logits_scaling, Cohere
-    logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a projection, T5 the scale before the
-    head. A tied table then serves two scales at once, and a tool that unties, merges or factors without them changes
-    every logit. Baichuan 2 and Bailing (Ling) divide the rows of the head by their lengths before every product, and
-    converters that took the stored rows got other logits (vllm#1022, llama.cpp#3270). Such a class is found by its code
-    in the folder, which is parsed and never run, or by norm_head in the config.
-    What to do: nothing here; tiewise's verbs keep these numbers, and refuse what would change the function. Of a
-    normalised head, write rows of length 1 before another class or tool reads them.
+    """Some families scale, cap or project at the input embedding or the output head. Granite has embedding_multiplier
+    and logits_scaling, Cohere logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a
+    projection, T5 the scale before the head. A tied table then serves two scales at once, and a tool that unties,
+    merges or factors without them changes every logit. Baichuan 2 and Bailing (Ling) divide the rows of the head by
+    their lengths before every product, and converters that took the stored rows got other logits (vllm#1022,
+    llama.cpp#3270). The rule recognises such a class by its code in the folder, which it parses and never runs, or by
+    norm_head in the config.
+    What to do: nothing here; tiewise's verbs keep these numbers, and refuse to change the function. For a normalised
+    head, write rows of length 1 before another class or tool reads them.
     Sources: transformers: configs of Granite, Cohere, Gemma, OPT, ALBERT, T5; vllm#1022; vllm#1876; llama.cpp#3270
     """
     scalars = facts.roles.scalars
     if scalars:
         first = next(iter(scalars))
         listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
-        what = f"the model scales or caps at the boundary: {listed}"
-        fix = "none needed; tie, untie and factor keep them, and other tools should"
-        yield short(first), what, fix
+        problem = f"the model scales or caps at the boundary: {listed}"
+        remedy = "none needed; tie, untie and factor keep them, and other tools should"
+        yield short(first), problem, remedy
     for where, how in normalised_heads(facts):
-        what = f"{how}, so that a token's logit does not depend on the length of its stored row"
-        fix = "none for this class; a tool that takes the rows as they are stored changes every logit"
-        yield where, what, fix
+        problem = f"{how}, so that a token's logit does not depend on the length of its stored row"
+        remedy = "none for this class; a tool that takes the rows as they are stored changes every logit"
+        yield where, problem, remedy
 
 
 @rule("B018", "warning", "a table of layers for further tokens is the main one, or one of its own", scans=True)
 def further_tokens(facts: Facts) -> Observations:
-    """DeepSeek-V3 stores its table and its head once more for the layer that predicts the token after next, and says
-    that they are shared. Loaders differ in which they draft with: transformers 5 passes the copies by and takes the
-    main ones (MtpModel in its modeling_layers.py), vLLM loads the copies (deepseek_mtp.py). A fine-tuning or a merge
-    that changed the main tables alone leaves copies that are nearly equal: the text stays right, as every draft is
-    verified, but fewer drafts are accepted where the copies are read. Tables of their own are only noted.
-    What to do: store the main tables under the copies' names too, or leave the copies out where the loader shares.
+    """DeepSeek-V3 stores a second table and head for the layer that predicts the token after next. Its documentation
+    says that they are shared. Loaders draft with different ones: transformers 5 ignores the copies and takes the main
+    ones (MtpModel in its modeling_layers.py), vLLM loads the copies (deepseek_mtp.py). A fine-tuning or a merge that
+    changed only the main tables leaves copies that are nearly equal. The text stays right, because every draft is
+    verified, but loaders that read the copies accept fewer drafts. Separately trained tables are only noted.
+    What to do: store the main tables under the copies' names too, or leave the copies out if the loader shares.
     Sources: DeepSeek-V3 README_WEIGHTS.md; transformers modeling_layers.py (5.23.0); vLLM deepseek_mtp.py (03356f8)
     """
-    yield from copies(facts, facts.roles)
+    yield from differing_copies(facts, facts.roles)

@@ -34,11 +34,10 @@ MOST_TEMPLATE, MOST_ADDED = 2**20, 10_000  # letters of chat templates, and adde
 
 @rule("B040", "warning", "types agree: both tables with each other, and the config with the bytes")
 def types_disagree(facts: Facts) -> Observations:
-    """A head in another type than its table cannot be compared or shared by bytes, and a loader casts one of them. The
-    config's dtype is what transformers 5 and vLLM load by default: where the files are more precise than it says, the
-    weights are rounded without a word; where they are less precise, loading only takes more memory, which is merely
-    noted. The type of most bytes counts, so that norms in fp32 beside bf16 weights are no finding. Quantised models are
-    left to B050.
+    """Two tables of different types cannot be compared or shared by bytes. A loader casts one of them. transformers 5
+    and vLLM load in the config's dtype by default. If the files are more precise, they silently round the weights. If
+    the files are less precise, loading only takes more memory, which is merely noted. The type of most bytes counts, so
+    norms in fp32 next to bf16 weights are no finding. B050 checks quantised models.
     What to do: correct the config's dtype, or save the model in one type.
     Sources: transformers: dtype='auto'
     """
@@ -57,9 +56,9 @@ def _plain_tables(facts: Facts) -> list[Stored]:
 def _unequal_types(table: Stored, head: Stored) -> Observations:
     """Report two tables of different types."""
     if table.dtype != head.dtype:
-        what = f"{describe(table)} and {describe(head)} have different types"
-        fix = "none if the head is meant to be more precise; else save the model again in one type"
-        yield short(head.name), what, fix
+        problem = f"{describe(table)} and {describe(head)} have different types"
+        remedy = "none if the head is meant to be more precise; else save the model again in one type"
+        yield short(head.name), problem, remedy
 
 
 def _other_type_than_config(facts: Facts) -> Observations:
@@ -72,12 +71,14 @@ def _other_type_than_config(facts: Facts) -> Observations:
     stored, nbytes = bytes_of_type.most_common(1)[0]
     if stored == claimed:
         return
-    what = f"{key} says {claimed}, and {stored} is the type of {nbytes / bytes_of_type.total():.0%} of the bytes"
-    fix = f"{CONFIG_FIX}: {key}"
+    problem = f"{key} says {claimed}, and {stored} is the type of {nbytes / bytes_of_type.total():.0%} of the bytes"
+    remedy = f"{CONFIG_FIX}: {key}"
     if BITS[stored] > BITS[claimed]:
-        yield Observation(key, f"{what}: loaders that follow the config round the weights", fix, severity="warning")
+        yield Observation(
+            key, f"{problem}: loaders that follow the config round the weights", remedy, severity="warning"
+        )
     else:
-        yield Observation(key, f"{what}: loaders only widen the weights", fix, severity="info")
+        yield Observation(key, f"{problem}: loaders only widen the weights", remedy, severity="info")
 
 
 def _dtype_key(config: Mapping[str, Any]) -> str:
@@ -100,12 +101,13 @@ def _bytes_of_types(folder: Folder) -> Counter[str]:
 @rule("B041", "error", "rows of tokens in use are finite, not zero, and not equal to one another", deep=True)
 def rows_in_use(facts: Facts) -> Observations:
     """NaN or an infinity in one row of a head makes every loss NaN: an error. A row of zeros gives its token the same
-    logit everywhere, and two equal rows cannot be told apart: a warning, since only these tokens suffer (of zeros only
-    noted where no tokenizer tells which tokens there are). Such rows are tokens that were added and never trained, or
-    that mean_resizing gave one mean vector (trl#5608, LlamaFactory#6749: new tokens are never emitted). Padding ids and
-    placeholders such as [unused12] or <|reserved_special_token_3|> are left out, unless the chat template names them.
-    Base models leave the tokens of their chat template untrained, at about 1e-23 (unsloth#658): such rows are a warning
-    where the template names them, and noted elsewhere. Rows ten times as long as the median are noted.
+    logit everywhere, and two equal rows cannot be distinguished: a warning, since only these tokens are affected.
+    Without a tokenizer that lists the tokens, zeros are only noted. Such rows belong to tokens that were added and
+    never trained, or that mean_resizing gave one mean vector (trl#5608, LlamaFactory#6749: new tokens are never
+    emitted). The rule skips padding ids and placeholders such as [unused12] or <|reserved_special_token_3|>, except
+    those that the chat template names. Base models leave the tokens of their chat template untrained, at about 1e-23
+    (unsloth#658): such rows are a warning if the template names them, else a note. Rows ten times as long as the median
+    are noted.
     What to do: initialise the rows again and train them.
     Sources: trl#5608; LlamaFactory#6749; transformers#35141; unsloth#658; unsloth#1056
     """
@@ -156,11 +158,11 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
         yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
     zero = [row for row in scan.zero if row in used]
     if zero:
-        what = f"{where}: {_rows(zero)} of tokens in use are zero"
+        problem = f"{where}: {_rows(zero)} of tokens in use are zero"
         severity: Severity = "info"
         if knows_tokens:
             severity = "warning"
-        yield Observation(where, what, again, severity=severity)
+        yield Observation(where, problem, again, severity=severity)
     yield from _equal_rows(where, scan, used)
 
 
@@ -174,9 +176,9 @@ def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Observations:
             repeated_rows += len(in_use)
     if groups:
         listed = "; ".join(groups[:4])
-        what = f"{where}: {repeated_rows:,} rows of tokens in use are equal to another ({listed})"
-        what += ": one logit for each group"
-        yield Observation(where, what, "train these tokens, or initialise them apart", severity="warning")
+        problem = f"{where}: {repeated_rows:,} rows of tokens in use are equal to another ({listed})"
+        problem += ": one logit for each group"
+        yield Observation(where, problem, "train these tokens, or initialise them apart", severity="warning")
 
 
 def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: frozenset[int]) -> Observations:
@@ -189,15 +191,15 @@ def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: f
     train = "train these tokens before they are used, or initialise them again"
     in_chat = sorted(named.intersection(near))
     if in_chat:
-        what = f"{where}: {_rows(in_chat)} of tokens that the chat template names {untrained}"
-        yield Observation(where, what, train, severity="warning")
+        problem = f"{where}: {_rows(in_chat)} of tokens that the chat template names {untrained}"
+        yield Observation(where, problem, train, severity="warning")
     others = sorted(set(near) - named)
     if others:
         yield Observation(where, f"{where}: {_rows(others)} of tokens in use {untrained}", train, severity="info")
     if far:
-        what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
-        fix = "look at these tokens: were they added and not trained?"
-        yield Observation(where, f"{what}, up to {lengths[far].max():.3g}", fix, severity="info")
+        problem = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
+        remedy = "look at these tokens: were they added and not trained?"
+        yield Observation(where, f"{problem}, up to {lengths[far].max():.3g}", remedy, severity="info")
 
 
 def _named_by_template(folder: Folder, tokenizer: Tokenizer) -> frozenset[int]:
@@ -239,11 +241,11 @@ def _rows(numbers_of_rows: Sequence[int]) -> str:
     reads="both tables, up to the first number that is not zero",
 )
 def zero_tables(facts: Facts) -> Observations:
-    """A model whose tables are all zero gives every token the same logit: the loss stays at the logarithm of the
+    """A model whose tables are all zero gives every token the same logit. The loss stays at the logarithm of the
     vocabulary's size, and no gradient reaches either table (Automodel#3808: 12.0066 for 163,840 tokens). It comes from
     a save before the weights were loaded, or of parameters that were offloaded. An input table of zeros alone makes all
-    tokens alike. A head of zeros alone is how some recipes start training, and is only noted. Reading stops at the
-    first number that is not zero.
+    tokens alike. Some recipes start training with a head of zeros, so zeros in the head alone are only noted. Reading
+    stops at the first number that is not zero.
     What to do: take the checkpoint from its source again, or save it once its weights are loaded.
     Sources: Automodel#3808
     """
@@ -252,27 +254,30 @@ def zero_tables(facts: Facts) -> Observations:
     if not zero:
         return
     first = zero[0]
-    where, fix = short(first.name), "take the checkpoint from its source again, or save it once its weights are loaded"
+    where, remedy = (
+        short(first.name),
+        "take the checkpoint from its source again, or save it once its weights are loaded",
+    )
     if len(zero) == len(tables):
         listed = " and ".join(map(describe, zero))
-        what = f"{listed}: every number is zero; the first loss is ln {first.rows:,} = {math.log(first.rows):.4g}"
-        yield where, f"{what}, and no gradient moves it", fix
+        problem = f"{listed}: every number is zero; the first loss is ln {first.rows:,} = {math.log(first.rows):.4g}"
+        yield where, f"{problem}, and no gradient moves it", remedy
     elif first is facts.roles.input:
-        yield where, f"{describe(first)}: every number is zero, and all tokens look alike", fix
+        yield where, f"{describe(first)}: every number is zero, and all tokens look alike", remedy
     else:
-        what = f"{describe(first)}: every number is zero, and every token has the same logit"
-        yield Observation(where, what, f"nothing if training is to start so; else {fix}", severity="info")
+        problem = f"{describe(first)}: every number is zero, and every token has the same logit"
+        yield Observation(where, problem, f"nothing if training is to start so; else {remedy}", severity="info")
 
 
 @rule("B042", "info", "the number of rows divides by 64")
 def not_divisible(facts: Facts) -> Observations:
-    """Matrix kernels are fastest where the vocabulary divides by 64, and tensor parallelism and FSDP want it to divide
-    by the number of ranks: with an uneven vocabulary FSDP2 left the last rank without updates (accelerate#4171). Many
-    good models have odd vocabularies (GPT-2 has 50,257), so this is only noted. Padding rows cost their bytes and take
-    part in the softmax until training has pushed them down.
-    With --world N it says what N ranks make of the rows: torch's Shard(0) (FSDP2, tensor parallelism) gives each the
-    same number rounded up, and the last fewer or none; vLLM pads to a multiple of 64 and stops where N does not divide
-    that; Megatron-LM pads to a multiple of 128 N.
+    """Matrix kernels are fastest if the number of rows divides by 64. Tensor parallelism and FSDP need a number that
+    divides by the number of ranks: with an uneven vocabulary, FSDP2 left the last rank without updates
+    (accelerate#4171). Many good models have odd vocabularies (GPT-2 has 50,257), so this is only noted. Padding rows
+    cost their bytes and take part in the softmax until training has pushed them down.
+    With --world N, the finding says how N ranks split the rows. torch's Shard(0) (FSDP2, tensor parallelism) gives each
+    the same number rounded up, and the last fewer or none. vLLM pads to a multiple of 64 and stops if N does not divide
+    that. Megatron-LM pads to a multiple of 128 N.
     What to do: if the model is to be trained on many ranks, `tiewise resize --multiple-of 64` pads both ends.
     Sources: accelerate#4171; pytorch#176076; NeMo-RL#403; vLLM vocab_parallel_embedding.py, Megatron-LM's
     make_vocab_size_divisible_by (read)
@@ -284,11 +289,11 @@ def not_divisible(facts: Facts) -> Observations:
     left_over = table.rows % step
     if left_over == 0:
         return
-    what = f"{table.rows:,} rows leave {left_over} over when divided by {step}"
+    problem = f"{table.rows:,} rows leave {left_over} over when divided by {step}"
     if ranks > 1:
-        what += f". {_shards(table.rows, ranks)}"
-    fix = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
-    yield short(table.name), what, f"{fix} makes {_rounded_up(table.rows, step):,} at both ends"
+        problem += f". {_shards(table.rows, ranks)}"
+    remedy = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
+    yield short(table.name), problem, f"{remedy} makes {_rounded_up(table.rows, step):,} at both ends"
 
 
 def _rounded_up(rows: int, step: int) -> int:
@@ -312,10 +317,11 @@ def _shards(rows: int, ranks: int) -> str:
 
 @rule("B081", "info", "no large tensor is stored twice", deep=True)
 def stored_twice(facts: Facts) -> Observations:
-    """Layers that share parameters, encoder and decoder tables of one vocabulary, and exports that fold a transpose of
-    the table (optimum#2241, over 30 % larger) store the same bytes under several names. It is only waste, and often
-    meant. Tensors from 1 MiB on are compared, by samples first and then byte for byte; the two ends are left to B013.
-    What to do: nothing, or save through a library that knows of the sharing.
+    """A checkpoint may store the same bytes under several names. Examples are layers that share parameters, encoder and
+    decoder tables of one vocabulary, and exports that fold a transpose of the table (optimum#2241, over 30 % larger).
+    It only wastes space, and is often intended. The rule compares tensors from 1 MiB on, first samples and then every
+    byte; B013 compares the two ends.
+    What to do: nothing, or save through a library that supports the sharing.
     Sources: optimum#2241; optimum#1333
     """
     ends = {table.name for table in facts.roles.one_table_per_end}
@@ -325,6 +331,6 @@ def stored_twice(facts: Facts) -> Observations:
             continue  # B013 and B014 say it
         first = group[0]
         spare = first.nbytes * (len(group) - 1)
-        what = f"{names(alike)} hold the same bytes: {format_bytes(spare)} stored more than once"
-        fix = "none needed; layers that share parameters need one copy where their loader knows of it"
-        yield short(first.name), what, fix
+        problem = f"{names(alike)} hold the same bytes: {format_bytes(spare)} stored more than once"
+        remedy = "none needed; layers that share parameters need one copy where their loader knows of it"
+        yield short(first.name), problem, remedy
