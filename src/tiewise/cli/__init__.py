@@ -1,1 +1,4 @@
-"""The command line: `main` imports only the command that is called; what commands share stands in `options`."""
+"""The command line.
+
+`main` imports only the command that is called. `options` has the options that commands share.
+"""

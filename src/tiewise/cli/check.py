@@ -20,7 +20,9 @@ FAIL_ON = ("fatal", "error", "warning", "info", "never")
 def check(
     paths: list[Path] = typer.Argument(None, metavar="PATH", help="Folder (adapters too), .safetensors, .gguf, .onnx."),
     base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
-    beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."),
+    original: Path = typer.Option(
+        None, "--beside", metavar="DIR", help="Of a GGUF or ONNX file: the checkpoint it was made from."
+    ),
     target: Path = typer.Option(None, metavar="DIR", help="Of a draft: the checkpoint that it proposes tokens to."),
     world: int = typer.Option(None, metavar="N", help="Ranks to spread it over: what each gets of the tables."),
     as_class: str = typer.Option(None, "--as", metavar="CLASS", help="The class of transformers that shall load it."),
@@ -35,9 +37,10 @@ def check(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Say what a checkpoint really holds at its two ends, what each loader will make of it, and how to repair it.
+    """Check a checkpoint's input embedding and output head, and say how to repair faults.
 
-    Nothing is executed, no pickle is opened, nothing is written.
+    It reports the tables that the files store and how each loader reads them. It executes nothing, opens no pickle and
+    writes nothing.
     """
     if explain is not None:
         _explain(explain, json_)
@@ -46,9 +49,9 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: {suggest_choices(fail_on, FAIL_ON)}")
-    options: dict[str, Any] = {"base": base, "beside": beside, "target": target, "world": world, "as_class": as_class}
+    options: dict[str, Any] = {"base": base, "beside": original, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
-    options |= {"select": o.listed(select), "ignore": o.listed(ignore)}
+    options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
     audits = _audits(paths, options, prints=not json_, quiet=quiet)
     if json_:
         _print_records(audits, is_list=len(paths) > 1)
@@ -59,7 +62,9 @@ def check(
 
 
 def _audits(paths: list[Path], options: dict[str, Any], *, prints: bool, quiet: bool) -> list[Audit]:
-    """Check every path, print each audit as soon as it is done, and return those that could be read.
+    """Check every path and return the audits of those that can be read.
+
+    Each audit is printed as soon as it is done.
 
     Raises:
         CheckpointError: the only path cannot be read. One of several is reported on stderr and left out.
@@ -75,7 +80,7 @@ def _audits(paths: list[Path], options: dict[str, Any], *, prints: bool, quiet: 
         except CheckpointError as error:
             if len(paths) == 1:
                 raise
-            o.tell(f"tiewise: {error}")
+            o.print_to_stderr(f"tiewise: {error}")
             continue
         audits.append(audit)
         if prints:
@@ -100,8 +105,8 @@ def _explain(name: str, json_: bool) -> None:
     selected = list(by_id.values())
     if name != "all":
         if name.upper() not in by_id:
-            fix = f"{suggest_choices(name, by_id, 'rules are')}; `--explain all` lists them"
-            raise CheckpointError(f"no rule {name!r}", fix)
+            remedy = f"{suggest_choices(name, by_id, 'rules are')}; `--explain all` lists them"
+            raise CheckpointError(f"no rule {name!r}", remedy)
         selected = [by_id[name.upper()]]
     if json_:
         o.print_json({"rules": [_rule_record(rule) for rule in selected]})

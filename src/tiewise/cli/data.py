@@ -32,7 +32,7 @@ def data(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Print rows for pretraining: two segments, what is masked, and whether the second follows the first.
+    """Print rows for pretraining: two segments with masked tokens, and the pair's label.
 
     A masked token is shown as \\[MASK|word], one replaced at random as \\[other|word], one that stays as \\[=|word];
     ↵ is the end of a line.
@@ -52,13 +52,13 @@ def data(
         prepared = mark(prepare(text or ["builtin"], tokenizer, Path(folder) / "data", length=length, apart=True))
         sentences = split_sentences(prepared, split)
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
-        found = [_row(rows, index, prepared.tokenizer) for index in range(count)]
+        examples = [_row(rows, index, prepared.tokenizer) for index in range(count)]
     documents = len(sentences.documents) - 1
     facts = {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
     if json_:
-        return o.print_json({**facts, "rows": found})
+        return o.print_json({**facts, "rows": examples})
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in facts.items()))
-    for row in found:
+    for row in examples:
         print(f"\n{row['says']}\n  A: {row['a']}\n  B: {row['b']}")
 
 
@@ -96,7 +96,7 @@ def _written_token(token: int, label: int, words: Any) -> str:
 
 
 def _label_words(label: int | None, objective: str) -> str:
-    """Return what a pair's label says."""
+    """Return a pair's label in words."""
     if label is None:
         return "no label"
     if label:
@@ -115,7 +115,7 @@ def vocab(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Choose the tokens that a draft model speaks, and say how much of held-out text they cover.
+    """Choose a draft model's tokens, and measure how much of held-out text they cover.
 
     Give text such as the target writes. Special tokens are always among the chosen.
     """
@@ -140,7 +140,7 @@ def vocab(
 
 
 def _print_coverage(hot: HotTokens, size: int, texts: list[str]) -> None:
-    """Print the share of held-out text that the chosen tokens cover, and what it was measured on."""
+    """Print the share of held-out text that the chosen tokens cover, and its sample."""
     from tiewise.core.estimates import FEWEST_UNITS
 
     share = hot.coverage

@@ -17,7 +17,10 @@ def exercise(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Read an exercise, or have your answer checked: in a process of its own, with limits of time and memory."""
+    """Read an exercise, or have your answer checked.
+
+    The check runs in a separate process with limits of time and memory.
+    """
     from tiewise.cli.exercises import EXERCISES, check, of_number
 
     if file is not None:
@@ -30,14 +33,14 @@ def exercise(
     texts = {n: EXERCISES[n].text() for n in ([of_number(number).number] if number is not None else sorted(EXERCISES))}
     if json_:
         names = ("title", "statement", "hint", "solution")
-        said = [{"number": n, **dict(zip(names, text, strict=True))} for n, text in texts.items()]
-        return o.print_json({"exercises": said})
+        records = [{"number": n, **dict(zip(names, text, strict=True))} for n, text in texts.items()]
+        return o.print_json({"exercises": records})
     if number is None:
         for n, (title, *_) in texts.items():
             typer.echo(f"{n:2}  {title}")
         return typer.echo("tiewise exercise N prints one; tiewise exercise N FILE.py checks your answer")
     from rich.markdown import Markdown
 
-    title, statement, told, solved = texts[number]
-    parts = [f"# {title}", statement, *["## Hint", told] * hint, *["## Solution", solved] * solution]
+    title, statement, hint_text, solution_text = texts[number]
+    parts = [f"# {title}", statement, *["## Hint", hint_text] * hint, *["## Solution", solution_text] * solution]
     o.print_view(Markdown("\n\n".join(parts)))

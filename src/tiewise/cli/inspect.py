@@ -1,4 +1,4 @@
-"""`tiewise inspect`, `explore` and `diff`: what models hold, what tying does in them, and what moved between two."""
+"""`tiewise inspect`, `explore` and `diff`: measurements of models, and of changes between them."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ def inspect(
     length: int = typer.Option(128, help="Tokens of each piece."),
     samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
     lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
-    held_out: float = typer.Option(0.2, help="Share of rows that maps are scored on, not fitted to; 0: all for both."),
+    heldout: float = typer.Option(
+        0.2, "--held-out", help="Share of rows that maps are scored on, not fitted to; 0: all for both."
+    ),
     seed: int = typer.Option(0, help="Of every draw."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),
     full: bool = typer.Option(False, "--full", help="Print every table; so does --only."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Show what tying does inside a model: direct path, bigrams, alignment, gradients, tokens, lenses, refinement,
-    other numbers of applications.
+    """Measure the effects of tying inside a model.
 
-    Every measure with its interval and its chance level. What needs a text is left out without --text.
+    Sections: direct path, bigrams, alignment, gradients, tokens, lenses, refinement, other numbers of applications.
+    Every measure has its interval and its chance level. Without --text, measures that need a text are left out.
     """
     from tiewise.inspection.inspection import checked, inspected, open_models, pairs_of
     from tiewise.inspection.workspace import Effort, Request
 
-    effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out)
-    names = o.listed(only)
+    effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=heldout)
+    names = o.split_list(only)
     request = checked(Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort))
     with o.interruptible("; nothing was written"):
         if out is not None:
-            _check_room(out, overwrite)
+            _check_writable(out, overwrite)
         subjects = open_models([model] if other is None else [model, other])
         _check_packages(request)
         with o.progress_bar(quiet, reads=False):
@@ -64,7 +66,7 @@ def inspect(
     if out is not None:
         page = _write(inspection, record, out)
         if not quiet:
-            o.tell(f"page: {page}")
+            o.print_to_stderr(f"page: {page}")
     if json_:
         return o.print_json(record)
     from tiewise.report.views import inspection_view
@@ -73,7 +75,7 @@ def inspect(
 
 
 def _check_packages(request: Request) -> None:
-    """Refuse a request that needs packages of an extra that is missing; the tables alone need none."""
+    """Refuse a request whose packages are not installed; the tables alone need none."""
     if find_spec("torch") and find_spec("transformers"):
         o.hush_libraries()
         return
@@ -84,7 +86,10 @@ def _check_packages(request: Request) -> None:
 
 
 def _write(inspection: Inspection, record: dict[str, Any], out: Path) -> Path:
-    """Write the page and the result to `out`, and return the page; after an error nothing new is there."""
+    """Write the page and the result to `out`, and return the page.
+
+    After an error, all new files and folders are removed.
+    """
     from tiewise.core.files import write_result
     from tiewise.report.inspection_page import write_inspection
 
@@ -107,13 +112,16 @@ def _write(inspection: Inspection, record: dict[str, Any], out: Path) -> Path:
     return page
 
 
-def _check_room(out: Path, overwrite: bool) -> None:
-    """Refuse before anything is measured what could not be written after it. Leaves nothing behind."""
+def _check_writable(out: Path, overwrite: bool) -> None:
+    """Refuse an `out` that cannot be written, before anything is measured.
+
+    The check leaves no file behind.
+    """
     if (out / RESULT).is_file() and not overwrite:
         raise RunError(f"{out} holds an inspection already", "add --overwrite to replace it, or choose another --out")
     if (out / PAGE).is_file() and not (out / RESULT).is_file():
         raise RunError(f"{out / PAGE} is no inspection of tiewise", "choose another --out")
-    below = next(place for place in (out, *out.absolute().parents) if place.exists())
+    below = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not below.is_dir():
         raise RunError(f"{below} is a file", "choose another --out")
     try:
@@ -133,13 +141,16 @@ def explore(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """See tying with your own eyes: one page, offline, to edit matrices, drag sizes and drop a checkpoint on."""
+    """Explore tying on one interactive page, which works offline.
+
+    On it you edit matrices, drag sizes, and drop a checkpoint to see its tables.
+    """
     from tiewise.report.explorer.page import explore as explorer_page
 
     if text:
         o.need_torch()
     with o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=True):
-        page = explorer_page(*(paths or ()), words=o.listed(tokens), texts=text or ())
+        page = explorer_page(*(paths or ()), words=o.split_list(tokens), texts=text or ())
         target = out or Path(tempfile.mkdtemp(prefix="tiewise-")) / "explore.html"
         page.write(target, overwrite)
     is_open = False
@@ -154,7 +165,7 @@ def explore(
 
 
 def _has_display() -> bool:
-    """Whether a browser opens in a window; one of the terminal would take the terminal over."""
+    """Return whether a browser opens in a window, and not in the terminal."""
     if sys.platform in ("darwin", "win32"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
@@ -167,9 +178,10 @@ def diff(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Say which rows of the tables moved between two checkpoints, by how much, and how many directions that took.
+    """Report which rows of the tables changed between two checkpoints, and by how much.
 
-    Only the tables are read. A fine-tuned model, an adapter that was merged, a resized table: what of it changed?
+    It also reports the rank of the change. Only the tables are read. The new checkpoint may be fine-tuned, merged with
+    an adapter, or resized.
     """
     from tiewise.core.records import to_strict_json
     from tiewise.inspection.tables.row_changes import diff as compared

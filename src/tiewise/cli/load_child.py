@@ -1,4 +1,4 @@
-"""The child process of `verify_load.py`: it loads two folders with transformers and reports what they have in common.
+"""Child process of `verify_load.py`, which loads two folders with transformers and compares them.
 
 It reads a request from stdin and writes one line of JSON to stdout. The process has limits of memory and time, because
 the folders may be untrusted.
@@ -20,7 +20,7 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     _limit(request["memory"], request["seconds"])
     _silence()
-    reply = compared(request["paths"], request["rows"])
+    reply = compare_folders(request["paths"], request["rows"])
     print(f"\n{json.dumps(reply, allow_nan=False)}", flush=True)
 
 
@@ -41,8 +41,11 @@ def _silence() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
-    """Load the source, then the result; compare missing tensors and, where `rows` says which should stay, logits."""
+def compare_folders(paths: list[str], rows: str | None) -> dict[str, Any]:
+    """Load the source, then the result, and compare missing tensors and logits.
+
+    `rows` names the rows whose logits should stay the same; None skips the logits.
+    """
     import transformers
 
     reply: dict[str, Any] = {"version": transformers.__version__, "tokens": TOKENS}
@@ -61,15 +64,18 @@ def compared(paths: list[str], rows: str | None) -> dict[str, Any]:
 
 
 def _compared_logits(source: Any, result: Any, rows: str) -> dict[str, Any]:
-    """Run both models on the same text; return the change of their logits, or why they were not run."""
+    """Run both models on the same text; return the change of their logits.
+
+    If they cannot run, the reply says why.
+    """
     import torch
 
     class_name = type(source).__name__
     old, new = _tables(source), _tables(result)
     if all(table is None for table in (*old, *new)):
         return {"not_run": f"{class_name} names no table of tokens"}
-    kept = _kept_rows(old, new, rows)
-    ids = _plain_ids(source.config.to_dict(), result.config.to_dict(), kept)
+    retained = _retained_rows(old, new, rows)
+    ids = _plain_ids(source.config.to_dict(), result.config.to_dict(), retained)
     if len(ids) < 2:
         return {"not_run": "no token is left to compare"}
     source_ids = torch.tensor([source_id for source_id, _ in ids])[None]
@@ -79,14 +85,17 @@ def _compared_logits(source: Any, result: Any, rows: str) -> dict[str, Any]:
             was, now = _logits(source, source_ids), _logits(result, result_ids)
     except Exception as error:
         return {"not_run": f"{class_name} does not run on token ids alone ({_one_line(error)})"}
-    if was.shape[-1] <= max(row for row, _ in kept):  # a discriminator's: one number for each token of the text
+    if was.shape[-1] <= max(row for row, _ in retained):  # a discriminator: one number for each token of the text
         return {"not_run": f"{class_name} gives no logits over the vocabulary"}
-    places = torch.tensor(kept)
-    return _change(was[..., places[:, 0]], now[..., places[:, 1]])
+    row_pairs = torch.tensor(retained)
+    return _change(was[..., row_pairs[:, 0]], now[..., row_pairs[:, 1]])
 
 
 def _load(path: str) -> tuple[Any, set[str]]:
-    """(the model in fp32, names of tensors that it drew at random), by the class of transformers that it names."""
+    """Return (the model in fp32, names of tensors that were drawn at random).
+
+    The model's class is the class of transformers that its config names.
+    """
     import torch
     import transformers
 
@@ -112,7 +121,7 @@ def _load(path: str) -> tuple[Any, set[str]]:
 
 
 def _tables(model: Any) -> tuple[Any, Any]:
-    """(table of the input, of the head); None for one that the class does not have."""
+    """Return (input table, output table); None for one that the class lacks."""
     return _table(model, "get_input_embeddings"), _table(model, "get_output_embeddings")
 
 
@@ -125,7 +134,7 @@ def _table(model: Any, method: str) -> Any:
     return getattr(module, "weight", None)
 
 
-def _kept_rows(old: tuple[Any, Any], new: tuple[Any, Any], rows: str) -> list[tuple[int, int]]:
+def _retained_rows(old: tuple[Any, Any], new: tuple[Any, Any], rows: str) -> list[tuple[int, int]]:
     """Return [(row of the source, row of the result)] of the tokens that both have."""
     if rows == "same bytes":
         return _equal_rows(_row_bytes(old), _row_bytes(new))
@@ -134,7 +143,10 @@ def _kept_rows(old: tuple[Any, Any], new: tuple[Any, Any], rows: str) -> list[tu
 
 
 def _equal_rows(source: list[bytes], result: list[bytes]) -> list[tuple[int, int]]:
-    """Return [(row of the source, equal row of the result)]; none if the result has a row that the source lacks."""
+    """Return [(row of the source, equal row of the result)].
+
+    The list is empty if the result has a row that the source lacks.
+    """
     pairs, row = [], 0
     for result_row, content in enumerate(result):  # rows that stay keep their order
         while row < len(source) and source[row] != content:
@@ -152,10 +164,13 @@ def _row_bytes(tables: tuple[Any, Any]) -> list[bytes]:
     return [b"".join(part[row].tobytes() for part in parts) for row in range(min(map(len, parts)))]
 
 
-def _plain_ids(old: Mapping[str, Any], new: Mapping[str, Any], kept: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return a few pairs, spread over the vocabulary, of tokens that no config gives a special meaning."""
+def _plain_ids(old: Mapping[str, Any], new: Mapping[str, Any], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return a few pairs of ordinary tokens, spread over the vocabulary.
+
+    Tokens to which a config gives a special meaning are left out.
+    """
     old_special, new_special = set(_ids_of(old)), set(_ids_of(new))
-    plain = [(was, now) for was, now in kept if was not in old_special and now not in new_special]
+    plain = [(was, now) for was, now in pairs if was not in old_special and now not in new_special]
     return plain[:: max(1, len(plain) // TOKENS)][:TOKENS]
 
 
@@ -170,18 +185,21 @@ def _ids_of(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _logits(model: Any, ids: Any) -> Any:
-    """Logits [1, T, V] of a text; an encoder reads it too."""
+    """Return the logits [1, T, V] of a text; an encoder reads it too."""
     import torch
 
     torch.manual_seed(0)  # some classes draw numbers at every run: Reformer's hashes
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-    made = model(input_ids=ids, use_cache=False, **extra)
-    logits = getattr(made, "logits", None)
-    return made.prediction_logits if logits is None else logits
+    output = model(input_ids=ids, use_cache=False, **extra)
+    logits = getattr(output, "logits", None)
+    return output.prediction_logits if logits is None else logits
 
 
 def _change(was: Any, now: Any) -> dict[str, Any]:
-    """The largest logit, and the largest change of one; None where one alone is not finite."""
+    """Return the largest logit and the largest change of a logit.
+
+    The change is None if a logit is finite in only one of the two.
+    """
     import torch
 
     finite = torch.isfinite(was)

@@ -22,11 +22,11 @@ import typer
 from tiewise.core.errors import TiewiseError, nearest_name
 from tiewise.core.interrupts import is_caused_by_ctrl_c
 
-gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
-UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
+gc.set_threshold(50_000)  # starting creates many objects and no garbage; collecting took a tenth of the time
+UsageError: Any = typer.BadParameter.__base__  # typer exports it under no public name
 
-VERBS = "rewrite"  # the module beside this one that makes the commands of verbs
-# name of each other command → the module beside this one that has it, under the headings of the help
+VERBS = "rewrite"  # the module of this package that makes the commands of verbs
+# name of each other command → its module of this package, under the headings of the help
 COMMANDS = {
     "Training": dict.fromkeys(("compare", "train", "heal"), "training")
     | {"sweep": "sweep", "data": "data", "vocab": "data"},
@@ -37,7 +37,7 @@ COMMANDS = {
     "Learning": {"exercise": "exercise"},
 }
 
-# what is written for letters that a terminal lacks, where taking an accent off does not help
+# ASCII text for letters that a terminal's encoding lacks; other letters lose their accent
 STAND_INS = {
     **dict(zip("−–·×≈“”‘’␣▁∘│─", "--.x~\"\"''__o|-", strict=True)),
     **{"±": "+-", "≤": "<=", "≥": ">=", "→": "->", "←": "<-", "↵": "<-", "⏎": "<-", "…": "...", "‖": "||", "½": "1/2"},
@@ -54,7 +54,7 @@ def commands() -> dict[str, dict[str, str]]:
 
 
 def function_of(name: str, module: str) -> Any:
-    """Return the function of a command; what it imports is loaded."""
+    """Return the function of a command, and import its module."""
     if module == VERBS:
         from tiewise.cli.rewrite import command_of
 
@@ -63,9 +63,9 @@ def function_of(name: str, module: str) -> Any:
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
-    """Return the command line for these arguments: the command that is asked for, or the list of all.
+    """Return the command line for some arguments: the command that they name, or all commands.
 
-    To build a command is to make a reader of every option, which for all of them takes longer than most commands run.
+    A command is built with a parser for each of its options. For all commands this takes longer than most of them run.
     """
     app = typer.Typer(
         name="tiewise",
@@ -81,7 +81,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         if name in modules:
             _add(app, panel, name, function_of(name, modules[name]))
             return app
-    from tiewise.checkpoint.rewrite import listing  # which no other command needs
+    from tiewise.checkpoint.rewrite import listing  # imported here because no other command needs it
 
     if name in listing.verb_names():
         _add(app, "Checkpoints", name, function_of(name, VERBS))
@@ -103,7 +103,7 @@ def _add_all(app: typer.Typer) -> None:
 
 
 def _do_nothing() -> None:
-    """Stand for a command that is only listed."""
+    """Serve as the function of a command that is only listed."""
 
 
 def _add(app: typer.Typer, panel: str, name: str, function: Callable[..., None], help: str | None = None) -> None:
@@ -111,9 +111,9 @@ def _add(app: typer.Typer, panel: str, name: str, function: Callable[..., None],
     app.command(name, help=help or function.__doc__, rich_help_panel=panel)(function)
 
 
-def _version(is_given: bool) -> None:
-    """Print the version and exit if `--version` is given."""
-    if is_given:
+def _version(is_requested: bool) -> None:
+    """Print the version and exit if `--version` was typed."""
+    if is_requested:
         from tiewise.core import __version__
 
         typer.echo(f"tiewise {__version__}")
@@ -125,17 +125,20 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 
 def main() -> None:
-    """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
+    """Run the command line.
+
+    The exit code is 0 for success, 2 for a usage error or unreadable input, and 130 after Ctrl-C.
+    """
     codecs.register_error("tiewise", _stand_in)
     _watch_stdout()
-    for stream in (sys.stdout, sys.stderr):  # terminals of Windows, LANG=C and pipes may lack what we write
+    for stream in (sys.stdout, sys.stderr):  # terminals of Windows, LANG=C and pipes may lack our letters
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="tiewise")
     try:
-        # as a path it would be the current folder
+        # an empty path would mean the current folder
         if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in sys.argv[1:]):
             raise typer.BadParameter("an argument is empty: is a variable unset?")
-        code = command_line(_typed())(standalone_mode=False) or 0
+        code = command_line(_arguments())(standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         outcome = _outcome_of(error)
@@ -143,13 +146,16 @@ def main() -> None:
             raise
         code, message = outcome
         if message:
-            with suppress(OSError):  # if stderr takes nothing either, the exit code is left
+            with suppress(OSError):  # if stderr cannot be written either, the exit code remains
                 print("tiewise:", " ".join(message.split()), file=sys.stderr)
     _exit(code)
 
 
 def _outcome_of(error: BaseException) -> tuple[int, str] | None:
-    """Return the exit code and the line to print, "" for none, of an error; None for a defect of tiewise."""
+    """Return an error's exit code and the line to print; None for a defect of tiewise.
+
+    The line is "" if nothing is to be printed.
+    """
     stdout_error = _stdout_error()
     if is_caused_by_ctrl_c(error):
         return 130, ""
@@ -161,13 +167,16 @@ def _outcome_of(error: BaseException) -> tuple[int, str] | None:
         return 2, str(error)
     if isinstance(error, UsageError):
         return 2, _usage_line(error)
-    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # a text where a name belongs
+    if isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # a text was given instead of a name
         return 2, f"{str(error.filename)[:40]}…: {error.strerror}; check the path"
     return None
 
 
 def _usage_line(error: Any) -> str:
-    """Return the line of a usage error; "" if no command was given, because the help is printed then."""
+    """Return the line of a usage error.
+
+    It is "" if no command was named, because the help is printed then.
+    """
     if not error.format_message():
         return ""
     usage = _usage(error)
@@ -181,9 +190,9 @@ def _exit(code: int) -> None:
     ranks = sys.modules.get("tiewise.core.ranks")
     if "RANK" not in os.environ or ranks is None or not ranks.is_launched():
         sys.exit(code)
-    # One of several processes goes without taking the interpreter down. Threads of the process group outlive it (the
-    # wrapped model holds it) and may drop a tensor while the interpreter goes, which aborts the process
-    # (https://github.com/pytorch/pytorch/pull/179291 tells of it).
+    # One of several processes exits without shutting the interpreter down. Threads of the process group are still
+    # alive, because the wrapped model references the group. They may free a tensor during the shutdown, which aborts
+    # the process (https://github.com/pytorch/pytorch/pull/179291).
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -191,11 +200,12 @@ def _exit(code: int) -> None:
 
 
 class _WatchedFile(io.FileIO):
-    """A file that keeps the error of the last write that failed."""
+    """A file that stores the error of its last failed write."""
 
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
+        """Write bytes, and store an error before it is raised."""
         try:
             return super().write(data)
         except OSError as error:
@@ -204,10 +214,13 @@ class _WatchedFile(io.FileIO):
 
 
 def _watch_stdout() -> None:
-    """Replace the process's stdout by one that keeps its errors, so that they are told from those of other files."""
+    """Replace the process's stdout by one that stores its errors.
+
+    So they can be distinguished from the errors of other files.
+    """
     stream = sys.stdout
     if stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
-        return  # a test's, a notebook's
+        return  # stdout of a test or a notebook
     buffered = stream.buffer
     if not isinstance(getattr(buffered, "raw", buffered), io.FileIO):
         return  # a console of Windows
@@ -219,8 +232,11 @@ def _watch_stdout() -> None:
 
 
 def _stdout_error() -> OSError | None:
-    """Return why stdout takes no more, or None if it does; after an error nothing is written there again."""
-    with suppress(OSError):  # which is kept
+    """Return the error of stdout, or None.
+
+    After an error, further output to stdout is discarded.
+    """
+    with suppress(OSError):  # `_WatchedFile` stores it
         sys.stdout.flush()
     buffer = getattr(sys.stdout, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
@@ -231,7 +247,7 @@ def _stdout_error() -> OSError | None:
 
 
 def _usage(error: Any) -> str:
-    """Return a usage error's message, with the nearest option if it names one that does not exist."""
+    """Return a usage error's message, with the nearest option to an unknown one."""
     option, message = getattr(error, "option_name", None), str(error.format_message())
     if option is None or not hasattr(error, "possibilities") or error.ctx is None:
         return message
@@ -250,19 +266,18 @@ def _usage(error: Any) -> str:
     return message
 
 
-def _typed() -> list[str]:
-    """Return the arguments: those of the command line, or of one that a shell wants completed."""
+def _arguments() -> list[str]:
+    """Return the arguments of the command line, or of the line that a shell completes."""
     if "_TIEWISE_COMPLETE" not in os.environ:
         return sys.argv[1:]
-    import_module(
-        "typer.completion"
-    ).completion_init()  # which typer does by itself only where it adds two options for it to the help
+    # typer calls this itself only if it may add its two options for completion to the help
+    import_module("typer.completion").completion_init()
     words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
     return words.split()[1:]
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    """Say in ASCII what an encoding lacks; a question mark where nothing is like it."""
+    """Return ASCII for letters that an encoding lacks; a question mark if there is none."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -270,6 +285,6 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
 
 
 def _ascii_for(letter: str) -> str:
-    """Return what is written for a letter that an encoding lacks."""
+    """Return ASCII for one letter."""
     without_accent = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
     return STAND_INS.get(letter) or without_accent or "?"

@@ -1,4 +1,4 @@
-"""Options that commands share, and how a command speaks: results on stdout, everything else on stderr."""
+"""Options that commands share, and their output: results on stdout, all else on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tiewise.core.spec import split_specs as split_specs
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Option = tuple[type, Any]  # of a command's parameter, and typer's description of it
+Option = tuple[type, Any]  # type of a command's parameter, and typer's description of it
 Options = dict[str, Option]  # by the parameter's name
 TEXT = typer.Option(
     None,
@@ -50,46 +50,52 @@ LAUNCHER = typer.Option(
 )
 FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
-SOON = 1.0  # seconds without a progress bar: what is over by then needs none
+SOON = 1.0  # seconds before a progress bar appears; shorter work needs none
 
 
 def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command parameters, by name; it gets all of them as keywords."""
+    """Return a decorator that gives a command these parameters, as keywords."""
 
-    def made(command: Callable[..., None]) -> Callable[..., None]:
+    def add_parameters(command: Callable[..., None]) -> Callable[..., None]:
+        """Set the command's signature, which typer reads."""
         keyword = inspect.Parameter.KEYWORD_ONLY
-        told = [inspect.Parameter(n, keyword, default=said, annotation=kind) for n, (kind, said) in options.items()]
+        parameters = []
+        for name, (kind, description) in options.items():
+            parameters.append(inspect.Parameter(name, keyword, default=description, annotation=kind))
         command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
-        command.__dict__["__signature__"] = inspect.Signature(told)
+        command.__dict__["__signature__"] = inspect.Signature(parameters)
         return command
 
-    return made
+    return add_parameters
 
 
-def listed(text: str | None) -> tuple[str, ...]:
-    """Return what commas separate, without empty ones."""
+def split_list(text: str | None) -> tuple[str, ...]:
+    """Return the items that commas separate, without empty ones."""
     return tuple(item.strip() for item in (text or "").split(",") if item.strip())
 
 
 def command_line() -> str:
-    """Return the command as typed."""
+    """Return the typed command line."""
     return shlex.join(["tiewise", *sys.argv[1:]])
 
 
-def tell(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def interruptible(left: str | Callable[[], str]) -> Iterator[None]:
-    """End a command at Ctrl-C, also where a library made another error of it, or at a signal; `left` says how."""
+def interruptible(remains: str | Callable[[], str]) -> Iterator[None]:
+    """End a command with one line after Ctrl-C or a signal.
+
+    Ctrl-C counts even if a library replaced its exception. `remains` is the end of the line: what is on disk.
+    """
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if not isinstance(error, SystemExit) and not is_caused_by_ctrl_c(error):
             raise
-        tell(f"tiewise: interrupted{left if isinstance(left, str) else left()}")
+        print_to_stderr(f"tiewise: interrupted{remains if isinstance(remains, str) else remains()}")
         raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
 
 
@@ -99,7 +105,10 @@ def print_json(record: dict[str, Any]) -> None:
 
 
 def print_view(view: RenderableType | Callable[[int], RenderableType]) -> None:
-    """Print, without colouring what only looks like a number or a path; a view may ask how wide the terminal is."""
+    """Print a view on stdout, without highlighting numbers and paths.
+
+    A function as `view` gets the width of the terminal in columns.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -107,7 +116,7 @@ def print_view(view: RenderableType | Callable[[int], RenderableType]) -> None:
 
 
 def hush_libraries() -> None:
-    """Keep what libraries print out of the command's output; their errors still show."""
+    """Suppress the output of libraries, except their errors."""
     import logging
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -120,18 +129,21 @@ def hush_libraries() -> None:
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("tiewise").setLevel(logging.WARNING)
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # else it warns of two exchanges for one
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns when one exchange takes two calls
 
 
 def need_torch() -> None:
-    """Refuse, and say how to get the training parts, where they are missing; what they print at import is kept back."""
+    """Refuse a command if the packages for training are missing.
+
+    The message says how to install them. Output at their import is suppressed.
+    """
     need("torch", "transformers", "datasets", "accelerate", "plotly", "jinja2")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed
     warnings.filterwarnings("ignore")
 
 
 def need(*names: str, extra: str = "torch") -> None:
-    """Refuse, and say how to get packages of an extra, where one is missing."""
+    """Refuse a command if a package is missing, and say how to install its extra."""
     from importlib.util import find_spec
 
     missing = [name for name in names if find_spec(name) is None]
@@ -141,10 +153,11 @@ def need(*names: str, extra: str = "torch") -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]:
-    """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work.
+    """Show the progress of a block on stderr, if stderr is a terminal.
 
-    Parts take from seconds to minutes each, so the time that has passed is shown, and none that remains.
-    The bar appears after `soon` seconds.
+    With `reads`, the progress is in bytes of one file after another; otherwise it is in parts of one task. Parts take
+    from seconds to minutes, so the bar shows the elapsed time and no estimate of the rest. It appears after `soon`
+    seconds.
     """
     if quiet or not sys.stderr.isatty():
         yield
@@ -161,18 +174,19 @@ def progress_bar(quiet: bool, reads: bool, soon: float = SOON) -> Iterator[None]
         console=Console(stderr=True),
         transient=True,
     )
-    task, begun = bar.add_task("", total=None), time.monotonic()
-    of: tuple[str, float] | None = None
+    task, start = bar.add_task("", total=None), time.monotonic()
+    current: tuple[str, float] | None = None
 
-    def show(what: str, done: float, total: float) -> None:
-        nonlocal of
-        if time.monotonic() - begun < soon:
+    def show(name: str, done: float, total: float) -> None:
+        """Update the bar by one report of progress."""
+        nonlocal current
+        if time.monotonic() - start < soon:
             return
-        if reads and of != (what, total):  # each has the bar to itself
+        if reads and current != (name, total):  # the bar starts again for each file
             bar.reset(task)
-        of = (what, total)
+        current = (name, total)
         bar.start()
-        bar.update(task, description=what, completed=done, total=total)
+        bar.update(task, description=name, completed=done, total=total)
 
     try:
         with listen_to_progress(show):

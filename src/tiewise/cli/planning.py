@@ -1,6 +1,7 @@
-"""`tiewise plan`: what tying, factoring and sharing cost and save, before anything is trained.
+"""`tiewise plan` and `tiewise models`.
 
-`tiewise models`: who has which vocabulary, width and depth, and who ties.
+`plan` counts the costs and savings of tying, factoring and sharing before training. `models` lists the vocabulary,
+width, depth and tying of public models.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ def plan(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
+    """Count the costs and savings of tying, factoring and sharing.
 
-    From a config, a model of the catalogue (--like), which sizes given beside it change, or sizes alone (--vocab,
-    --width, --layers). Nothing is loaded, and nothing built but with --build. An estimate is marked ≈; if a part of the
-    model is not counted, no total is printed.
+    It prints parameters, bytes, work, the first loss, and the choices of similar public models. The model is a config,
+    a model of the catalogue (--like, which size options change), or sizes alone (--vocab, --width, --layers). It loads
+    no weights, and builds no model except with --build. An estimate is marked ≈; if a part of the model is not counted,
+    no total is printed.
     """
     from tiewise.planning.costs import Setting
-    from tiewise.planning.plan import plan as make
+    from tiewise.planning.plan import plan as make_plan
 
     sizes: dict[str, int | None] = {"vocab": vocab, "width": width, "layers": layers, "heads": heads}
     sizes |= {"kv_heads": kv_heads, "ffn": ffn, "gated": gated or None}
@@ -63,19 +65,19 @@ def plan(
         model = _built(model)
     setting = Setting(batch, length, dtype, world, tp, init, fsdp)
     sharings = None if share is None else o.split_specs(share)
-    made = make(model, o.split_specs(boundary), sharings, setting)
+    plan_result = make_plan(model, o.split_specs(boundary), sharings, setting)
     if plot is not None:
         o.need("plotly", "jinja2", extra="plots")
         from tiewise.report.plan_page import write_plan
 
-        page = write_plan(made, plot, o.command_line())
+        page = write_plan(plan_result, plot, o.command_line())
         if not quiet:
-            o.tell(f"page: {page}")
+            o.print_to_stderr(f"page: {page}")
     if json_:
-        return o.print_json(made.record())
+        return o.print_json(plan_result.record())
     from tiewise.planning.plan_view import plan_view
 
-    o.print_view(lambda width: plan_view(made.record(), width))
+    o.print_view(lambda width: plan_view(plan_result.record(), width))
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
@@ -89,8 +91,8 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Mode
         raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
     if config is not None:
         if not config.exists():
-            fix = f"check the path, or use --like {config.name} for a model of the catalogue"
-            raise PlanError(f"{config}: no such file or folder", fix)
+            remedy = f"check the path, or use --like {config.name} for a model of the catalogue"
+            raise PlanError(f"{config}: no such file or folder", remedy)
         return config
     return _of_sizes(sizes) if like is None else like
 
@@ -115,7 +117,10 @@ def _of_sizes(sizes: dict[str, int]) -> ModelSource:
 
 
 def _built(model: ModelSource) -> ModelSource:
-    """The model's own class on the meta device: exact for families that no reader of tiewise knows."""
+    """Return the counts of a model that is built on the meta device.
+
+    They are exact also for families that no reader of tiewise supports.
+    """
     o.need("torch", "transformers")
     from tiewise.planning.catalogue import find
     from tiewise.planning.plan import read_config_file
@@ -144,16 +149,16 @@ def models(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """List public models: vocabulary V, width D, layers L, what their tables weigh, and whether they tie.
+    """List public models: vocabulary V, width D, layers L, size of tables, and tying.
 
     `tiewise check` on the files themselves is better evidence than this catalogue.
     """
     from tiewise.planning.catalogue import BETTER, select
 
     least, most = (None if size is None else size * 1e9 for size in (min_size, max_size))
-    found = select(tied, family or "", min_vocab or 0, least, most, sort)
+    selected = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
-        return o.print_json({"models": [model.record() for model in found], "note": BETTER})
+        return o.print_json({"models": [model.record() for model in selected], "note": BETTER})
     from tiewise.planning.plan_view import models_table
 
-    o.print_view(lambda width: models_table(found, width))
+    o.print_view(lambda width: models_table(selected, width))

@@ -1,4 +1,4 @@
-"""The commands that rewrite a checkpoint, made from the registry of verbs; one function carries them out."""
+"""Commands that rewrite a checkpoint, built from the registry of verbs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HELDOUT: o.Option = (
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a verb did, and what its measurements say."""
+    """Result of a verb, with measurements of the new checkpoint."""
 
     receipt: Receipt
     loss: CostChange | None  # on the held-out text; None without one
@@ -81,7 +81,7 @@ class _Outcome:
 
 
 def _print_nothing(verb: str, source: Path, to: Path, reason: TiewiseError, json_: bool) -> None:
-    """Say that the source is already what the verb would make of it, which is no failure."""
+    """Print that the verb has nothing to change, which is no failure."""
     if json_:
         o.print_json({"verb": verb, "source": str(source), "nothing_to_do": str(reason)})
     else:
@@ -115,6 +115,7 @@ def command_of(name: str) -> Callable[..., None]:
         follow_links: bool,
         **options: Any,
     ) -> None:
+        """Carry out the verb and print its receipt."""
         from tiewise.checkpoint.rewrite.change import NothingToDo
         from tiewise.checkpoint.rewrite.file_plan import PROVENANCE
         from tiewise.checkpoint.untrusted import following_links
@@ -125,6 +126,7 @@ def command_of(name: str) -> Callable[..., None]:
         texts = _heldout_passages(options.pop("heldout", None), options["dry_run"])
 
         def remains() -> str:
+            """Return what is on disk after an interrupt."""
             is_complete = (to / PROVENANCE).exists() and not existed
             return f"; {source} is as it was and {to} {'is complete' if is_complete else 'was not made'}"
 
@@ -135,7 +137,7 @@ def command_of(name: str) -> Callable[..., None]:
             o.progress_bar(quiet, reads=True),
             following_links(follow_links),
         ):
-            measure_change = _cost_meter(source, to, texts)  # before the result exists, which it may not be for
+            measure_change = _cost_meter(source, to, texts)  # before the result exists
             try:
                 receipt = verb.run(source, to, **options)
             except NothingToDo as error:
@@ -146,7 +148,7 @@ def command_of(name: str) -> Callable[..., None]:
                 check = verify_load(receipt)
         _Outcome(receipt, loss, check).print(json_)
         if check is not None and check.outcome == "failed":
-            o.tell(f"tiewise: do not use {to}: {check.sentence}")
+            o.print_to_stderr(f"tiewise: do not use {to}: {check.sentence}")
             raise typer.Exit(1)
 
     command.__doc__ = verb.help
@@ -174,7 +176,7 @@ def _heldout_passages(heldout: str | None, dry_run: bool) -> list[str]:
 
 
 def _cost_meter(source: Path, to: Path, texts: list[str]) -> Callable[[], CostChange | None]:
-    """Measure the source on the texts now; return a function that measures the result and compares the two."""
+    """Measure the source on the texts; return a function that compares the result with it."""
     if not texts:
         return lambda: None
     from tiewise.inspection.running.passages import cost_change, passage_nats

@@ -28,9 +28,10 @@ def sweep(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Compare tying choices in every cell of a grid: width, text, vocabulary, rank, α, … in one table and one map.
+    """Compare tying choices in every cell of a grid, in one table and one map.
 
-    A grid names settings of `run.yaml` that stay, and axes that vary. docs/sweep.md shows one.
+    A grid names fixed settings of `run.yaml`, and axes that vary: width, text, vocabulary, rank, α and others.
+    docs/sweep.md shows one.
     """
     if resume and (overwrite or (quick and grid is None)):
         raise RunError("--resume takes its grid from the study", f"give only --out {out} --resume")
@@ -40,8 +41,9 @@ def sweep(
     resume_command = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
 
     def remains() -> str:
-        has_begun = any(out.glob("**/grid.yaml"))
-        return f"; {resume_command} goes on" if has_begun else ""
+        """Return the command that resumes the study, if it has started."""
+        has_started = any(out.glob("**/grid.yaml"))
+        return f"; {resume_command} goes on" if has_started else ""
 
     with o.interruptible(remains):
         study_grid = _grid(grid, quick)
@@ -65,7 +67,10 @@ def sweep(
 
 
 def _grid(name: str | None, quick: bool) -> StudyGrid | None:
-    """Return the grid of a name or YAML file, shortened with `--quick`; None if none is named."""
+    """Return the named grid or that of a YAML file; None if none is named.
+
+    With `quick` it is shortened.
+    """
     from tiewise.training.study.grid import StudyGrid
 
     if name is None:
@@ -75,15 +80,15 @@ def _grid(name: str | None, quick: bool) -> StudyGrid | None:
 
 
 @contextmanager
-def _disk_errors(out: Path, fix: str) -> Iterator[None]:
-    """Raise a RunError that says `fix` if the disk of `out` takes no more within this context."""
+def _disk_errors(out: Path, remedy: str) -> Iterator[None]:
+    """Raise a RunError with the `remedy` if the disk of `out` fails within a block."""
     from tiewise.core.disk_errors import disk_error, quiet_threads
 
     try:
         with quiet_threads():
             yield
     except Exception as error:
-        full_disk = disk_error(error, out, fix)
+        full_disk = disk_error(error, out, remedy)
         if full_disk is None:
             raise
         raise full_disk from None

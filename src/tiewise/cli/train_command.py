@@ -1,4 +1,4 @@
-"""One training command from its parameters to its result: settings, work, and what is said when it stops early."""
+"""A training command from its parameters to its result, with messages for an early end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tiewise.core.interrupts import is_caused_by_ctrl_c
 
 
 def carry_out_command(command: str, parameters: dict[str, Any]) -> Any:
-    """Do what a command's parameters ask for; return its result, or None if it is printed or another process has it.
+    """Carry out a training command and return its result.
 
-    Ctrl-C exits 130, and a full disk is a `RunError`; both say how to resume. Of several processes the first prints,
-    and the others exit with the same code.
+    The result is None if it was printed as JSON, or if rank 0 has it. Ctrl-C exits with 130, and a full disk raises
+    `RunError`; both messages name the command that resumes the run. Of several processes rank 0 prints, and the others
+    exit with the same code.
     """
     return _TrainingCommand(command, parameters).carry_out()
 
@@ -43,7 +44,7 @@ class _TrainingCommand:
         from tiewise.core.disk_errors import quiet_threads
 
         if self.element is not None:
-            refuse_beside_element(self.element, self.out, self.launcher, resume=self.parameters["resume"])
+            refuse_with_element(self.element, self.out, self.launcher, resume=self.parameters["resume"])
         try:
             with quiet_threads():
                 result = self._work()
@@ -103,26 +104,26 @@ class _TrainingCommand:
         return {"compare": finish, "train": finish_one, "heal": finish_healing}[self.command]
 
     def _note_start(self) -> None:
-        """Note that the run is on disk, so that `--resume` resumes it."""
+        """Record that the run is on disk, so that `--resume` can resume it."""
         self.can_resume = True
 
     def _stop(self, error: BaseException) -> NoReturn:
         """End the command by an error: print what happened and how to resume, and exit."""
         code = 2
         if isinstance(error, ranks.RemoteError):
-            pass  # the process in which it happened prints it
+            pass  # the process that raised it prints it
         elif is_caused_by_ctrl_c(error):
             code = 130
             if ranks.is_first() and self.can_resume:
                 remains = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
-                o.tell(f"tiewise: interrupted, {remains}; {self._resume_command()} goes on")
+                o.print_to_stderr(f"tiewise: interrupted, {remains}; {self._resume_command()} goes on")
         else:
             expected = self._expected_error(error)
             if expected is None:
                 raise error
             if ranks.size() == 1:
                 raise expected from None
-            o.tell(f"tiewise: {expected}")
+            o.print_to_stderr(f"tiewise: {expected}")
         ranks.leave(together=ranks.is_raised_everywhere(error))
         raise typer.Exit(code) from None
 
@@ -132,13 +133,13 @@ class _TrainingCommand:
 
         if isinstance(error, TiewiseError):
             return error
-        fix = "make room there, or choose another --out"
+        remedy = "make room there, or choose another --out"
         if self.can_resume:
-            fix = f"make room there, then {self._resume_command()}"
-        full_disk = disk_error(error, self.out, fix)
+            remedy = f"make room there, then {self._resume_command()}"
+        full_disk = disk_error(error, self.out, remedy)
         if full_disk is None and ranks.is_lost_peer(error):
-            fix = f"{self._resume_command()} goes on from the last checkpoint"
-            return RunError("another process of this run has ended", fix)
+            remedy = f"{self._resume_command()} goes on from the last checkpoint"
+            return RunError("another process of this run has ended", remedy)
         return full_disk
 
     def _resume_command(self) -> str:
@@ -151,8 +152,8 @@ class _TrainingCommand:
         return shlex.join(words)
 
 
-def refuse_beside_element(element: int, out: Path, launcher: str, *, resume: bool) -> None:
-    """Refuse options that do not go with `--element`. Raises RunError."""
+def refuse_with_element(element: int, out: Path, launcher: str, *, resume: bool) -> None:
+    """Refuse options that contradict `--element`. Raises RunError."""
     if element == 0:
         if launcher != "local":
             raise RunError(f"--element 0 with --launcher {launcher}", "leave --launcher out")

@@ -1,4 +1,7 @@
-"""Settings of a training command, each layer over the last: recipe, YAML file, `--set`, options."""
+"""Settings of a training command, from recipe, YAML file, `--set` and options.
+
+Later sources override earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ _Record = dict[str, Any]  # settings by name
 
 
 def choose_settings(out: Path, parameters: _Record, *, single: bool) -> Settings | None:
-    """Return the checked settings of a command; a parameter that is None was not given.
+    """Return the checked settings of a command.
 
-    `single`: settings of one run, otherwise of a comparison. A recipe of several arms is trained tied by a single run.
-    `--share` applies to every arm. With `--resume` the result is None, because the run has its settings.
+    A parameter that is None was not typed. `single`: settings of one run, otherwise of a comparison. A single run of a
+    recipe of several arms trains the tied arm. `--share` applies to every arm. With `--resume` the result is None,
+    because the run has its settings.
 
     Raises:
         RunError: settings that contradict each other, or are unknown or out of range.
@@ -120,7 +124,7 @@ def _set_record(items: Sequence[str]) -> _Record:
 
 
 def _has_two_lengths(record: _Record) -> bool:
-    """Whether one layer of settings gives the length of a run twice."""
+    """Return whether one source of settings sets the length of a run twice."""
     return record.keys() >= _LENGTH
 
 
@@ -129,13 +133,16 @@ def _share_layers(settings: Settings, share: str | None) -> Settings:
     if share is None:
         return settings
     if not hasattr(settings.kind_options, "shared_arms"):
-        what = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
-        raise RunError(what, "add --recipe albert-small, say, or leave --share out")
+        problem = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
+        raise RunError(problem, "add --recipe albert-small, say, or leave --share out")
     return replace(settings, arms=settings.kind_options.shared_arms(settings.arms, o.split_specs(share)))
 
 
 def chosen_texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...]:
-    """Return the texts that a command reads, of `--text` or of a recipe's corpus; none if none are given."""
+    """Return the texts that a command reads, from `--text` or a recipe's corpus.
+
+    The tuple is empty if neither is named.
+    """
     if recipe is None and corpus is not None:
         _refuse_corpus(corpus)
     # an ALBERT is trained on any text, the other recipes on a corpus of words

@@ -1,4 +1,7 @@
-"""`tiewise compare`, the main job; `train`, `heal`: one run by the same code; `kernels`: what computes their losses."""
+"""`tiewise compare`, `train`, `heal` and `kernels`.
+
+`train` and `heal` are one run by the code of `compare`. `kernels` shows the implementation of their loss.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +76,13 @@ BOUNDARY = typer.Option(None, "--boundary", "-b", help="To train, e.g. factored:
 TEACHER = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False)
 FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
 TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
-# what several commands take, in the order of their help
+# parameters of several commands, in the order of their help
 TRAINED: o.Options = {"recipe": (str, RECIPE), "text": (list[str], o.TEXT), "split": (str, SPLIT)}
 TRAINED |= {"tokenizer": (str, TOKENIZER), "model": (str, MODEL), "steps": (int, STEPS)}
 PLACE: o.Options = {"out": (Path, OUT), "resume": (bool, o.RESUME), "overwrite": (bool, o.OVERWRITE)}
 RUN: o.Options = {"set_": (list[str], SET), "config": (Path, CONFIG), **PLACE}
 RUN |= {"fsdp": (int, FSDP), "tp": (int, TP), "tables": (str, TABLES)}
-SAID: o.Options = {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
+OUTPUT: o.Options = {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
 
 
 @o.taking(
@@ -96,10 +99,12 @@ SAID: o.Options = {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
     jobs=(str, o.JOBS),
     launcher=(str, o.LAUNCHER),
     element=(int, ELEMENT),
-    **SAID,
+    **OUTPUT,
 )
 def compare(**parameters: Any) -> None:
-    """Train a model under several tying choices and say which is better here, and whether the difference is real.
+    """Train a model under several tying choices, and say which is better here.
+
+    It also says whether the difference is statistically significant.
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
@@ -143,12 +148,13 @@ def _print_comparison(comparison: Comparison) -> None:
     seed=(int, typer.Option(None, help="Of data order, body and tables.", show_default="1")),
     **TRAINED,
     **RUN,
-    **SAID,
+    **OUTPUT,
 )
 def train(**parameters: Any) -> None:
-    """Train one model with a boundary, and write it where `from_pretrained` of transformers reads it: `final`.
+    """Train one model with a boundary, and write it to the folder `final`.
 
-    Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
+    `from_pretrained` of transformers reads that folder. If only `tiewise.load` can, the folder `dense` has the same
+    model with plain dense tables.
     """
     from tiewise.cli.train_command import carry_out_command
 
@@ -166,7 +172,7 @@ def train(**parameters: Any) -> None:
 
 
 def _print_figures(trained: SingleRun) -> None:
-    """Print the losses of a run, and the shares that it got right if it is a masked model."""
+    """Print the losses of a run, and the accuracies of a masked model."""
     result = trained.result
     if not isfinite(result.heldout_nll):
         print("diverged: the loss is no number any more; try a lower --set learning_rate")
@@ -201,12 +207,13 @@ def _print_paper_figures(trained: SingleRun) -> None:
     steps=(int, typer.Option(None, help="Optimizer steps.", show_default="300")),
     set_=(list[str], SET),
     **PLACE,
-    **SAID,
+    **OUTPUT,
 )
 def heal(**parameters: Any) -> None:
-    """Have a rewritten model (tied, factored, trimmed, transplanted) learn back what it lost, and say how much it is.
+    """Train a rewritten model to recover what it lost, and measure how much.
 
-    It learns its original's probabilities of every next token; with another vocabulary, the text.
+    It may be tied, factored, trimmed or transplanted. It learns its original's probabilities of every next token; with
+    another vocabulary, the text.
     """
     from tiewise.cli.train_command import carry_out_command
 
@@ -222,9 +229,10 @@ def kernels(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Say whether compiled kernels are used here, and why not; `build` compiles them: needs g++ and AVX-512.
+    """Say whether compiled kernels are used here, and why not.
 
-    Without them everything computes the same, by the portable path. TIEWISE_KERNELS=off leaves them alone.
+    `build` compiles them, which needs g++ and AVX-512. Without them the portable path computes the same results.
+    TIEWISE_KERNELS=off disables them.
     """
     if action not in (None, "build"):
         raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")

@@ -1,4 +1,4 @@
-"""Load a checkpoint and what a verb made of it with transformers, and compare missing tensors and logits.
+"""Verification of a rewritten checkpoint: load it and its source with transformers, and compare.
 
 Loading runs the library's code on files that may be untrusted, so it happens in a child process (`load_child.py`) with
 limits of memory and time: safetensors only, local files only, classes of transformers itself only. Nothing here imports
@@ -29,14 +29,14 @@ from tiewise.core.files import format_bytes
 
 MOST_BYTES = 2_000_000_000  # of tensors, of the source and of the result
 MOST_SECONDS = 180
-LIBRARY_BYTES = 2**31  # what torch and transformers take before a model is loaded
+LIBRARY_BYTES = 2**31  # memory of torch and transformers before a model is loaded
 MOST_REPLY = 2**20  # bytes
-ROUNDING = 1e-4  # of the largest logit: more than fp32 loses between two tables of other shapes
+ROUNDING = 1e-4  # relative to the largest logit; more than fp32 rounding between tables of other shapes
 
 
 @dataclass(frozen=True)
 class LoadCheck:
-    """What loading the source and the result with transformers showed."""
+    """Outcome of loading the source and the result with transformers."""
 
     outcome: Literal["verified", "not verified", "failed"]
     sentence: str
@@ -67,7 +67,7 @@ def verify_load(receipt: Receipt) -> LoadCheck:
 
 
 def _reason_against(verb: Verb | None, folders: list[Folder]) -> str | None:
-    """Why the two are not loaded; None if they can be."""
+    """Return why the two are not loaded; None if they can be."""
     lacking = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if lacking:
         return f"not installed: {', '.join(lacking)}"
@@ -138,7 +138,7 @@ def _load_in_child(paths: list[Path], rows: str | None, model_bytes: int) -> dic
 
 
 def _read_reply(child: subprocess.CompletedProcess[bytes]) -> dict[str, Any] | str:
-    """Return the JSON object on the last line of a child's stdout, or why there is none."""
+    """Return the JSON object on the last line of stdout, or the reason for none."""
     try:
         if len(child.stdout) > MOST_REPLY:
             raise ValueError("a long reply")

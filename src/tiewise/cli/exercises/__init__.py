@@ -1,7 +1,7 @@
-"""Thirteen exercises on the two ends of a language model; the statements are the `.md` files beside this one.
+"""Thirteen exercises on the input embedding and the output head of a language model.
 
-`checker.py` says what an exercise is and checks a reader's file, whose function it calls in a process of its own;
-`answers.py` has them all: cases, right answers, usual mistakes.
+The statements are the `.md` files of this folder. `checker.py` defines an exercise and checks a reader's file in a
+separate process. `answers.py` has the cases, right answers and usual mistakes of all exercises.
 """
 
 from tiewise.cli.exercises import answers

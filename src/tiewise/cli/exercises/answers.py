@@ -168,7 +168,9 @@ STD = 0.02  # standard deviation that exercise 5 asks for
 
 
 def _judge_tied_logits(seed: int, ids: Array, v: int, d: int, answer: Array) -> str | None:
-    """Say what is wrong with the logits of every token for every token: W·Wᵀ, whatever W was drawn.
+    """Return what is wrong with the logits of all tokens for all tokens; None if right.
+
+    Right are the logits W·Wᵀ for any random W.
 
     A judge gets all arguments of a case. This one needs neither `seed` nor `ids`, which are all tokens in order.
     """
@@ -193,12 +195,12 @@ def _seeds() -> Cases:
 
 @exercise(5, _seeds, judge=_judge_tied_logits, needs="flax", megabytes=4096)
 def tied_io_embed(seed: int, token_ids: Array, vocab_size: int, d_model: int) -> Any:
-    """Logits [T·V] of a tied table of its own drawing."""
+    """Return the logits [T·V] of a tied table that the function draws at random."""
     table = STD * _random(vocab_size, d_model, seed=seed)
     return (table[token_ids.astype(int)] @ table.T).ravel()
 
 
-# --- what the ends do
+# --- input embedding and output head
 
 
 def _pairs() -> Cases:
@@ -213,16 +215,16 @@ def _energies(e: Array, u: Array) -> tuple[float, float]:
 
 @exercise(6, _pairs)
 def asymmetry(e: Array, u: Array) -> Any:
-    """Share of the antisymmetric part in ‖e·uᵀ‖²."""
-    whole, with_transpose = _energies(e, u)
-    return (1 - with_transpose / whole) / 2
+    """Return the share of the antisymmetric part in ‖e·uᵀ‖²."""
+    energy, with_transpose = _energies(e, u)
+    return (1 - with_transpose / energy) / 2
 
 
 @asymmetry.mistake("that is the symmetric part's share")
 def symmetry(e: Array, u: Array) -> Any:
     """Return the share of the other part."""
-    whole, with_transpose = _energies(e, u)
-    return (1 + with_transpose / whole) / 2
+    energy, with_transpose = _energies(e, u)
+    return (1 + with_transpose / energy) / 2
 
 
 @asymmetry.mistake("that is the ratio of lengths: a share is of squares")
@@ -401,13 +403,13 @@ def excess_of_products(e: Array, u: Array) -> Any:
 _MERGES = np.array([[0, 1], [4, 2], [2, 3], [5, 6], [1, 1]])  # ids 4 … 8
 
 
-def _kept_tokens() -> Cases:
+def _retained_tokens() -> Cases:
     return [(4, _MERGES, np.array(ids, int)) for ids in ([7], [6, 8], [])]
 
 
-@exercise(11, _kept_tokens)
+@exercise(11, _retained_tokens)
 def closed(symbols: int, merges: Array, kept: Array) -> Any:
-    """Kept ids, all that they are made of, and all symbols; sorted."""
+    """Return the retained ids, the ids that they are merged from, and all symbols; sorted."""
     tokens, waiting = set(range(symbols)), list(map(int, kept))
     while waiting:
         token = waiting.pop()

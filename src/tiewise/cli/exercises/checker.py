@@ -1,10 +1,10 @@
-"""The exercises: what a reader's function is called with, what it should return, and which mistakes are known.
+"""Exercises: the arguments of a reader's function, its right results, and usual mistakes.
 
-An exercise is one decorated function of `answers.py`: the right answer to a case. Its name is what the reader's file
-must define; below it stand the mistakes, functions that are wrong in a usual way, each with what to say about it. What
-a reader's function returns is held against the right answer, then against the mistakes'.
+An exercise is one decorated function of `answers.py`, which returns the right answer to a case. The reader's file must
+define a function of the same name. The functions below it are usual mistakes, each with an explanation. The result of
+the reader's function is compared with the right answer, then with the mistakes' results.
 
-    check(1, Path("mine.py"))  → None where every case is right, else where it is wrong and why
+    check(1, Path("mine.py"))  → None if every case is right, else the wrong case and the reason
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tiewise.core.errors import RunError
 
 STATEMENTS = Path(__file__).parent
 ANSWER_CASES = "from tiewise.cli.exercises import checker; checker.answer_cases()"
-SECONDS = 60  # for all cases of an exercise, the imports of the reader's file included
+SECONDS = 60  # limit for all cases of an exercise, with the imports of the reader's file
 ARENA = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # threads reserve memory that they do not use
-EQUAL = 1e-6  # fp32 may be used where it is enough
+EQUAL = 1e-6  # relative tolerance; an answer may compute in fp32
 
 Array = np.ndarray[Any, Any]
 Answer = Callable[..., Any]
@@ -42,35 +42,36 @@ class Exercise:
     number: int
     answer: Answer
     cases: Cases
-    megabytes: int = 1024  # that a call may allocate
-    needs: str = ""  # the extra that brings what the file needs beside numpy
-    judge: Callable[..., str | None] | None = None  # takes a case and an answer, where many answers are right
+    megabytes: int = 1024  # limit of what a call may allocate
+    needs: str = ""  # the extra with the packages that the file needs in addition to numpy
+    judge: Callable[..., str | None] | None = None  # takes a case and an answer, if several answers are right
     mistakes: list[tuple[str, Answer]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """What the reader's function is called."""
+        """The name of the reader's function."""
         return self.answer.__name__
 
     def text(self) -> tuple[str, str, str, str]:
-        """(title, statement, hint, solution: code) as the file of the exercise has them."""
-        whole = next(STATEMENTS.glob(f"{self.number:02}-*.md")).read_text(encoding="utf-8")
-        head, _, rest = whole.partition("\n## Hint\n")
+        """Return (title, statement, hint, solution) from the exercise's file."""
+        content = next(STATEMENTS.glob(f"{self.number:02}-*.md")).read_text(encoding="utf-8")
+        head, _, rest = content.partition("\n## Hint\n")
         hint, _, solution = rest.partition("\n## Solution\n")
         title, _, statement = head.partition("\n")
         return title.lstrip("# "), statement.strip(), hint.strip(), solution.strip()
 
     def mistake(self, why: str) -> Callable[[Answer], Answer]:
-        """Register a function as a usual mistake; `why` says what is wrong about it."""
+        """Register a function as a usual mistake; `why` explains it to the reader."""
 
         def register(mistaken: Answer) -> Answer:
+            """Add the function to the mistakes."""
             self.mistakes.append((why, mistaken))
             return mistaken
 
         return register
 
     def fault(self, case: tuple[Any, ...], answer: Array) -> str | None:
-        """Say what is wrong with an answer to a case; None if it is right."""
+        """Return what is wrong with an answer to a case; None if it is right."""
         if self.judge is not None:
             return self.judge(*case, answer)
         right = self.answer(*case)
@@ -86,14 +87,17 @@ EXERCISES: dict[int, Exercise] = {}
 
 
 def _equal(answer: Array, expected: Any) -> bool:
-    """Whether both are the same to fp32: numbers of a tuple one by one, entries of an array relative to its largest."""
+    """Return whether two answers are equal to fp32 precision.
+
+    The tolerance is relative: to each number of a tuple, or to the largest entry of an array.
+    """
     right = np.asarray(expected, float)
     scale = 0.0 if isinstance(expected, tuple) else float(np.abs(right).max(initial=0.0))
     return answer.shape == right.shape and np.allclose(answer, right, rtol=EQUAL, atol=EQUAL * scale)
 
 
 def _difference(answer: Array, right: Array) -> str:
-    """Say where an answer differs from the right one."""
+    """Return how an answer differs from the right one."""
     if answer.shape != right.shape:
         return f"its shape is {answer.shape}, and should be {right.shape}"
     if not np.isfinite(answer).all():
@@ -104,9 +108,10 @@ def _difference(answer: Array, right: Array) -> str:
 
 
 def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], Exercise]:
-    """Make an exercise of the right answer."""
+    """Register the decorated function as the right answer of a new exercise."""
 
     def register(answer: Answer) -> Exercise:
+        """Add the exercise."""
         EXERCISES[number] = Exercise(number, answer, cases, **settings)
         return EXERCISES[number]
 
@@ -114,14 +119,16 @@ def exercise(number: int, cases: Cases, **settings: Any) -> Callable[[Answer], E
 
 
 def of_number(number: int) -> Exercise:
-    """Return an exercise; RunError where there is none of this number."""
+    """Return the exercise of a number. Raises RunError if there is none."""
     if number not in EXERCISES:
         raise RunError(f"no exercise {number}", f"choose 1 to {len(EXERCISES)}")
     return EXERCISES[number]
 
 
 def check(number: int, file: Path, seconds: float = SECONDS) -> str | None:
-    """Run the function of a reader's file on every case; return where it is wrong and why, None where it is right.
+    """Run the function of a reader's file on every case; return the first fault.
+
+    The result is None if all cases are right.
 
     Raises:
         RunError: no such exercise or file; the file cannot be run, takes too long or too much memory, or its function
@@ -142,8 +149,8 @@ def check(number: int, file: Path, seconds: float = SECONDS) -> str | None:
         lines = child.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
         raise RunError(f"{file}: {lines[-1]}", f"tiewise exercise {number} says what {exercise.name} gets and returns")
     with np.load(io.BytesIO(child.stdout), allow_pickle=False) as answers:
-        for place, case in enumerate(exercise.cases()):
-            fault = exercise.fault(case, answers[str(place)])
+        for index, case in enumerate(exercise.cases()):
+            fault = exercise.fault(case, answers[str(index)])
             if fault is not None:
                 return f"{exercise.name}({', '.join(map(_argument, case))}): {fault}"
     return None
@@ -160,7 +167,7 @@ def _argument(value: Any) -> str:
 
 
 def limit(megabytes: int) -> None:
-    """Let this process allocate so much more than it has now; do nothing if the system has no such limit."""
+    """Limit how much more memory this process may allocate, if the system supports it."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -182,8 +189,8 @@ def answer_cases() -> None:
     try:
         answers = _answers(exercise, file)
     except ModuleNotFoundError as error:
-        fix = f", which pip install 'tiewise[{exercise.needs}]' brings" if exercise.needs else ""
-        raise SystemExit(f"it needs {error.name}{fix}") from None
+        remedy = f", which pip install 'tiewise[{exercise.needs}]' brings" if exercise.needs else ""
+        raise SystemExit(f"it needs {error.name}{remedy}") from None
     except Exception as error:
         raise SystemExit(_reason(error, exercise)) from None
     buffer = io.BytesIO()
@@ -192,19 +199,19 @@ def answer_cases() -> None:
 
 
 def _answers(exercise: Exercise, file: Path) -> dict[str, Array]:
-    """Return the answer of the file's function to each case, by the case's place."""
+    """Return the answer of the file's function to each case, by the case's index."""
     function = runpy.run_path(str(file), run_name="answer").get(exercise.name)
     if not callable(function):
         raise SystemExit(f"it defines no function {exercise.name}")
     cases = exercise.cases()
     limit(exercise.megabytes)
     answers = {}
-    for place, case in enumerate(cases):
+    for index, case in enumerate(cases):
         arguments = [value.copy() if isinstance(value, np.ndarray) else value for value in case]
         answer = function(*arguments)
         if answer is None:
             raise SystemExit(f"{exercise.name} returns nothing")
-        answers[str(place)] = np.asarray(answer, float)
+        answers[str(index)] = np.asarray(answer, float)
     return answers
 
 
@@ -216,7 +223,7 @@ def _reason(error: Exception, exercise: Exercise) -> str:
 
 
 def _line_of(error: Exception) -> int | None:
-    """Return the line at which an error was raised; of a syntax error, the line that it names."""
+    """Return the line at which an error was raised, or the line of a syntax error."""
     if isinstance(error, SyntaxError):
         return error.lineno
     frame = error.__traceback__
