@@ -107,12 +107,12 @@ def test_the_same_targets_are_recognised_on_a_device_without_reading_them():
     """Meta tensors have no values: a comparison raises, as on a GPU it waits."""
     labels = torch.zeros(B, T, 1, dtype=torch.long, device="meta")
     known = SweepTargets(labels.reshape(-1))
-    assert known.are(labels.reshape(-1))
+    assert known.match(labels.reshape(-1))
     with pytest.raises(NotImplementedError):
-        known.are(labels.reshape(-1)[1:])  # others
+        known.match(labels.reshape(-1)[1:])  # others
     labels += 1
     with pytest.raises(NotImplementedError):
-        known.are(labels.reshape(-1))  # written to
+        known.match(labels.reshape(-1))  # written to
 
 
 def test_targets_that_are_written_to_are_others():

@@ -1,10 +1,13 @@
-"""The two ends of a model as a spec says: as a module of your own, or installed into a Hugging Face model.
+"""Input embedding and output head of a model, built as a spec says.
 
-- `boundary`: `Boundary`, tables and the two verbs that touch the vocabulary; `maps`: what stands between.
+They are a module (`Boundary`) or are installed into a Hugging Face model.
+
+- `boundary`: `Boundary`, the tables with the maps between tables and body.
 - `install`: `install(model, spec)` and its handle `Installed`. It works in these steps: `locate` finds the input
-  embedding and the output head, `restructure` gives them tables and declares them in the config, `link` swaps their
-  classes, `verify` compares the result with the family's own classes. `saved` saves and loads such models.
-- `deferred`: logits that are not computed until they are needed; `recorded_logits`, `logit_answers` and
+  embedding and the output head, `restructure` sets their tables, `declare_tying` declares them in the config, `link`
+  swaps their classes, `verify` compares the result with the family's plain classes. `saved` saves and loads such
+  models.
+- `deferred`: logits that are only computed when they are needed; `recorded_logits`, `logit_answers` and
   `logit_gradients` are its parts.
 - `vectors`: rows of pretrained word vectors.
 """

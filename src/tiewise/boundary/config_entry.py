@@ -1,4 +1,7 @@
-"""The config entry of an installed boundary: built into a model that transformers makes from its config."""
+"""Config entry of an installed boundary.
+
+When transformers makes a model from a config with this entry, the boundary is built into the model.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ def _build(model: Any, value: Any) -> None:
     """Attach the boundary that the entry's value names, before the model has weights."""
     spec = BoundarySpec.parse(value)
     if spec.plain and model.get_output_embeddings() is None:
-        return  # a part without a head: its table is as every loader reads it
+        return  # a model without a head, whose plain table needs no boundary
     attach(model, spec, Journal(), loading=True)
 
 
 def _account(model: Any) -> None:
-    """Correct the accounting of labels once the model has its values. Warn where it does not run yet."""
+    """Correct how a loaded model's labels are counted, or warn if it does not run."""
     link: Link | None = link_of(model)
     try:
         if link is not None:

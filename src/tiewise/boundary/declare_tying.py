@@ -1,7 +1,8 @@
-"""Tying as a model's config and tied keys declare it, set to what its tables are.
+"""`declare_tying`: set a model's tying flag and tied keys to match its tables.
 
-T5 and BART share their input tables by the config's flag, BERT its head's bias. Where such neighbours are shared,
-untying keeps the flag and takes the head's key away; elsewhere the flag says the whole truth.
+The config's flag also ties other Parameters: the input tables of T5 and BART, and the bias of BERT's head. These are
+called *neighbours*. If neighbours are shared, untying leaves the flag on and removes the head's key. In other models
+the flag alone says whether the tables are tied.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from tiewise.boundary.locate import ModelEnds
 from tiewise.boundary.tied_keys import FLAG, allowed_keys
 from tiewise.core.errors import InstallError
 
-Keys = dict[str, str]  # {target: source}
+Keys = dict[str, str]  # {target: source}, names of Parameters; the target is tied to the source
 
 
 def copy_config(model: Any, journal: Journal) -> Any:
-    """Give the model and its parts a copy of their config. No other model built from it changes."""
+    """Replace the config of a model and its parts by a copy, and return it.
+
+    So no other model with the same config object changes.
+    """
     memo: dict[int, Any] = {}  # id of every config and sub-config -> its copy
     copied = copy.deepcopy(model.config, memo)
     for module in model.modules():
@@ -29,7 +33,10 @@ def copy_config(model: Any, journal: Journal) -> Any:
 
 
 def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: bool = False) -> bool:
-    """Set flag and keys to what the tables are. Return False if the family's own class would not load them so."""
+    """Set the tying flag and the tied keys to match the tables.
+
+    Return False if the family's plain class would not load the tables in this way.
+    """
     head_key = f"{ends.head_name}.weight"
     allowed, of_model = allowed_keys(model), allowed_keys(model, parts=False)
     neighbours = _without(head_key, allowed)
@@ -56,14 +63,14 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
 
 
 def _without(target: str, keys: Keys) -> Keys:
-    """Return keys without that of one target."""
+    """Return the keys without one target."""
     others = dict(keys)
     others.pop(target, None)
     return others
 
 
 def _keys_when_tied(ends: ModelEnds, head_key: str, allowed: Keys, of_model: Keys) -> Keys:
-    """Return the model's own keys, with one of the head if none ties it."""
+    """Return the model's keys, with a key for the head if there is none."""
     if head_key in allowed:
         return of_model
     source_name, _ = ends.named_source
@@ -71,19 +78,19 @@ def _keys_when_tied(ends: ModelEnds, head_key: str, allowed: Keys, of_model: Key
 
 
 def _tie_neighbours(model: Any, neighbours: Keys, journal: Journal) -> None:
-    """Tie everything else that the flag ties, as the next `tie_weights` will."""
+    """Tie the neighbours, as the next `tie_weights` would."""
     for target, source in neighbours.items():
         if "." not in source:
             continue
-        value = model.get_parameter_or_buffer(target)  # the value in use, the target's, wins
+        value = model.get_parameter_or_buffer(target)  # the target's value is in use, and the source gets it
         if value is not model.get_parameter_or_buffer(source):
             owner, _, name = source.rpartition(".")
             journal.set(model.get_submodule(owner), name, value)
 
 
 def _flag_when_untied(model: Any, allowed: Keys, neighbours: Keys, loading: bool) -> bool:
-    """Return the flag of a model whose head is not tied: set where neighbours are."""
-    # a model that is being built may not have tied yet; in a class that ties nothing the flag has no meaning
+    """Return the tying flag of a model with an untied head: True if neighbours are tied."""
+    # while a model loads its tables may not be tied yet; in a class that ties nothing the flag has no meaning
     if loading or not allowed:
         flag: bool = getattr(model.config, FLAG, False)
         return flag

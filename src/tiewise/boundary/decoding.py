@@ -1,16 +1,17 @@
-"""Logits of the position that is decoded, of which nothing is computed but what decoding asks for.
+"""Logits for decoding, of which only the largest are computed.
 
-Greedy decoding asks for the largest, `top_k` sampling for the k largest, and `ExactTop` knows both without the others:
+Greedy decoding needs the largest logit, `top_k` sampling the k largest, and `ExactTop` finds both without the others:
 
     with installed.exact_decoding():
         model.generate(ids)                              # logits[:, -1] → float32 → argmax
         model.generate(ids, do_sample=True, top_k=50)    # … → / temperature → topk → "< the k-th" → masked_fill(-inf)
 
-`TopLogits` is a Tensor in name, as an evaluation step's `LazyLogits`. It records what becomes of the logits on the way,
-which keeps their order (`Deferred`), and answers these four operations with what is true of the logits: the comparison
-with any number down to the k + 1-th logit, the mask that leaves only tokens it has. All else computes the real logits:
-a repetition penalty, beams, `output_scores` that are read. So nothing is refused and nothing is different, only as slow
-as without; `installed.counts` says by which operations, and the context's `counts` how many positions were answered.
+`TopLogits` is a Tensor subclass like `LazyLogits`. It records the steps that do not change the order of the logits
+(`Deferred`), and answers these four operations with the results that all logits would give. The comparison is answered
+for any number down to the (k + 1)-th logit, the mask if it leaves only tokens that are among the largest. All other
+operations compute the real logits: a repetition penalty, beam search, reading `output_scores`. Then decoding is as slow
+as without the context, with the same results. `installed.counts` names the operations, and `counts` of the context's
+`ExactTop` the number of positions that were answered.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class TopLogits(LazyLogits):
-    """Logits [..., V] that answer for their largest, by an `ExactTop` of their table."""
+    """Logits [..., V] whose largest entries an `ExactTop` of their table computes."""
 
     exact: ExactTop
-    largest: tuple[Tensor, Tensor] | None  # what `topk` found last: scores and tokens [..., k + 1]
+    largest: tuple[Tensor, Tensor] | None  # last result of `topk`: scores and tokens [..., k + 1]
 
     def __new__(cls, deferred: Deferred, exact: ExactTop) -> Self:
-        """Wrap; nothing is computed."""
+        """Wrap deferred logits without computing them."""
         self = super().__new__(cls, deferred)
         self.exact, self.largest = exact, None
         return self
@@ -49,7 +50,7 @@ class TopLogits(LazyLogits):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record what keeps the order, answer for the largest, and leave everything else to `LazyLogits`."""
+        """Apply a function of torch: record it, answer it, or leave it to `LazyLogits`."""
         kwargs = dict(kwargs or {})
         logits = first_unread(args)
         if isinstance(logits, TopLogits):
@@ -61,33 +62,38 @@ class TopLogits(LazyLogits):
         return super().__torch_function__(func, types, args, kwargs)
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record an operation that keeps the order; its real result where `Deferred` cannot record it."""
+        """Record an operation that keeps the order, or return its real result."""
         if func is Tensor.to:
-            kwargs.pop("copy", None)  # nothing changes these in place
+            kwargs.pop("copy", None)  # a copy is not needed, since no operation changes these logits in place
         recorded = Deferred.__torch_function__(func, (), (self.deferred, *args), kwargs)
         if isinstance(recorded, Deferred):
             return TopLogits(recorded, self.exact)
         return recorded
 
     def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer an operation by the largest logits, or return None."""
+        """Answer an operation from the largest logits, or return None."""
         if func not in _ANSWERS:
             return None
         try:
             return _ANSWERS[func](self, *args, **kwargs)
-        except TypeError:  # arguments that are not known
+        except TypeError:  # unknown arguments
             return None
 
     def top(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """Return scores and tokens [..., k], largest first. None of another table, or if autocast would round it."""
-        d, table = self.deferred, self.exact.table
-        if (d.table.data_ptr(), d.table.shape, d.product) != (table.data_ptr(), table.shape, table.dtype):
+        """Return scores and tokens [..., k], largest first.
+
+        Return None if the logits are of another table, or if autocast rounds the table.
+        """
+        deferred, table = self.deferred, self.exact.table
+        head_table = deferred.table
+        if (head_table.data_ptr(), head_table.shape, deferred.product) != (table.data_ptr(), table.shape, table.dtype):
             return None
-        hidden, _, bias, o = head_of(d)
-        scores, tokens = self.exact.top(hidden, k, bias, o.scale, o.softcap)
-        return scores.to(d.dtype), tokens
+        hidden, _, bias, options = head_of(deferred)
+        scores, tokens = self.exact.top(hidden, k, bias, options.scale, options.softcap)
+        return scores.to(deferred.dtype), tokens
 
     def _argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor | None:
+        """Answer `argmax` over the vocabulary."""
         if not self._is_vocabulary(dim):
             return None
         top = self.top(1)
@@ -99,6 +105,7 @@ class TopLogits(LazyLogits):
         return tokens[..., 0]
 
     def _topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        """Answer `topk` over the vocabulary, and store k + 1 logits for a later comparison."""
         self.largest = None
         if not largest or not self._is_vocabulary(dim):
             return None
@@ -115,9 +122,10 @@ class TopLogits(LazyLogits):
         return dim in (-1, self.dim() - 1)
 
     def _below(self, bound: Any) -> Tensor | None:
-        """Return whether each logit is less than `bound` [..., 1]. None if a bound is below all of `largest`.
+        """Return whether each logit is less than `bound` [..., 1].
 
-        Where others may equal it, `largest` grows: computed logits round otherwise, and all could lie below.
+        Return None if a bound is below all of `largest`. If further logits may equal the bound, `largest` is extended
+        first.
         """
         if self.largest is None or not _has_shape(bound, (*self.shape[:-1], 1)):
             return None
@@ -129,7 +137,7 @@ class TopLogits(LazyLogits):
         return below.scatter_(-1, tokens, scores < bound)
 
     def _grow_below(self, bound: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `largest`, with more logits until the last is below `bound` or all are there."""
+        """Extend `largest` until its last logit is below `bound` or it has all logits."""
         assert self.largest is not None, "`topk` has answered before"
         scores, tokens = self.largest
         width = self.shape[-1]
@@ -140,7 +148,10 @@ class TopLogits(LazyLogits):
         return scores, tokens
 
     def _masked_fill(self, mask: Any, value: Any) -> Tensor | None:
-        """Return these logits with `value` where `mask` is True; it must leave tokens of `largest` alone."""
+        """Return these logits with `value` where `mask` is True.
+
+        Return None if the mask leaves a token that is not among `largest`.
+        """
         if self.largest is None or torch.is_tensor(value):
             return None
         if not _has_shape(mask, self.shape):
@@ -160,11 +171,11 @@ def _has_shape(x: Any, shape: tuple[int, ...]) -> bool:
 
 @contextmanager
 def decoding(link: Link) -> Iterator[ExactTop]:
-    """Within this context evaluation without labels hands out `TopLogits`."""
+    """Let a model return `TopLogits` in evaluation without labels, within this context."""
     exact, before = ExactTop(link.head.weight), link.make_lazy
 
     def make_top_logits(deferred: Deferred) -> Tensor:
-        """Wrap deferred logits so that `exact` answers for them."""
+        """Wrap deferred logits whose largest entries `exact` computes."""
         return TopLogits(deferred, exact)
 
     link.make_lazy = make_top_logits

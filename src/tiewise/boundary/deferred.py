@@ -1,22 +1,23 @@
-"""Deferred logits: an installed head returns them so that a model's own forward ends in the fused loss.
+"""Deferred logits, by which an unchanged model's forward ends in the fused loss.
 
-A family's forward does a handful of things between its head and its loss: a cast, a scale, a soft-cap, a bias, a
-reshape, a slice of positions. `Deferred` records them instead of computing, and `Fold` holds their sum:
+An installed head returns them. A model's forward applies a few operations between its head and its loss: a cast, a
+scale, a soft-cap, a bias, a reshape, a slice of positions. `Deferred` records them instead of computing, and `Fold`
+combines them:
 
     logits = head(hidden)                                                   # Deferred(hidden, table)
     logits = logits / cap; logits = torch.tanh(logits); logits = logits * cap
     loss = F.cross_entropy(logits.float().view(-1, V), labels.view(-1))     # linear_cross_entropy(..., softcap=cap)
 
-`Deferred` is no Tensor: nothing outside Python can touch it by accident. An unknown method, or an unknown argument of
-a known one, computes the real logits by repeating the recorded steps: slower, never different. Operations whose effect
-would be lost are refused: steps in place, but for a scale that can be recorded, as there is no memory to change; and
-hooks on a gradient that the fused loss never makes.
+`Deferred` is no Tensor, so code below Python cannot read it by accident. An unknown method, or an unknown argument of a
+known one, computes the real logits by repeating the recorded steps: slower, with the same result. An operation whose
+effect would be lost raises UnsupportedError. Such are operations in place, except scales that can be recorded, since
+there is no memory to change. The others are hooks on the logits' gradient, which the fused loss never computes.
 
-Losses and statistics that trainers take are answered in chunks of tokens, without the [N, V] logits
-(`tiewise.boundary.logit_answers`):
+Losses and statistics that trainers need are computed in chunks of tokens, without the [N, V] logits
+(`tiewise.boundary.logit_answers`). A *sweep* is one pass over the vocabulary for all tokens:
 
-    expression of z [..., V], t [...] token ids                answer, from one sweep of all tokens
-    F.cross_entropy(z, t)                                      the fused loss, a sweep of its own
+    expression of z [..., V], t [...] token ids                result, from one sweep
+    F.cross_entropy(z, t)                                      the fused loss, by a separate sweep
     log_softmax(z, -1).gather(-1, t[..., None])                log p_t
     softmax(z, -1).gather(-1, t[..., None])                    exp log p_t
     z.gather(-1, t[..., None])                                 lse + log p_t
@@ -28,9 +29,9 @@ Losses and statistics that trainers take are answered in chunks of tokens, witho
 
 `torch.autograd.grad(loss, z)` computes the logits and repeats the loss from them (`gradients`).
 
-H is the entropy, lse the log-sum-exp, of the logits with everything recorded before, such as a temperature. The sweep
-is remembered. Pieces of z by iteration, `split` and `chunk` take their tokens from it: trainers go row by row to save
-memory.
+H is the entropy and lse the log-sum-exp of the logits after all recorded steps, such as a temperature. The result of a
+sweep is stored. Pieces of z by iteration, `split` and `chunk` read their tokens from it, since trainers process rows
+one by one to save memory.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ if TYPE_CHECKING:
 
 
 class Deferred(RecordedLogits):
-    """Recorded logits that act as the Tensor they stand for.
+    """Recorded logits with the methods of the Tensor that they represent.
 
-    Each `_record_*` method takes the arguments of a method of Tensor (`_RECORDERS` says which), and returns logits
-    with one more step, or None where the fold cannot hold it: then the logits are computed.
+    Each `_record_*` method takes the arguments of a method of Tensor, as listed in `_RECORDERS`. It returns logits with
+    one more step. If the fold cannot represent the step, it returns None, and the logits are computed.
     """
 
-    __array_priority__ = Tensor.__array_priority__  # NumPy's numbers leave their operators to ours
+    __array_priority__ = Tensor.__array_priority__  # so that NumPy numbers defer to the operators of this class
 
     # steps that change type or shape
 
     def _record_to(self, *args: Any, **kwargs: Any) -> Self | None:
-        """Cast to fp32, in which the fused loss accumulates in any case, or cast nothing."""
+        """Record a cast to fp32, or no cast. The fused loss accumulates in fp32 in any case."""
         try:
             device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-        except (RuntimeError, TypeError):  # a copy, a type taken from deferred logits, or arguments torch refuses
+        except (RuntimeError, TypeError):  # copy=…, another Deferred as argument, or arguments that torch refuses
             return None
         if device not in (None, self.device) or layout is not None:
             return None
@@ -80,16 +81,19 @@ class Deferred(RecordedLogits):
         return self.derive_aligned(Step(Tensor.to, (dtype,)), dtype=dtype)
 
     def _record_float(self, **kwargs: Any) -> Self | None:
+        """Record a cast to fp32."""
         return self._record_to(torch.float32, **kwargs)
 
     def _record_detach(self) -> Self:
+        """Return these logits without a gradient."""
         return self.derive_aligned(grad_mode=False)
 
     def _record_contiguous(self) -> Self:
-        return self  # logits that do not exist are contiguous
+        """Return these logits."""
+        return self  # logits without memory have no strides
 
     def _record_view(self, *shape: Any) -> Self | None:
-        """Reshape the leading dimensions; None where the last one would not be the vocabulary."""
+        """Reshape the leading dimensions, or return None if the last would not be the vocabulary."""
         is_one_sequence = len(shape) == 1 and isinstance(shape[0], tuple | list)
         if is_one_sequence:
             (shape,) = shape
@@ -104,6 +108,7 @@ class Deferred(RecordedLogits):
         return self.derive_aligned(hidden=self.hidden.reshape(*leading, self.hidden.shape[-1]))
 
     def _record_flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self | None:
+        """Flatten leading dimensions, or return None if the vocabulary's would be among them."""
         if end_dim % self.ndim == self.ndim - 1:
             return None
         return self.derive_aligned(hidden=self.hidden.flatten(start_dim, end_dim))
@@ -111,7 +116,7 @@ class Deferred(RecordedLogits):
     # pieces
 
     def _pieces(self, cut: Callable[..., tuple[Tensor, ...]], *sizes: Any, dim: int) -> tuple[Self, ...] | None:
-        """Cut a leading dimension by `cut(x, *sizes, dim)`; the sweep stays that of the whole."""
+        """Split a leading dimension by `cut(x, *sizes, dim)`. The pieces share the sweep of all tokens."""
         if dim % self.ndim == self.ndim - 1:
             return None
         leading = self.hidden.shape[:-1]
@@ -119,29 +124,33 @@ class Deferred(RecordedLogits):
         if positions is None:
             positions = torch.arange(leading.numel(), device=self.device)
         hiddens = cut(self.hidden, *sizes, dim)
-        places = cut(positions.view(*leading, 1), *sizes, dim)
+        piece_positions = cut(positions.view(*leading, 1), *sizes, dim)
         pieces = []
-        for hidden, rows in zip(hiddens, places, strict=True):
+        for hidden, rows in zip(hiddens, piece_positions, strict=True):
             pieces.append(self.derive(hidden=hidden, parent=self.origin(), positions=rows.reshape(-1)))
         return tuple(pieces)
 
     def _record_iteration(self) -> Iterator[Self] | None:
+        """Return an iterator over the first dimension, as `iter(z)` does."""
         rows = self._pieces(torch.unbind, dim=0)
         if rows is None:
             return None
         return iter(rows)
 
     def _record_unbind(self, dim: int = 0) -> tuple[Self, ...] | None:
+        """Split one leading dimension into its entries."""
         return self._pieces(torch.unbind, dim=dim)
 
     def _record_split(self, split_size: Any, dim: int = 0) -> tuple[Self, ...] | None:
+        """Split a leading dimension into pieces of these sizes."""
         return self._pieces(torch.split, split_size, dim=dim)
 
     def _record_chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...] | None:
+        """Split a leading dimension into this number of pieces."""
         return self._pieces(torch.chunk, chunks, dim=dim)
 
     def _record_index(self, index: Any) -> Self | None:
-        """Choose positions, and a slice of the vocabulary if every step so far allows it."""
+        """Select positions, and a slice of the vocabulary if all recorded steps allow it."""
         split = split_index(index, self.ndim)
         if split is None:
             return None
@@ -157,11 +166,11 @@ class Deferred(RecordedLogits):
         return self.derive(hidden=self.hidden[positions], table=self.table[tokens], bias=bias, fold=fold)
 
     def _can_slice_vocabulary(self) -> bool:
-        """Return whether repeating the steps with some rows of the table gives these tokens' logits."""
+        """Return whether the steps, repeated with some rows of the table, give these tokens' logits."""
         if self.form != LOGITS or self.shard is not None:
             return False
         scale, bias, _ = self.fold
-        # a recorded step with a vector [V] repeats with all its tokens, and so does a scaled bias
+        # a recorded step with a vector [V], or a scaled bias, would be repeated with all tokens
         if bias is not self.bias:
             return False
         return bias is None or scale == 1.0
@@ -179,15 +188,20 @@ class Deferred(RecordedLogits):
         return self.derive_aligned(Step(Tensor.mul, (other,)), form=form, dtype=dtype)
 
     def _has_logits_of(self, other: Deferred) -> bool:
+        """Return whether both come from the same logits."""
         return self.hidden is other.hidden and self.table is other.table and self.fold is other.fold
 
     def _record_quotient(self, other: Any) -> Self | None:
+        """Divide by a number other than 0."""
         if not isinstance(other, int | float) or not other:
             return None
         return self._scaled(Step(Tensor.div, (other,)), 1 / other)
 
     def _scaled(self, step: Step, factor: Any) -> Self | None:
-        """Record a step that multiplies by a finite `factor`. Behind a tanh it must be positive, as in a soft-cap."""
+        """Record a step that multiplies by a finite `factor`.
+
+        After a tanh the factor must be positive, as in a soft-cap.
+        """
         if self.form != LOGITS or not _is_finite_number(factor):
             return None
         scale, bias, post = self.fold
@@ -213,38 +227,42 @@ class Deferred(RecordedLogits):
         return self.derive(Step(Tensor.add, (vector,)), fold=Fold(scale, rows), dtype=dtype)
 
     def _is_affine(self) -> bool:
-        """Return whether these are still logits, and no tanh was recorded."""
+        """Return whether these are logits, not probabilities, and no tanh was recorded."""
         return self.form == LOGITS and self.fold.post is None
 
     def _is_vector(self, other: Any) -> bool:
-        """Return whether `other` has one number per token of the vocabulary, and the same for every position."""
+        """Return whether `other` has one number per vocabulary token, for all positions."""
         if not torch.is_tensor(other) or other.dim() > self.ndim:
             return False
         vocab = self.shape[-1]
         return other.shape[-1:] == (vocab,) and other.numel() == vocab
 
     def _record_tanh(self) -> Self | None:
-        """Apply tanh once, as the middle of a soft-cap."""
+        """Record one tanh, as the middle of a soft-cap."""
         if not self._is_affine():
             return None
         return self.derive(Step(Tensor.tanh), fold=self.fold._replace(post=1.0))
 
     def _record_exp(self) -> Self | None:
+        """Record exp of log-probabilities: probabilities."""
         return self._from_log_p(torch.exp, P)
 
     def _record_negation(self) -> Self | None:
+        """Record the negation of log-probabilities."""
         return self._from_log_p(torch.neg, MINUS_LOG_P)
 
     def _from_log_p(self, function: Callable[..., Tensor], form: str) -> Self | None:
-        """Record a function of log-probabilities that gives this form."""
+        """Record a function of log-probabilities whose result has this form."""
         if self.form != LOG_P:
             return None
         return self.derive_aligned(Step(function), form=form)
 
     def _record_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Self | None:
+        """Record the softmax over the vocabulary."""
         return self._normalised(P, torch.softmax, dim, dtype)
 
     def _record_log_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Self | None:
+        """Record the log-softmax over the vocabulary."""
         return self._normalised(LOG_P, torch.log_softmax, dim, dtype)
 
     def _normalised(
@@ -259,7 +277,10 @@ class Deferred(RecordedLogits):
         return self.derive_aligned(Step(function, (-1, dtype)), form=form, dtype=dtype)
 
     def _softmax_dtype(self) -> torch.dtype:
-        """Return the type of a softmax without a given one: autocast on CUDA takes fp32, on a CPU it changes none."""
+        """Return the dtype of a softmax that names none.
+
+        Autocast on CUDA uses fp32; on a CPU it does not change the dtype.
+        """
         device = self.device.type
         is_narrow = self.dtype in (torch.bfloat16, torch.float16)
         if is_narrow and device == "cuda" and torch.is_autocast_enabled(device):
@@ -269,20 +290,25 @@ class Deferred(RecordedLogits):
     # steps in place
 
     def _divide_in_place(self, other: Any) -> Self | None:
+        """Divide these logits in place by a number."""
         return self._become(self._record_quotient(other))
 
     def _multiply_in_place(self, other: Any) -> Self | None:
+        """Multiply these logits in place by a number."""
         if isinstance(other, Deferred):
             return None
         return self._become(self._record_product(other))
 
     def _become(self, scaled: Self | None) -> Self | None:
-        """Become `scaled`; others that would share memory with these logits can no longer be read."""
+        """Take the state of `scaled`, as an operation in place.
+
+        Other deferred logits that would share memory with these can no longer be read.
+        """
         if scaled is None or self.is_computed:
             return None
         with torch.enable_grad():
             has_gradient = self.requires_grad
-        if has_gradient and not torch.is_grad_enabled():  # it would lack that of a step which it does not know
+        if has_gradient and not torch.is_grad_enabled():  # autograd would not record the step
             return None
         self.memory[0] += 1
         vars(self).update(vars(scaled) | {"memory": self.memory, "version": self.memory[0]})
@@ -290,7 +316,7 @@ class Deferred(RecordedLogits):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record or answer the functions of `_HANDLERS`, refuse lost effects, and compute for everything else."""
+        """Apply a function of torch: record it, answer it, refuse it, or compute the logits."""
         kwargs = dict(kwargs or {})
         if not args and "input" in kwargs:
             args = (kwargs.pop("input"),)
@@ -303,7 +329,7 @@ class Deferred(RecordedLogits):
         _refuse_lost_effects(name, args, kwargs)
 
         def real(x: Any) -> Any:
-            """Return deferred logits computed, and anything else as it is."""
+            """Compute deferred logits, and return anything else as it is."""
             if isinstance(x, Deferred):
                 return x.real(name)
             return x
@@ -313,14 +339,14 @@ class Deferred(RecordedLogits):
 
 
 def _is_finite_number(factor: Any) -> bool:
-    """Return whether a factor is a finite number of Python; a bool is none."""
+    """Return whether a factor is a finite int or float; a bool is not."""
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         return False
     return abs(factor) < inf
 
 
 def _record_or_answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return recorded logits or an answer; None where `func` or its arguments are unknown."""
+    """Return recorded logits or an answer, or None if `func` or its arguments are unknown."""
     if func not in _HANDLERS or not args:
         return None
     if func in _COMMUTING and not isinstance(args[0], Deferred):
@@ -356,11 +382,11 @@ def _is_in_place(name: str) -> bool:
     if name in ("__setitem__", "__delitem__"):
         return True
     if name.startswith("__i"):
-        return hasattr(Tensor, f"__{name[3:]}")  # __imul__ belongs to __mul__, __invert__ to no __nvert__
+        return hasattr(Tensor, f"__{name[3:]}")  # __imul__ belongs to __mul__, but __invert__ not to __nvert__
     return name.endswith("_") and not name.endswith("__")
 
 
-# names of Tensor's methods -> the method that records them, where it can
+# name of a method of Tensor -> method that records it
 _COMMUTE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._record_product),
     **dict.fromkeys(("__add__", "__radd__", "add"), Deferred._record_sum),
@@ -390,13 +416,13 @@ _RECORDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _by_function(table: dict[str, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Return a table of names keyed by the attributes of torch, Tensor and F that have them.
+def _by_function(handlers: dict[str, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Return handlers by function of torch, Tensor or F instead of by name.
 
-    Keys are functions because Dynamo can compare these, and cannot read the name of a compiled one.
+    Dynamo can compare functions, and cannot read the name of a compiled one.
     """
     by_function = {}
-    for name, entry in table.items():
+    for name, entry in handlers.items():
         for home in (torch, Tensor, F):
             if hasattr(home, name):
                 by_function[getattr(home, name)] = entry
@@ -411,7 +437,7 @@ _HANDLERS = _by_function(_RECORDERS | ANSWERS)
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """Return a method that records, refuses or computes a method of Tensor."""
+    """Return a method that records, refuses or computes the method of Tensor with this name."""
     function = getattr(Tensor, name)
 
     def method(self: Deferred, *args: Any, **kwargs: Any) -> Any:
@@ -422,7 +448,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _attribute(name: str) -> property:
-    """Return a property that computes the logits and has an attribute of theirs."""
+    """Return a property that computes the logits and reads an attribute of theirs."""
 
     def attribute(self: Deferred) -> Any:
         """Return the attribute of the computed logits."""

@@ -1,4 +1,4 @@
-"""Attribute changes that can be taken back."""
+"""Attribute changes that can be undone."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from torch import nn
 
 
 class _Absent:
-    """Old value of an attribute that did not exist. It is a class, whose identity copies of a journal keep."""
+    """Mark for the old value of an attribute that did not exist.
+
+    It is a class, so that a copy of a journal has the same object.
+    """
 
 
 class Journal:
-    """Attribute changes in the order they were made, with the old values. `undo` takes them back in reverse."""
+    """List of attribute changes with the old values, which `undo` reverts, last first."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Any, ...]] = []  # (function, *arguments) each
 
     def set(self, target: Any, name: str, value: Any) -> None:
-        """Set `target.name`, remembering its old value (a class attribute is visible again after `undo`)."""
+        """Set `target.name`, and store the old value.
+
+        If the object had no such attribute, `undo` deletes it, so that a class attribute is visible again.
+        """
         old = _instance_value(target, name)
         if old is _Absent:
             self.later(delattr, target, name)
@@ -28,18 +34,18 @@ class Journal:
         setattr(target, name, value)
 
     def later(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Remember a step of another kind: `step(*arguments)` is called by `undo`."""
+        """Let `undo` call `step(*arguments)`."""
         self._steps.append((step, *arguments))
 
     def undo(self) -> None:
-        """Take everything back and forget it."""
+        """Revert all changes, last first, and clear the journal."""
         while self._steps:
             step, *arguments = self._steps.pop()
             step(*arguments)
 
 
 def _instance_value(target: Any, name: str) -> Any:
-    """Return the value that an object itself has for an attribute, not its class. `_Absent` where it has none."""
+    """Return the value of an attribute that an object itself has, not its class, or `_Absent`."""
     stores = [{"__class__": type(target)}, vars(target)]
     if isinstance(target, nn.Module):
         stores += [target._parameters, target._modules, target._buffers]

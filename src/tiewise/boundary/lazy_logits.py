@@ -1,4 +1,4 @@
-"""Logits of an evaluation step as a Tensor that computes itself when something reads it."""
+"""Logits of an evaluation step as a Tensor that is computed when it is first read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FREE = {Tensor.size, Tensor.dim, *(getattr(Tensor, name).__get__ for name in ("
 
 
 class LazyLogits(Tensor):
-    """Logits of an evaluation step: a Tensor in name around `Deferred` ones, computed when read.
+    """Tensor subclass around `Deferred` logits, which are computed when they are first read.
 
-    A Trainer that only needs the evaluation loss never reads them, so they are never computed; `compute_metrics` and
-    accelerate, which accept nothing but Tensors, get the real logits when they first read them.
+    If a Trainer only needs the evaluation loss, it never reads them, and they are never computed. `compute_metrics` and
+    accelerate accept Tensors only, and get the real logits at their first read.
     """
 
     deferred: Deferred
 
     def __new__(cls, deferred: Deferred) -> Self:
-        """Wrap; nothing is computed and nothing allocated."""
+        """Wrap deferred logits without computing or allocating anything."""
         self: Self = torch.Tensor._make_wrapper_subclass(
             cls, deferred.shape, dtype=deferred.dtype, device=deferred.device
         )
@@ -45,7 +45,7 @@ class LazyLogits(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer shape, dtype and device; fuse a cross-entropy; compute for everything else."""
+        """Apply a function of torch: shapes and cross-entropy without logits, others with them."""
         kwargs = kwargs or {}
         if func in _FREE:
             with torch._C.DisableTorchFunctionSubclass():
@@ -63,14 +63,14 @@ class LazyLogits(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Compute for code that reaches below Python."""
+        """Compute the logits for code below Python."""
         return _call_computed(func, args, kwargs or {}, str(func))
 
 
 def first_unread(args: tuple[Any, ...]) -> LazyLogits | None:
-    """Return the first argument if it is lazy logits that nothing has read.
+    """Return the first argument if it is lazy logits that were never read.
 
-    Logits that were read may have been changed since: an answer for them is one for their values now.
+    Logits that were read may have been changed in place, so the recorded steps no longer describe them.
     """
     if not args or not isinstance(args[0], LazyLogits):
         return None
@@ -79,8 +79,8 @@ def first_unread(args: tuple[Any, ...]) -> LazyLogits | None:
     return args[0]
 
 
-def computed(value: Any, because: str = "real") -> Any:
-    """Return the real logits of a `LazyLogits` or `Deferred`, and anything else as it is."""
+def compute_logits(value: Any, because: str = "real") -> Any:
+    """Return the real logits of a `LazyLogits` or `Deferred`, and anything else unchanged."""
     value = _unwrapped(value)
     if isinstance(value, Deferred):
         return value.real(because)
@@ -88,7 +88,7 @@ def computed(value: Any, because: str = "real") -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the deferred logits of a `LazyLogits`, and anything else as it is."""
+    """Return the deferred logits of a `LazyLogits`, and anything else unchanged."""
     if isinstance(value, LazyLogits):
         return value.deferred
     return value
@@ -98,8 +98,8 @@ def _call_computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """Call a function with all logits among its arguments computed."""
 
     def real(value: Any) -> Any:
-        """Return logits computed `because` of the function."""
-        return computed(value, because)
+        """Compute logits, with the function as the reason."""
+        return compute_logits(value, because)
 
     args, kwargs = tree_map(real, (args, kwargs))
     return func(*args, **kwargs)

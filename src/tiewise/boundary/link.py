@@ -370,7 +370,7 @@ def _product(link: Link, hidden: Tensor, table: Tensor, bias: Tensor | None, sha
     logits = Deferred(hidden, table, bias, link.counts, link.logits, shard)
     if link.defers_logits:
         return logits
-    return logits.computed()
+    return logits.compute()
 
 
 def _table_of(head: Head, link: Link, shard: VocabularyShard | None) -> Tensor:

@@ -1,7 +1,8 @@
-"""Losses and statistics of deferred logits, answered in chunks of tokens without the [N, V] logits.
+"""Losses and statistics of deferred logits, without the [N, V] logits.
 
-Each function takes the arguments of a function of torch, and returns None for arguments that it does not answer: then
-the logits are computed. `tiewise.boundary.deferred` lists the expressions that are answered.
+They are computed in chunks of tokens. Each function takes the arguments of a function of torch. It returns None for
+arguments that it does not support, and then the logits are computed. `tiewise.boundary.deferred` lists the expressions
+that are supported.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from tiewise.core.backends import chunk_rows
 
 
 def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatistics:
-    """Return statistics [N] of the tokens of `z`, from an earlier sweep where one serves.
+    """Return statistics [N] of the tokens of `z`, from an earlier sweep if possible.
 
-    Logits of some tokens take theirs from the sweep of all; with their own targets they are swept alone.
+    Logits of some tokens read theirs from the sweep of all tokens. With separate targets they get a separate sweep.
     """
     z.require_unchanged()
     is_swept_alone = targets is not None and z.positions is not None
@@ -60,10 +61,11 @@ def _is_reusable(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> 
         return False
     if targets is None:
         return True
-    return last.targets is not None and last.targets.are(targets)
+    return last.targets is not None and last.targets.match(targets)
 
 
 def _new_sweep(owner: RecordedLogits, targets: Tensor | None) -> Sweep:
+    """Compute the statistics of all tokens of `owner`, with or without targets [N]."""
     hidden, table, bias, options = head_of(owner)
     with torch.set_grad_enabled(owner.requires_grad), _autocast_of(owner):
         hidden = hidden.reshape(-1, hidden.shape[-1])
@@ -74,7 +76,7 @@ def _new_sweep(owner: RecordedLogits, targets: Tensor | None) -> Sweep:
 
 
 def _autocast_of(owner: RecordedLogits) -> torch.autocast:
-    """Return the context in which the head multiplied, whatever autocast is now."""
+    """Return an autocast context with the state that autocast had when the head was called."""
     if owner.product in (torch.bfloat16, torch.float16):
         return torch.autocast(owner.device.type, owner.product)
     return torch.autocast(owner.device.type, enabled=False)
@@ -90,7 +92,7 @@ def gather(z: RecordedLogits, dim: int, index: Tensor, *, sparse_grad: bool = Fa
     if sparse_grad or not _has_one_token_each(index, z.shape):
         return None
     if _has_unknown_token(index, z.shape[-1]):
-        return None  # torch says what is wrong with it
+        return None  # torch raises the error
     with torch.set_grad_enabled(z.requires_grad):
         statistics = sweep(z, index.reshape(-1))
         return _as_reduction(z, _entry_at_target(statistics, z.form), keepdim=True)
@@ -104,14 +106,17 @@ def _has_one_token_each(index: Any, shape: torch.Size) -> bool:
 
 
 def _has_unknown_token(index: Tensor, vocab: int) -> bool:
-    """Return whether a token lies outside the vocabulary. Checked on a CPU only, where it costs no synchronisation."""
+    """Return whether a token is outside the vocabulary.
+
+    On other devices than a CPU the check would cost a synchronisation, and the result is False.
+    """
     if index.device.type != "cpu" or not index.numel():
         return False
     return not 0 <= index.min() <= index.max() < vocab
 
 
 def _entry_at_target(statistics: VocabularyStatistics, form: str) -> Tensor:
-    """Return the target's logit, p, log p or −log p."""
+    """Return the target's logit, p, log p or −log p, by `form`."""
     log_prob = statistics.log_prob
     assert log_prob is not None, "this sweep had no targets"
     if form == LOGITS:
@@ -141,7 +146,10 @@ def logsumexp(z: RecordedLogits, dim: Any, keepdim: bool = False) -> Tensor | No
 def total(
     z: RecordedLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """Answer `torch.sum` over the vocabulary of log-probabilities, or of a product with probabilities."""
+    """Answer `torch.sum` over the vocabulary.
+
+    The summands may be log p, −log p, p · log p or p · logits.
+    """
     if not _can_sweep(z, dim):
         return None
     if z.form in (LOG_P, MINUS_LOG_P):
@@ -159,12 +167,15 @@ def total(
 
 
 def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | None) -> Tensor | None:
-    """Return Σ log p or −Σ log p over the vocabulary. It is V times a loss that is all label smoothing."""
+    """Return the sum over the vocabulary of log p or −log p.
+
+    It comes from a loss with label smoothing 1.
+    """
     if dtype not in (None, z.dtype, torch.float32):
         return None
     z.require_unchanged()
     hidden, table, bias, options = head_of(z)
-    # with ε = 1 the loss of a token is the mean of −log p over the vocabulary, whatever its target
+    # with ε = 1 the loss of a token is the mean of −log p over the vocabulary, for any target
     options = replace(options, label_smoothing=1.0, reduction="none")
     targets = torch.zeros(z.shape[:-1], dtype=torch.long, device=z.device)
     with torch.set_grad_enabled(z.requires_grad):
@@ -180,7 +191,10 @@ def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | Non
 
 
 def _can_sweep(z: RecordedLogits, dim: Any) -> bool:
-    """Return whether `dim` is the vocabulary's and no compiler traces: a sweep keeps state between calls."""
+    """Return whether `dim` is the vocabulary's and no compiler traces.
+
+    A sweep stores state between calls, which a compiled graph cannot.
+    """
     return z.is_vocabulary(dim) and not torch.compiler.is_compiling()
 
 
@@ -195,7 +209,7 @@ def argmax(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor 
 
 
 def mean(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
-    """Answer `torch.mean` over the vocabulary, or over everything, where no gradient is needed."""
+    """Answer `torch.mean` over the vocabulary or over everything, without gradients."""
     if z.requires_grad:
         return None
     if dim is None:
@@ -209,7 +223,7 @@ def mean(z: RecordedLogits, dim: Any = None, keepdim: bool = False) -> Tensor | 
 
 
 def _apply_by_chunks(z: RecordedLogits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
-    """Return `function` over the vocabulary, of a chunk of computed logits at a time, without gradients."""
+    """Apply `function` over the vocabulary to one chunk of computed logits at a time, without gradients."""
     if z.form in (P_LOG_P, P_LOGITS) or torch.compiler.is_compiling():
         return None
     if z.shard is not None and z.shard.own_tokens:  # ranks may differ in their numbers of chunks
@@ -217,12 +231,12 @@ def _apply_by_chunks(z: RecordedLogits, function: Callable[..., Tensor], keepdim
     with torch.no_grad():
         hidden = z.hidden.reshape(-1, z.hidden.shape[-1])
         chunks = torch.split(hidden, chunk_rows(len(hidden), z.shape[-1], z.device.type))
-        values = torch.cat([function(z.derive(hidden=chunk).computed(), -1) for chunk in chunks])
+        values = torch.cat([function(z.derive(hidden=chunk).compute(), -1) for chunk in chunks])
         return _as_reduction(z, values, keepdim)
 
 
 def _as_reduction(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
-    """Give values of all tokens the shape and type of a reduction over the vocabulary."""
+    """Return values of all tokens in the shape and dtype of a reduction over the vocabulary."""
     values = _cast_from_fp64(z, values)
     positions = z.shape[:-1]
     if keepdim:
@@ -231,7 +245,10 @@ def _as_reduction(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
 
 
 def _cast_from_fp64(z: RecordedLogits, values: Tensor) -> Tensor:
-    """Return fp64 values in the type of `z`. transformers casts logits to fp32, also those of an fp64 model."""
+    """Return fp64 values in the dtype of `z`.
+
+    They differ because transformers casts logits to fp32, also those of an fp64 model.
+    """
     if values.dtype != torch.float64:
         return values
     return values.to(z.dtype)
@@ -250,7 +267,10 @@ def fused_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Answer `F.cross_entropy` of deferred logits [N, V], fused; None for arguments that the fused loss lacks."""
+    """Answer `F.cross_entropy` of deferred logits [N, V] by the fused loss.
+
+    Return None for arguments that the fused loss lacks.
+    """
     if input.form != LOGITS or (size_average, reduce) != (None, None):
         return None
     if not torch.is_tensor(target) or target.is_floating_point():
@@ -271,7 +291,7 @@ def fused_cross_entropy(
     with torch.set_grad_enabled(input.requires_grad):
         loss = linear_cross_entropy(hidden, table, target, bias, options, shard=input.shard)
     loss = _cast_from_fp64(input, loss)
-    if not torch.compiler.is_compiling():  # first, since Dynamo traces no question about a graph
+    if not torch.compiler.is_compiling():  # Dynamo cannot trace `note_loss`, which reads autograd's graph
         note_loss(input, loss, target, options)
     return loss
 

@@ -1,7 +1,7 @@
-"""The gradient of a fused loss with respect to deferred logits, which are not in its graph.
+"""The gradient of a fused loss with respect to deferred logits.
 
-So the logits are computed and the loss is repeated from them, whenever `torch.autograd.grad` has deferred logits among
-its inputs.
+A fused loss has no logits in its autograd graph. If `torch.autograd.grad` has deferred logits among its inputs, the
+logits are computed and the loss is repeated from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiewise.core.errors import UnsupportedError
 
 
 def note_loss(logits: RecordedLogits, loss: Tensor, target: Tensor, options: LossOptions) -> None:
-    """Remember a fused loss for `gradients`, if autograd recorded it."""
+    """Store a fused loss for `gradients`, if autograd recorded it."""
     if loss.grad_fn is None or torch._C._are_functorch_transforms_active():
         return
     edge = torch.autograd.graph.get_gradient_edge(loss)
@@ -34,10 +34,10 @@ def gradients(
     materialize_grads: bool = False,
     **options: Any,
 ) -> tuple[Tensor | None, ...]:
-    """Answer `torch.autograd.grad` where deferred logits are among the inputs.
+    """Answer `torch.autograd.grad` if deferred logits are among its inputs.
 
-    A fused loss has no logits in its graph. So the logits are computed, each fused loss is repeated from them, and its
-    gradient is multiplied by the gradient of `outputs` with respect to the fused loss.
+    The logits are computed, and each fused loss is repeated from them. The gradient of that loss is multiplied by the
+    gradient of `outputs` with respect to the fused loss.
     """
     inputs = _as_list(inputs)
     logits = _computed_logits(inputs)
@@ -70,7 +70,7 @@ def _as_list(tensors: Any) -> list[Any]:
 
 
 def _computed_logits(tensors: list[Any]) -> list[Any]:
-    """Return tensors and edges of a graph as they are, with deferred logits computed."""
+    """Return tensors and graph edges with all deferred logits computed."""
     real = list(tensors)
     for index, x in enumerate(tensors):
         if isinstance(x, RecordedLogits):
@@ -108,7 +108,10 @@ class _LossOfInput(NamedTuple):
 
 
 def _losses_of(inputs: list[Any]) -> list[_LossOfInput]:
-    """Return the fused losses that were computed from each input that is whole deferred logits."""
+    """Return the fused losses that were computed from the inputs.
+
+    Only inputs that are deferred logits of all tokens count, not probabilities or pieces.
+    """
     losses = []
     for index, z in enumerate(inputs):
         if not isinstance(z, RecordedLogits):
@@ -121,8 +124,8 @@ def _losses_of(inputs: list[Any]) -> list[_LossOfInput]:
 
 def _gradient_of_loss(fused: FusedLoss, logits: Tensor, upstream: Tensor, create_graph: bool) -> Tensor:
     """Return the gradient of a loss with respect to all `logits` [..., V], times `upstream`."""
-    o = fused.options
-    if not fused.target.ne(o.ignore_index).any():
+    options = fused.options
+    if not fused.target.ne(options.ignore_index).any():
         return torch.zeros_like(logits)
     if not create_graph:
         logits = logits.detach().requires_grad_()
@@ -133,10 +136,10 @@ def _gradient_of_loss(fused: FusedLoss, logits: Tensor, upstream: Tensor, create
         loss = F.cross_entropy(
             rows,
             fused.target,
-            o.class_weight,
-            ignore_index=o.ignore_index,
-            reduction=o.reduction,
-            label_smoothing=o.label_smoothing,
+            options.class_weight,
+            ignore_index=options.ignore_index,
+            reduction=options.reduction,
+            label_smoothing=options.label_smoothing,
         )
     (gradient,) = torch.autograd.grad(loss, logits, upstream.to(loss.dtype), create_graph=create_graph)
     return gradient

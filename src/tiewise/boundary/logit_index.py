@@ -1,4 +1,4 @@
-"""Indices into logits [..., V], split into the positions and the tokens that they choose."""
+"""Indices into logits [..., V], split into positions and tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_SIMPLE = (NoneType, EllipsisType, Tensor, int, slice)  # items whose dimensions can be counted
+_SIMPLE = (NoneType, EllipsisType, Tensor, int, slice)  # types of items that use a fixed number of dimensions
 
 
 def split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
-    """Return the positions and the tokens of an index into logits [..., V]. None where it does not slice tokens.
+    """Return the parts of an index into logits [..., V]: positions, and a slice of tokens.
+
+    Return None if the index selects tokens in another way than by a slice of step 1.
 
     (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
     """
@@ -36,12 +38,12 @@ def split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
 
 
 def _is_simple(item: Any) -> bool:
-    """Return whether an item of an index is one whose dimensions can be counted."""
+    """Return whether an item of an index uses a fixed number of dimensions."""
     return isinstance(item, _SIMPLE) and not isinstance(item, bool)
 
 
 def _dimensions_used(item: Any) -> int:
-    """Return the number of dimensions of the logits that a simple item takes up."""
+    """Return the number of the logits' dimensions that a simple item indexes."""
     if item is None or item is Ellipsis:
         return 0
     is_mask = torch.is_tensor(item) and item.dtype in (torch.bool, torch.uint8)

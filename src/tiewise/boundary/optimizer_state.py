@@ -1,4 +1,4 @@
-"""State that an optimizer keeps for a model's tables, when one table becomes two or two become one."""
+"""Optimizer state of a model's tables, when they are tied or untied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ State = dict[str, Any]
 
 
 def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
-    """Return a copy of the optimizer's state of a table; UnsupportedError for entries that are unknown."""
+    """Return a copy of the optimizer's state of a table.
+
+    Raises:
+        UnsupportedError: the state has entries of an unknown kind.
+    """
     if optimizer is None:
         return {}
     state = dict(optimizer.state.get(table, {}))
@@ -31,12 +35,12 @@ def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
 
 
 def _without_none(state: State) -> State:
-    """Return the entries of a state that have a value. SGD without momentum keeps a buffer that is None."""
+    """Return the entries of a state that are not None. SGD without momentum stores a None buffer."""
     return {key: value for key, value in state.items() if value is not None}
 
 
 def split(state: State) -> State:
-    """Return a state with half of the first moments. Two of it add up to the old one."""
+    """Return a state with half of the first moments. Two such states add up to the old one."""
     halved = dict(state)
     for key, value in _without_none(state).items():
         if key in FIRST:
@@ -45,7 +49,10 @@ def split(state: State) -> State:
 
 
 def merge(one: State, two: State) -> State:
-    """Return the state of a table whose gradient is the sum of two. Moments add, the larger step counter stays."""
+    """Return the state of a tied table from the states of two tables.
+
+    The gradient of the tied table is the sum of both. So moments add, and the larger step counter stays.
+    """
     merged = one | two
     for key, value in _without_none(one).items():
         other = two.get(key)
@@ -61,7 +68,10 @@ def merge(one: State, two: State) -> State:
 def replace_tables(
     optimizer: torch.optim.Optimizer, model: nn.Module, old: list[Any], new: list[Any], state: State
 ) -> None:
-    """Replace tables by `new` ones, each with this state. Groups are in the order that a new optimizer's would have."""
+    """Replace `old` tables by `new` ones, each with this state, in an optimizer.
+
+    Parameters of a group get the order that they would have in a new optimizer.
+    """
     position = {parameter_id: index for index, parameter_id in enumerate(_ids(model.parameters()))}
     for group in optimizer.param_groups:
         _replace_in_group(group, old, new, position)
@@ -74,15 +84,15 @@ def replace_tables(
 
 
 def _ids(parameters: Iterable[Any]) -> list[int]:
-    """Return the identities of parameters, by which they are compared: `==` would compare their values."""
+    """Return the ids of parameters, to compare them by identity instead of by value."""
     return [id(parameter) for parameter in parameters]
 
 
 def _replace_in_group(group: dict[str, Any], old: list[Any], new: list[Any], position: dict[int, int]) -> None:
-    """Replace the old tables of one group.
+    """Replace the old tables of one parameter group.
 
-    The new tables join the group that has the first old one. `position` sorts parameters by their ids; those that the
-    model does not have come last.
+    The group of the first old table gets the new ones. `position` has the order of parameters by id; parameters that
+    the model lacks come last.
     """
     ids, old_ids = _ids(group["params"]), _ids(old)
     if set(ids).isdisjoint(old_ids):
@@ -95,7 +105,7 @@ def _replace_in_group(group: dict[str, Any], old: list[Any], new: list[Any], pos
 
 
 def _copy_state(state: State) -> State:
-    """Return a state whose tensors no other table shares."""
+    """Return a copy of a state, with copied tensors."""
     copied = dict(state)
     for key, value in state.items():
         if torch.is_tensor(value):

@@ -1,4 +1,4 @@
-"""A small random batch for a model, and one forward with it that leaves no trace."""
+"""A small random batch for a model, and one forward that leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from tiewise.core.errors import InstallError
 
 Batch = dict[str, Any]
 _ROWS, _LENGTH = 2, 8
-# labels [B] of pairs of sentences, without which BERT's and ALBERT's pretraining classes compute no loss at all
+# labels [batch] of sentence pairs; without them BERT's and ALBERT's pretraining classes compute no loss
 _PAIR_LABELS = ("next_sentence_label", "sentence_order_label")
 
 
 def random_batch(model: Any, link: Link) -> Batch:
-    """Draw ordinary token ids and labels [2, 8], and labels of pairs [2]. All are on the model's device."""
+    """Draw ordinary token ids and labels [2, 8], and labels of sentence pairs [2].
+
+    All are on the model's device.
+    """
     accepted = inspect.signature(model.forward).parameters
     if "labels" not in accepted:
         remedy = "install works on models that compute their loss from labels"
@@ -28,7 +31,7 @@ def random_batch(model: Any, link: Link) -> Batch:
     input_rows = min(len(lookup.weight) for lookup in link.lookups)
     output_rows = len(link.head.weight)
     output_vocab = getattr(model.config.get_text_config(), "output_vocab_size", None)
-    if output_vocab:  # fewer where one table serves two vocabularies
+    if output_vocab:  # fewer than the table's rows if one table has two vocabularies
         output_rows = min(output_vocab, output_rows)
     source = torch.Generator().manual_seed(SEED)
     shape = (_ROWS, _LENGTH)
@@ -50,7 +53,7 @@ class LossAndLogits(NamedTuple):
 
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
-    """Run one forward that leaves no trace, and return its loss and logits."""
+    """Run one forward, leave the model unchanged, and return loss and logits."""
     output = run_without_trace(model, batch, training=training)
     if isinstance(output, dict):
         loss = output.get("loss")
@@ -64,7 +67,7 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> LossAndLogits:
 
 
 def _no_loss(model: Any, batch: Batch) -> InstallError:
-    """Return the error of a model that computed no loss. It names labels that the batch lacks."""
+    """Return the error for a model that computed no loss. It names labels that the batch lacks."""
     accepted = inspect.signature(model.forward).parameters
     labels = [name for name in accepted if name.endswith(("label", "labels"))]
     absent = [name for name in labels if name not in batch]

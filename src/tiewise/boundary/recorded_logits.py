@@ -1,7 +1,8 @@
-"""Logits that have not been computed: hidden states, a table, and the steps that a model's forward took since.
+"""Logits as a record: hidden states, a table, and the later steps of a model's forward.
 
-`RecordedLogits` holds them, computes the real logits on demand, and remembers the last sweep over the vocabulary.
-`tiewise.boundary.deferred` lets it act as a Tensor; `tiewise.boundary.logit_answers` answers losses and statistics.
+`RecordedLogits` stores them, computes the real logits on demand, and stores the result of the last sweep over the
+vocabulary. `tiewise.boundary.deferred` adds the methods of a Tensor, and `tiewise.boundary.logit_answers` computes
+losses and statistics.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ PRODUCTS = {frozenset((P, LOG_P)): P_LOG_P, frozenset((P, LOGITS)): P_LOGITS}
 
 
 class Fold(NamedTuple):
-    """scale · product + bias, and post · tanh(·) of it where `post` is not None.
+    """All recorded steps combined: scale · product + bias.
+
+    If `post` is not None, the logits are post · tanh(scale · product + bias).
 
     / 30 → tanh → * 30          Fold(scale=1/30) → Fold(scale=1/30, post=1) → Fold(scale=1/30, post=30)
     """
@@ -42,7 +45,7 @@ class Fold(NamedTuple):
     post: float | None = None
 
     def scaled_bias(self, factor: float) -> Tensor | None:
-        """Return the bias times a factor, or None."""
+        """Return the bias times a factor, or None without a bias."""
         if self.bias is None:
             return None
         return self.bias * factor
@@ -57,71 +60,72 @@ class Step(NamedTuple):
 
 @dataclass
 class Counts:
-    """Numbers of losses and statistics fused and of logits computed, and the operations that computed them."""
+    """Counts of fused losses and of computed logits."""
 
-    fused: int = 0
-    materialised: int = 0
-    operations: list[str] = field(default_factory=list)
+    fused: int = 0  # losses and statistics without logits
+    materialised: int = 0  # times that logits were computed
+    operations: list[str] = field(default_factory=list)  # names of the operations that needed logits
 
 
 class FusedLoss(NamedTuple):
-    """A fused loss of deferred logits: its place in autograd's graph, and how to compute it from the logits."""
+    """A fused loss of deferred logits, with what is needed to repeat it from the logits."""
 
-    edge: GradientEdge
-    positions: Tensor | None  # the tokens that it is of; None: all of them
+    edge: GradientEdge  # of the loss in autograd's graph
+    positions: Tensor | None  # tokens of the loss; None: all tokens
     dtype: torch.dtype
     target: Tensor
     options: LossOptions
 
 
 class SweepTargets:
-    """Targets [N] of a sweep, recognised when a later call has the same ones."""
+    """Targets [N] of a sweep, compared with those of a later call."""
 
     def __init__(self, targets: Tensor) -> None:
         self.source, self.version = targets, _version(targets)
         self.values = targets.clone()  # the caller may write into its tensor
 
-    def are(self, other: Tensor) -> bool:
-        """Return whether `other` has the same values; on a GPU, unwritten memory is not compared again.
+    def match(self, other: Tensor) -> bool:
+        """Return whether `other` has the same values.
 
-        A comparison there would have the host wait for all work that is queued. On a CPU it costs nothing, and sees
-        writes that pass by autograd's version counters.
+        On a GPU a comparison would make the host wait for all queued work. So the same memory, if nothing was written
+        to it, is not compared again. On a CPU values are always compared, which also detects writes that do not change
+        autograd's version counters.
         """
         if other.device.type != "cpu" and self._is_unchanged(other):
             return True
         return torch.equal(self.values, other)
 
     def _is_unchanged(self, other: Tensor) -> bool:
-        """Return whether `other` is the same view of the source's memory, and nobody wrote to it."""
+        """Return whether `other` is the same view of the source's memory, without later writes."""
         if self.version is None or self.version != _version(other):
             return False
         return _view_of(self.source) == _view_of(other)
 
 
 def _view_of(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]:
-    """Return address, shape, strides, type and device: equal for two views of the same values."""
+    """Return address, shape, strides, dtype and device, which identify a view."""
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
 
 
 def _version(x: Tensor) -> int | None:
-    """Return how often a tensor's memory was written to; None if it does not count."""
+    """Return the number of writes to a tensor's memory, or None for an inference tensor."""
     if x.is_inference():
         return None
     return x._version
 
 
 class Sweep(NamedTuple):
-    """Result of one sweep over the vocabulary, and the targets that it was for (None: it had none)."""
+    """Result of one sweep over the vocabulary, with its targets (None: without targets)."""
 
     targets: SweepTargets | None
     statistics: VocabularyStatistics
 
 
 class RecordedLogits:
-    """Logits [..., V] = steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]), not computed yet.
+    """Logits steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]), stored as their operands.
 
-    `shard` says which rows of a larger vocabulary `table` and `bias` hold. `logits` is that of `LossOptions`, for
-    answers that need no logits.
+    `shard` describes the rows of a larger vocabulary that `table` and `bias` have. `logits` is the option of
+    `LossOptions`, for losses and statistics without logits.
     """
 
     def __init__(
@@ -136,28 +140,29 @@ class RecordedLogits:
         self.hidden, self.table, self.bias, self.counts = hidden, table, bias, counts
         self.shard = shard
         self.logits = logits
-        self.fold = Fold(bias=bias)  # the sum of all steps
+        self.fold = Fold(bias=bias)  # all steps combined
         self.steps: tuple[Step, ...] = ()
-        self.dtype = self.product = compute_dtype(hidden, table)
-        self.grad_mode = torch.is_grad_enabled()  # where the head was called
-        self.form = LOGITS  # or probabilities, say
-        self.parent: RecordedLogits | None = None  # remembers the sweep, of these tokens or of more
-        self.positions: Tensor | None = None  # [n] positions of these tokens among the parent's; None: all of them
+        self.dtype = compute_dtype(hidden, table)
+        self.product = self.dtype  # dtype in which the head multiplies
+        self.grad_mode = torch.is_grad_enabled()  # at the call of the head
+        self.form = LOGITS  # LOGITS, LOG_P, P, …
+        self.parent: RecordedLogits | None = None  # logits that store the sweep, of these tokens or of more
+        self.positions: Tensor | None = None  # [n] positions of these tokens in the parent; None: all
         self.last_sweep: Sweep | None = None
-        self.losses: list[FusedLoss] = []  # of an origin: the losses that were computed from its logits
-        # one counter for all that would be views of the same memory: a step in place counts it up
+        self.losses: list[FusedLoss] = []  # fused losses of these logits, stored in the origin only
+        # the counter is shared by all logits that would be views of one memory; a step in place increments it
         self.memory, self.version = [0], 0
         self._real: Tensor | None = None
 
     def derive(self, step: Step | None = None, **changes: Any) -> Self:
-        """Return these logits after one more `step`, if any, with attributes changed to `changes`."""
+        """Return new logits after one more `step`, if any, with the attributes in `changes`."""
         self.require_unchanged()
         new = type(self)(self.hidden, self.table, self.bias, self.counts, self.logits, self.shard)
         new.fold, new.dtype, new.product, new.form = self.fold, self.dtype, self.product, self.form
         new.grad_mode = new.grad_mode and self.grad_mode
         if step is None:
             new.steps = self.steps
-            new.memory, new.version = self.memory, self.version  # as a view of the same memory
+            new.memory, new.version = self.memory, self.version  # a view of the same memory
         else:
             new.steps = (*self.steps, step)
         for name, value in changes.items():
@@ -165,11 +170,11 @@ class RecordedLogits:
         return new
 
     def derive_aligned(self, step: Step | None = None, **changes: Any) -> Self:
-        """Derive logits of the same tokens in the same order: a sweep of one serves the other."""
+        """Derive logits of the same tokens in the same order, which share one sweep."""
         return self.derive(step, parent=self.origin(), positions=self.positions, **changes)
 
     def origin(self) -> RecordedLogits:
-        """Return the logits that remember the sweep; no step in place changes them."""
+        """Return the logits that store the sweep. No step in place changes them."""
         if self.parent is None:
             self.parent = self.derive(memory=[0], version=0, grad_mode=self.grad_mode)
         return self.parent
@@ -197,7 +202,7 @@ class RecordedLogits:
 
     @property
     def requires_grad(self) -> bool:
-        """True if computing the logits now would give a tensor with a gradient."""
+        """True if logits that are computed now would require a gradient."""
         if not (torch.is_grad_enabled() and self.grad_mode):
             return False
         if self.hidden.requires_grad or self.table.requires_grad:
@@ -234,7 +239,7 @@ class RecordedLogits:
     def require_unchanged(self) -> None:
         """Refuse logits that a step in place would have changed, or whose table was freed.
 
-        `fully_shard` frees a gathered table by taking its memory away, while others still refer to it.
+        `fully_shard` frees the memory of a gathered table while these logits still refer to the tensor.
         """
         needs_table = not self.is_computed and self.table.numel() > 0 and not torch.compiler.is_compiling()
         if needs_table and not self.table.untyped_storage().nbytes():
@@ -245,28 +250,31 @@ class RecordedLogits:
             raise UnsupportedError(problem, "read those, or divide into a new tensor: logits / temperature")
 
     def real(self, because: str = "real") -> Tensor:
-        """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
+        """Compute the logits by repeating the recorded steps, and store them.
+
+        `because` names the operation that needs them, for `Counts`.
+        """
         self.require_unchanged()
         real = self._real
-        if real is not None and (real.requires_grad or not self.requires_grad):  # else it was computed without gradient
+        if real is not None and (real.requires_grad or not self.requires_grad):  # else it was computed under no_grad
             return real
-        logits = self.computed()
+        logits = self.compute()
         if not torch.compiler.is_compiling():
             self._count_computation(because)
             self._real = logits
         return logits
 
     def _count_computation(self, because: str) -> None:
-        """Count that the logits were computed. Note the operation that needed them, and softmaxes before it."""
+        """Count the computation, with its operation and the softmaxes before it."""
         self.counts.materialised += 1
         functions = [step.function for step in self.steps]
         softmaxes = [f.__name__ for f in functions if f in (torch.softmax, torch.log_softmax)]
         self.counts.operations.append(", ".join([*softmaxes, because]))
 
-    def computed(self) -> Tensor:
-        """Compute the logits, and remember nothing."""
+    def compute(self) -> Tensor:
+        """Return the computed logits without storing them."""
         self.require_unchanged()
-        # as the head would have: autocast and gradient mode may have changed since
+        # restore the head's autocast and gradient mode, which may have changed
         with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
             logits = self._multiplied()
             for function, arguments in self.steps:
@@ -274,7 +282,7 @@ class RecordedLogits:
         return logits
 
     def _multiplied(self) -> Tensor:
-        """Compute hidden @ tableᵀ + bias [..., V], in the type that the head multiplies in."""
+        """Return hidden @ tableᵀ + bias [..., V], in the dtype in which the head multiplies."""
         dtype = self.product
         table = self.table.to(dtype)
         bias = self.bias
@@ -290,18 +298,19 @@ class RecordedLogits:
 
 
 def _computed_argument(argument: Any) -> Any:
-    """Return an argument of a step, with deferred logits computed."""
+    """Return an argument of a step, computed if it is deferred logits."""
     if isinstance(argument, RecordedLogits):
-        return argument.computed()
+        return argument.compute()
     return argument
 
 
 def gather_vocabulary(logits: Tensor, shard: VocabularyShard, room: int | None = None) -> Tensor:
-    """Return logits [..., V] of the whole vocabulary, from every rank's [..., V_r].
+    """Return logits [..., V] of the full vocabulary, from each rank's [..., V_r].
 
-    With `room`, every rank multiplied everyone's tokens: from [W · room, V_r] come those of the tokens here.
+    If `room` is given, ranks have separate tokens, at most `room` each, and every rank multiplied the tokens of all W
+    ranks. Then `logits` is [W · room, V_r], and the result is for this rank's tokens.
     """
-    padded = F.pad(logits, (0, shard.rows - logits.shape[-1]))  # only behind the vocabulary's last word
+    padded = F.pad(logits, (0, shard.rows - logits.shape[-1]))  # the last rank has fewer rows
     if room is None:
         parts = gather_ranks(padded, shard)
     else:
@@ -310,7 +319,7 @@ def gather_vocabulary(logits: Tensor, shard: VocabularyShard, room: int | None =
 
 
 def head_of(z: RecordedLogits) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
-    """Return features, table, bias and options whose logits are those of `z`."""
+    """Return hidden states, table, bias and options that give the logits of `z`."""
     scale, bias, softcap = z.fold
     if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
         scale = scale * softcap

@@ -1,13 +1,16 @@
-"""Classes made on demand, and models that no other tool loads: one config type `tiewise`, and a model class per family.
+"""Config and model classes of saved models with a boundary.
+
+Other tools cannot load a model whose boundary has more than plain tables. Such a model is saved with the config type
+`tiewise`, and its classes are made at run time, one per family:
 
     config.json of Llama with factored:64     "model_type": "tiewise", "base_model_type": "llama",
                                               "tiewise_boundary": "factored:64"
     → TiewiseConfig.from_dict                 class TiewiseLlamaConfig(LlamaConfig)
     → AutoModelForCausalLM                    class TiewiseLlamaForCausalLM(FamilyModel, LlamaForCausalLM)
 
-Nothing in a checkpoint is executed: family classes come from transformers, by the names it registered. Plain tied and
-untied models keep their own type and only carry the spec as one more entry, which other loaders pass over. What else
-a model may be saved with (`tiewise.boundary.sharing`) is an `Entry` of its own.
+No code of a checkpoint is executed: family classes come from transformers, by their registered names. Plain tied and
+untied models keep the family's config type. Their config has the spec as one more entry, which other loaders ignore.
+Shared layers (`tiewise.boundary.sharing`) are stored as another `Entry`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _TASKS += " QuestionAnswering MultipleChoice"
 AUTO: tuple[Any, ...] = (AutoModel, *(getattr(transformers, f"AutoModelFor{task}") for task in _TASKS.split()))
 
 
-# classes that are made at run time, and what a model keeps of its boundary
+# classes that are made at run time
 
 NAME = "_tiewise"
 
@@ -54,13 +57,16 @@ def is_on_meta(model: Any) -> bool:
 
 
 def plain_class_of(x: Any) -> type:
-    """Return the class that an object's was made from at run time, or else its own."""
+    """Return the class that an object's class was made from, or else its class."""
     plain: type = getattr(type(x), "plain_class", type(x))
     return plain
 
 
 class Swapped:
-    """A class made from a plain one at run time. It copies and pickles by naming what made it."""
+    """Base of the classes that are made from a plain class at run time.
+
+    Copying and pickling stores the call that makes the class.
+    """
 
     plain_class: type
     factory_call: tuple[Any, ...]  # (function, *arguments) that makes the class, also in another process
@@ -70,50 +76,54 @@ class Swapped:
 
 
 def _blank(function: Any, *arguments: Any) -> Any:
+    """Return an object without attributes, of the class that the call makes (for pickle)."""
     cls = function(*arguments)
     return cls.__new__(cls)
 
 
 def _make(plain: Any, bases: tuple[type, ...], factory_call: tuple[Any, ...], **body: Any) -> Any:
-    """Make the class `Tiewise…` of `plain`."""
+    """Make the class `Tiewise…` of a plain class."""
     body |= {"plain_class": plain, "factory_call": factory_call, "__module__": __name__, "__doc__": plain.__doc__}
     return type(f"{PREFIX}{plain.__name__}", bases, body)
 
 
 @cache
 def swapped(plain: Any, mixin: Any) -> Any:
-    """Return the class of `plain`'s objects once `mixin` stands beneath it."""
+    """Return a class with the bases `plain` and then `mixin`, for objects of class `plain`."""
     bases: tuple[type, ...] = (Swapped, plain, mixin)
     if issubclass(mixin, plain):
         bases = (Swapped, mixin)
     return _make(plain, bases, (swapped, plain, mixin))
 
 
-# the type that no other tool loads
+# the config type `tiewise`
 
 
 def _do_nothing(model: Any) -> None:
-    """Do nothing once a model has its values."""
+    """Do nothing after a model is loaded."""
 
 
 class Entry(NamedTuple):
-    """Functions by which an entry of a config acts on a model made from it."""
+    """Functions by which an entry of a config changes a model made from the config."""
 
-    build: Callable[[Any, Any], None]  # (model, the entry's value), before there are weights
-    loaded: Callable[[Any], None] = _do_nothing  # (model), once it has its values
+    build: Callable[[Any, Any], None]  # called as build(model, value of the entry) before weights are loaded
+    after_load: Callable[[Any], None] = _do_nothing  # called as after_load(model) when weights are loaded
 
 
 ENTRIES: dict[str, Entry] = {}  # by the entry's name
 
 
 class TiewiseConfig(PreTrainedConfig):
-    """Config that `AutoConfig` reads under `tiewise`; it hands over to the family's own config class."""
+    """Config class that `AutoConfig` finds for the type `tiewise`.
+
+    It returns an object of the config class that is made for the model's family.
+    """
 
     model_type = MODEL_TYPE
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build the family's config."""
+        """Return the config of the family that the entry `base_model_type` names."""
         base = config_dict.get(BASE)
         if base not in CONFIG_MAPPING:
             remedy = f"its config.json should say {BASE}: llama, say; is transformers recent enough?"
@@ -122,21 +132,27 @@ class TiewiseConfig(PreTrainedConfig):
 
 
 class DepthTying:
-    """Mixin above a model class whose layers may share parameters."""
+    """Mixin before a model class whose layers may share parameters."""
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return {target: source} of all tied Parameters. Keys that layers share do not depend on the config's flag."""
+        """Return {target: source} of all tied Parameters.
+
+        Keys that layers share do not depend on the config's tying flag.
+        """
         of_family: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
         return {**of_family, **depth_keys(self)}
 
     def _adjust_bias(self, module: Any, table: Any) -> None:
-        """Fit a head's bias to a tied table, as transformers does for whatever is tied. Layers have nothing to fit."""
+        """Resize a head's bias to a tied table.
+
+        transformers calls this for all tied modules; layers that share Parameters are left as they are.
+        """
         if isinstance(module, nn.Linear):
             super()._adjust_bias(module, table)  # type: ignore[misc]
 
 
 class FamilyModel(DepthTying, Swapped):
-    """Mixin above a family's model class: builds what its config names, a boundary and whatever else."""
+    """Mixin before a family's model class, which builds the entries of its config."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -152,26 +168,30 @@ class FamilyModel(DepthTying, Swapped):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load as the family does, and tell every entry; refused (InstallError) by transformers' tensor parallelism."""
+        """Load as the family does, and call `after_load` of every entry.
+
+        Raises:
+            InstallError: the options ask transformers for tensor parallelism, whose plans lack the boundary.
+        """
         if _asks_for_tensor_parallelism(kwargs):
             remedy = "load it whole and give parallelize_module the plan of tiewise.parallel_plan(model, mesh)"
             raise InstallError(f"{cls.__name__} has maps or options that no plan of transformers knows", remedy)
-        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
-        model = loaded
-        if isinstance(loaded, tuple):  # with output_loading_info
-            model = loaded[0]
+        result = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        model = result
+        if isinstance(result, tuple):  # (model, info), with output_loading_info
+            model = result[0]
         _run_after_load(model)
-        return loaded
+        return result
 
     def _get_name(self) -> str:
-        """Return the family's own name: the Trainer's label smoother shifts by it."""
+        """Return the plain class's name, by which the Trainer's label smoother decides to shift."""
         return self.plain_class.__name__
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """Resize the tables as the family does, each still in its own module.
+        """Resize the tables as the family does, but keep the modules.
 
-        transformers makes a new head, which has no map, scale or cap, and puts one lookup in the place of all of
-        them, so that a map has several names. It also freezes or frees a map as it finds the map's table.
+        transformers makes a new head without map, scale or soft-cap. It also replaces all lookups by one, so that a map
+        gets several names, and sets `requires_grad` of a map to that of the table.
         """
         link = link_of(self)
         if link is None:
@@ -188,13 +208,13 @@ class FamilyModel(DepthTying, Swapped):
             if replacement is not module:
                 _take_sizes(module, replacement)
                 self.set_submodule(name, module)  # type: ignore[attr-defined]
-        # BART's tables are one from here on, BERT's biases too, whatever the flag said
+        # transformers has tied BART's tables and BERT's biases, even if the flag was off
         declare_tying(self, link.ends, Journal())
         return resized
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Say what the family says: custom classes skip part of the initialisation after loading."""
+        """Return the plain class's answer, since custom code skips part of the initialisation."""
         is_custom: bool = cls.plain_class.is_custom_code()  # type: ignore[attr-defined]
         return is_custom
 
@@ -208,25 +228,28 @@ def _asks_for_tensor_parallelism(options: dict[str, Any]) -> bool:
 
 
 def _take_sizes(module: nn.Module, resized: nn.Module) -> None:
-    """Give an end the table, the bias and the sizes of its replacement by transformers."""
+    """Copy table, bias and sizes from transformers' replacement of an end to the end."""
     for attribute in ("weight", "bias", "num_embeddings", "padding_idx", "out_features"):
         if hasattr(module, attribute):
             setattr(module, attribute, getattr(resized, attribute))
 
 
 class FamilyConfig(Swapped):
-    """Mixin above a family's config class."""
+    """Mixin before a family's config class."""
 
 
 @cache
 def family_config(plain: Any) -> Any:
-    """Return the config class of a family with a boundary."""
+    """Return the config class with a boundary for a family's config class `plain`."""
     return _make(plain, (FamilyConfig, plain), (family_config, plain), model_type=MODEL_TYPE)
 
 
 @cache
 def family_model(plain: Any) -> Any:
-    """Return the class of `plain` models with a boundary. Its files have the names that the family's have."""
+    """Return the model class with a boundary for a family's model class `plain`.
+
+    Tensor names in its files are those of the family.
+    """
     config = family_config(plain.config_class)
     model_class = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
     renamings = get_checkpoint_conversion_mapping(plain.__name__)
@@ -234,13 +257,13 @@ def family_model(plain: Any) -> Any:
         renamings = get_checkpoint_conversion_mapping(plain.config_class.model_type)
     if renamings is not None:
         register_checkpoint_conversion_mapping(model_class.__name__, renamings, overwrite=True)
-    # by its name a live model that becomes one gives hidden states and attentions; its __init__ does not run again
+    # transformers finds recordable outputs by class name; a live model that changes its class does not rerun __init__
     dict.__setitem__(_CAN_RECORD_REGISTRY, str(model_class), plain._can_record_outputs)
     return model_class
 
 
 def register_family(plain: Any) -> Any:
-    """Register a family's config and models with the auto classes. Return the config class."""
+    """Register a family's config and models with the auto classes, and return the config class."""
     config_class = family_config(plain)
     for auto in AUTO:
         models = auto._model_mapping.get(plain, ())
@@ -254,7 +277,7 @@ def register_family(plain: Any) -> Any:
 
 
 def declare_family(model: Any, config: Any, journal: Journal) -> None:
-    """Give a model and its own config the type that no other tool loads."""
+    """Give a model and its config the classes with a boundary, saved as type `tiewise`."""
     if is_family_config(config):
         return
     journal.set(config, BASE, type(config).model_type)
@@ -263,7 +286,10 @@ def declare_family(model: Any, config: Any, journal: Journal) -> None:
 
 
 def remove_entry(model: Any, entry: str) -> None:
-    """Take an entry out of a model's config, and with the last one the type that no other tool loads."""
+    """Remove an entry from a model's config.
+
+    If it was the last one, model and config also return to their plain classes.
+    """
     config = copy_config(model, Journal())
     vars(config).pop(entry, None)
     if _config_entries(config):
@@ -275,19 +301,24 @@ def remove_entry(model: Any, entry: str) -> None:
 
 
 def is_family_config(config: Any) -> bool:
-    """Return whether a config is of the type that no other tool loads."""
+    """Return whether a config has the type `tiewise`."""
     return isinstance(config, FamilyConfig)
 
 
 def _config_entries(config: Any) -> dict[str, Any]:
+    """Return the config's entries of tiewise that have a value."""
     return {name: value for name, value in vars(config).items() if name.startswith("tiewise_") and value is not None}
 
 
 def _run_after_load(model: Any) -> None:
+    """Call `after_load` of every entry of a model's config."""
     for entry in _config_entries(model.config):
-        ENTRIES[entry].loaded(model)
+        ENTRIES[entry].after_load(model)
 
 
 def register() -> None:
-    """Make `AutoConfig` know the type; families register when a checkpoint or a model names them."""
+    """Register the type `tiewise` with `AutoConfig`.
+
+    Families are registered later, when a checkpoint or a model needs them.
+    """
     AutoConfig.register(MODEL_TYPE, TiewiseConfig, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Norms of both gradient paths of an installed model's tables, also where ranks hold parts of them."""
+"""Norms of both gradient paths of a model's tables, which may be spread over ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tiewise.core.errors import UnsupportedError
 
 
 def norms_of_two_tables(table_in: Tensor, table_out: Tensor) -> PathNorms:
-    """Return the norms of two tables' gradients: each holds its own path, and they have no cosine."""
+    """Return the norms of untied tables' gradients. Each gradient is one path; the cosine is nan."""
     lookup, head = _norm(table_in), _norm(table_out)
     return PathNorms(lookup, head, math.hypot(lookup, head), math.nan)
 
 
 def _norm(table: Tensor) -> float:
+    """Return the Frobenius norm of a table's gradient over all ranks; 0 without a gradient."""
     rows, shard = local_gradient(table.grad)
     if rows is None:
         return 0.0
@@ -29,10 +30,12 @@ def _norm(table: Tensor) -> float:
 
 
 def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None) -> PathNorms:
-    """Return the norms of both paths in one table's gradient, from the record of its lookup path.
+    """Return the norms of both paths in a tied table's gradient.
+
+    `record` has the rows of the lookup path.
 
     Raises:
-        UnsupportedError: as `Installed.path_norms` says.
+        UnsupportedError: the cases that `Installed.path_norms` names.
     """
     rows, shard = local_gradient(table.grad)
     if record is not None:
@@ -41,7 +44,7 @@ def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None
 
 
 def _over_ranks(record: PathRecord, table: Tensor, head: nn.Module, shard: VocabularyShard | None) -> PathRecord:
-    """Average the lookup path's rows over ranks in the way that the gradient was."""
+    """Average the lookup path's rows over ranks in the same way as the gradient."""
     if not is_row_parallel(head):
         return gather(record, shard)
     # ranks of the mesh's last dimension see the same tokens
@@ -53,5 +56,5 @@ def _over_ranks(record: PathRecord, table: Tensor, head: nn.Module, shard: Vocab
         record = gather(record, group=mesh.get_group(dimension))
     if shard is None or FSDP_TABLE not in vars(head):
         return record
-    # these rows are the sum of all ranks' tokens, and the gradient is their mean
+    # the record is a sum over all ranks' tokens, and the gradient is their mean
     return PathRecord([(ids, rows / shard.size) for ids, rows in record.pieces])

@@ -1,9 +1,9 @@
-"""Keys that a model of transformers may tie: {target: source}, names of Parameters.
+"""Keys of the Parameters that a transformers model may tie.
 
-    allowed_keys(model)         {"lm_head.weight": "model.embed_tokens.weight"}        whatever is tied now
+    allowed_keys(model)         {"lm_head.weight": "model.embed_tokens.weight"}        {target: source}
 
-transformers ties by `config.tie_word_embeddings` (may anything be tied?) and `_tied_weights_keys` (what to what). The
-flag often rules more than the head: T5 and BART share their input tables by it, BERT its head's bias.
+transformers ties if `config.tie_word_embeddings` (the flag) is True, and `_tied_weights_keys` names the pairs. The flag
+often ties more than the head: the input tables of T5 and BART, and the bias of BERT's head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ FLAG = "tie_word_embeddings"
 
 
 def depth_keys(model: Any) -> dict[str, str]:
-    """Return keys that lists of layers declare: layers share these across depth, whatever the flag says."""
+    """Return the keys that lists of layers declare.
+
+    Layers share these Parameters for any value of the flag.
+    """
     keys: dict[str, str] = {}
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList):
@@ -30,9 +33,9 @@ def depth_keys(model: Any) -> dict[str, str]:
 
 
 def allowed_keys(model: Any, *, parts: bool = True) -> dict[str, str]:
-    """Return every key that the model (and its `parts`) may tie, whatever the flag says.
+    """Return every key that the model (and its `parts`) may tie.
 
-    Keys that layers share are left out.
+    The flag does not matter. Keys that layers share are left out.
     """
     across_depth, journal = depth_keys(model), Journal()
     journal.set(model.config, FLAG, True)
@@ -44,7 +47,9 @@ def allowed_keys(model: Any, *, parts: bool = True) -> dict[str, str]:
 
 
 def partners(model: Any, module: str) -> set[str]:
-    """Return names of the modules whose weights are, or may be, tied to that of `module`, itself included.
+    """Return the modules whose weights are or may be tied to that of `module`.
+
+    The result has names, `module` included:
 
     partners(bart, "lm_head")   {"lm_head", "model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
     """
@@ -58,7 +63,7 @@ def partners(model: Any, module: str) -> set[str]:
 
 
 def _pairs_of_modules(model: Any) -> list[tuple[str, str]]:
-    """Return pairs of modules whose weights may be tied, and of modules that share one now."""
+    """Return pairs of modules that may be tied or that share a weight."""
     pairs = [(target.rpartition(".")[0], source.rpartition(".")[0]) for target, source in allowed_keys(model).items()]
     first_owner: dict[int, str] = {}
     for name, part in model.named_modules():

@@ -1,16 +1,16 @@
-"""Run a user's model and leave it exactly as it was.
+"""`undisturbed`: run a user's model and restore it exactly.
 
     with undisturbed(model):
         model(**batch)                  # may register hooks, write buffers, draw random numbers
 
-Afterwards every module has the attributes, submodules, hooks, buffers, mode and parameters that it had, `config` and
-random generators included. Objects keep their identity, so that handles of hooks and optimizers stay valid.
+Afterwards every module has its earlier attributes, submodules, hooks, buffers, mode and parameters. `config` and the
+random generators are restored too. Objects keep their identity, so handles of hooks and optimizers stay valid.
 
-A forward can change more than it says: transformers registers hooks at the first forward that captures hidden states
-and notes that in an attribute, BigBird replaces its attention after a short batch, rotary embeddings grow a buffer.
+A forward can have lasting effects. transformers registers hooks at the first forward that captures hidden states, and
+notes that in an attribute. BigBird replaces its attention after a short batch. Rotary embeddings enlarge a buffer.
 
-Seeding uses the generators themselves. `torch.manual_seed` would also queue a seed for CUDA's later start, which
-nothing can take back.
+Seeds are set on the generators themselves. `torch.manual_seed` would also queue a seed for a later start of CUDA, which
+cannot be undone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from tiewise.boundary.sharded_tables import fsdp_units
 
 _CONFIGS = (PreTrainedConfig, GenerationConfig)
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # and no subclass, whose methods may do more
-# what fully_shard sets up in a first forward and keeps for all later ones
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)  # without subclasses, whose methods may do more
+# attributes that fully_shard sets in the first forward and needs in later ones
 _OF_SHARDING = frozenset((
     "_parameters",
     "_state_dict_hooks",
@@ -45,7 +45,10 @@ _OF_SHARDING = frozenset((
 
 @contextmanager
 def preserve_generators(seed: int | None = None) -> Iterator[None]:
-    """Restore every random generator at the end of this context. With a `seed`, start each from it."""
+    """Restore every random generator at the end of this context.
+
+    With a `seed`, all generators start from it.
+    """
     states = generator_states()
     try:
         if seed is not None:
@@ -62,13 +65,13 @@ def generator_states() -> list[tuple[Callable[[Any], Any], Any]]:
 
 
 def restore_generators(states: list[tuple[Callable[[Any], Any], Any]]) -> None:
-    """Set every random generator to what `generator_states` returned."""
+    """Set every random generator to a state from `generator_states`."""
     for set_state, state in states:
         set_state(state)
 
 
 def seed_generators(seed: int) -> None:
-    """Start every random generator from a seed, without queuing one for accelerators that have not been started."""
+    """Seed every random generator, without queuing a seed for accelerators that are not started."""
     random.seed(seed)
     np.random.seed(seed)
     for generator in _generators():
@@ -76,7 +79,7 @@ def seed_generators(seed: int) -> None:
 
 
 def _generators() -> list[torch.Generator]:
-    """Return torch's default generators: the CPU's, that of MPS, and those of accelerators that have been started."""
+    """Return torch's default generators of the CPU, of MPS, and of started CUDA and XPU devices."""
     started: list[torch.Generator] = []
     if _is_started(torch.cuda):
         started += torch.cuda.default_generators
@@ -88,7 +91,7 @@ def _generators() -> list[torch.Generator]:
 
 
 def _is_started(accelerator: Any) -> bool:
-    """Return whether torch has started an accelerator, whose module it is given."""
+    """Return whether torch has started an accelerator, such as `torch.cuda`."""
     return bool(accelerator.is_initialized())
 
 
@@ -100,8 +103,9 @@ def undisturbed(model: nn.Module, *, training: bool | None = None, seed: int | N
     """Restore a model and the random generators at the end of this context.
 
     Args:
-        model: any model, installed or not; of a sharded one, what `fully_shard` sets up in a first forward stays.
-        training: mode of all its modules within the context; None keeps each module's own.
+        model: any model, with or without a boundary. If it is sharded, attributes that `fully_shard` sets in a first
+            forward stay.
+        training: mode of all modules within the context; None leaves the mode of each module.
         seed: as in `preserve_generators`.
     """
     with preserve_generators(seed):
@@ -109,7 +113,7 @@ def undisturbed(model: nn.Module, *, training: bool | None = None, seed: int | N
         try:
             if training is not None:
                 for module in model.modules():
-                    module.training = training  # `train` may do more: some adapters merge their weights there
+                    module.training = training  # not by `train()`, in which some adapters merge their weights
             yield
         except BaseException:
             before.restore(every_value=True)
@@ -119,61 +123,69 @@ def undisturbed(model: nn.Module, *, training: bool | None = None, seed: int | N
 
 
 class _Snapshot:
-    """Attributes of every module and config of a model, with entries of containers and values of buffers."""
+    """Copy of the attributes of a model's modules and configs.
+
+    It includes entries of containers and values of buffers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.passed_over: frozenset[str] = frozenset()
+        self.ignored_attributes: frozenset[str] = frozenset()
         if fsdp_units(model):
-            self.passed_over = _OF_SHARDING
-        self.containers: list[tuple[Any, Any]] = []  # (container, a shallow copy of it)
-        self.tensors: list[tuple[Tensor, Tensor, int | None]] = []  # (tensor, its values, its version)
+            self.ignored_attributes = _OF_SHARDING
+        self.containers: list[tuple[Any, Any]] = []  # (container, shallow copy)
+        self.tensors: list[tuple[Tensor, Tensor, int | None]] = []  # (tensor, copy of its values, version)
         self.parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-        self.seen: set[int] = set()
+        self.copied_ids: set[int] = set()
         for module in model.modules():
-            self._object(module)
+            self._copy_attributes(module)
             if isinstance(module, nn.Embedding) and module.max_norm is not None:  # its forward rescales rows
-                self._tensor(module.weight)
+                self._copy_tensor(module.weight)
 
-    def _object(self, holder: Any) -> None:
+    def _copy_attributes(self, holder: Any) -> None:
+        """Copy the attributes of a module or config."""
         attributes = vars(holder)
         self.containers.append((attributes, dict(attributes)))
         for name, value in attributes.items():
-            if name not in self.passed_over:
-                self._value(value)
+            if name not in self.ignored_attributes:
+                self._copy_value(value)
 
-    def _value(self, value: Any) -> None:
-        if id(value) in self.seen or isinstance(value, nn.Module | nn.Parameter):
+    def _copy_value(self, value: Any) -> None:
+        """Copy a value that is a container, a tensor or a config, once."""
+        if id(value) in self.copied_ids or isinstance(value, nn.Module | nn.Parameter):
             return
         if isinstance(value, tuple):
-            self._each(value)
+            self._copy_values(value)
             return
         if type(value) in _CONTAINERS:
-            self.seen.add(id(value))
+            self.copied_ids.add(id(value))
             self.containers.append((value, value.copy()))
-            self._each(value)
+            self._copy_values(value)
         elif isinstance(value, Tensor):
-            self.seen.add(id(value))
-            self._tensor(value)
+            self.copied_ids.add(id(value))
+            self._copy_tensor(value)
         elif isinstance(value, _CONFIGS):
-            self.seen.add(id(value))
-            self._object(value)
+            self.copied_ids.add(id(value))
+            self._copy_attributes(value)
 
-    def _each(self, values: Iterable[Any]) -> None:
+    def _copy_values(self, values: Iterable[Any]) -> None:
+        """Copy the values of a container."""
         if isinstance(values, dict):
             values = values.values()
         for value in values:
-            self._value(value)
+            self._copy_value(value)
 
-    def _tensor(self, tensor: Tensor) -> None:
+    def _copy_tensor(self, tensor: Tensor) -> None:
+        """Copy the values of a tensor and note its version."""
         version = None
         if not tensor.is_inference():
             version = tensor._version
         self.tensors.append((tensor, tensor.detach().clone(), version))
 
     def restore(self, every_value: bool = False) -> None:
-        """Give everything back; with `every_value` also to tensors whose version says that nobody wrote to them.
+        """Restore all attributes, gradients and values.
 
-        An operation that raises may have written without counting the version up.
+        `every_value` also restores tensors whose version counter is unchanged. An operation that raised may have
+        written to a tensor without incrementing it.
         """
         for container, copied in self.containers:
             _refill(container, copied)
@@ -186,7 +198,7 @@ class _Snapshot:
 
 
 def _restore_parameter(parameter: nn.Parameter, gradient: Tensor | None, trains: bool) -> None:
-    """Give a Parameter its gradient and its mode back; one that has them is not written."""
+    """Restore a Parameter's gradient and `requires_grad`, if they changed."""
     if parameter.grad is not gradient:
         parameter.grad = gradient
     if parameter.requires_grad != trains:
@@ -194,12 +206,15 @@ def _restore_parameter(parameter: nn.Parameter, gradient: Tensor | None, trains:
 
 
 def _may_be_written(tensor: Tensor, version: int | None) -> bool:
-    """Return whether somebody may have written to a tensor since this version. None is that of one that counts none."""
+    """Return whether a tensor may have been written to since this version.
+
+    The version is None for an inference tensor, which has no counter.
+    """
     return version is None or tensor._version != version
 
 
 def _refill(container: Any, copied: Any) -> None:
-    """Give a container the entries of a copy, in their order. An unchanged one is not written."""
+    """Restore a container's entries and their order from a copy, if they changed."""
     if _entries(container) == _entries(copied):
         return
     container.clear()
@@ -210,7 +225,7 @@ def _refill(container: Any, copied: Any) -> None:
 
 
 def _entries(container: Any) -> list[Any]:
-    """Return keys and identities of what a container holds, in order."""
+    """Return the keys and the ids of the values of a container, in order."""
     if isinstance(container, dict):
         return [(name, id(value)) for name, value in container.items()]
     return [id(value) for value in container]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.lazy_logits import computed
+from tiewise.boundary.lazy_logits import compute_logits
 from tiewise.boundary.link import BACKWARD_HOOK, Link
 from tiewise.boundary.plain_classes import in_plain_classes
 from tiewise.boundary.random_batch import Batch, run
@@ -35,13 +35,12 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     try:
         with in_plain_classes(link):
             reference = run(model, batch)
-        with model.register_forward_hook(
-            _compute_logits, prepend=True
-        ):  # before FSDP's own hook, which may free the table
+        # prepended, since FSDP's hook may free the table
+        with model.register_forward_hook(_compute_logits, prepend=True):
             result = run(model, batch)
         _require_equal(f"{kind}: loss", result.loss, reference.loss, dtype)
         if reference.logits is not None:
-            _require_equal(f"{kind}: logits", computed(result.logits), reference.logits, dtype)
+            _require_equal(f"{kind}: logits", compute_logits(result.logits), reference.logits, dtype)
         link.counts = Counts()
         run(model, batch, training=True)
     except InstallError:
@@ -79,7 +78,7 @@ def _compute_logits(model: nn.Module, args: Any, output: Any) -> None:
     if isinstance(output, dict):
         output = output.values()
     for value in output:
-        computed(value)
+        compute_logits(value)
 
 
 def _require_equal(quantity: str, result: Tensor | None, reference: Tensor, dtype: torch.dtype) -> None:

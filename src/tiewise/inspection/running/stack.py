@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.lazy_logits import computed
+from tiewise.boundary.lazy_logits import compute_logits
 from tiewise.boundary.trial_runs import SEED, ordinary_ids
 from tiewise.boundary.undisturbed import undisturbed
 from tiewise.core.errors import UnsupportedError, one_line_message
@@ -178,7 +178,7 @@ def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
         output = model(input_ids=ids, **options)
     # the first match: families prefix the name (BERT's `prediction_logits`); heads for sentence pairs come later
     every_logits = [value for key, value in output.items() if "logits" in key]
-    logits: Tensor = computed(every_logits[0])
+    logits: Tensor = compute_logits(every_logits[0])
     return logits
 
 
