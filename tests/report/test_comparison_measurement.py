@@ -14,7 +14,16 @@ from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison,
 
 from tiewise.planning.evidence import Expectation
 from tiewise.report import comparison_measurement as told
-from tiewise.report.comparison_measurement import DEMO, SHARES, difference, found, results, share, surprised, verdict
+from tiewise.report.comparison_measurement import (
+    DEMO,
+    SHARES,
+    atlas_sentence,
+    difference,
+    measure_arms,
+    results,
+    share,
+    verdict,
+)
 from tiewise.report.comparison_page import render
 from tiewise.training.results import Comparison, Difference
 
@@ -60,7 +69,7 @@ def test_the_terminal_shows_every_share_and_difference(comparison):
     text = shown(comparison)
     words = text.split()
     assert max(map(len, text.splitlines())) <= 80
-    for arm, one in found(comparison).items():
+    for arm, one in measure_arms(comparison).items():
         for name in SHARES:
             assert str(share(comparison.of(arm), name)).split()[0] in words
             d = comparison.difference(arm, f"share:{name}")
@@ -108,7 +117,7 @@ def test_a_difference_is_a_quantity():
 def test_a_diverged_seed_leaves_the_word():
     sample = sample_comparison()
     bad = replace(sample.runs[0], heldout_nll=math.nan)
-    first = found(replace(sample, runs=[bad, *sample.runs[1:]]))["tied"]
+    first = measure_arms(replace(sample, runs=[bad, *sample.runs[1:]]))["tied"]
     assert str(first["validation nll"]) == "diverged"
 
 
@@ -146,21 +155,21 @@ def test_the_terminal_needs_neither_torch_nor_plotly(module):
 
 def test_the_atlas_expected_it_or_not():
     one = sample_comparison(("untied", "tied"))
-    assert surprised(one) == ""
+    assert atlas_sentence(one) == ""
     e = Expectation("a surprise", 0.03, -0.01, -0.02, 0.012, settings=20, held=19)
     told = replace(one, expectation=e)
     assert Comparison.from_dict(json.loads(json.dumps(told.record()))).expectation == e
     said = "A surprise: the atlas expected tied − untied between −0.0200 and +0.0120 nats per token, "
     said += "this run found +0.0300."
-    assert surprised(told).startswith(said)
-    assert "Of its 20 settings, 19" in surprised(told)
+    assert atlas_sentence(told).startswith(said)
+    assert "Of its 20 settings, 19" in atlas_sentence(told)
     assert said in " ".join(shown(told).split())
     none = replace(
         e, verdict="no expectation", why="this run has a width 2 times the largest of the atlas", value=math.nan
     )
     expected = "The atlas of earlier trainings has no expectation: "
     expected += "this run has a width 2 times the largest of the atlas."
-    assert surprised(replace(one, expectation=none)) == expected
+    assert atlas_sentence(replace(one, expectation=none)) == expected
     assert expected in render(replace(one, expectation=none))
     older = one.record()
     del older["expectation"]  # as earlier versions wrote it

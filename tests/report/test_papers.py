@@ -7,9 +7,17 @@ from tests.report.comparison_sample import ALBERT_ARMS, NLL, SHARINGS, albert_co
 
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.ledger import results
-from tiewise.report.comparison_measurement import beside_papers
+from tiewise.report.comparison_measurement import published_results
 from tiewise.report.papers import TEXTS, paper_figures
-from tiewise.report.sharing_order import AGREES, DISAGREES, OPEN, beside_table_4, direction, sharing_orders, table_4
+from tiewise.report.sharing_order import (
+    AGREES,
+    DISAGREES,
+    OPEN,
+    compare_with_table_4,
+    direction,
+    sharing_orders,
+    table_4,
+)
 
 # Lan et al. 2020 (arXiv:1909.11942), Table 4, column Avg
 TABLE_4 = {
@@ -86,7 +94,7 @@ def test_the_direction_that_was_planted_is_stated(nll, verdict):
     for pair in pairs:
         worse, better = ALIKE[pair.arm]
         assert pair.mean == pytest.approx(nll[worse] - nll[better], abs=0.02)
-    lines, table = beside_table_4(found, pairs)
+    lines, table = compare_with_table_4(found, pairs)
     assert sum(f"4 {verdict}" in line for line in lines) == 2
     assert [row[0] for row in table.rows] == list(SHARINGS)
 
@@ -94,7 +102,7 @@ def test_the_direction_that_was_planted_is_stated(nll, verdict):
 def test_each_boundary_is_judged_by_its_own_pairs():
     found, pairs = sharing_orders(albert_comparison(nll=NLL))
     turned = [replace(pair, mean=-pair.mean) if pair.metric == "factored:64" else pair for pair in pairs]
-    lines, _ = beside_table_4(found, turned)
+    lines, _ = compare_with_table_4(found, turned)
     (narrow,) = [line for line in lines if line.startswith("factored:64:")]
     (wide,) = [line for line in lines if line.startswith("factored:128:")]
     assert f"4 {DISAGREES}" in narrow
@@ -112,7 +120,7 @@ def test_one_seed_or_a_mean_of_zero_tells_nothing_apart(seeds):
 def test_two_that_the_paper_orders_both_ways_are_not_judged():
     nll, pairs = sharing_orders(albert_comparison(ALBERT_ARMS[:2]))
     assert not pairs
-    assert "orders no two of these alike" in beside_table_4(nll, pairs)[0][1]
+    assert "orders no two of these alike" in compare_with_table_4(nll, pairs)[0][1]
 
 
 @pytest.mark.parametrize(
@@ -121,4 +129,4 @@ def test_two_that_the_paper_orders_both_ways_are_not_judged():
     ids=["nothing shared", "one sharing of each boundary"],
 )
 def test_nothing_to_hold_beside_the_paper(comparison):
-    assert beside_papers(comparison) == {}
+    assert published_results(comparison) == {}

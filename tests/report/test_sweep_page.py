@@ -92,7 +92,7 @@ def test_the_surface_says_how_it_did_and_where_it_knows_nothing(study):
     assert values[0][0] < 0 < values[-1][-1]  # as planted
     beyond = [row for row in section.folded[0].rows if row[-1]]
     assert len(beyond) == 8  # the corners
-    assert "of 24 lie within their 95 % interval" in section.said[0]
+    assert "of 24 lie within their 95 % interval" in section.findings[0]
     assert list(fitted(planted(axes={"width": [32, 64]}))) == []
 
 
@@ -113,7 +113,7 @@ def test_diverged_and_unfinished_settings_are_left_blank(study):
     assert answer(made)[-1] == "Not finished: 1 of the grid’s cells."
     assert "–" in Page(render(made, "c")).words
     (section,) = fitted(made)
-    assert "of 22 lie" in section.said[0]
+    assert "of 22 lie" in section.findings[0]
 
 
 def test_whatever_a_grid_says_is_text():

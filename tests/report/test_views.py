@@ -93,7 +93,7 @@ def test_the_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantit
 
 def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
     one = found(quantities=[measured(main=False, why="of rows")], listings=(Listing("Rows", ("row",), (("x",),)),))
-    every, listed = views.every({"a": one.about("a")})
+    every, listed = views.every_listing({"a": one.about("a")})
     assert every.rows == [
         ["cosine of rows", "a", "0.500 [0.400, 0.600]", "cosine", "0.000, permuted up to 0.030", "of rows"]
     ]

@@ -1,7 +1,7 @@
-"""Findings of a comparison for terminal, page and notebook: a verdict, and each arm's `Measurement`.
+"""Results of a comparison for terminal, page and notebook: a verdict, and each arm's `Measurement`.
 
-`comparison_view` is the terminal's view of it; `training_curves` has what changes during training, and
-`comparison_page` is the page.
+`comparison_view` is the terminal's view, `training_curves` has the curves over training, and `comparison_page` makes
+the page.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rich.text import Text
 from tiewise.core.estimates import mean_interval
 from tiewise.core.measurement import NATS, Listing, Measurement, Quantity, plain, signed
 from tiewise.report.papers import PaperComparison, paper_figures
-from tiewise.report.sharing_order import beside_table_4, sharing_orders
+from tiewise.report.sharing_order import compare_with_table_4, sharing_orders
 from tiewise.report.views import ABREAST, rich_table, summary
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
 
 DEMO = "demo corpus, not evidence for your model"
 SHORT = 16  # characters of a name within a heading
-CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
+CHANCE = 0.5  # share of right answers by guessing: half of the measured pairs are in the text's order
 # outcomes of an arm against the reference; {} stands for the arms
 LOWER = f"validation loss is lower (better) for {{}} {NATS}"
 HIGHER = f"validation loss is higher (worse) for {{}} {NATS}"
 EQUAL, UNKNOWN = "no difference detected for {}", "nothing can be said of {}"
 LARGEST_EXPONENT = 700  # exp of more exceeds a float
-# of an ALBERT: the shares of right answers
+# names of an ALBERT's shares of right answers
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
     "Shares: 95 % intervals over seeds (Student’s t), or one seed’s rows (Wilson’s). All seeds are asked the same."
@@ -37,14 +37,14 @@ SHARES_NOTE = (
 
 
 def demo_banner(is_demo: bool) -> str:
-    """Return the line over a page about a demo corpus; "" for any other text."""
+    """Return the line above a page about the demo corpus; "" for any other text."""
     return DEMO.capitalize() if is_demo else ""
 
 
 def verdict(comparison: Comparison) -> str:
     """Return a sentence about arms that are better or worse than the reference, and the others.
 
-    `finding` says the same arm by arm, with every number.
+    `Comparison.finding` has the same arm by arm, with every number.
     """
     arms_by_outcome: dict[str, list[str]] = {LOWER: [], HIGHER: [], EQUAL: [], UNKNOWN: []}
     for arm in comparison.arms:
@@ -58,8 +58,8 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _outcome(arm: str, d: Difference | None) -> tuple[str, str]:
-    """Return the outcome of an arm, and its name with the size of a detected difference."""
-    if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
+    """Return the outcome of an arm, and its name with the size of a significant difference."""
+    if d is None or d.low is None:  # no pair of seeds, a diverged run, or pairs without an interval
         return UNKNOWN, arm
     if not d.detected:
         return EQUAL, arm
@@ -69,8 +69,11 @@ def _outcome(arm: str, d: Difference | None) -> tuple[str, str]:
     return HIGHER, arm_with_size
 
 
-def surprised(comparison: Comparison) -> str:
-    """Say whether the atlas expected the difference of tied and untied. "" of a run without one."""
+def atlas_sentence(comparison: Comparison) -> str:
+    """Return a sentence that compares the difference tied − untied with the atlas's prediction.
+
+    "" for a comparison without a prediction.
+    """
     expectation = comparison.expectation
     if expectation is None:
         return ""
@@ -83,7 +86,7 @@ def surprised(comparison: Comparison) -> str:
 
 
 def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:
-    """Return the runs of every arm that has a finished one."""
+    """Return the runs of every arm that has a finished run."""
     runs_by_arm = {}
     for arm in comparison.arms:
         runs = comparison.of(arm)
@@ -93,11 +96,11 @@ def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:
 
 
 def first_runs(comparison: Comparison) -> dict[str, RunResult]:
-    """Return the first run of every arm that has a finished one."""
+    """Return the first run of every arm that has a finished run."""
     return {arm: runs[0] for arm, runs in finished_runs(comparison).items()}
 
 
-def found(comparison: Comparison) -> dict[str, Measurement]:
+def measure_arms(comparison: Comparison) -> dict[str, Measurement]:
     """Return the quantities of every arm that has a finished run, the most important first."""
     findings = {}
     for arm, runs in finished_runs(comparison).items():
@@ -106,12 +109,15 @@ def found(comparison: Comparison) -> dict[str, Measurement]:
 
 
 def results(comparison: Comparison) -> Listing:
-    """Return a row for each arm: the numbers that a reader sees first."""
-    return summary(found(comparison), "Results by arm, mean ± deviation over seeds", "arm")
+    """Return a row for each arm: the numbers at the top of the page."""
+    return summary(measure_arms(comparison), "Results by arm, mean ± deviation over seeds", "arm")
 
 
 def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
-    """Return the mean share of right answers with Student's interval over seeds. One seed has Wilson's over rows."""
+    """Return the mean share of right answers with its 95 % interval.
+
+    The interval is Student's over seeds; for one seed it is Wilson's over rows.
+    """
     shares = [run.shares[name] for run in runs if name in run.shares]
     if not shares:
         return None
@@ -126,8 +132,11 @@ def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
 
 
 def share_difference(comparison: Comparison, arm: str, name: str) -> Quantity | None:
-    """Return the difference of a share of right answers from the reference's. None of a single arm."""
-    q = _minus_reference(comparison, arm, f"share:{name}", name)
+    """Return the difference of a share of right answers from the reference's.
+
+    None if there is only one arm.
+    """
+    q = _difference_column(comparison, arm, f"share:{name}", name)
     if q is None:
         return None
     return replace(q, unit="points", digits=2)
@@ -145,8 +154,8 @@ def difference(d: Difference | None) -> Quantity:
 
 def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
     """Yield the columns of the report for one arm."""
-    validation = _minus_reference(comparison, arm, "heldout_nll", "validation")
-    training = _minus_reference(comparison, arm, "train_nll", "training")
+    validation = _difference_column(comparison, arm, "heldout_nll", "validation")
+    training = _difference_column(comparison, arm, "train_nll", "training")
     yield Quantity("parameters", runs[0].total_parameters)
     yield over_seeds("validation nll", [run.heldout_nll for run in runs], NATS)
     if validation is not None:
@@ -156,17 +165,20 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
         yield replace(training, main=False)
     if _measured_shares(comparison):
         yield from _shares(comparison, arm, runs)
-    else:  # masked tokens are not a whole text, which these are of
+    else:  # perplexity and bits per byte need losses of all tokens of a text
         yield _perplexity(runs)
         yield Quantity("bits per byte", statistics.fmean(run.bits_per_byte for run in runs), digits=4)
     if runs[0].training_bytes is not None:
         yield Quantity("training memory", runs[0].training_bytes, unit="bytes")
-    if len(comparison.seeds) > 1:  # the speed of one run says as much of the machine as of the arm
+    if len(comparison.seeds) > 1:  # the speed of a single run depends as much on the machine as on the arm
         yield _speed(runs)
 
 
-def _minus_reference(comparison: Comparison, arm: str, metric: str, name: str) -> Quantity | None:
-    """Return a column with the difference from the reference, empty if there is none. None of a single arm."""
+def _difference_column(comparison: Comparison, arm: str, metric: str, name: str) -> Quantity | None:
+    """Return a column with the difference from the reference, empty if there is none.
+
+    None if there is only one arm.
+    """
     if len(comparison.arms) < 2:
         return None
     reference = comparison.reference
@@ -192,7 +204,7 @@ def _shares(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iter
 
 
 def _perplexity(runs: Sequence[RunResult]) -> Quantity:
-    """Return exp of the mean validation nll; infinite where a float has no room for it."""
+    """Return exp of the mean validation nll; infinite if a float cannot hold it."""
     mean = statistics.fmean(run.heldout_nll for run in runs)
     perplexity = math.inf
     if mean <= LARGEST_EXPONENT:
@@ -201,12 +213,15 @@ def _perplexity(runs: Sequence[RunResult]) -> Quantity:
 
 
 def _speed(runs: Sequence[RunResult]) -> Quantity:
-    """Return tokens per second over seeds; not known if any run lacks it."""
+    """Return tokens per second over seeds; unknown if any run lacks it."""
     return over_seeds("tokens/s", [run.tokens_per_second for run in runs], "", 0)
 
 
-def beside_papers(comparison: Comparison) -> dict[str, PaperComparison]:
-    """Return published results of arms like the comparison's, under a title for each paper; mostly none."""
+def published_results(comparison: Comparison) -> dict[str, PaperComparison]:
+    """Return published results for arms like the comparison's, by a title for each paper.
+
+    Most comparisons have none.
+    """
     published = {}
     recipe = comparison.setting.get("recipe")
     if recipe:
@@ -215,14 +230,14 @@ def beside_papers(comparison: Comparison) -> dict[str, PaperComparison]:
         published["Published figures"] = paper_figures(recipe, changed, perplexities, comparison.data)
     nll, pairs = sharing_orders(comparison)
     if nll:
-        published["What layers share"] = beside_table_4(nll, pairs)
+        published["What layers share"] = compare_with_table_4(nll, pairs)
     return published
 
 
 def comparison_view(comparison: Comparison) -> Group:
     """Return verdict, results with one column per arm, finding, and published results, for a terminal.
 
-    Arms and the finding are `Text`, never markup: an arm's name may hold a square bracket.
+    Arms and the finding are `Text`, never markup: an arm's name may contain a square bracket.
     """
     table = results(comparison)
     tables = []
@@ -232,8 +247,8 @@ def comparison_view(comparison: Comparison) -> Group:
     finding = comparison.finding
     if comparison.demo:
         finding = f"{finding}\n({DEMO})"
-    paragraphs = [Text(text) for text in (finding, surprised(comparison)) if text]
-    published = [paper_view(*beside) for beside in beside_papers(comparison).values()]
+    paragraphs = [Text(text) for text in (finding, atlas_sentence(comparison)) if text]
+    published = [paper_view(*paper) for paper in published_results(comparison).values()]
     return Group(Text(verdict(comparison), "bold"), *tables, *paragraphs, *published)
 
 

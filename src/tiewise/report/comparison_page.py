@@ -47,7 +47,7 @@ def render(comparison: Comparison) -> str:
     seeds = len(comparison.seeds)
     plural = "" if seeds == 1 else "s"
     arms = ", ".join(comparison.arms)
-    summary = (comparison_measurement.verdict(comparison), comparison_measurement.surprised(comparison))
+    summary = (comparison_measurement.verdict(comparison), comparison_measurement.atlas_sentence(comparison))
     return ReportPage(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
@@ -69,7 +69,7 @@ def render(comparison: Comparison) -> str:
             _direct_path_section(comparison),
         ],
         command=comparison.command,
-        made=[_starting_point(comparison)],
+        provenance=[_starting_point(comparison)],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
@@ -81,8 +81,8 @@ def render(comparison: Comparison) -> str:
 
 def _paper_sections(comparison: Comparison) -> list[PageSection]:
     """Return a section for each paper that published results of such arms."""
-    published = comparison_measurement.beside_papers(comparison)
-    return [PageSection(title, said=sentences, tables=[table]) for title, (sentences, table) in published.items()]
+    published = comparison_measurement.published_results(comparison)
+    return [PageSection(title, findings=sentences, tables=[table]) for title, (sentences, table) in published.items()]
 
 
 def _loss_panels(comparison: Comparison) -> list[Panel]:

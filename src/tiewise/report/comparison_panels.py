@@ -1,7 +1,7 @@
 """Figures of a comparison, each a `Panel`: losses, shares of right answers, gradients, parameters, direct paths.
 
-Every arm keeps its colour, dash and marker through all figures; thin lines are single seeds, thick ones their mean. A
-function whose data a comparison lacks returns no figure.
+Every arm has the same colour, dash and marker in all figures. Thin lines are single seeds, thick ones their mean. A
+function returns no figure if the comparison lacks its data.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ JUDGED = {
     "nsp": HALF.format("of two documents"),
 }
 METRICS = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
-DRAWN_METRICS = {"heldout_nll": "validation", "train_nll": "training"}  # bits per byte have another unit
-BIN = "frequency:"  # before the label of a bin of token frequency, in the metric of a difference
+PLOTTED_METRICS = {"heldout_nll": "validation", "train_nll": "training"}  # bits per byte have another unit
+BIN = "frequency:"  # prefix of a bin's label in the metric of a difference
 
 
 def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
-    """Return a figure for each of these numbers over training that was measured."""
+    """Return a figure over training for each of these numbers that was measured."""
     moments = moments_of(comparison)
     looks = styles(comparison.arms)
     panels = []
@@ -71,14 +71,14 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
 def paired_differences(comparison: Comparison) -> list[Panel]:
     """Return a forest plot of losses minus the reference's, a row for each arm and loss.
 
-    It shows 95 % intervals. Bits per byte are in its table alone.
+    It has 95 % intervals. Bits per byte are only in its table.
     """
     if not comparison.differences:
         return []
     caption = "Left of zero: lower loss after the last step. Bars: 95 % intervals over seeds, for this held-out text."
     caption += _gaps_in_words(comparison)
     title = f"Paired differences to {comparison.reference}"
-    panel = dots(title, _drawn_differences(comparison), styles(comparison.arms), forest=True, why=caption)
+    panel = dots(title, _plotted_differences(comparison), styles(comparison.arms), forest=True, why=caption)
     panel.figure.update_xaxes(title=f"difference, {NATS}")
     rows = []
     for metric, name in METRICS.items():
@@ -90,14 +90,14 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
 
 
 def _differences_of(comparison: Comparison, metric: str) -> list[Difference]:
-    """Return the differences of one metric, an arm each."""
+    """Return the differences of one metric, one for each arm."""
     return [d for d in comparison.differences if d.metric == metric]
 
 
-def _drawn_differences(comparison: Comparison) -> list[Quantity]:
-    """Return the differences of losses that are numbers, those of validation as the main ones."""
+def _plotted_differences(comparison: Comparison) -> list[Quantity]:
+    """Return the finite differences of losses, those of validation as the main ones."""
     quantities = []
-    for metric, name in DRAWN_METRICS.items():
+    for metric, name in PLOTTED_METRICS.items():
         for d in _differences_of(comparison, metric):
             if not math.isnan(d.mean):
                 is_main = metric == "heldout_nll"
@@ -111,7 +111,7 @@ def _gaps_in_words(comparison: Comparison) -> str:
     if both is None:
         return ""
     names, sign = "tied − untied", 1
-    if comparison.reference == "tied":  # as the figure subtracts: the reference is taken away
+    if comparison.reference == "tied":  # the sign is that of the figure: arm minus reference
         names, sign = "untied − tied", -1
     tying, generalisation = (signed(sign * gap.mean) for gap in both)
     return f" {names}: {tying} in training (tying gap), {generalisation} in validation (generalisation gap)."
@@ -123,7 +123,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
     if not binned:
         return []
     bins = list(dict.fromkeys(d.metric for d in binned))
-    points: dict[str, list[tuple[int, Quantity]]] = {}  # arm → (place of the bin, difference)
+    points: dict[str, list[tuple[int, Quantity]]] = {}  # arm → (index of the bin, difference)
     for d in binned:
         points.setdefault(d.arm, []).append((bins.index(d.metric), comparison_measurement.difference(d)))
     ticks = tuple(metric.removeprefix(BIN) for metric in bins)
@@ -165,7 +165,7 @@ def _frequency_table(comparison: Comparison) -> Listing:
 
 
 def _mean_nlls_of_bins(comparison: Comparison) -> dict[tuple[str, str], float]:
-    """Return the mean nll over runs by (arm, bin of frequency), of bins that a run has measured."""
+    """Return the mean nll over runs by (arm, bin of frequency), of measured bins."""
     nlls: dict[tuple[str, str], list[float]] = {}
     for run in comparison.runs:
         for of_bin in run.frequency:
@@ -175,7 +175,7 @@ def _mean_nlls_of_bins(comparison: Comparison) -> dict[tuple[str, str], float]:
 
 
 def share_panels(comparison: Comparison) -> list[Panel]:
-    """Return a figure for each share of right answers that was measured; none but for ALBERTs."""
+    """Return a figure for each measured share of right answers; only ALBERTs have some."""
     panels = []
     for name in comparison_measurement.SHARES:
         panel = _share_panel(comparison, name)
@@ -222,7 +222,7 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
 
 
 def _training_memory(runs: Mapping[str, RunResult]) -> dict[str, dict[str, int]]:
-    """Return the bytes of a training step by arm and part, of ALBERTs alone."""
+    """Return the bytes of an ALBERT's training step by arm and part."""
     memory = {}
     for arm, run in runs.items():
         if run.shares and run.trainable_parameters is not None:
@@ -238,8 +238,8 @@ def _training_memory(runs: Mapping[str, RunResult]) -> dict[str, dict[str, int]]
 def direct_path_panels(comparison: Comparison) -> list[Panel]:
     """Return a heat map for each arm: next-token logits of the lookup times the head.
 
-    All are on one colour scale, which reaches to the largest value off any diagonal: a tied table's holds squared
-    norms that would drown the rest.
+    All have one colour scale, which ends at the largest value off any diagonal. The diagonal of a tied table has
+    squared norms, in comparison with which all other values would be invisible.
     """
     paths = [path for path in comparison.direct_path if path.tokens]
     interactions = [interaction_residuals(np.array(path.logits)) for path in paths]

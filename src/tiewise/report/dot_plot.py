@@ -14,10 +14,10 @@ from tiewise.report.drawing import QUIET, Style, finish, marker
 from tiewise.report.report_page import Panel
 
 INTERVALS = "Bars and bands: 95 % intervals; grey strokes: no effect; grey crosses: permuted data."
-LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit
-LABEL_WIDTH = 24  # letters in a line of a row's name, as many as a phone has room for
+AXIS_MINIMUM = {"probability": 1e-12}  # smaller values are drawn at this one, by unit
+LABEL_WIDTH = 24  # letters in a line of a row's name, as many as fit on a phone
 ROW_HEIGHT, FOREST_ROW_HEIGHT = 38, 46  # pixels
-SPREAD = 0.5  # of a row's height, over which its dots are spread
+SPREAD = 0.5  # share of a row's height over which its dots are spread
 HOVER = "%{customdata}<extra>%{fullData.name}</extra>"
 
 
@@ -27,11 +27,11 @@ def dots(
     """Draw a row for each name and a dot for each model.
 
     Args:
-        title: of the figure.
-        quantities: what is drawn.
-        looks: the style of each model, in the order of the legend.
-        forest: whether each row has one dot, which is hollow if its quantity is not the main one.
-        why: how to read the figure.
+        title: title of the figure.
+        quantities: the quantities to draw.
+        looks: style of each model, in the order of the legend.
+        forest: each row has one dot, which is hollow if its quantity is not the main one.
+        why: caption, which explains the figure.
     """
     plot = _DotPlot(quantities, forest)
     if not forest:
@@ -45,7 +45,7 @@ def dots(
 
 
 class _DotPlot:
-    """A dot plot while it is drawn; rows are numbered from the top."""
+    """State of a dot plot. Rows are numbered from the top."""
 
     def __init__(self, quantities: Sequence[Quantity], is_forest: bool) -> None:
         self.quantities = quantities
@@ -55,15 +55,15 @@ class _DotPlot:
         self.figure = go.Figure()
 
     def add_no_effect(self) -> None:
-        """Add a grey stroke at the value that no effect gives each quantity."""
+        """Add a grey stroke at each quantity's value for no effect."""
         self._add_grey("no effect", self._chances(), "line-ns-open", 16)
 
     def _chances(self) -> list[tuple[str, float]]:
-        """Return (row's name, value) of the values that no effect gives."""
+        """Return (row's name, value) of the values for no effect."""
         return [(q.name, q.chance) for q in self.quantities if q.chance is not None]
 
     def add_permuted(self) -> None:
-        """Add a grey cross at each value that permuted data gave."""
+        """Add a grey cross at each value measured on permuted data."""
         points: list[tuple[str, float]] = []
         for q in self.quantities:
             points += [(q.name, value) for value in q.null]
@@ -90,7 +90,7 @@ class _DotPlot:
 
     def add_level_lines(self) -> None:
         """Add a vertical line at zero, or in a forest at each no-effect value."""
-        if self.units == ["probability"]:  # its axis is logarithmic and has no 0
+        if self.units == ["probability"]:  # the axis of probabilities is logarithmic and has no 0
             return
         levels = {0.0}
         if self.is_forest:
@@ -99,7 +99,7 @@ class _DotPlot:
             self.figure.add_vline(x=level, line_width=1, line_color=QUIET)
 
     def add_models(self, looks: Mapping[str, Style]) -> None:
-        """Add the dots of every model that has a quantity. Those of one row are spread around its middle."""
+        """Add the dots of every model that has a quantity. Dots of one row are spread around its middle."""
         measured = {q.of for q in self.quantities}
         models = [label for label in looks if label in measured]
         for position, label in enumerate(models):
@@ -117,7 +117,7 @@ class _DotPlot:
         for q in self.quantities:
             if q.of != label:
                 continue
-            value = max(q.value, LEAST_SHOWN.get(q.unit, q.value))
+            value = max(q.value, AXIS_MINIMUM.get(q.unit, q.value))
             x.append(value)
             y.append(self.names.index(q.name) + offset)
             symbols.append(self._symbol(q, look))
@@ -142,7 +142,7 @@ class _DotPlot:
         )
 
     def _symbol(self, quantity: Quantity, look: Style) -> str:
-        """Return the marker of a quantity. In a forest, all but the main ones are hollow."""
+        """Return the marker of a quantity. In a forest plot, only main quantities are filled."""
         if self.is_forest and not quantity.main:
             return f"{look.marker}-open"
         return look.marker

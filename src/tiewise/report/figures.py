@@ -1,7 +1,7 @@
 """Figures of a section's `Measurement`, each a `Panel` with a caption and a table.
 
-dot_plot, line_plot                    of quantities and of curves
-stacked_plot, heat_map, token_plane    of parts that add up, of a grid, of points
+dot_plot, line_plot                    quantities and curves
+stacked_plot, heat_map, token_plane    parts of a sum, a grid, points
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tiewise.report.token_plane import plane
 Named = TypeVar("Named", Stack, Curve, Grid)
 
 
-def panels(found: Mapping[str, Measurement]) -> list[Panel]:
-    """Return all figures of a section, or dots of every unit if it has none.
+def panels(by_model: Mapping[str, Measurement]) -> list[Panel]:
+    """Return all figures of a section, or else a dot plot of every unit.
 
-    In order: quantities that ask for a figure as dots, stacks, curves, grids and points.
+    The order is: quantities that have a figure's title (as dots), stacks, curves, grids and points.
     """
     quantities: list[Quantity] = []
     stacks: list[Stack] = []
     curves: list[Curve] = []
     grids: list[Grid] = []
     points: list[Points] = []
-    for finding in found.values():
+    for finding in by_model.values():
         quantities += finding.quantities
         stacks += finding.stacks
         curves += finding.curves
         grids += finding.grids
         points += finding.points
-    looks = styles([*found, *(q.of for q in quantities)])  # models, then what else was measured
+    looks = styles([*by_model, *(q.of for q in quantities)])  # models first, then other names of quantities
     figures = _dots_by_title(quantities, looks)
     figures += [_stacked_bars(bars) for bars in _by_name(stacks).values()]
     figures += [lines(of_name, looks) for of_name in _by_name(curves).values()]
@@ -56,7 +56,7 @@ def _by_name(parts: Iterable[Named]) -> dict[str, list[Named]]:
 
 
 def _dots_by_title(quantities: Iterable[Quantity], looks: Mapping[str, Style]) -> list[Panel]:
-    """Draw a figure for each title that quantities ask for."""
+    """Draw a figure for each title that quantities have."""
     by_title: dict[str, list[Quantity]] = {}
     for q in quantities:
         if q.figure:
@@ -65,7 +65,7 @@ def _dots_by_title(quantities: Iterable[Quantity], looks: Mapping[str, Style]) -
 
 
 def _dots_by_unit(quantities: Sequence[Quantity], looks: Mapping[str, Style]) -> list[Panel]:
-    """Draw a figure for each unit in which something has an interval."""
+    """Draw a figure for each unit that has a quantity with an interval."""
     figures = []
     for unit in dict.fromkeys(q.unit for q in quantities if not math.isnan(q.low)):
         of_unit = [q for q in quantities if q.unit == unit]
@@ -74,7 +74,10 @@ def _dots_by_unit(quantities: Sequence[Quantity], looks: Mapping[str, Style]) ->
 
 
 def _stacked_bars(bars: Sequence[Stack]) -> Panel:
-    """Draw stacks of one name. One that several models share has a separate name, and is drawn once."""
+    """Draw stacks of one name.
+
+    A bar that several models share has a separate name, and is drawn once.
+    """
     values = {}
     for bar in bars:
         label = bar.bar or f"{bar.of}, its own"

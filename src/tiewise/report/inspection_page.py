@@ -23,7 +23,7 @@ def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], com
 
 def inspection_page(inspection: Inspection, command: str) -> str:
     """Return the page as text: the verdict, what can decide, then every section with a finding."""
-    models = [subject.label for subject in inspection.models]
+    models = [model.label for model in inspection.models]
     evidence = inspection.evidence
     decisive = views.deciding(evidence, models)
     page_sections = [_page_section(section) for section in inspection.sections if section.measured]
@@ -36,7 +36,7 @@ def inspection_page(inspection: Inspection, command: str) -> str:
         results=PageSection("What can decide", tables=[decisive], folded=[views.evidence(evidence)]),
         sections=[*page_sections, PageSection("Not measured", notes=views.absent(inspection.sections))],
         command=command,
-        facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.models])],
+        facts=[("Models", [(model.label, str(model.folder.path)) for model in inspection.models])],
         contents=True,
     ).render()
 
@@ -48,9 +48,9 @@ def _page_section(section: SectionMeasurement) -> PageSection:
     return PageSection(
         title,
         panels=figures[:1],
-        said=[views.sentence(section.measured)],
+        findings=[views.sentence(section.measured)],
         tables=[views.summary(section.measured, title)],
-        more=figures[1:],
-        folded=list(views.every(section.measured)),
+        folded_panels=figures[1:],
+        folded=list(views.every_listing(section.measured)),
         notes=views.notes(section),
     )

@@ -1,8 +1,8 @@
 """Runs of recurrent recipes next to published figures.
 
-A figure belongs to a run of the same recipe, boundary and settings. A figure whose setting is known only in part
-belongs to no run: it is named, and no figure of the run stands next to it. Two counts identify the text of a figure.
-A run on other words is shown all the same, and reported as no repetition.
+A figure belongs to a run of the same recipe, boundary and settings. A figure whose settings are known only in part
+belongs to no run: a sentence names it, without a figure of the run. Two counts identify the text of a figure. A run on
+another text is listed too, with a sentence that it is not a repetition.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tiewise.planning.ledger import Result, results
 from tiewise.training.results import over_seeds
 
 PaperComparison = tuple[list[str], Listing]  # sentences, and the table under them
-# (training tokens with <eos>, vocabulary) of the texts that figures are of
+# text → (training tokens with <eos>, vocabulary)
 TEXTS = {"PTB": (929_589, 10_000), "WikiText-2": (2_088_628, 33_278)}
-METRIC = " test perplexity"  # behind the name of a text
+METRIC = " test perplexity"  # suffix of a metric after the name of a text
 PUBLISHED, REPRODUCED, UNCERTAIN = "published", "reproduced", "open"  # open: the setting is known only in part
 
 
@@ -32,16 +32,16 @@ class _ArmFigure:
 
     @property
     def text(self) -> str:
-        """Name of the text that the figure is of."""
+        """Name of the text on which the figure was measured."""
         return self.figure.metric.removesuffix(METRIC)
 
     @property
     def is_uncertain(self) -> bool:
-        """True if the figure's setting is known only in part."""
+        """True if the figure's settings are known only in part."""
         return self.figure.status == UNCERTAIN
 
     def has_setting(self, recipe: str, changed: Sequence[str]) -> bool:
-        """Return True for a perplexity of this recipe and arm, with these settings changed."""
+        """Return whether this is a perplexity of this recipe and arm with these settings changed."""
         figure = self.figure
         if not figure.metric.endswith(METRIC):
             return False
@@ -54,9 +54,9 @@ def paper_figures(
     """Return published and reproduced figures of a recurrent recipe next to a run's.
 
     Args:
-        recipe: its name.
-        changed: settings other than the recipe's, as `name=value`.
-        perplexities: of each arm's seeds, on the test split.
+        recipe: name of the recipe.
+        changed: settings that differ from the recipe's, as `name=value`.
+        perplexities: by arm, the perplexity of each seed on the test split.
         data: facts of the prepared text.
     """
     words, vocab = data["splits"]["train"]["tokens"], data["tokenizer"]["vocab"]
@@ -81,7 +81,7 @@ def paper_figures(
 
 
 def _matches(recipe: str, changed: Sequence[str], arms: Iterable[str], text: str | None) -> list[_ArmFigure]:
-    """Return the figures of each arm with these settings. If the text is known, figures of it alone."""
+    """Return the figures of each arm with these settings. If the text is known, only its figures."""
     matches = []
     for arm, result in product(arms, results()):
         match = _ArmFigure(arm, result)
@@ -92,12 +92,12 @@ def _matches(recipe: str, changed: Sequence[str], arms: Iterable[str], text: str
 
 def _figure_rows(matches: Iterable[_ArmFigure], perplexities: Mapping[str, Sequence[float]]) -> list[list[str]]:
     """Return a row for each arm and text: the authors' figures, others' figures, the run's."""
-    by_place: dict[tuple[str, str], dict[str, list[str]]] = {}  # (arm, text) → status → figures
+    by_arm_and_text: dict[tuple[str, str], dict[str, list[str]]] = {}  # (arm, text) → status → figures
     for match in matches:
-        by_status = by_place.setdefault((match.arm, match.text), {PUBLISHED: [], REPRODUCED: []})
+        by_status = by_arm_and_text.setdefault((match.arm, match.text), {PUBLISHED: [], REPRODUCED: []})
         by_status[match.figure.status].append(plain(match.figure.value, 2))
     rows = []
-    for (arm, text), by_status in by_place.items():
+    for (arm, text), by_status in by_arm_and_text.items():
         figures = [", ".join(values) or NONE for values in by_status.values()]
         rows.append([arm, text, *figures, _perplexity_over_seeds(perplexities[arm])])
     return rows
@@ -111,7 +111,7 @@ def _perplexity_over_seeds(perplexities: Sequence[float]) -> str:
 
 
 def _uncertain_sentence(recipe: str, matches: Sequence[_ArmFigure]) -> str:
-    """Return the figures of a partly known setting, of which the run is no repetition."""
+    """Return a sentence with the figures whose settings are known in part."""
     figures = ", ".join(f"{match.arm} {plain(match.figure.value, 2)} ({match.text})" for match in matches)
     unknown = f"Parts of that setting are unknown (see the recipe {recipe}): this run is no repetition."
     return f"Published at this size: {figures}, by {_sources(matches)}. {unknown}"

@@ -2,8 +2,8 @@
 
     sections (lines, tables, figures) → templates/report.html + .css + .js + plotly.js → one file
 
-Texts of users are escaped: by the template in the page, as plotly text in figures, and `<` in the embedded JSON.
-A content security policy forbids every request, so a mistake could not reach the network either.
+Texts of users are escaped: by the template in the page, as plotly text in figures, and `<` in the embedded JSON. A
+content security policy forbids every request, so a mistake in the escaping cannot reach the network.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from plotly.offline import get_plotlyjs
 
 from tiewise.core.measurement import DIVERGING, Listing
 
-SENTENCE = 24  # characters; a column with a longer cell is read as sentences
-MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
+SENTENCE = 24  # characters; a column with a longer cell counts as sentences
+MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # pixels; with room for a title above a legend
 FONT = "system-ui, sans-serif"
 
 
 def _look(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
-    """Return a theme of figures on a transparent background: text, axes, hover labels and diverging colours."""
+    """Return a theme of figures: text, axes, hover labels and diverging colours on a transparent background."""
     layout = go.Layout(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -54,7 +54,7 @@ DARK = _look("#e8e6e1", "#a0a5b0", "#30343c", "#22252b", DIVERGING["dark"])
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure (its title is the heading), how to read it, and its numbers."""
+    """A figure (its title is the heading), its caption, and its numbers as a table."""
 
     figure: go.Figure
     caption: str
@@ -67,7 +67,7 @@ class Panel:
 
     @property
     def margin(self) -> dict[str, int]:
-        """Margins in the page: the title is outside, a legend or colour bar needs room."""
+        """Margins in pixels. The page shows the title outside; a legend or colour bar needs room."""
         top = 10
         if any(_has_key(trace) for trace in self.figure.data):
             top = 40
@@ -75,12 +75,15 @@ class Panel:
 
     @property
     def height(self) -> int:
-        """Pixels of the figure in the page."""
+        """Height of the figure in the page, in pixels."""
         with_title: int = self.figure.layout.height
         return with_title - MARGIN["t"] + self.margin["t"]
 
     def record(self) -> dict[str, Any]:
-        """Return the figure as plotly.js takes it. Title, template and outer margins are the page's."""
+        """Return the figure as plotly.js reads it, without title, template and outer margins.
+
+        The page sets those three.
+        """
         figure = json.loads(self.figure.to_json())
         layout = figure["layout"]
         for key in ("title", "template", "height"):
@@ -90,60 +93,60 @@ class Panel:
 
 
 def _has_key(trace: Any) -> bool:
-    """Return True for a trace of plotly that has a legend or a colour bar."""
+    """Return whether a trace of plotly has a legend or a colour bar."""
     return trace.showlegend is not False or trace.type == "heatmap"
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """Contents under a heading, all of it text, in this order. A table without rows is left out."""
+    """Texts, tables and figures under a heading. A table without rows is left out."""
 
     title: str
     panels: Sequence[Panel] = ()
-    said: Sequence[str] = ()  # the findings, before all else
-    tables: Sequence[Listing] = ()  # before the figures, each under its name but for the first
-    more: Sequence[Panel] = ()  # figures for a reader who opens them
-    folded: Sequence[Listing] = ()  # after them, for a reader who opens them
-    notes: Sequence[str] = ()  # how to read it, last
-    kind: str = "panels"  # classes of the figures' grid
+    findings: Sequence[str] = ()  # sentences at the top
+    tables: Sequence[Listing] = ()  # before the figures; all but the first are titled with their names
+    folded_panels: Sequence[Panel] = ()  # figures that are folded at first
+    folded: Sequence[Listing] = ()  # tables after the figures that are folded at first
+    notes: Sequence[str] = ()  # explanations, last
+    kind: str = "panels"  # CSS classes of the figures' grid
 
     @property
     def empty(self) -> bool:
-        """True if there is nothing to show under the heading."""
+        """True if nothing is to be displayed under the heading."""
         has_rows = any(table.rows for table in (*self.tables, *self.folded))
-        return not any((self.panels, self.said, has_rows, self.notes))
+        return not any((self.panels, self.findings, has_rows, self.notes))
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """A page: the answer, the evidence for it, everything else."""
+    """A page: the answer, the evidence for it, then everything else."""
 
     command_name: str
     title: str
     subject: str
-    heading: str  # of the answer
+    heading: str  # heading of the answer
     answer: Sequence[str]
-    results: PageSection  # the table and the figure that a reader sees first
+    results: PageSection  # table and figure at the top of the page
     sections: Sequence[PageSection]
     command: str
-    facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # (heading, (name, value)s): how it was made, folded
-    made: Sequence[PageSection] = ()  # tables next to these facts
-    contents: bool = False  # whether the sections are listed first
+    facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # settings, folded: (heading, pairs of name and value)
+    provenance: Sequence[PageSection] = ()  # tables below the facts
+    contents: bool = False  # the page starts with a list of its sections
     banner: str = ""
 
     @property
     def panels(self) -> list[Panel]:
-        """Every figure, in the page's order."""
+        """All figures, in the page's order."""
         panels: list[Panel] = []
         for section in (self.results, *self.sections):
-            panels += [*section.panels, *section.more]
+            panels += [*section.panels, *section.folded_panels]
         return panels
 
     def render(self) -> str:
         """Return the page as text."""
         themes = {"light": LIGHT.to_plotly_json(), "dark": DARK.to_plotly_json()}
         record = {"figures": [panel.record() for panel in self.panels], "themes": themes}
-        # JSON that can stand inside a script element whatever its strings hold
+        # escaped, so that no string can close the script element
         figures = json.dumps(record, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
         figures = figures.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         return _template().render(
@@ -158,7 +161,7 @@ class ReportPage:
 
 @cache
 def _template() -> Template:
-    """Return the template of all pages, which escapes by itself."""
+    """Return the template of all pages, which escapes texts automatically."""
     environment = Environment(
         loader=PackageLoader("tiewise.report"),
         autoescape=True,
@@ -177,16 +180,17 @@ def _unbroken(line: str) -> str:
 
 def _columns(table: Listing) -> list[str]:
     """Return the class of each column (see `_column_class`)."""
-    rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell heads those that follow
+    rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell is a heading
     if not rows:
         return [""] * len(table.header)
     return [_column_class(cells) for cells in zip(*rows, strict=True)]
 
 
 def _column_class(cells: Sequence[str]) -> str:
-    """Return the CSS class of a column by its long cells: `verdict` if all of them have " → ", else `sentence`.
+    """Return the CSS class of a column, which depends on its long cells.
 
-    A column without long cells has the class "". Its cells, numbers with their intervals, do not break into lines.
+    The class is `verdict` if all long cells have " → ", else `sentence`. A column without long cells has the class "".
+    Its cells, numbers with their intervals, do not break into lines.
     """
     long_texts = [cell for cell in cells if _is_long_text(cell)]
     if not long_texts:
@@ -197,7 +201,7 @@ def _column_class(cells: Sequence[str]) -> str:
 
 
 def _is_long_text(cell: str) -> bool:
-    """Return True if a cell is long and has a letter."""
+    """Return whether a cell is long and has a letter."""
     if len(cell) <= SENTENCE:
         return False
     return any(map(str.isalpha, cell))

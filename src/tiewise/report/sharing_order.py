@@ -1,8 +1,8 @@
-"""ALBERT's order of what layers share, next to a comparison's.
+"""ALBERT's order of sharing strategies, compared with a comparison's order.
 
 Table 4 of ALBERT (Lan et al. 2020) orders none, attention, ffn and all by the average of five tasks after fine-tuning,
-at two table widths; a comparison orders them by the validation nll of masked tokens, for each boundary. The paper's
-models and texts are others, so directions are compared, not sizes.
+at two table widths. A comparison orders them by the validation nll of masked tokens, for each boundary. The paper has
+other models and texts, so only the directions of differences are compared, not their sizes.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ RunsBySharing = Mapping[str, Sequence[RunResult]]  # strategy → finished runs
 def sharing_orders(comparison: Comparison) -> tuple[dict[str, dict[str, float]], list[Difference]]:
     """Return mean validation nll by boundary and strategy, and the differences of strategies.
 
-    A boundary counts if two or more of the paper's strategies were trained. A difference is worse − better, as the
-    paper orders two strategies alike at both of its widths, over the seeds that both have. Its `metric` is the
+    A boundary counts if two or more of the paper's strategies were trained. A difference is worse − better for two
+    strategies that the paper orders alike at both widths, over the seeds that both strategies have. Its `metric` is the
     boundary, and its p is adjusted by Holm over all pairs.
     """
     nll: dict[str, dict[str, float]] = {}
@@ -83,7 +83,7 @@ def _runs_by_boundary(comparison: Comparison) -> dict[str, RunsBySharing]:
 
 
 def _worse_minus_better(boundary: str, runs: RunsBySharing, better: str, worse: str) -> Difference | None:
-    """Return the difference of two strategies over the seeds that both have. None without such a seed."""
+    """Return the difference of two strategies over common seeds. None without such a seed."""
     nll_of_better = {run.seed: run.heldout_nll for run in runs.get(better, ())}
     nll_of_worse: list[float] = []
     reference: list[float] = []
@@ -97,7 +97,7 @@ def _worse_minus_better(boundary: str, runs: RunsBySharing, better: str, worse: 
 
 
 def _adjusted_by_holm(pairs: Sequence[Difference]) -> list[Difference]:
-    """Return differences with Holm's p over all of them. Those without a p stay as they are."""
+    """Return differences with Holm's p over all of them. Differences without a p are not changed."""
     p_values = iter(holm_adjusted([pair.p for pair in pairs if pair.p is not None]))
     adjusted = []
     for pair in pairs:
@@ -124,8 +124,8 @@ def direction(pair: Difference) -> str:
     return DISAGREES
 
 
-def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Difference]) -> PaperComparison:
-    """Return both orders, best first, and whether the directions agree; a row for each strategy."""
+def compare_with_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Difference]) -> PaperComparison:
+    """Return both orders, best first, whether the directions agree, and a row for each strategy."""
     published = []
     for width, averages in table_4().items():
         best_first = sorted(averages, key=averages.__getitem__, reverse=True)
@@ -140,7 +140,7 @@ def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Diffe
 
 
 def _agreement(pairs: Sequence[Difference]) -> str:
-    """Return how many differences of one boundary have the paper's direction, and each of them."""
+    """Return how many differences of one boundary have the paper's direction, with each of them."""
     if not pairs:
         return f"The paper orders no two of these {ALIKE}."
     counts = dict.fromkeys(VERDICTS, 0)

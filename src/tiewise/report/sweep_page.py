@@ -193,9 +193,9 @@ def render(study: Study, command: str) -> str:
         subject=axes,
         heading=study.grid.asks or "What was found",
         answer=answer(study),
-        results=PageSection("Results", maps[:FIRST], more=maps[FIRST:], folded=[table(study)], notes=[NOTE]),
+        results=PageSection("Results", maps[:FIRST], folded_panels=maps[FIRST:], folded=[table(study)], notes=[NOTE]),
         sections=[
-            PageSection("Curves", figures[:FIRST], more=figures[FIRST:]),
+            PageSection("Curves", figures[:FIRST], folded_panels=figures[FIRST:]),
             *fitted(study),
             PageSection("To repeat a row", folded=[repeat]),
         ],

@@ -54,7 +54,7 @@ def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) 
     if len(axes) > 1:
         maps.append(heat_map(predictions(surface, axes)))
     sentences = score_predictions(values, left_out).sentences(rows[0].arm)
-    return PageSection(title, maps, said=sentences, folded=[_left_out_table(rows, left_out)])
+    return PageSection(title, maps, findings=sentences, folded=[_left_out_table(rows, left_out)])
 
 
 def _left_out_table(rows: Sequence[SweepRow], left_out: Sequence[tuple[Estimate, bool]]) -> Listing:

@@ -11,20 +11,23 @@ from tiewise.core.estimates import ratio
 from tiewise.core.measurement import NATS, Curve
 from tiewise.training.results import Comparison, CurvePoint
 
-Moments = Mapping[str, Mapping[int, Sequence[CurvePoint]]]  # arm → seed → its moments
+Moments = Mapping[str, Mapping[int, Sequence[CurvePoint]]]  # arm → seed → its logged steps
 ValuesOfSeeds = Mapping[int, Mapping[int, float]]  # seed → step → value
 
 
 @dataclass(frozen=True)
 class OverTraining:
-    """A number of every moment of training, and its figure; {reference} stands for the reference's name."""
+    """A number measured at every logged step, and its figure.
+
+    {reference} in a text is replaced by the reference's name.
+    """
 
     title: str
     unit: str
     caption: str
-    value: Callable[[CurvePoint], float | None]  # nan and None are not drawn
-    paired: bool = False  # whether the reference's value of the same seed is taken away
-    level: float | None = None  # a value to compare with
+    value: Callable[[CurvePoint], float | None]  # nan and None are left out of the curve
+    paired: bool = False  # the reference's value of the same seed is subtracted
+    level: float | None = None  # horizontal line to compare with
 
 
 def _validation_loss(point: CurvePoint) -> float | None:
@@ -72,19 +75,19 @@ COSINE = OverTraining(
 
 
 def moments_of(comparison: Comparison) -> Moments:
-    """Return the moments of every run of a comparison."""
+    """Return the logged steps of every run of a comparison."""
     return {arm: {run.seed: run.curve for run in comparison.of(arm)} for arm in comparison.arms}
 
 
 def over_training(curves: Moments, reference: str, measured: OverTraining) -> tuple[list[Curve], list[Curve]]:
-    """Return the mean over seeds of every arm, and every seed of arms that have several.
+    """Return the mean over seeds of every arm, and every seed of arms with several seeds.
 
     A curve has the steps at which all seeds of its arm were measured; an arm without any is left out.
 
     Args:
-        curves: arm → seed → its moments.
-        reference: the arm whose value of the same seed is taken away, if the measure asks for it.
-        measured: the number that is drawn.
+        curves: arm → seed → its logged steps.
+        reference: arm whose value of the same seed is subtracted, if the measure is paired.
+        measured: the number to draw.
     """
     values: dict[str, ValuesOfSeeds] = {}
     for arm, by_seed in curves.items():
@@ -113,7 +116,7 @@ def over_training(curves: Moments, reference: str, measured: OverTraining) -> tu
 
 
 def _values(points: Sequence[CurvePoint], measured: OverTraining) -> dict[int, float]:
-    """Return step → value of one run, at the moments that have a finite one."""
+    """Return step → value of one run, at the steps that have a finite one."""
     values = {}
     for point in points:
         value = measured.value(point)

@@ -1,11 +1,11 @@
-"""Words and tables of any `Measurement`, and how a terminal shows an inspection.
+"""Sentences and tables of any `Measurement`, and an inspection's view in the terminal.
 
-    verdict, deciding, evidence    tie or not? in a sentence; a row for each question that can decide; all behind it
+    verdict, deciding, evidence    the recommendation (tie or not); a row for each deciding question; all evidence
     sentence, summary              of a section: the answer, and a row for each model
-    numbers, every, notes          of a section: all numbers, and what to know of them
-    inspection_view                all of it in a terminal; `inspection_page` makes the page of the same
+    numbers, every_listing, notes  of a section: all numbers, and remarks about them
+    inspection_view                everything in a terminal; `inspection_page` is the page with the same parts
 
-In a terminal, `--full` or `--only` prints the numbers; the page has them in any case.
+In a terminal, `--full` or `--only` prints the numbers; the page always has them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tiewise.inspection.workspace import SECTIONS, InspectedModel
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."
 WRITTEN = "--full prints the tables; the page has them, with figures."
-ABREAST = 3  # models in one table, which fit 80 columns beside a question
-# places to break a cell: before an interval, before the side it speaks for, and before how layers are shared
+ABREAST = 3  # models in one table; three fit into 80 columns with a question
+# cells break before an interval, before the side that the value supports, and before the sharing of layers
 BREAKS = re.compile(rf" (?=\[[^ ]+, |→ (?:{ONE}|{TWO})$)|(?=\+share=)")
 
 
-def verdict(found: TieOrNot) -> str:
+def verdict(decision: TieOrNot) -> str:
     """Return the verdict as a sentence."""
-    return _as_sentence(found.verdict)
+    return _as_sentence(decision.verdict)
 
 
 def _as_sentence(text: str) -> str:
@@ -44,13 +44,14 @@ def _as_sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
+def deciding(decision: TieOrNot, models: Sequence[str]) -> Listing:
     """Return a row for each question and a column for each model.
 
-    The difference of two arms is in the first one's column. The side that a value speaks for, if any, is behind it.
+    The difference of two arms is in the first arm's column. If a value is evidence for one or two tables, the cell says
+    so.
     """
     cells: dict[str, dict[str, str]] = {}  # question → model → value
-    for _, q in found.rows:
+    for _, q in decision.rows:
         first_models, _, other = q.of.partition(" − ")
         question, value = q.question, str(q)
         if other:
@@ -70,11 +71,11 @@ def _rows_of(cells: Mapping[str, Mapping[str, str]], columns: Iterable[str]) -> 
     return rows
 
 
-def evidence(found: TieOrNot) -> Listing:
-    """Return everything behind the verdict, a row for each measurement."""
+def evidence(decision: TieOrNot) -> Listing:
+    """Return all evidence behind the verdict, a row for each measurement."""
     header = ["question", "measure", "model", "measured [95 %]", "no effect", "p (Holm)", "speaks for", "because"]
     rows = []
-    for _, q in found.rows:
+    for _, q in decision.rows:
         row = [q.question, measure(q), q.of, str(q), plain(q.chance or 0.0, 3), plain(q.p, 3), q.speaks, q.why]
         rows.append(row)
     return Listing("Every measurement that can decide", header, rows)
@@ -87,9 +88,9 @@ def title(name: str) -> str:
     return SECTIONS[name].question
 
 
-def sentence(found: Mapping[str, Measurement]) -> str:
-    """Return the answer, once if all models give the same, else model by model."""
-    models_by_answer = _grouped((label, one.answer) for label, one in found.items())
+def sentence(by_model: Mapping[str, Measurement]) -> str:
+    """Return the answer once if all models give the same, else by model."""
+    models_by_answer = _group_by_text((label, one.answer) for label, one in by_model.items())
     if len(models_by_answer) == 1:
         (answer,) = models_by_answer
         return _as_sentence(answer)
@@ -97,26 +98,30 @@ def sentence(found: Mapping[str, Measurement]) -> str:
     return f"{'; '.join(answers)}."
 
 
-def _quantities(found: Mapping[str, Measurement]) -> list[Quantity]:
+def _quantities(by_model: Mapping[str, Measurement]) -> list[Quantity]:
     """Return the quantities of all models."""
-    return list(chain.from_iterable(one.quantities for one in found.values()))
+    return list(chain.from_iterable(one.quantities for one in by_model.values()))
 
 
-def summary(found: Mapping[str, Measurement], name: str = "", of: str = "model") -> Listing:
-    """Return a row for each model and a column for each main quantity. No rows if there are none."""
-    columns = list(dict.fromkeys(q.name for q in _quantities(found) if q.main))
+def summary(by_model: Mapping[str, Measurement], name: str = "", of: str = "model") -> Listing:
+    """Return a row for each model and a column for each main quantity.
+
+    Without any main quantity there are no rows.
+    """
+    columns = list(dict.fromkeys(q.name for q in _quantities(by_model) if q.main))
     if not columns:
         return Listing(name, [of], [])
     values = {}
-    for label, one in found.items():
-        values[label] = {q.name: str(q) for q in reversed(one.quantities)}  # of one name, the first
+    for label, one in by_model.items():
+        # reversed, so that of two quantities with one name the first is used
+        values[label] = {q.name: str(q) for q in reversed(one.quantities)}
     return Listing(name, [of, *columns], _rows_of(values, columns))
 
 
-def numbers(found: Mapping[str, Measurement]) -> Listing:
-    """Return a row for each quantity outside of the summary, and a column for each model."""
+def numbers(by_model: Mapping[str, Measurement]) -> Listing:
+    """Return a row for each quantity outside the summary, and a column for each model."""
     values: dict[str, dict[str, str]] = {}
-    for label, one in found.items():
+    for label, one in by_model.items():
         for q in one.quantities:
             if q.main:
                 continue
@@ -124,22 +129,22 @@ def numbers(found: Mapping[str, Measurement]) -> Listing:
             if q.of not in ("", label):
                 name = f"{name}, {q.of}"
             values.setdefault(name, {})[label] = str(q)
-    return Listing("", ["", *found], _rows_of(values, found))
+    return Listing("", ["", *by_model], _rows_of(values, by_model))
 
 
-def every(found: Mapping[str, Measurement]) -> Iterator[Listing]:
-    """Yield everything that a section measured: each quantity with how it is read, then its listings."""
-    quantities = _quantities(found)
+def every_listing(by_model: Mapping[str, Measurement]) -> Iterator[Listing]:
+    """Yield all results of a section: each quantity with an explanation, then its listings."""
+    quantities = _quantities(by_model)
     if quantities:
         header = ["measure", "model", "value [95 %]", "unit", "no effect", "how to read it"]
         rows = [[q.name, q.of, str(q), q.unit or NONE, q.no_effect, q.why] for q in quantities]
         yield Listing("Every number", header, rows)
-    yield from listings(found)
+    yield from listings(by_model)
 
 
-def listings(found: Mapping[str, Measurement]) -> Iterator[Listing]:
-    """Yield the listings of a section, each under a name that names its model."""
-    for one in found.values():
+def listings(by_model: Mapping[str, Measurement]) -> Iterator[Listing]:
+    """Yield the listings of a section, each under a name that contains its model."""
+    for one in by_model.values():
         for listing in one.listings:
             yield Listing(f"{listing.name}, {listing.of}", listing.header, listing.rows)
 
@@ -147,7 +152,7 @@ def listings(found: Mapping[str, Measurement]) -> Iterator[Listing]:
 def notes(section: SectionMeasurement) -> list[str]:
     """Return each note of a section once with its models, and the models left out.
 
-    A section without any finding has none: `absent` has its reasons.
+    Empty for a section without results: `absent` has its reasons.
     """
     findings = section.measured
     if not findings:
@@ -156,25 +161,25 @@ def notes(section: SectionMeasurement) -> list[str]:
     for label, one in findings.items():
         pairs += [(label, note) for note in one.notes]
     lines = []
-    for note, models in _grouped(pairs).items():
+    for note, models in _group_by_text(pairs).items():
         if len(models) < len(findings):
             note = f"{', '.join(models)}: {note}"
         lines.append(note)
-    for reason, models in _grouped(section.left_out.items()).items():
+    for reason, models in _group_by_text(section.left_out.items()).items():
         lines.append(f"left out of {', '.join(models)}: {reason}")
     return lines
 
 
 def absent(sections: Iterable[SectionMeasurement]) -> list[str]:
-    """Return the names of sections without any finding, and why; those of one reason together."""
+    """Return the names of sections without results, with reasons, grouped by reason."""
     pairs: list[tuple[str, str]] = []  # section, reason
     for section in sections:
         if not section.results:
             pairs += [(section.name, reason) for reason in dict.fromkeys(section.left_out.values())]
-    return [f"{', '.join(names)}: {reason}" for reason, names in _grouped(pairs).items()]
+    return [f"{', '.join(names)}: {reason}" for reason, names in _group_by_text(pairs).items()]
 
 
-def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _group_by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return (name, text) pairs as {text: names}, in the order in which the texts first occur."""
     names_by_text: dict[str, list[str]] = {}
     for name, text in pairs:
@@ -183,12 +188,12 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def inspection_view(inspection: Inspection, full: bool = False, written: bool = False) -> RenderableType:
-    """Return an inspection as it is printed. Texts of a checkpoint are `Text`, never markup.
+    """Return the terminal's view of an inspection. Texts of a checkpoint are `Text`, never markup.
 
     Args:
-        inspection: what was measured.
-        full: whether every table is printed.
-        written: whether its page is written, so that the last line does not say how to write one.
+        inspection: the inspection.
+        full: print every table.
+        written: the page is written, so the last line does not say how to write one.
     """
     parts = list(_inspection_parts(inspection, full))
     if full:
@@ -198,7 +203,7 @@ def inspection_view(inspection: Inspection, full: bool = False, written: bool = 
 
 
 def inspection_html(inspection: Inspection) -> str:
-    """Return the same as HTML, for a notebook, which has no options."""
+    """Return the same view as HTML, for a notebook, which has no options."""
     console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
     console.print(*_inspection_parts(inspection, full=False), sep="\n")
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
@@ -208,47 +213,53 @@ Inspection.html_view = staticmethod(inspection_html)
 
 
 def _inspection_parts(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
-    """Yield the models, the verdict, what can decide, and one sentence for each section. With `full` its tables too."""
-    yield from _subject_lines(inspection.models)
-    yield from _verdict_parts(inspection.evidence, [subject.label for subject in inspection.models])
+    """Yield the models, the verdict, the deciding table, and one sentence for each section.
+
+    With `full`, yield the tables of each section too.
+    """
+    yield from _model_lines(inspection.models)
+    yield from _verdict_parts(inspection.evidence, [model.label for model in inspection.models])
     for section in inspection.sections:
         if section.measured:
             yield Text(title(section.name), "bold")
-            yield _indented(sentence(section.measured))
+            yield _indent(sentence(section.measured))
             if full:
                 yield from _section_details(section)
     yield from _absent_parts(inspection.sections, full)
 
 
 def _absent_parts(sections: Iterable[SectionMeasurement], full: bool) -> Iterator[RenderableType]:
-    """Yield why sections have no finding; with `full` also how to change that."""
+    """Yield the reasons why sections have no results; with `full` also how to change that."""
     reasons = absent(sections)
     if reasons:
         yield Text("Not measured", "bold")
     for reason in reasons:
         if not full:
             reason, _, _ = reason.partition("; ")
-        yield _indented(reason, "dim")
+        yield _indent(reason, "dim")
 
 
 def _verdict_parts(decision: TieOrNot, models: Sequence[str]) -> Iterator[RenderableType]:
-    """Yield the verdict, and in tables of `ABREAST` models each what can decide."""
+    """Yield the verdict and the deciding tables, each of at most `ABREAST` models."""
     yield Text(f"\n{TITLE}", "bold")
-    yield _indented(verdict(decision))
+    yield _indent(verdict(decision))
     for start in range(0, len(models), ABREAST):
         table = deciding(decision, models[start : start + ABREAST])
         if table.rows:
             yield Padding(_plain_table(table), (0, 0, 1, 0))
 
 
-def _subject_lines(subjects: Sequence[InspectedModel]) -> Iterator[Text]:
-    """Yield the models with their folders, or in one line a comparison's arms with its folder."""
-    run = subjects[0].run
+def _model_lines(models: Sequence[InspectedModel]) -> Iterator[Text]:
+    """Yield the models with their folders.
+
+    For a comparison, yield one line with its arms and its folder.
+    """
+    run = models[0].run
     if run is not None:
-        yield Text.assemble((", ".join(subject.label for subject in subjects), "bold"), (f"  {run}", "dim"))
+        yield Text.assemble((", ".join(model.label for model in models), "bold"), (f"  {run}", "dim"))
         return
-    for subject in subjects:
-        yield Text.assemble((subject.label, "bold"), (f"  {subject.folder.path}", "dim"))
+    for model in models:
+        yield Text.assemble((model.label, "bold"), (f"  {model.folder.path}", "dim"))
 
 
 def _section_details(section: SectionMeasurement) -> Iterator[RenderableType]:
@@ -261,12 +272,12 @@ def _section_details(section: SectionMeasurement) -> Iterator[RenderableType]:
         yield Padding(Text(listing.name, "italic"), (1, 0, 0, 0))
         yield _plain_table(listing)
     for note in notes(section):
-        yield _indented(note, "dim")
+        yield _indent(note, "dim")
     yield Text()
 
 
-def _indented(line: str, style: str = "") -> Padding:
-    """Return a line behind two spaces."""
+def _indent(line: str, style: str = "") -> Padding:
+    """Return a line indented by two spaces."""
     return Padding(Text(line, style), (0, 0, 0, 2))
 
 
@@ -276,15 +287,15 @@ def _plain_table(listing: Listing) -> Table:
 
 
 def rich_table(rows: Sequence[Sequence[str]], *, justified: bool = False, show_edge: bool = True) -> Table:
-    """Return rows under the first one as a table. `justified` puts all columns but the names on the right.
+    """Return a table of rows, of which the first is the header.
 
-    Cells break at `BREAKS`.
+    `justified` aligns all columns except the first to the right. Cells break at `BREAKS`.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=show_edge)
     header, *body = rows
-    for place, cell in enumerate(header):
+    for index, cell in enumerate(header):
         justify: JustifyMethod = "left"
-        if justified and place > 0:
+        if justified and index > 0:
             justify = "right"
         table.add_column(_cell_text(cell), justify=justify, overflow="fold")
     for row in body:
