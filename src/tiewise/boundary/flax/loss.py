@@ -89,20 +89,20 @@ def linear_cross_entropy(
         IndexError: a target is outside [0, V), unless targets are traced.
         UnsupportedError: features or a weight are integers or complex, or targets are probabilities.
     """
-    o = replace(options, **overrides) if overrides else options
+    options = replace(options, **overrides) if overrides else options
     features, weight, targets = jnp.asarray(features), jnp.asarray(weight), as_array(targets)
     _check_target_type(targets.dtype)
-    check_loss(features, weight, targets, bias, o, lambda x: jnp.issubdtype(x.dtype, jnp.floating))
-    if o.backend is not None:
+    check_loss(features, weight, targets, bias, options, lambda x: jnp.issubdtype(x.dtype, jnp.floating))
+    if options.backend is not None:
         raise ValueError("backend is PyTorch's; leave it out here")
-    vocab = _find_vocab(weight, o)
-    message = "target {} is outside the vocabulary of {}" + f" (ignore_index={o.ignore_index})"
-    check_range(targets, vocab, message, o.ignore_index)
-    tensors = _flatten_inputs(features, weight, targets, bias, o)
-    numbers = _numbers_per_token(vocab, tensors.weight.dtype, o)
-    chunk = chunk_rows(targets.size, numbers, jax.default_backend(), o.chunk)
-    loss = _loss(replace(o, chunk=max(1, min(chunk, targets.size)), class_weight=None), tensors)
-    if o.reduction == "none":
+    vocab = _find_vocab(weight, options)
+    message = "target {} is outside the vocabulary of {}" + f" (ignore_index={options.ignore_index})"
+    check_range(targets, vocab, message, options.ignore_index)
+    tensors = _flatten_inputs(features, weight, targets, bias, options)
+    numbers = _numbers_per_token(vocab, tensors.weight.dtype, options)
+    chunk = chunk_rows(targets.size, numbers, jax.default_backend(), options.chunk)
+    loss = _loss(replace(options, chunk=max(1, min(chunk, targets.size)), class_weight=None), tensors)
+    if options.reduction == "none":
         return loss.reshape(targets.shape)
     return loss
 
@@ -116,19 +116,19 @@ def _check_target_type(dtype: Any) -> None:
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
 
 
-def _find_vocab(weight: Array, o: FlaxLossOptions) -> int:
+def _find_vocab(weight: Array, options: FlaxLossOptions) -> int:
     """Return V over all devices, without padded rows.
 
     Raises:
         ValueError: the table has fewer rows than V.
     """
-    rows: int = weight.shape[0] * _count_devices(o.axis)
+    rows: int = weight.shape[0] * _count_devices(options.axis)
     check_words(rows)
-    if o.vocab is None:
+    if options.vocab is None:
         return rows
-    if not 1 <= o.vocab <= rows:
-        raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
-    return o.vocab
+    if not 1 <= options.vocab <= rows:
+        raise ValueError(f"vocab = {options.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
+    return options.vocab
 
 
 def _count_devices(axis: str | None) -> int:
@@ -153,7 +153,7 @@ class _LossInputs(NamedTuple):
 
 
 def _flatten_inputs(
-    features: Array, weight: Array, targets: Any, bias: Array | None, o: FlaxLossOptions
+    features: Array, weight: Array, targets: Any, bias: Array | None, options: FlaxLossOptions
 ) -> _LossInputs:
     """Return the inputs flattened over tokens, in the types of the products and sums."""
     kind = jnp.promote_types(features.dtype, weight.dtype)  # the wider type, in which they are multiplied
@@ -164,22 +164,22 @@ def _flatten_inputs(
     if bias is not None:
         bias = bias.astype(_sum_type(kind))
     class_weight = None
-    if o.class_weight is not None:
-        class_weight = lax.stop_gradient(jnp.asarray(o.class_weight))
+    if options.class_weight is not None:
+        class_weight = lax.stop_gradient(jnp.asarray(options.class_weight))
     tensors = _LossInputs(features, weight, targets, bias, class_weight)
     # a table's gradient is a sum over the batch axes, so all inputs must vary over the axes of the features
     varying: _LossInputs = jax.tree.map(lambda x: _mark_varying(x, features), tensors)
     return varying
 
 
-def _numbers_per_token(vocab: int, kind: Any, o: FlaxLossOptions) -> int:
+def _numbers_per_token(vocab: int, kind: Any, options: FlaxLossOptions) -> int:
     """Return the memory of a token in fp32 numbers, as XLA allocates it.
 
     It is for the logits, a narrow copy of them, and the soft-cap's derivative.
     """
     wide: int = jnp.dtype(_sum_type(kind)).itemsize
     narrow: int = jnp.dtype(kind).itemsize % wide  # 0 if the products are as wide as their sums
-    wide_rows = 1 if o.softcap is None else 2
+    wide_rows = 1 if options.softcap is None else 2
     return -(-vocab * (wide * wide_rows + narrow) // 4)
 
 
@@ -227,31 +227,31 @@ class _Reduced(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
+def _loss(options: FlaxLossOptions, tensors: _LossInputs) -> Array:
     """Return the losses [N], or their mean or sum."""
-    losses, _ = _sweep(o, tensors, None)
-    if o.reduction == "none":
+    losses, _ = _sweep(options, tensors, None)
+    if options.reduction == "none":
         return losses
-    return losses.sum() * _reduction_factor(o, tensors)
+    return losses.sum() * _reduction_factor(options, tensors)
 
 
-def _loss_forward(o: FlaxLossOptions, tensors: _LossInputs) -> tuple[Array, _LossInputs | _Reduced]:
+def _loss_forward(options: FlaxLossOptions, tensors: _LossInputs) -> tuple[Array, _LossInputs | _Reduced]:
     """Return the loss and the values that the backward pass needs."""
-    if o.reduction == "none":  # the upstream gradient of each token is known only in the backward pass
-        return _loss(o, tensors), tensors
-    factor = _reduction_factor(o, tensors)
-    losses, gradients = _sweep(o, tensors, jnp.broadcast_to(factor, tensors.targets.shape))
+    if options.reduction == "none":  # the upstream gradient of each token is known only in the backward pass
+        return _loss(options, tensors), tensors
+    factor = _reduction_factor(options, tensors)
+    losses, gradients = _sweep(options, tensors, jnp.broadcast_to(factor, tensors.targets.shape))
     assert gradients is not None, "a sweep with row weights has gradients"
     return losses.sum() * factor, _Reduced(gradients, jnp.empty(0, tensors.weight.dtype))
 
 
-def _loss_backward(o: FlaxLossOptions, saved: _LossInputs | _Reduced, upstream: Array) -> tuple[_LossInputs]:
+def _loss_backward(options: FlaxLossOptions, saved: _LossInputs | _Reduced, upstream: Array) -> tuple[_LossInputs]:
     """Return the gradients; those of features and weight have the inputs' type."""
     if isinstance(saved, _Reduced):
         gradients = jax.tree.map(lambda x: x * upstream, saved.gradients)
         kind = saved.of_weight_type.dtype
     else:
-        _, gradients = _sweep(o, saved, upstream)
+        _, gradients = _sweep(options, saved, upstream)
         kind = saved.weight.dtype
     features, weight, bias = gradients
     return (_LossInputs(features.astype(kind), weight.astype(kind), None, bias, None),)
@@ -260,20 +260,20 @@ def _loss_backward(o: FlaxLossOptions, saved: _LossInputs | _Reduced, upstream: 
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _reduction_factor(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
+def _reduction_factor(options: FlaxLossOptions, tensors: _LossInputs) -> Array:
     """Return the factor that turns the sum of the losses into their `reduction`.
 
     It is 1 for a sum. For a mean it is 1 / Σ w_t over the tokens that are not ignored, or 1 if Σ w_t is 0.
     """
-    is_counted = tensors.targets != o.ignore_index
+    is_counted = tensors.targets != options.ignore_index
     total: Array | int = 1
-    if o.reduction == "mean":
-        class_weights = _TableShard(o, tensors).class_weights_of(tensors.targets)
+    if options.reduction == "mean":
+        class_weights = _TableShard(options, tensors).class_weights_of(tensors.targets)
         total = jnp.where(is_counted, class_weights, 0).sum()
     return 1 / jnp.where(total > 0, total, 1).astype(_sum_type(tensors.weight.dtype))
 
 
-def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -> tuple[Array, _Gradients | None]:
+def _sweep(options: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -> tuple[Array, _Gradients | None]:
     """Compute losses and gradients in one scan over all chunks.
 
     Returns:
@@ -282,12 +282,12 @@ def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -
     """
     features, weight, targets, bias, _ = tensors
     n, width = features.shape
-    chunk = o.chunk or 1
+    chunk = options.chunk or 1
     pieces = max(1, -(-n // chunk))
     padding = pieces * chunk - n
     rows = jnp.pad(features, ((0, padding), (0, 0))).reshape(pieces, chunk, width)
-    at = jnp.pad(targets, (0, padding), constant_values=o.ignore_index).reshape(pieces, chunk)
-    shard = _TableShard(o, tensors)
+    at = jnp.pad(targets, (0, padding), constant_values=options.ignore_index).reshape(pieces, chunk)
+    shard = _TableShard(options, tensors)
     if row_weight is None:
         _, losses = lax.scan(shard.scan_losses, None, (rows, at))
         return losses.reshape(-1)[:n], None
@@ -295,8 +295,8 @@ def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -
     zeros = shard.zero_gradients(weight), shard.zero_gradients(bias)
     (d_weight, d_bias), (losses, d_rows) = lax.scan(shard.scan_gradients, zeros, (rows, at, row_weight))
     d_features = d_rows.reshape(pieces * chunk, width)[:n]
-    if o.axis is not None:
-        d_features = lax.psum(d_features, o.axis)
+    if options.axis is not None:
+        d_features = lax.psum(d_features, options.axis)
     return losses.reshape(-1)[:n], _Gradients(d_features, d_weight, d_bias)
 
 
@@ -333,24 +333,24 @@ class _Row(NamedTuple):
 class _TableShard:
     """One device's rows of the table, and the arithmetic of one chunk with them."""
 
-    def __init__(self, o: FlaxLossOptions, tensors: _LossInputs) -> None:
+    def __init__(self, options: FlaxLossOptions, tensors: _LossInputs) -> None:
         """Find the position of these rows in the vocabulary."""
-        self.o, self.weight, self.bias = o, tensors.weight, tensors.bias
+        self.options, self.weight, self.bias = options, tensors.weight, tensors.bias
         self.kind = self.weight.dtype  # type of the products
         self.wide = _sum_type(self.kind)  # type of everything else
-        rows, all_rows = self.weight.shape[0], self.weight.shape[0] * _count_devices(o.axis)
+        rows, all_rows = self.weight.shape[0], self.weight.shape[0] * _count_devices(options.axis)
         self.first: Array | int = 0  # vocabulary number of the first row
-        if o.axis is not None:
-            self.first = lax.axis_index(o.axis) * rows
-        self.vocab = o.vocab or all_rows
+        if options.axis is not None:
+            self.first = lax.axis_index(options.axis) * rows
+        self.vocab = options.vocab or all_rows
         self.is_real = self.first + jnp.arange(rows) < self.vocab  # [V] whether each row is in the vocabulary
         self.has_padding = all_rows > self.vocab  # whether any device has rows outside the vocabulary
         self.class_weight: Array | None = None
-        self.uniform = o.label_smoothing / self.vocab  # ε / V
-        self.spread: Array | float = o.label_smoothing  # ε mean(w)
+        self.uniform = options.label_smoothing / self.vocab  # ε / V
+        self.spread: Array | float = options.label_smoothing  # ε mean(w)
         if tensors.class_weight is not None:
             self.class_weight = jnp.where(self.is_real, tensors.class_weight.astype(self.wide), 0)
-            if o.label_smoothing:
+            if options.label_smoothing:
                 self.spread = self.uniform * self._reduce(lax.psum, self.class_weight.sum())
 
     def zero_gradients(self, x: Array | None) -> Array | None:
@@ -370,28 +370,28 @@ class _TableShard:
 
     def _logits(self, h: Array) -> Array:
         """Return the logits [n, V] of features [n, E], −inf in padded rows."""
-        o = self.o
-        z = self._dot((h.astype(self.wide) * o.scale).astype(self.kind), self.weight, ((1,), (1,)))
+        options = self.options
+        z = self._dot((h.astype(self.wide) * options.scale).astype(self.kind), self.weight, ((1,), (1,)))
         if self.bias is not None:
             z = z + self.bias
-        if o.softcap is not None:
-            z = o.softcap * jnp.tanh(z / o.softcap)
+        if options.softcap is not None:
+            z = options.softcap * jnp.tanh(z / options.softcap)
         if self.has_padding:
             z = jnp.where(self.is_real, z, -jnp.inf)
         return z
 
     def losses(self, soft: _Softmax, t: Array) -> Array:
         """Return the loss of each token [n]; nan if the target is outside the vocabulary."""
-        o, row = self.o, self._find_rows(t)
+        options, row = self.options, self._find_rows(t)
         logit = self._reduce(lax.psum, jnp.where(row.is_here, _select_columns(soft.logits, row.index), 0))
-        losses = (1 - o.label_smoothing) * self.class_weights_of(t) * (soft.lse - logit)
-        if o.label_smoothing:
+        losses = (1 - options.label_smoothing) * self.class_weights_of(t) * (soft.lse - logit)
+        if options.label_smoothing:
             weighted = self._mask_padding(soft.logits)
             if self.class_weight is not None:
                 weighted = weighted * self.class_weight
             losses = losses + self.spread * soft.lse - self.uniform * self._reduce(lax.psum, weighted.sum(1))
-        if o.z_loss:
-            losses = losses + o.z_loss * soft.lse**2
+        if options.z_loss:
+            losses = losses + options.z_loss * soft.lse**2
         return self._mask_targets(t, losses)
 
     def scan_losses(self, carry: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
@@ -407,13 +407,13 @@ class _TableShard:
         A chunk consists of features [n, E], targets [n], and the weight of each loss [n]. The function returns the
         carried gradients, the losses [n], and the gradient of the features [n, E] from these rows.
         """
-        o, (d_weight, d_bias), (h, t, row_weight) = self.o, carry, chunk
+        options, (d_weight, d_bias), (h, t, row_weight) = self.options, carry, chunk
         soft = self.softmax(h)
         matrix, factor, q = self._slopes(soft, t, row_weight)
         row = self._find_rows(t).index
-        narrow, scaled = matrix.astype(self.kind), h.astype(self.wide) * o.scale
+        narrow, scaled = matrix.astype(self.kind), h.astype(self.wide) * options.scale
         d_rows = factor[:, None] * self._dot(narrow, self.weight, ((1,), (0,)))
-        d_rows = o.scale * (d_rows - q[:, None] * self.weight[row].astype(self.wide))
+        d_rows = options.scale * (d_rows - q[:, None] * self.weight[row].astype(self.wide))
         product = self._dot(narrow, (factor[:, None] * scaled).astype(self.kind), ((0,), (0,)))
         d_weight = (d_weight + product).at[row].add(-q[:, None] * scaled)
         if d_bias is not None:
@@ -422,22 +422,23 @@ class _TableShard:
 
     def _slopes(self, soft: _Softmax, t: Array, row_weight: Array) -> _Slopes:
         """Return ∂loss/∂product of a chunk, each loss multiplied by `row_weight` [n]."""
-        o = self.o
+        options = self.options
         row_weight = self._mask_targets(t, row_weight)
-        hit = (1 - o.label_smoothing) * self.class_weights_of(t)
-        c = row_weight * (hit + self.spread + 2 * o.z_loss * soft.lse)
+        hit = (1 - options.label_smoothing) * self.class_weights_of(t)
+        c = row_weight * (hit + self.spread + 2 * options.z_loss * soft.lse)
         q = row_weight * hit
         row = self._find_rows(t)
         matrix, factor = soft.e, c / soft.s
-        if o.softcap is not None or o.label_smoothing:  # each column has a coefficient too, so multiply the matrix
+        # each column has a coefficient too, so multiply the matrix
+        if options.softcap is not None or options.label_smoothing:
             uniform = (row_weight * self.uniform)[:, None]
             if self.class_weight is not None:
                 uniform = uniform * self.class_weight
             matrix = matrix * factor[:, None] - uniform
             factor = jnp.ones_like(factor)
-            if o.softcap is not None:
-                matrix = matrix * (1 - (soft.logits / o.softcap) ** 2)
-                q = q * (1 - (_select_columns(soft.logits, row.index) / o.softcap) ** 2)
+            if options.softcap is not None:
+                matrix = matrix * (1 - (soft.logits / options.softcap) ** 2)
+                q = q * (1 - (_select_columns(soft.logits, row.index) / options.softcap) ** 2)
             matrix = self._mask_padding(matrix)
         return _Slopes(matrix, factor, jnp.where(row.is_here, q, 0))
 
@@ -455,7 +456,7 @@ class _TableShard:
 
     def _mask_targets(self, t: Array, x: Array) -> Array:
         """Return 0 for an ignored target, nan for a target outside the vocabulary, else `x`."""
-        return jnp.where(t == self.o.ignore_index, 0, jnp.where((t >= 0) & (t < self.vocab), x, jnp.nan))
+        return jnp.where(t == self.options.ignore_index, 0, jnp.where((t >= 0) & (t < self.vocab), x, jnp.nan))
 
     def _mask_padding(self, matrix: Array) -> Array:
         """Return a matrix [n, V] with 0 in the columns of padded rows."""
@@ -466,7 +467,7 @@ class _TableShard:
 
         If one device has the full table, it is `x` itself.
         """
-        return x if self.o.axis is None else collective(x, self.o.axis)
+        return x if self.options.axis is None else collective(x, self.options.axis)
 
     def _dot(self, a: Array, b: Array, contracted: tuple[tuple[int], tuple[int]]) -> Array:
         """Multiply two matrices over an axis of each, and sum in the wide type."""

@@ -18,18 +18,18 @@ WIDENED = 4_000_000  # numbers of a narrow table that are converted to fp32 at a
 Gradients = list[Tensor | None]  # gradients of features, weight and bias; None if not needed
 
 
-def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, z: Tensor) -> Tensor:
+def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions, z: Tensor) -> Tensor:
     """Write the logits [n, V] of features `h` [n, E] into `z`, and return `z`."""
     # logits="fp32" multiplies the logits by the scale: multiplying narrow features would round them
-    if o.scale != 1.0 and not o.logits:
-        h = h * o.scale
-    _multiply(h, weight, z, keeps_fp32=bool(o.logits))
-    if o.scale != 1.0 and o.logits:
-        z.mul_(o.scale)
+    if options.scale != 1.0 and not options.logits:
+        h = h * options.scale
+    _multiply(h, weight, z, keeps_fp32=bool(options.logits))
+    if options.scale != 1.0 and options.logits:
+        z.mul_(options.scale)
     if bias is not None:
         z.add_(bias)
-    if o.softcap is not None:
-        z.div_(o.softcap).tanh_().mul_(o.softcap)
+    if options.softcap is not None:
+        z.div_(options.softcap).tanh_().mul_(options.softcap)
     return z
 
 

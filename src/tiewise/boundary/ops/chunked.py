@@ -122,46 +122,46 @@ class _ChunkedLoss:
 
     def _set_class_weights(self) -> None:
         """Set the class weights of all words, of the local columns, and of label smoothing."""
-        o, v = self.options, len(self.weight)
+        options, v = self.options, len(self.weight)
         self.vocab = v if self.shard is None else self.shard.total
         self.mean_weight: Tensor | float = 1.0
         self.class_weight = self.column_weight = None
-        if o.class_weight is not None:
-            self.class_weight = o.class_weight.to(self.wide)
+        if options.class_weight is not None:
+            self.class_weight = options.class_weight.to(self.wide)
             self.mean_weight = self.class_weight.mean()
             columns = slice(None) if self.shard is None else slice(self.shard.start, self.shard.stop)
             self.column_weight = self.class_weight[columns]
-        self.spread_weight = o.label_smoothing * self.mean_weight  # ε mean(w)
+        self.spread_weight = options.label_smoothing * self.mean_weight  # ε mean(w)
         self.smoothed: Tensor | None = None  # u
-        if o.label_smoothing:
+        if options.label_smoothing:
             w = self.column_weight
             if w is None:
                 w = self.features.new_ones(v, dtype=self.wide)
-            self.smoothed = w * (o.label_smoothing / self.vocab)
+            self.smoothed = w * (options.label_smoothing / self.vocab)
 
     def _set_buffers(self) -> None:
         """Allocate the logits of one chunk, and a second buffer if two matrices coexist."""
-        o, shard, v, n = self.options, self.shard, len(self.weight), len(self.targets)
+        options, shard, v, n = self.options, self.shard, len(self.weight), len(self.targets)
         if shard is None:
             buffers = 2 if self.needs_slope or not self.softmax_is_in_place else 1
             numbers = devices.numbers_per_token(v, buffers, self.kind)
-            self.rows = devices.chunk_size(n, numbers, self.features, o.chunk)
+            self.rows = devices.chunk_size(n, numbers, self.features, options.chunk)
         else:  # every rank needs the same number of chunks, whichever gradients it needs and however large its GPU is
-            buffers = 1 if o.softcap is None else 2
+            buffers = 1 if options.softcap is None else 2
             numbers = devices.numbers_per_token(shard.rows, buffers, self.kind)
-            self.rows = chunk_rows(n, numbers, self.features.device.type, o.chunk)
+            self.rows = chunk_rows(n, numbers, self.features.device.type, options.chunk)
         self.buffer = self.features.new_empty(min(self.rows, n), v, dtype=self.wide)
         self.spare = torch.empty_like(self.buffer) if buffers == 2 else self.buffer[:0]
 
     def chunks(self) -> Iterator[_Chunk]:
         """Yield the chunks in their order."""
-        o = self.options
+        options = self.options
         for start in range(0, len(self.targets), self.rows):
             part = slice(start, start + self.rows)
             targets = self.targets[part]
-            valid = targets != o.ignore_index
+            valid = targets != options.ignore_index
             at = targets.where(valid, 0)
-            hit: Tensor | float = 1 - o.label_smoothing
+            hit: Tensor | float = 1 - options.label_smoothing
             if self.class_weight is not None:
                 hit = hit * self.class_weight[at]
             if self.shard is None:
@@ -239,12 +239,12 @@ class _ChunkedLoss:
 
     def token_losses(self, chunk: _Chunk, softmax: _ChunkSoftmax) -> Tensor:
         """Return the loss of each token [n], 0 for ignored tokens."""
-        o = self.options
+        options = self.options
         loss = chunk.hit * softmax.nll
-        if o.z_loss:
-            loss += o.z_loss * softmax.lse.square()
+        if options.z_loss:
+            loss += options.z_loss * softmax.lse.square()
         if softmax.spread is not None:
-            loss += self.spread_weight * softmax.lse - o.label_smoothing * softmax.spread
+            loss += self.spread_weight * softmax.lse - options.label_smoothing * softmax.spread
         return loss.masked_fill_(~chunk.valid, 0)
 
     def add_gradients(

@@ -152,50 +152,50 @@ def oracle(
     >>> oracle(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([1, 5]))  # ln 8
     tensor(2.0794, dtype=torch.float64)
     """
-    o = replace(options, **overrides) if overrides else options
-    z = _oracle_logits(features, weight, bias, o)
+    options = replace(options, **overrides) if overrides else options
+    z = _oracle_logits(features, weight, bias, options)
     t = targets.reshape(-1)
-    valid = t != o.ignore_index
+    valid = t != options.ignore_index
     at = t.where(valid, 0)
     w = z.new_ones(z.shape[1])
-    if o.class_weight is not None:
-        w = o.class_weight.double()
+    if options.class_weight is not None:
+        w = options.class_weight.double()
     lse = z.logsumexp(1)
     hit = w[at] * (lse - z.gather(1, at[:, None])[:, 0])
-    losses = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
-    if o.label_smoothing:  # a logit may be −inf, and 0 · inf is nan
-        losses = losses + o.label_smoothing * (w * (lse[:, None] - z)).mean(1)
+    losses = (1 - options.label_smoothing) * hit + options.z_loss * lse.square()
+    if options.label_smoothing:  # a logit may be −inf, and 0 · inf is nan
+        losses = losses + options.label_smoothing * (w * (lse[:, None] - z)).mean(1)
     losses = losses.where(valid, 0)
-    if o.reduction == "none":
+    if options.reduction == "none":
         return losses.view(targets.shape)
-    if o.reduction == "sum":
+    if options.reduction == "sum":
         return losses.sum()
     weight_sum = (w[at] * valid).sum()
     return losses.sum() / weight_sum.where(weight_sum > 0, 1)
 
 
-def _oracle_logits(features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions) -> Tensor:
+def _oracle_logits(features: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions) -> Tensor:
     """Return all logits [N, V] in fp64."""
-    z = o.scale * (features.double().reshape(-1, features.shape[-1]) @ weight.double().T)
+    z = options.scale * (features.double().reshape(-1, features.shape[-1]) @ weight.double().T)
     if bias is not None:
         z = z + bias.double()
-    if o.softcap is not None:
-        z = o.softcap * torch.tanh(z / o.softcap)
+    if options.softcap is not None:
+        z = options.softcap * torch.tanh(z / options.softcap)
     return z
 
 
-def _check_into(into: Any, weight: Tensor, kind: torch.dtype, o: LossOptions) -> None:
+def _check_into(into: Any, weight: Tensor, kind: torch.dtype, options: LossOptions) -> None:
     """Refuse an `into` of the wrong form, and calls that would add to it wrongly."""
     if not _is_buffer_for(into, weight, accumulator(kind)):
         what = f"a contiguous {accumulator(kind)} tensor of shape {tuple(weight.shape)} without gradient"
         raise ValueError(f"into must be {what}")
-    if o.reduction == "none":
+    if options.reduction == "none":
         raise ValueError("into is for scalar losses: the gradient of losses by token is not known beforehand")
     lacks = {
         "under torch.compile": torch.compiler.is_compiling(),
         "in a backward pass, as a checkpoint runs its forward once more,": torch._C._current_graph_task_id() != -1,
         "in fp16": kind == torch.float16,
-        f"by backend={o.backend!r}": o.backend in ("liger", "cce"),
+        f"by backend={options.backend!r}": options.backend in ("liger", "cce"),
     }
     for where, is_so in lacks.items():
         if is_so:
@@ -234,13 +234,13 @@ class _Sweep:
         self, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
         """Compute losses and gradients by the backend that the options or the environment choose."""
-        o = self.options
-        backend = o.backend or os.environ.get(VARIABLE) or "tiewise"
+        options = self.options
+        backend = options.backend or os.environ.get(VARIABLE) or "tiewise"
         if self.into is None and backend != "tiewise":
-            sweep = backend_sweep(backend, o, tensors, kind, chunked.sweep)
+            sweep = backend_sweep(backend, options, tensors, kind, chunked.sweep)
             if sweep is not None:
-                return sweep(o, tensors, kind, needs, row_weight)
-        return fastest_sweep(o, tensors, kind, needs, row_weight, self.into)
+                return sweep(options, tensors, kind, needs, row_weight)
+        return fastest_sweep(options, tensors, kind, needs, row_weight, self.into)
 
     def _over_ranks(
         self,
@@ -251,14 +251,14 @@ class _Sweep:
         row_weight: Tensor | None,
     ) -> tuple[Tensor, Gradients]:
         """Compute the losses of all ranks' tokens with the local rows; return this rank's part."""
-        o, n = self.options, len(tensors.targets)
+        options, n = self.options, len(tensors.targets)
         max_tokens = shard.max_tokens(tensors.targets)
-        targets = shard.gather_tokens(tensors.targets, max_tokens, o.ignore_index)
-        check_range(targets, shard.total, o.ignore_index)
+        targets = shard.gather_tokens(tensors.targets, max_tokens, options.ignore_index)
+        check_range(targets, shard.total, options.ignore_index)
         if max_tokens is not None and row_weight is not None:
             row_weight = _gather_row_weight(row_weight, shard, max_tokens)
         all_tensors = tensors._replace(features=shard.gather_tokens(tensors.features, max_tokens), targets=targets)
-        losses, gradients = chunked.sweep(o, all_tensors, kind, needs, row_weight, self.into, shard)
+        losses, gradients = chunked.sweep(options, all_tensors, kind, needs, row_weight, self.into, shard)
         if gradients[0] is not None:
             gradients[0] = shard.sum_tokens(gradients[0], max_tokens, n)
         return shard.local_part(losses, max_tokens, n), gradients

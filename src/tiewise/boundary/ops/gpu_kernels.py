@@ -58,21 +58,21 @@ class Kernel:
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]  # options and bias → keyword arguments
 
 
-def _liger_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
+def _liger_keywords(options: LossOptions, bias: Tensor | None) -> dict[str, Any]:
     """Return the options as keyword arguments of Liger's function."""
     return {
         "bias": bias,
-        "ce_weight": None if o.class_weight is None else o.class_weight.float(),
-        "lse_square_scale": o.z_loss,
-        "label_smoothing": o.label_smoothing,
-        "softcap": o.softcap,
+        "ce_weight": None if options.class_weight is None else options.class_weight.float(),
+        "lse_square_scale": options.z_loss,
+        "label_smoothing": options.label_smoothing,
+        "softcap": options.softcap,
         "accum_dtype": torch.float32,
     }
 
 
-def _cce_keywords(o: LossOptions, bias: Tensor | None) -> dict[str, Any]:
+def _cce_keywords(options: LossOptions, bias: Tensor | None) -> dict[str, Any]:
     """Return the options as keyword arguments of Cut Cross-Entropy, with nothing filtered."""
-    return {"softcap": o.softcap, "filter_eps": None, "impl": "cce"}
+    return {"softcap": options.softcap, "filter_eps": None, "impl": "cce"}
 
 
 KERNELS = {
@@ -118,7 +118,9 @@ class BrokenDevice(RunError):
     """Error of a kernel that left the GPU unusable for this process."""
 
 
-def backend_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> Sweep | None:
+def backend_sweep(
+    name: str, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+) -> Sweep | None:
     """Return the sweep of the named backend; None if it is tiewise's.
 
     For a mean or a sum, its losses [1] are their sum. `ours` is tiewise's sweep.
@@ -134,26 +136,26 @@ def backend_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.d
     if not len(tensors.targets):
         return None
     # the variable applies to GPUs only: a model may run its first batch before it is moved to one
-    if o.backend is None and not _has_kernels(tensors.features.device):
+    if options.backend is None and not _has_kernels(tensors.features.device):
         return None
     if name != "auto":
-        candidate = kernel_sweep(name, o, tensors, kind)
-        _require_agreement(name, candidate, o, tensors, kind, ours)
+        candidate = kernel_sweep(name, options, tensors, kind)
+        _require_agreement(name, candidate, options, tensors, kind, ours)
         return candidate
     candidates: Candidates = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
-            candidates[name] = kernel_sweep(name, o, tensors, kind)
+            candidates[name] = kernel_sweep(name, options, tensors, kind)
     if len(candidates) == 1:
         return None
-    return _choose_fastest(candidates, o, tensors, kind, ours)
+    return _choose_fastest(candidates, options, tensors, kind, ours)
 
 
 def _choose_fastest(
-    candidates: Candidates, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    candidates: Candidates, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
 ) -> Sweep | None:
     """Return the fastest of `candidates` by a trial of this process or an earlier one."""
-    problem = _describe_problem(o, tensors, kind)
+    problem = _describe_problem(options, tensors, kind)
     key = (*problem.values(), *candidates)
     if key not in TRIALS.times:
         problem["torch"] = torch.__version__
@@ -162,14 +164,14 @@ def _choose_fastest(
                 package = KERNELS[name].package
                 problem[package] = version(package)
         times = cached_or_measured(
-            "losses.json", problem, ("tiewise_ms",), lambda: run_trial(candidates, o, tensors, kind, ours)
+            "losses.json", problem, ("tiewise_ms",), lambda: run_trial(candidates, options, tensors, kind, ours)
         )
         TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
     fastest = min(candidates, key=TRIALS.times[key].__getitem__)
     return candidates[fastest]
 
 
-def _describe_problem(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
+def _describe_problem(options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
     """Return the properties of a problem that determine the fastest candidate.
 
     Sizes are rounded to a power of two.
@@ -182,8 +184,8 @@ def _describe_problem(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -
     return {
         "device": device,
         "type": str(kind),
-        "options": " ".join(_used_options(o, bias, kind)),
-        "losses": "by token" if o.reduction == "none" else "summed",
+        "options": " ".join(_used_options(options, bias, kind)),
+        "losses": "by token" if options.reduction == "none" else "summed",
         "shape": " ".join(str(2 ** round(math.log2(size))) for size in sizes),
     }
 
@@ -210,7 +212,7 @@ class _Trial:
 
 
 def run_trial(
-    candidates: Candidates, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    candidates: Candidates, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
 ) -> dict[str, float]:
     """Return the milliseconds of each candidate that runs and agrees with `ours`.
 
@@ -218,8 +220,8 @@ def run_trial(
     one gradient of the table exists at a time: a step needs as much memory.
     """
     features, weight, bias, targets = tensors
-    h, t = _draw_tokens(min(TOKENS, len(targets)), weight.shape, features, o)
-    problem = _Trial(o, LossTensors(h, weight, bias, t), kind, _uneven_factors(o, len(t), features))
+    h, t = _draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
+    problem = _Trial(options, LossTensors(h, weight, bias, t), kind, _uneven_factors(options, len(t), features))
     times = {}
     _, truth = problem.run(ours)
     for name, candidate in candidates.items():
@@ -231,38 +233,40 @@ def run_trial(
 
 
 def _require_agreement(
-    name: str, candidate: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    name: str, candidate: Sweep, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
 ) -> None:
     """Refuse a kernel whose results differ from those of `ours`.
 
     It is compared at its first use with this type and these options.
     """
     features, weight, bias, _ = tensors
-    used = tuple(_used_options(o, bias, kind))
-    key = (name, features.device, kind, used, o.reduction == "none", o.scale != 1.0, weight.shape[1])
+    used = tuple(_used_options(options, bias, kind))
+    key = (name, features.device, kind, used, options.reduction == "none", options.scale != 1.0, weight.shape[1])
     if key not in TRIALS.distances:
-        TRIALS.distances[key] = measure_distance(candidate, o, tensors, kind, ours)
+        TRIALS.distances[key] = measure_distance(candidate, options, tensors, kind, ours)
     distance = TRIALS.distances[key]
     if not distance <= SLACK * _tolerance(kind):
         package = KERNELS[name].package
         what = f"{package} {version(package)} differs from our loss by {distance:.1e} of it on a small problem"
-        options = f", {', '.join(used)}" if used else ""
-        raise UnsupportedError(f"{what} ({kind}, reduction={o.reduction!r}{options})", "take backend='tiewise'")
+        listed = f", {', '.join(used)}" if used else ""
+        raise UnsupportedError(f"{what} ({kind}, reduction={options.reduction!r}{listed})", "take backend='tiewise'")
 
 
-def measure_distance(candidate: Sweep, o: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep) -> float:
+def measure_distance(
+    candidate: Sweep, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+) -> float:
     """Return the largest relative distance of loss or gradients from those of `ours`.
 
     It is measured on a small problem like this one.
     """
     tensors = LossTensors(*tensors)
-    o, problem = _draw_problem(o, tensors)
-    row_weight = _uneven_factors(o, len(problem.targets), tensors.features)
-    results = [_run_sweep(sweep, o, problem, kind, row_weight) for sweep in (candidate, ours)]
+    options, problem = _draw_problem(options, tensors)
+    row_weight = _uneven_factors(options, len(problem.targets), tensors.features)
+    results = [_run_sweep(sweep, options, problem, kind, row_weight) for sweep in (candidate, ours)]
     return _distance(*results)
 
 
-def _draw_problem(o: LossOptions, tensors: LossTensors) -> tuple[LossOptions, LossTensors]:
+def _draw_problem(options: LossOptions, tensors: LossTensors) -> tuple[LossOptions, LossTensors]:
     """Return random tensors like these, with fewer tokens and words, and options that fit them."""
     features, weight, bias, targets = tensors
     n, v, width = min(SMALL[0], len(targets)), min(SMALL[1], len(weight)), weight.shape[1]
@@ -270,14 +274,14 @@ def _draw_problem(o: LossOptions, tensors: LossTensors) -> tuple[LossOptions, Lo
     table = torch.randn(v, width, generator=draw, device="cpu").mul_(max(1, width) ** -0.5).to(weight)
     if bias is not None:
         bias = torch.randn(v, generator=draw, device="cpu").to(bias)
-    if o.class_weight is not None:
-        classes = torch.rand(v, generator=draw, device="cpu").add_(0.5).to(o.class_weight)
-        o = replace(o, class_weight=classes)
-    h, t = _draw_tokens(n, (v, width), features, o)
-    return o, LossTensors(h, table, bias, t)
+    if options.class_weight is not None:
+        classes = torch.rand(v, generator=draw, device="cpu").add_(0.5).to(options.class_weight)
+        options = replace(options, class_weight=classes)
+    h, t = _draw_tokens(n, (v, width), features, options)
+    return options, LossTensors(h, table, bias, t)
 
 
-def _draw_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOptions) -> tuple[Tensor, Tensor]:
+def _draw_tokens(n: int, table: Sequence[int], features: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
     """Return features [n, E] like the caller's, and targets [n] for a table of that shape.
 
     About every eighth target is ignored, if n allows it.
@@ -286,17 +290,17 @@ def _draw_tokens(n: int, table: Sequence[int], features: Tensor, o: LossOptions)
     v, width = table
     h = torch.randn(n, width, generator=draw, device="cpu")
     t = torch.randint(0, v, (n,), generator=draw, device="cpu")
-    t[7::8] = o.ignore_index
+    t[7::8] = options.ignore_index
     return h.to(features), t.to(features.device)
 
 
-def _uneven_factors(o: LossOptions, n: int, features: Tensor) -> Tensor:
+def _uneven_factors(options: LossOptions, n: int, features: Tensor) -> Tensor:
     """Return different factors on the losses.
 
     They have both signs [n] for losses by token; for a mean or a sum it is one number.
     """
     wide = torch.float32
-    if o.reduction == "none":
+    if options.reduction == "none":
         numbers = torch.linspace(-1, 2, n, dtype=wide, device="cpu")
     else:
         numbers = torch.tensor(0.37, dtype=wide, device="cpu")
@@ -304,14 +308,14 @@ def _uneven_factors(o: LossOptions, n: int, features: Tensor) -> Tensor:
 
 
 def _run_sweep(
-    sweep: Sweep, o: LossOptions, problem: LossTensors, kind: torch.dtype, row_weight: Tensor
+    sweep: Sweep, options: LossOptions, problem: LossTensors, kind: torch.dtype, row_weight: Tensor
 ) -> list[Tensor]:
     """Return the losses, and the gradients of features, table and bias.
 
     The losses of a mean or a sum are summed.
     """
-    losses, gradients = sweep(o, problem, kind, (True, True, problem.bias is not None), row_weight)
-    if o.reduction != "none":
+    losses, gradients = sweep(options, problem, kind, (True, True, problem.bias is not None), row_weight)
+    if options.reduction != "none":
         losses = losses.sum()
     return [losses, *(x for x in gradients if x is not None)]
 
@@ -370,7 +374,7 @@ def _ignore_failure(name: str, device: torch.device) -> Iterator[None]:
             raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 
-def kernel_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> Sweep:
+def kernel_sweep(name: str, options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> Sweep:
     """Return the sweep of a kernel by its name, without comparing its results.
 
     Raises:
@@ -381,7 +385,7 @@ def kernel_sweep(name: str, o: LossOptions, tensors: LossTensors, kind: torch.dt
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
     if not _has_kernels(features.device):
         raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
-    lacks = [option for option in _used_options(o, bias, kind) if option not in kernel.has]
+    lacks = [option for option in _used_options(options, bias, kind) if option not in kernel.has]
     if kind not in kernel.types:
         lacks.append(f"products in {kind}".replace("torch.", ""))
     if lacks:
@@ -419,18 +423,18 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _used_options(o: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
+def _used_options(options: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
     """Return the names of the options that a kernel must support."""
-    keeps_fp32 = o.logits is not None and kind != torch.float32
+    keeps_fp32 = options.logits is not None and kind != torch.float32
     used = {
         "bias": bias is not None,
-        "softcap": o.softcap is not None,
-        "label_smoothing": o.label_smoothing,
-        "z_loss": o.z_loss,
-        "class_weight": o.class_weight is not None,
-        "chunk": o.chunk is not None,
+        "softcap": options.softcap is not None,
+        "label_smoothing": options.label_smoothing,
+        "z_loss": options.z_loss,
+        "class_weight": options.class_weight is not None,
+        "chunk": options.chunk is not None,
         "logits": keeps_fp32,
-        "scale beside logits": keeps_fp32 and o.scale != 1.0,  # the features would be rounded
+        "scale beside logits": keeps_fp32 and options.scale != 1.0,  # the features would be rounded
     }
     return [option for option, is_used in used.items() if is_used]
 
@@ -443,44 +447,46 @@ class _KernelSweep:
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]
 
     def __call__(
-        self, o: LossOptions, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+        self, options: LossOptions, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
         """Return losses and gradients, as `chunked.sweep` does."""
         # Liger computes the table's gradient only if the features need one
         computed = (any(needs), *needs[1:3])
         with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():
-            converted = _detach(o, tensors, kind)
+            converted = _detach(options, tensors, kind)
             leaves: list[Tensor] = []
             for x, is_computed in zip(converted[:3], computed, strict=True):
                 if is_computed:
                     assert x is not None, "a missing bias needs no gradient"
                     leaves.append(x.requires_grad_())
-            losses = self._losses(o, converted)
+            losses = self._losses(options, converted)
             results = iter(_gradients(losses, leaves, row_weight))
         gradients: Gradients = [next(results).float() if is_computed else None for is_computed in computed]
         if not needs[0]:
             gradients[0] = None
-        elif gradients[0] is not None and o.scale != 1.0:
-            gradients[0].mul_(o.scale)
+        elif gradients[0] is not None and options.scale != 1.0:
+            gradients[0].mul_(options.scale)
         return losses.detach().reshape(-1), gradients
 
-    def _losses(self, o: LossOptions, tensors: LossTensors) -> Tensor:
+    def _losses(self, options: LossOptions, tensors: LossTensors) -> Tensor:
         """Return the losses [N]; for a mean or a sum, their sum."""
         features, weight, bias, targets = tensors
-        reduction = "none" if o.reduction == "none" else "sum"
-        keywords = self.keywords(o, bias)
-        return self.function(features, weight, targets, ignore_index=o.ignore_index, reduction=reduction, **keywords)
+        reduction = "none" if options.reduction == "none" else "sum"
+        keywords = self.keywords(options, bias)
+        return self.function(
+            features, weight, targets, ignore_index=options.ignore_index, reduction=reduction, **keywords
+        )
 
 
-def _detach(o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
+def _detach(options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
     """Return the tensors in the type of the products, outside the caller's graph.
 
     The features are scaled.
     """
     features, weight, bias, targets = tensors
     features = features.detach().to(kind)
-    if o.scale != 1.0:
-        features = features * o.scale
+    if options.scale != 1.0:
+        features = features * options.scale
     if bias is not None:
         bias = bias.detach().to(kind)
     return LossTensors(features, weight.detach().to(kind), bias, targets)

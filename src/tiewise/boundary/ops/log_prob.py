@@ -114,16 +114,16 @@ def vocabulary_statistics(
     differentiated alone or with the others, and tensors that are differentiated together share one sweep. If a target
     is ignored, its three statistics are 0 without gradient.
     """
-    o = replace(options, **overrides) if overrides else options
-    if o.reduction == "sum":
+    options = replace(options, **overrides) if overrides else options
+    if options.reduction == "sum":
         raise ValueError("log-probabilities are not reduced: their sum is a loss")
-    tempered = at_temperature(o, temperature)
-    check_problem(features, weight, _targets_to_check(features, targets), bias, o, shard)
+    tempered = at_temperature(options, temperature)
+    check_problem(features, weight, _targets_to_check(features, targets), bias, options, shard)
     flat, t = flat_rows(features), None
     if targets is not None:
         t = targets.reshape(-1).long()
         if shard is None and not torch.compiler.is_compiling():
-            check_range(t, len(weight), o.ignore_index)
+            check_range(t, len(weight), options.ignore_index)
     if bias is not None and temperature != 1.0:
         bias = bias / temperature
     if shard is None:
@@ -148,7 +148,7 @@ def _targets_to_check(features: Any, targets: Tensor | None) -> Tensor:
     return torch.empty(features.shape[:-1], dtype=torch.long, device=features.device)
 
 
-def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
+def at_temperature(options: LossOptions, temperature: float) -> LossOptions:
     """Return the options of logits divided by a temperature; the caller divides the bias.
 
         c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
@@ -156,15 +156,17 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
     Raises:
         ValueError: an option applies to losses only, or the temperature is not positive and finite.
     """
-    has_loss_option = o.label_smoothing or o.z_loss or o.class_weight is not None or o.backend is not None
+    has_loss_option = (
+        options.label_smoothing or options.z_loss or options.class_weight is not None or options.backend is not None
+    )
     if has_loss_option:
         alone = "label_smoothing, z_loss, class_weight and backend"
         raise ValueError(f"{alone} are of cross-entropies alone; leave them out here")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, not {temperature}")
-    if o.softcap is not None:
-        o = replace(o, softcap=o.softcap / temperature)
-    return replace(o, scale=o.scale / temperature)
+    if options.softcap is not None:
+        options = replace(options, softcap=options.softcap / temperature)
+    return replace(options, scale=options.scale / temperature)
 
 
 # over ranks
@@ -183,7 +185,7 @@ class _TokenInputs(NamedTuple):
 
 
 def _over_ranks(
-    shard: VocabularyShard, inputs: _TokenInputs, entropy: bool, o: LossOptions
+    shard: VocabularyShard, inputs: _TokenInputs, entropy: bool, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probability, lse and entropy, each [N], from the statistics of every rank's rows."""
     n, max_tokens = len(inputs.features), shard.max_tokens(inputs.features)
@@ -192,17 +194,17 @@ def _over_ranks(
         words = torch.full_like(features[:, 0], shard.start, dtype=torch.long)
     else:
         words = shard.gather_tokens(targets, max_tokens)
-        check_range(words, shard.total, o.ignore_index)
-    parts = _statistics_of_rows(shard, inputs._replace(features=features), words, entropy, o)
+        check_range(words, shard.total, options.ignore_index)
+    parts = _statistics_of_rows(shard, inputs._replace(features=features), words, entropy, options)
     results = [shard.local_part(x, max_tokens, n) for x in _combine_ranks(shard, parts, words)]
     if targets is not None:
-        results = [x.masked_fill(targets == o.ignore_index, 0) for x in results]
+        results = [x.masked_fill(targets == options.ignore_index, 0) for x in results]
     log_prob, lse, entropies = results
     return log_prob, lse, entropies
 
 
 def _statistics_of_rows(
-    shard: VocabularyShard, inputs: _TokenInputs, words: Tensor, entropy: bool, o: LossOptions
+    shard: VocabularyShard, inputs: _TokenInputs, words: Tensor, entropy: bool, options: LossOptions
 ) -> list[Tensor]:
     """Return lse and log-probability over the local rows, and the entropy if requested.
 
@@ -210,13 +212,13 @@ def _statistics_of_rows(
     """
     features, weight, bias, _ = inputs
     column, is_here = shard.columns(words)
-    o = replace(o, ignore_index=-1)  # −1 is no local row, whichever token is ignored
+    options = replace(options, ignore_index=-1)  # −1 is no local row, whichever token is ignored
     has_no_logit = not len(weight) or (bias is not None and bool(bias.isneginf().all()))
     if has_no_logit:  # then add one row with the lowest logit, to which no token belongs
         weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
         bias = torch.full_like(weight[:, 0], LOWEST, dtype=torch.float32)
-        column, o = torch.zeros_like(words), replace(o, softcap=None)
-    statistics = vocabulary_statistics(features, weight, column.reshape(-1), bias, o, entropy=entropy)
+        column, options = torch.zeros_like(words), replace(options, softcap=None)
+    statistics = vocabulary_statistics(features, weight, column.reshape(-1), bias, options, entropy=entropy)
     assert statistics.log_prob is not None, "there are targets"
     parts = [statistics.lse, statistics.log_prob.where(is_here, 0)]
     if statistics.entropy is not None:

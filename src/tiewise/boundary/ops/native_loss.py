@@ -44,13 +44,13 @@ class KernelResult(NamedTuple):
 class NativeKernel:
     """Compiled operator for one table and its options; each call provides the tokens."""
 
-    def __init__(self, library: Any, o: LossOptions, tensors: LossTensors, kind: torch.dtype) -> None:
+    def __init__(self, library: Any, options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> None:
         """Choose the types in which the operator multiplies and returns gradients."""
         features, weight, bias, _ = tensors
-        self.library, self.options, self.kind, self.weight = library, o, kind, weight
+        self.library, self.options, self.kind, self.weight = library, options, kind, weight
         self.bias = None if bias is None else bias.float().contiguous()
         are_narrow = {features.dtype, weight.dtype} == {torch.bfloat16}
-        self.gradients_are_narrow = are_narrow and not o.label_smoothing
+        self.gradients_are_narrow = are_narrow and not options.label_smoothing
         self.multiplies_pairs = kind == torch.bfloat16 and "avx512_bf16" in processor()
 
     def __call__(
@@ -71,14 +71,21 @@ class NativeKernel:
         `needs` selects the gradients. `lse` [n] is the result of an earlier pass, which need not be repeated. With
         `entropy` and without `lse`, entropies are computed too. `into` is as in `linear_cross_entropy`.
         """
-        o = self.options
-        if o.softcap is not None and any(needs):
-            q = q * self._softcap_slope(h, targets, o.softcap)
+        options = self.options
+        if options.softcap is not None and any(needs):
+            q = q * self._softcap_slope(h, targets, options.softcap)
         numbers = len(self.weight) * 3 // 2  # a chunk of two thirds of the memory is as fast
-        rows = chunk_rows(len(targets), numbers, "cpu", o.chunk)
+        rows = chunk_rows(len(targets), numbers, "cpu", options.chunk)
         inputs = (h.contiguous(), self.weight, self.bias, targets)
         coefficients = (c, q, k, lse, into)
-        settings = (o.scale, o.softcap or 0.0, rows, self.multiplies_pairs, self.gradients_are_narrow, entropy)
+        settings = (
+            options.scale,
+            options.softcap or 0.0,
+            rows,
+            self.multiplies_pairs,
+            self.gradients_are_narrow,
+            entropy,
+        )
         return KernelResult(*self.library.vocabulary_loss(*inputs, *coefficients, *settings, *needs[:3]))
 
     def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
@@ -91,7 +98,7 @@ class NativeKernel:
         return 1 - (logits / softcap).tanh().square()
 
 
-def find_kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) -> NativeKernel | None:
+def find_kernel(options: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) -> NativeKernel | None:
     """Return the compiled operator for `count` tokens.
 
     It is None if there is no operator, if it lacks the options or types, or if it is not faster.
@@ -99,23 +106,24 @@ def find_kernel(o: LossOptions, tensors: LossTensors, kind: torch.dtype, count: 
     multiplications = count * tensors.weight.numel()
     if multiplications < LEAST or count < TOKENS:
         return None
-    if not _supports(o, tensors) or not _is_faster(kind, multiplications):
+    if not _supports(options, tensors) or not _is_faster(kind, multiplications):
         return None
     library = kernels()
     if library is None:
         return None
     _register_shapes(library)
-    return NativeKernel(library, o, tensors, kind)
+    return NativeKernel(library, options, tensors, kind)
 
 
-def _supports(o: LossOptions, tensors: LossTensors) -> bool:
+def _supports(options: LossOptions, tensors: LossTensors) -> bool:
     """Return whether the compiled operator supports these options, types and device."""
     features, weight = tensors.features, tensors.weight
     if not devices.is_cpu(features) or not weight.is_contiguous():
         return False
     if not {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}:
         return False
-    return o.softcap is None or not o.label_smoothing  # smoothing is linear in the logits only without a soft-cap
+    # smoothing is linear in the logits only without a soft-cap
+    return options.softcap is None or not options.label_smoothing
 
 
 def _is_faster(kind: torch.dtype, multiplications: int) -> bool:
@@ -155,7 +163,7 @@ def _fake_results(
 
 
 def fastest_sweep(
-    o: LossOptions,
+    options: LossOptions,
     tensors: LossTensors,
     kind: torch.dtype,
     needs: tuple[bool, ...],
@@ -164,21 +172,21 @@ def fastest_sweep(
 ) -> tuple[Tensor, Gradients]:
     """Return the results of `chunked.sweep` on one rank, by the compiled kernel if that is faster."""
     tensors = LossTensors(*tensors)
-    if not _supports(o, tensors):  # checked first, because counting tokens would synchronise a GPU
-        return chunked.sweep(o, tensors, kind, needs, row_weight, into)
-    valid = tensors.targets != o.ignore_index
+    if not _supports(options, tensors):  # checked first, because counting tokens would synchronise a GPU
+        return chunked.sweep(options, tensors, kind, needs, row_weight, into)
+    valid = tensors.targets != options.ignore_index
     count = int(valid.sum())
-    compute = find_kernel(o, tensors, kind, count)
+    compute = find_kernel(options, tensors, kind, count)
     if compute is None:
-        return chunked.sweep(o, tensors, kind, needs, row_weight, into)
+        return chunked.sweep(options, tensors, kind, needs, row_weight, into)
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         if count == len(valid):
-            return _NativeLoss(o, tensors, row_weight).compute(compute, needs, into)
+            return _NativeLoss(options, tensors, row_weight).compute(compute, needs, into)
         keep = valid.nonzero()[:, 0]
         counting = tensors._replace(features=tensors.features[keep], targets=tensors.targets[keep])
         if row_weight is not None and row_weight.dim():
             row_weight = row_weight[keep]
-        losses, gradients = _NativeLoss(o, counting, row_weight).compute(compute, needs, into)
+        losses, gradients = _NativeLoss(options, counting, row_weight).compute(compute, needs, into)
         losses = losses.new_zeros(len(valid)).index_copy_(0, keep, losses)
         by_features = gradients[0]
         if by_features is not None:
@@ -189,26 +197,26 @@ def fastest_sweep(
 class _NativeLoss:
     """Loss of tokens that are not ignored, and its gradients, with one call of the kernel."""
 
-    def __init__(self, o: LossOptions, tensors: LossTensors, row_weight: Tensor | None) -> None:
+    def __init__(self, options: LossOptions, tensors: LossTensors, row_weight: Tensor | None) -> None:
         """Compute the row coefficients; `row_weight` is as in `chunked.sweep`."""
-        self.options, self.tensors = o, tensors
+        self.options, self.tensors = options, tensors
         targets = tensors.targets
         self.row_weights = tensors.features.new_ones(len(targets), dtype=torch.float32)
         if row_weight is not None:
             self.row_weights *= row_weight
-        self.hit: Tensor | float = 1 - o.label_smoothing  # (1 − ε) w_t
-        self.smoothed: Tensor | float = o.label_smoothing  # ε mean(w)
+        self.hit: Tensor | float = 1 - options.label_smoothing  # (1 − ε) w_t
+        self.smoothed: Tensor | float = options.label_smoothing  # ε mean(w)
         self.class_weight: Tensor | None = None
-        if o.class_weight is not None:
-            self.class_weight = o.class_weight.float()
+        if options.class_weight is not None:
+            self.class_weight = options.class_weight.float()
             self.hit = self.hit * self.class_weight[targets]
             self.smoothed = self.smoothed * self.class_weight.mean()
 
     def compute(self, compute: NativeKernel, needs: tuple[bool, ...], into: Tensor | None) -> tuple[Tensor, Gradients]:
         """Return losses [n] and gradients; that of weight is added to `into` if given."""
-        o, (features, _, _, targets) = self.options, self.tensors
+        options, (features, _, _, targets) = self.options, self.tensors
         c = self.row_weights * (self.hit + self.smoothed)
-        k = self.row_weights * 2 * o.z_loss if o.z_loss else None
+        k = self.row_weights * 2 * options.z_loss if options.z_loss else None
         result = compute(features, targets, c, self.row_weights * self.hit, k, needs, into=into)
         by_weight = result.by_weight
         if into is not None:
@@ -217,9 +225,9 @@ class _NativeLoss:
         results = (result.by_features, by_weight, result.by_bias)
         gradients: Gradients = [x if is_needed else None for x, is_needed in zip(results, needs, strict=False)]
         losses = self.hit * result.nll
-        if o.z_loss:
-            losses += o.z_loss * result.lse.square()
-        if o.label_smoothing:
+        if options.z_loss:
+            losses += options.z_loss * result.lse.square()
+        if options.label_smoothing:
             self._smooth(losses, gradients, result.lse)
         return losses, gradients
 

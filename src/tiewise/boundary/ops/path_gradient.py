@@ -181,7 +181,9 @@ def _check_ids(ids: Tensor, rows: int) -> None:
             raise IndexError(f"token {int(high)} is outside the table of {rows} rows")
 
 
-def _look_up_over_ranks(table: Tensor, ids: Tensor, o: LookupOptions, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+def _look_up_over_ranks(
+    table: Tensor, ids: Tensor, options: LookupOptions, shard: VocabularyShard
+) -> tuple[Tensor, Tensor]:
     """Look up all ranks' ids in the local rows, and sum over ranks."""
     if torch.compiler.is_compiling():
         raise UnsupportedError("a vocabulary over several ranks under torch.compile", "look up eagerly")
@@ -192,7 +194,7 @@ def _look_up_over_ranks(table: Tensor, ids: Tensor, o: LookupOptions, shard: Voc
     if flat.device.type == "cpu" and len(flat):
         _check_vocabulary(flat, shard.total)
     positions, local_ids = shard.local_rows(flat)
-    local = replace(o, stop_lookup=shard.row(o.stop_lookup), stop_both=shard.row(o.stop_both))
+    local = replace(options, stop_lookup=shard.row(options.stop_lookup), stop_both=shard.row(options.stop_both))
     rows, table = tied_lookup(table, local_ids, local)
     all_rows = rows.new_zeros(len(flat), rows.shape[1]).index_copy(0, positions, rows)
     return sum_outputs(all_rows, shard, max_tokens, n).view(*ids.shape, all_rows.shape[1]), table

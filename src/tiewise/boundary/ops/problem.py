@@ -36,7 +36,12 @@ class LossTensors(NamedTuple):
 
 
 def check_problem(
-    features: Any, weight: Any, targets: Any, bias: Tensor | None, o: LossOptions, shard: VocabularyShard | None = None
+    features: Any,
+    weight: Any,
+    targets: Any,
+    bias: Tensor | None,
+    options: LossOptions,
+    shard: VocabularyShard | None = None,
 ) -> None:
     """Refuse shapes that do not fit together and options out of range.
 
@@ -44,15 +49,15 @@ def check_problem(
     """
     require_tensors(features=features, weight=weight, targets=targets)
     _check_indices(targets)
-    _check_devices(features, weight=weight, targets=targets, bias=bias, class_weight=o.class_weight)
+    _check_devices(features, weight=weight, targets=targets, bias=bias, class_weight=options.class_weight)
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling:
-        _check_numbers(o)
+        _check_numbers(options)
     if shard is not None:
-        o = shard.local_options(weight, o)
+        options = shard.local_options(weight, options)
     elif weight.dim() == 2:
         check_words(len(weight))
-    check_loss(features, weight, targets, bias, o, torch.is_floating_point)
+    check_loss(features, weight, targets, bias, options, torch.is_floating_point)
     if not is_compiling and torch._C._are_functorch_transforms_active():
         fix = "compute the logits there, or use tiewise.boundary.ops.cross_entropy.oracle"
         raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)
@@ -82,10 +87,10 @@ def _check_devices(features: Tensor, **others: Any) -> None:
             raise ValueError(f"{what}; move them to one device")
 
 
-def _check_numbers(o: LossOptions) -> None:
+def _check_numbers(options: LossOptions) -> None:
     """Refuse an option of the wrong type: a tensor as `scale`, for example."""
     for name, kind in NUMBERS.items():
-        value = getattr(o, name)
+        value = getattr(options, name)
         if isinstance(value, Tensor):
             fix = "give a number; to learn it, multiply the features by it, or compute the logits"
             raise UnsupportedError(f"{name} as a tensor, which would get no gradient", fix)

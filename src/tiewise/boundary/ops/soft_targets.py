@@ -121,26 +121,26 @@ def linear_divergence(
             temperature is not positive, or an option applies to cross-entropies only.
         UnsupportedError: as `linear_cross_entropy`.
     """
-    o = replace(options, **overrides) if overrides else options
-    theirs = teacher_options or o
+    options = replace(options, **overrides) if overrides else options
+    theirs = teacher_options or options
     if targets is None:
-        targets = _counting_targets(features, o.ignore_index)
-    check_problem(features, weight, targets, bias, o)
+        targets = _counting_targets(features, options.ignore_index)
+    check_problem(features, weight, targets, bias, options)
     require_tensors(teacher_features=teacher_features, teacher_weight=teacher_weight)
     _check_sides(features, weight, teacher_features, teacher_weight)
     check_problem(teacher_features, teacher_weight, targets, teacher_bias, theirs)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], not {beta}")
-    o, theirs = at_temperature(o, temperature), at_temperature(theirs, temperature)
+    options, theirs = at_temperature(options, temperature), at_temperature(theirs, temperature)
     if temperature != 1.0:
         bias, teacher_bias = _divide_bias(bias, temperature), _divide_bias(teacher_bias, temperature)
     if teacher_bias is not None:
         teacher_bias = teacher_bias.detach()
     teacher = (flat_rows(teacher_features).detach(), teacher_weight.detach(), teacher_bias)
-    sweep = _DivergenceSweep(o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
+    sweep = _DivergenceSweep(options, theirs, beta, compute_dtype(teacher_features, teacher_weight))
     flat = flat_rows(features)
-    loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *teacher, targets.reshape(-1))
-    if o.reduction == "none":
+    loss = fused_loss("linear_divergence", sweep, options, flat, weight, bias, *teacher, targets.reshape(-1))
+    if options.reduction == "none":
         return loss.view(features.shape[:-1])
     return loss
 
@@ -196,7 +196,7 @@ class _DivergenceSweep:
 
         `row_weight` is [] or [N]; None: all 1.
         """
-        t, o, wide = _DivergenceTensors(*tensors), self.options, accumulator(kind)
+        t, options, wide = _DivergenceTensors(*tensors), self.options, accumulator(kind)
         losses = t.features.new_empty(len(t.features), dtype=wide)
         gradients = gradient_buffers((t.features, t.weight, t.bias), needs[:3], wide)
         with sweep_products(t.features, t.weight, kind):
@@ -205,14 +205,14 @@ class _DivergenceSweep:
             for start in range(0, len(losses), rows):
                 part = slice(start, start + rows)
                 h, x = t.features[part].to(kind), t.teacher_features[part].to(t.teacher_weight.dtype)
-                z = chunk_logits(h, t.weight, t.bias, o, logits[: len(h)])
+                z = chunk_logits(h, t.weight, t.bias, options, logits[: len(h)])
                 y = chunk_logits(x, t.teacher_weight, t.teacher_bias, self.teacher_options, teacher_logits[: len(h)])
                 self._diverge(losses[part], z, y)
-                valid = t.targets[part] != o.ignore_index
+                valid = t.targets[part] != options.ignore_index
                 losses[part].masked_fill_(~valid, 0)
                 if any(needs):
                     c = valid if row_weight is None else valid * _select_row_weight(row_weight, part)
-                    accumulate_gradients(gradients, part, z, c.to(wide), h, t.weight, o.scale)
+                    accumulate_gradients(gradients, part, z, c.to(wide), h, t.weight, options.scale)
         return losses, [*gradients, None, None, None]  # the teacher gets no gradient
 
     def _convert(self, t: _DivergenceTensors, kind: torch.dtype) -> _DivergenceTensors:
@@ -342,20 +342,20 @@ def augmented_cross_entropy(
         UnsupportedError: features or a weight are integers or complex, targets are probabilities, or the call is inside
             a `torch.func` transform.
     """
-    o = replace(options, **overrides) if overrides else options
-    plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)
+    options = replace(options, **overrides) if overrides else options
+    plain = LossOptions(ignore_index=options.ignore_index, reduction=options.reduction, chunk=options.chunk)
     check_problem(features, weight, targets, bias, plain)
-    are_in_range = 0 < o.temperature < math.inf and 0 <= o.alpha < math.inf and 0 <= o.hard < math.inf
+    are_in_range = 0 < options.temperature < math.inf and 0 <= options.alpha < math.inf and 0 <= options.hard < math.inf
     if not are_in_range:
         raise ValueError("need temperature > 0, alpha ≥ 0, hard ≥ 0, all finite")
     if table is not None and (table.dim() != 2 or len(table) != len(weight)):
         raise ValueError(f"table has shape {tuple(table.shape)}; need [V, any] with V = {len(weight)}")
     t = targets.reshape(-1).long()
-    check_range(t, weight.shape[0], o.ignore_index)
+    check_range(t, weight.shape[0], options.ignore_index)
     input_table = None if table is weight else table
-    flat, sweep = flat_rows(features), partial(_sweep_augmented, o)
+    flat, sweep = flat_rows(features), partial(_sweep_augmented, options)
     loss = fused_loss("augmented_cross_entropy", sweep, plain, flat, weight, input_table, bias, t)
-    if o.reduction == "none":
+    if options.reduction == "none":
         return loss.view(targets.shape)
     return loss
 
@@ -371,7 +371,7 @@ class _AugmentedTensors(NamedTuple):
 
 
 def _sweep_augmented(
-    o: AugmentedOptions, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+    options: AugmentedOptions, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
 ) -> tuple[Tensor, Gradients]:
     """Return the losses [N], and the gradients of Σ row_weight_i · loss_i.
 
@@ -387,14 +387,14 @@ def _sweep_augmented(
     with sweep_products(t.features, t.weight, kind):
         weight = t.weight.to(kind)
         if t.table is None:
-            loss = _AugmentedLoss(o, weight, by_weight)
+            loss = _AugmentedLoss(options, weight, by_weight)
         else:
-            loss = _AugmentedLoss(o, t.table.to(kind), by_table)
+            loss = _AugmentedLoss(options, t.table.to(kind), by_table)
         numbers = devices.numbers_per_token(len(weight), _BUFFERS, kind)
-        rows = devices.chunk_size(len(losses), numbers, t.features, o.chunk)
+        rows = devices.chunk_size(len(losses), numbers, t.features, options.chunk)
         for start in range(0, len(losses), rows):
             part = slice(start, start + rows)
-            h, valid = t.features[part].to(kind), t.targets[part] != o.ignore_index
+            h, valid = t.features[part].to(kind), t.targets[part] != options.ignore_index
             at, token_weight = t.targets[part].where(valid, 0), valid.to(wide)
             if row_weight is not None:
                 token_weight *= _select_row_weight(row_weight, part)
@@ -439,19 +439,19 @@ class _AugmentedLoss:
 
         With `through_targets`, add its gradient through ỹ to the table's.
         """
-        o = self.options
+        options = self.options
         words, inverse = torch.unique(targets, return_inverse=True)  # soft targets are computed once a word
         u = self.table[words]
-        log_soft = torch.log_softmax((u @ self.table.T).to(z.dtype) / o.temperature, 1)[inverse]
-        log_y = torch.log_softmax(z / o.temperature, 1)
+        log_soft = torch.log_softmax((u @ self.table.T).to(z.dtype) / options.temperature, 1)[inverse]
+        log_y = torch.log_softmax(z / options.temperature, 1)
         soft, gap = log_soft.exp(), log_soft - log_y
         divergence = (soft * gap).sum(1)
-        losses += o.alpha * divergence
-        slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
-        if self.by_table is None or not o.through_targets:
+        losses += options.alpha * divergence
+        slope += (log_y.exp_() - soft) * (options.alpha / options.temperature)
+        if self.by_table is None or not options.through_targets:
             return
         # the gradient through u, and through the table whose products with u give ỹ
-        spread = soft * (gap - divergence[:, None]) * (token_weight * (o.alpha / o.temperature))[:, None]
+        spread = soft * (gap - divergence[:, None]) * (token_weight * (options.alpha / options.temperature))[:, None]
         by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, inverse, spread).to(u.dtype)
         self.by_table.add_(by_word.T @ u)
         self.by_table.index_add_(0, words, (by_word @ self.table).to(z.dtype))

@@ -37,13 +37,13 @@ _UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
 
 
 def token_statistics(
-    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor | None, entropy: bool, o: LossOptions
+    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor | None, entropy: bool, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities, log-sum-exps and entropies, each [N] and differentiable.
 
     The first is empty without targets, the last without `entropy`.
     """
-    option_values = (compute_dtype(features, weight), *(getattr(o, name) for name in _FIELDS))
+    option_values = (compute_dtype(features, weight), *(getattr(options, name) for name in _FIELDS))
     log_prob, lse, entropies, *_ = _statistics(features, weight, bias, targets, entropy, *option_values)
     return log_prob, lse, entropies
 
@@ -77,10 +77,10 @@ class _Head:
     """Output head that computes its logits chunk by chunk."""
 
     def __init__(
-        self, features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, kind: torch.dtype
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions, kind: torch.dtype
     ) -> None:
         """Convert the tensors to the types of the products and sums."""
-        self.features, self.options, self.kind, self.wide = features, o, kind, accumulator(kind)
+        self.features, self.options, self.kind, self.wide = features, options, kind, accumulator(kind)
         self.weight = weight.to(kind)
         self.bias = None if bias is None else bias.to(self.wide)
         self._work: Tensor | None = None
@@ -132,18 +132,18 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
 
     Each is [N]; the first is empty without targets, the third without `entropy`.
     """
-    o, kind, n = _to_options(option_values), option_values[0], len(features)
+    options, kind, n = _to_options(option_values), option_values[0], len(features)
     result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(kind)) for _ in range(5)))
-    at = None if targets is None else targets.where(targets != o.ignore_index, 0)
-    compute = find_kernel(o, LossTensors(features, weight, bias, targets), kind, n)
+    at = None if targets is None else targets.where(targets != options.ignore_index, 0)
+    compute = find_kernel(options, LossTensors(features, weight, bias, targets), kind, n)
     with sweep_products(features, weight, kind):
         if compute is None:
-            _compute_statistics(result, _Head(features, weight, bias, o, kind), at, entropy)
+            _compute_statistics(result, _Head(features, weight, bias, options, kind), at, entropy)
         else:
             _compute_native_statistics(result, compute, features, at, entropy)
     if targets is not None:
         for x in (result.log_prob, result.lse, result.entropy):
-            x.masked_fill_(targets == o.ignore_index, 0)
+            x.masked_fill_(targets == options.ignore_index, 0)
     return (
         result.lse.new_empty(0) if targets is None else result.log_prob,
         result.lse,
@@ -231,16 +231,16 @@ def _gradients(*arguments: Any) -> Any:
     """Return the gradients of features, weight and bias, empty if not needed."""
     count = len(_SlopeArguments._fields)
     args, option_values = _SlopeArguments(*arguments[:count]), arguments[count:]
-    o, kind, features, weight = _to_options(option_values), option_values[0], args.features, args.weight
+    options, kind, features, weight = _to_options(option_values), option_values[0], args.features, args.weight
     inputs = (features, weight, args.bias)
-    at, valid = _targets_or_first(args, o)
+    at, valid = _targets_or_first(args, options)
     upstream = _collect_upstream(args, valid)
-    compute = find_kernel(o, LossTensors(*inputs, at), kind, len(features))
+    compute = find_kernel(options, LossTensors(*inputs, at), kind, len(features))
     with sweep_products(features, weight, kind):
         if compute is None:
             gradients = gradient_buffers(inputs, args.needs, accumulator(kind))
-            head = _Head(features, weight, args.bias, o, kind)
-            _LogitSlopes(args, upstream, at, o.softcap).compute_gradients(gradients, head)
+            head = _Head(features, weight, args.bias, options, kind)
+            _LogitSlopes(args, upstream, at, options.softcap).compute_gradients(gradients, head)
         else:
             gradients = _native_gradients(args, upstream, at, compute)
     results = []
@@ -252,12 +252,12 @@ def _gradients(*arguments: Any) -> Any:
     return tuple(results)
 
 
-def _targets_or_first(args: _SlopeArguments, o: LossOptions) -> tuple[Tensor, Tensor]:
+def _targets_or_first(args: _SlopeArguments, options: LossOptions) -> tuple[Tensor, Tensor]:
     """Return each token's target [N] or 0, and whether each token counts."""
     if args.targets is None:
         first = torch.zeros_like(args.top, dtype=torch.long)
         return first, torch.ones_like(first, dtype=torch.bool)
-    valid = args.targets != o.ignore_index
+    valid = args.targets != options.ignore_index
     return args.targets.where(valid, 0), valid
 
 

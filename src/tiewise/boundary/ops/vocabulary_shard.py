@@ -89,7 +89,7 @@ class VocabularyShard:
             rows = f"rank {self.rank} of {self.size} holds rows {self.start}:{self.stop} of {self.total}"
             raise ValueError(f"{rows}, and its table has {len(table)}")
 
-    def local_options(self, weight: Tensor, o: LossOptions) -> LossOptions:
+    def local_options(self, weight: Tensor, options: LossOptions) -> LossOptions:
         """Return the options of a loss for the local rows.
 
         Raises:
@@ -99,13 +99,15 @@ class VocabularyShard:
         self.check(weight)
         if torch.compiler.is_compiling():
             raise UnsupportedError("a vocabulary over several ranks under torch.compile", "compute this loss eagerly")
-        if o.backend in ("liger", "cce"):
-            raise UnsupportedError(f"a vocabulary over several ranks by backend={o.backend!r}", "leave backend out")
-        if o.class_weight is None:
-            return o
-        if o.class_weight.shape != (self.total,):
-            raise ValueError(f"class_weight has shape {tuple(o.class_weight.shape)}; need [V] = [{self.total}]")
-        return replace(o, class_weight=o.class_weight[self.start : self.stop])
+        if options.backend in ("liger", "cce"):
+            raise UnsupportedError(
+                f"a vocabulary over several ranks by backend={options.backend!r}", "leave backend out"
+            )
+        if options.class_weight is None:
+            return options
+        if options.class_weight.shape != (self.total,):
+            raise ValueError(f"class_weight has shape {tuple(options.class_weight.shape)}; need [V] = [{self.total}]")
+        return replace(options, class_weight=options.class_weight[self.start : self.stop])
 
     def row(self, word: int | None) -> int | None:
         """Return the local row of one word of the vocabulary; None if another rank has it."""
