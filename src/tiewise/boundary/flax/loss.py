@@ -156,13 +156,13 @@ def _flatten_inputs(
     features: Array, weight: Array, targets: Any, bias: Array | None, options: FlaxLossOptions
 ) -> _LossInputs:
     """Return the inputs flattened over tokens, in the types of the products and sums."""
-    kind = jnp.promote_types(features.dtype, weight.dtype)  # the wider type, in which they are multiplied
-    features = features.reshape(targets.size, features.shape[-1]).astype(kind)
-    weight = weight.astype(kind)
+    product_dtype = jnp.promote_types(features.dtype, weight.dtype)  # the wider type, in which they are multiplied
+    features = features.reshape(targets.size, features.shape[-1]).astype(product_dtype)
+    weight = weight.astype(product_dtype)
     # signed, so that ignored and impossible targets differ from the first rows
     targets = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
     if bias is not None:
-        bias = bias.astype(_sum_type(kind))
+        bias = bias.astype(_sum_type(product_dtype))
     class_weight = None
     if options.class_weight is not None:
         class_weight = lax.stop_gradient(jnp.asarray(options.class_weight))
@@ -172,13 +172,13 @@ def _flatten_inputs(
     return varying
 
 
-def _numbers_per_token(vocab: int, kind: Any, options: FlaxLossOptions) -> int:
+def _numbers_per_token(vocab: int, product_dtype: Any, options: FlaxLossOptions) -> int:
     """Return the memory of a token in fp32 numbers, as XLA allocates it.
 
     It is for the logits, a narrow copy of them, and the soft-cap's derivative.
     """
-    wide: int = jnp.dtype(_sum_type(kind)).itemsize
-    narrow: int = jnp.dtype(kind).itemsize % wide  # 0 if the products are as wide as their sums
+    wide: int = jnp.dtype(_sum_type(product_dtype)).itemsize
+    narrow: int = jnp.dtype(product_dtype).itemsize % wide  # 0 if the products are as wide as their sums
     wide_rows = 1 if options.softcap is None else 2
     return -(-vocab * (wide * wide_rows + narrow) // 4)
 
@@ -249,12 +249,12 @@ def _loss_backward(options: FlaxLossOptions, saved: _LossInputs | _Reduced, upst
     """Return the gradients; those of features and weight have the inputs' type."""
     if isinstance(saved, _Reduced):
         gradients = jax.tree.map(lambda x: x * upstream, saved.gradients)
-        kind = saved.of_weight_type.dtype
+        product_dtype = saved.of_weight_type.dtype
     else:
         _, gradients = _sweep(options, saved, upstream)
-        kind = saved.weight.dtype
+        product_dtype = saved.weight.dtype
     features, weight, bias = gradients
-    return (_LossInputs(features.astype(kind), weight.astype(kind), None, bias, None),)
+    return (_LossInputs(features.astype(product_dtype), weight.astype(product_dtype), None, bias, None),)
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
@@ -336,8 +336,8 @@ class _TableShard:
     def __init__(self, options: FlaxLossOptions, tensors: _LossInputs) -> None:
         """Find the position of these rows in the vocabulary."""
         self.options, self.weight, self.bias = options, tensors.weight, tensors.bias
-        self.kind = self.weight.dtype  # type of the products
-        self.wide = _sum_type(self.kind)  # type of everything else
+        self.product_dtype = self.weight.dtype  # type of the products
+        self.wide = _sum_type(self.product_dtype)  # type of everything else
         rows, all_rows = self.weight.shape[0], self.weight.shape[0] * _count_devices(options.axis)
         self.first: Array | int = 0  # vocabulary number of the first row
         if options.axis is not None:
@@ -371,7 +371,7 @@ class _TableShard:
     def _logits(self, h: Array) -> Array:
         """Return the logits [n, V] of features [n, E], −inf in padded rows."""
         options = self.options
-        z = self._dot((h.astype(self.wide) * options.scale).astype(self.kind), self.weight, ((1,), (1,)))
+        z = self._dot((h.astype(self.wide) * options.scale).astype(self.product_dtype), self.weight, ((1,), (1,)))
         if self.bias is not None:
             z = z + self.bias
         if options.softcap is not None:
@@ -411,10 +411,10 @@ class _TableShard:
         soft = self.softmax(h)
         matrix, factor, q = self._slopes(soft, t, row_weight)
         row = self._find_rows(t).index
-        narrow, scaled = matrix.astype(self.kind), h.astype(self.wide) * options.scale
+        narrow, scaled = matrix.astype(self.product_dtype), h.astype(self.wide) * options.scale
         d_rows = factor[:, None] * self._dot(narrow, self.weight, ((1,), (0,)))
         d_rows = options.scale * (d_rows - q[:, None] * self.weight[row].astype(self.wide))
-        product = self._dot(narrow, (factor[:, None] * scaled).astype(self.kind), ((0,), (0,)))
+        product = self._dot(narrow, (factor[:, None] * scaled).astype(self.product_dtype), ((0,), (0,)))
         d_weight = (d_weight + product).at[row].add(-q[:, None] * scaled)
         if d_bias is not None:
             d_bias = (d_bias + factor @ matrix).at[row].add(-q)
@@ -474,9 +474,9 @@ class _TableShard:
         return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=self.wide)
 
 
-def _sum_type(kind: Any) -> Any:
+def _sum_type(product_dtype: Any) -> Any:
     """Return the type of sums over products of this type."""
-    return jnp.promote_types(kind, jnp.float32)
+    return jnp.promote_types(product_dtype, jnp.float32)
 
 
 def _select_columns(matrix: Array, column: Array) -> Array:
@@ -498,8 +498,8 @@ def _mesh_axes(x: Any) -> frozenset[str]:
 
     Outside `shard_map` there are none.
     """
-    kind = jax.typeof(x)
-    manual = getattr(kind, "manual_axis_type", None)
+    array_type = jax.typeof(x)
+    manual = getattr(array_type, "manual_axis_type", None)
     if manual is None:  # older versions of jax have the set itself
-        return frozenset(getattr(kind, "vma", ()))
+        return frozenset(getattr(array_type, "vma", ()))
     return frozenset(manual.varying)

@@ -43,7 +43,7 @@ SMALLEST = 1e-30  # least probability whose fp32 logarithm is accurate; fp32 end
 def sweep(
     options: LossOptions,
     tensors: LossTensors,
-    kind: torch.dtype,
+    product_dtype: torch.dtype,
     needs: tuple[bool, ...],
     row_weight: Tensor | None,
     into: Tensor | None = None,
@@ -56,19 +56,19 @@ def sweep(
 
     Returns:
         the loss of each token [N], and the gradients of Σ row_weight_i · loss_i that `needs` requests (of features,
-        weight, bias; otherwise None). `row_weight` is [] or [N]; None: all 1. Products are in type `kind` and sums in
-        `accumulator(kind)`.
+        weight, bias; otherwise None). `row_weight` is [] or [N]; None: all 1. Products are in `product_dtype` and sums
+        in `accumulator(product_dtype)`.
     """
     features, weight, bias, targets = tensors
-    wide = accumulator(kind)
+    wide = accumulator(product_dtype)
     losses = features.new_empty(len(targets), dtype=wide)
     adds_to_into = needs[1] and into is not None
     buffered = (needs[0], needs[1] and not adds_to_into, needs[2])
     gradients = gradient_buffers((features, weight, bias), buffered, wide)
     if adds_to_into:
         gradients[1] = into
-    with sweep_products(features, weight, kind):
-        loss = _ChunkedLoss(options, LossTensors(*tensors), kind, any(needs), shard)
+    with sweep_products(features, weight, product_dtype):
+        loss = _ChunkedLoss(options, LossTensors(*tensors), product_dtype, any(needs), shard)
         for chunk in loss.chunks():
             softmax = loss.softmax(chunk)
             losses[chunk.part] = loss.token_losses(chunk, softmax)
@@ -106,14 +106,19 @@ class _ChunkedLoss:
         self,
         options: LossOptions,
         tensors: LossTensors,
-        kind: torch.dtype,
+        product_dtype: torch.dtype,
         needs_gradients: bool,
         shard: VocabularyShard | None,
     ) -> None:
         """Convert the tensors, and allocate the memory."""
-        self.options, self.kind, self.shard, self.wide = options, kind, shard, accumulator(kind)
+        self.options, self.product_dtype, self.shard, self.wide = (
+            options,
+            product_dtype,
+            shard,
+            accumulator(product_dtype),
+        )
         self.features, self.targets = tensors.features, tensors.targets
-        self.weight = tensors.weight.to(kind)
+        self.weight = tensors.weight.to(product_dtype)
         self.bias = None if tensors.bias is None else tensors.bias.to(self.wide)
         self.softmax_is_in_place = shard is not None or devices.is_cpu(self.features)
         self.needs_slope = options.softcap is not None and needs_gradients
@@ -144,11 +149,11 @@ class _ChunkedLoss:
         options, shard, v, n = self.options, self.shard, len(self.weight), len(self.targets)
         if shard is None:
             buffers = 2 if self.needs_slope or not self.softmax_is_in_place else 1
-            numbers = devices.numbers_per_token(v, buffers, self.kind)
+            numbers = devices.numbers_per_token(v, buffers, self.product_dtype)
             self.rows = devices.chunk_size(n, numbers, self.features, options.chunk)
         else:  # every rank needs the same number of chunks, whichever gradients it needs and however large its GPU is
             buffers = 1 if options.softcap is None else 2
-            numbers = devices.numbers_per_token(shard.rows, buffers, self.kind)
+            numbers = devices.numbers_per_token(shard.rows, buffers, self.product_dtype)
             self.rows = chunk_rows(n, numbers, self.features.device.type, options.chunk)
         self.buffer = self.features.new_empty(min(self.rows, n), v, dtype=self.wide)
         self.spare = torch.empty_like(self.buffer) if buffers == 2 else self.buffer[:0]
@@ -168,7 +173,7 @@ class _ChunkedLoss:
                 column, is_here = at[:, None], None
             else:
                 column, is_here = self.shard.columns(targets)
-            yield _Chunk(part, self.features[part].to(self.kind), targets, valid, hit, column, is_here)
+            yield _Chunk(part, self.features[part].to(self.product_dtype), targets, valid, hit, column, is_here)
 
     def softmax(self, chunk: _Chunk) -> _ChunkSoftmax:
         """Return the softmax of a chunk's logits, in this object's memory.
@@ -288,7 +293,7 @@ class _ChunkedLoss:
         if by_bias is not None:
             by_bias.sub_(token_weight.sum() * u)
         if by_features is not None:
-            row = (u.to(self.kind) @ self.weight).to(self.wide)
+            row = (u.to(self.product_dtype) @ self.weight).to(self.wide)
             by_features[chunk.part].addr_(token_weight, row, alpha=-scale)
         if by_weight is not None:
             by_weight.addr_(u, token_weight @ (chunk.h.to(self.wide) * scale), alpha=-1)

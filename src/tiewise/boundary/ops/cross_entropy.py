@@ -112,13 +112,13 @@ def linear_cross_entropy(
     if not -math.inf < upstream < math.inf:
         raise ValueError(f"upstream must be finite, not {upstream}")
     tensors = LossTensors(flat_rows(features), weight, bias, targets.reshape(-1).long())
-    kind = compute_dtype(tensors.features, weight)
+    product_dtype = compute_dtype(tensors.features, weight)
     if into is not None:
-        _check_into(into, weight, kind, options)
+        _check_into(into, weight, product_dtype, options)
     if torch.compiler.is_compiling():
-        loss = _compiled_loss(tensors, kind, options)
+        loss = _compiled_loss(tensors, product_dtype, options)
     else:
-        _check_values(tensors, kind, options, shard)
+        _check_values(tensors, product_dtype, options, shard)
         sweep = _Sweep(options, into, shard)
         factor = None if into is None else upstream
         loss = fused_loss("linear_cross_entropy", sweep, options, *tensors, upstream=factor, shard=shard)
@@ -127,12 +127,14 @@ def linear_cross_entropy(
     return loss
 
 
-def _check_values(tensors: LossTensors, kind: torch.dtype, options: LossOptions, shard: VocabularyShard | None) -> None:
+def _check_values(
+    tensors: LossTensors, product_dtype: torch.dtype, options: LossOptions, shard: VocabularyShard | None
+) -> None:
     """Refuse targets outside the vocabulary, and fp16 if ranks have separate tokens."""
     if shard is None:
         check_range(tensors.targets, tensors.weight.shape[0], options.ignore_index)
     # a shard's sweep checks the targets of all ranks, so that all of them raise
-    elif shard.own_tokens and kind == torch.float16:  # fp16 gradients are divided after they are summed
+    elif shard.own_tokens and product_dtype == torch.float16:  # fp16 gradients are divided after they are summed
         raise UnsupportedError("tokens of a rank's own in fp16", "compute in bfloat16")
 
 
@@ -184,17 +186,17 @@ def _oracle_logits(features: Tensor, weight: Tensor, bias: Tensor | None, option
     return z
 
 
-def _check_into(into: Any, weight: Tensor, kind: torch.dtype, options: LossOptions) -> None:
+def _check_into(into: Any, weight: Tensor, product_dtype: torch.dtype, options: LossOptions) -> None:
     """Refuse an `into` of the wrong form, and calls that would add to it wrongly."""
-    if not _is_buffer_for(into, weight, accumulator(kind)):
-        what = f"a contiguous {accumulator(kind)} tensor of shape {tuple(weight.shape)} without gradient"
+    if not _is_buffer_for(into, weight, accumulator(product_dtype)):
+        what = f"a contiguous {accumulator(product_dtype)} tensor of shape {tuple(weight.shape)} without gradient"
         raise ValueError(f"into must be {what}")
     if options.reduction == "none":
         raise ValueError("into is for scalar losses: the gradient of losses by token is not known beforehand")
     lacks = {
         "under torch.compile": torch.compiler.is_compiling(),
         "in a backward pass, as a checkpoint runs its forward once more,": torch._C._current_graph_task_id() != -1,
-        "in fp16": kind == torch.float16,
+        "in fp16": product_dtype == torch.float16,
         f"by backend={options.backend!r}": options.backend in ("liger", "cce"),
     }
     for where, is_so in lacks.items():
@@ -223,30 +225,30 @@ class _Sweep:
     shard: VocabularyShard | None = None
 
     def __call__(
-        self, tensors: Sequence[Any], kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+        self, tensors: Sequence[Any], product_dtype: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
         """Compute losses and gradients on this rank, or together with the other ranks of a shard."""
         if self.shard is None:
-            return self._on_this_rank(LossTensors(*tensors), kind, needs, row_weight)
-        return self._over_ranks(self.shard, LossTensors(*tensors), kind, needs, row_weight)
+            return self._on_this_rank(LossTensors(*tensors), product_dtype, needs, row_weight)
+        return self._over_ranks(self.shard, LossTensors(*tensors), product_dtype, needs, row_weight)
 
     def _on_this_rank(
-        self, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+        self, tensors: LossTensors, product_dtype: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
         """Compute losses and gradients by the backend that the options or the environment choose."""
         options = self.options
         backend = options.backend or os.environ.get(VARIABLE) or "tiewise"
         if self.into is None and backend != "tiewise":
-            sweep = backend_sweep(backend, options, tensors, kind, chunked.sweep)
+            sweep = backend_sweep(backend, options, tensors, product_dtype, chunked.sweep)
             if sweep is not None:
-                return sweep(options, tensors, kind, needs, row_weight)
-        return fastest_sweep(options, tensors, kind, needs, row_weight, self.into)
+                return sweep(options, tensors, product_dtype, needs, row_weight)
+        return fastest_sweep(options, tensors, product_dtype, needs, row_weight, self.into)
 
     def _over_ranks(
         self,
         shard: VocabularyShard,
         tensors: LossTensors,
-        kind: torch.dtype,
+        product_dtype: torch.dtype,
         needs: Needs,
         row_weight: Tensor | None,
     ) -> tuple[Tensor, Gradients]:
@@ -258,7 +260,7 @@ class _Sweep:
         if max_tokens is not None and row_weight is not None:
             row_weight = _gather_row_weight(row_weight, shard, max_tokens)
         all_tensors = tensors._replace(features=shard.gather_tokens(tensors.features, max_tokens), targets=targets)
-        losses, gradients = chunked.sweep(options, all_tensors, kind, needs, row_weight, self.into, shard)
+        losses, gradients = chunked.sweep(options, all_tensors, product_dtype, needs, row_weight, self.into, shard)
         if gradients[0] is not None:
             gradients[0] = shard.sum_tokens(gradients[0], max_tokens, n)
         return shard.local_part(losses, max_tokens, n), gradients
@@ -294,7 +296,7 @@ class _Arguments(NamedTuple):
     targets: Tensor
     class_weight: Tensor | None
     upstream: Tensor | None  # gradient of per-token losses; None: compute only the losses
-    kind: torch.dtype
+    product_dtype: torch.dtype
     needs: Sequence[bool]
     reduction: str
     chunk: int | None
@@ -311,7 +313,7 @@ class _Arguments(NamedTuple):
         return LossOptions(class_weight=self.class_weight, **{name: getattr(self, name) for name in _FIELDS})
 
 
-def _compiled_loss(tensors: LossTensors, kind: torch.dtype, options: LossOptions) -> Tensor:
+def _compiled_loss(tensors: LossTensors, product_dtype: torch.dtype, options: LossOptions) -> Tensor:
     """Return the loss by the operator, with arguments that are fixed while Dynamo traces.
 
     At run time the operator cannot see the autocast region of its caller.
@@ -320,7 +322,7 @@ def _compiled_loss(tensors: LossTensors, kind: torch.dtype, options: LossOptions
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs]
     option_values = [getattr(options, name) for name in _FIELDS]
     loss: Tensor
-    loss, *_ = _operator(*inputs, tensors.targets, options.class_weight, None, kind, needs, *option_values)
+    loss, *_ = _operator(*inputs, tensors.targets, options.class_weight, None, product_dtype, needs, *option_values)
     return loss
 
 
@@ -333,7 +335,7 @@ def _operator(*arguments: Any) -> Any:
     a = _Arguments(*arguments)
     options = a.options()
     tensors = LossTensors(a.features, a.weight, a.bias, a.targets)
-    loss, gradients = reduce_losses(_Sweep(options), options, tensors, a.kind, tuple(a.needs), a.upstream)
+    loss, gradients = reduce_losses(_Sweep(options), options, tensors, a.product_dtype, tuple(a.needs), a.upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in gradients))
 
 
@@ -349,13 +351,13 @@ def _(*arguments: Any) -> Any:
             shapes.append(x.shape)
         else:
             shapes.append((0,))
-    return tuple(a.targets.new_empty(shape, dtype=accumulator(a.kind)) for shape in shapes)
+    return tuple(a.targets.new_empty(shape, dtype=accumulator(a.product_dtype)) for shape in shapes)
 
 
 def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
     """Save the gradients of a reduced loss, or the inputs of a per-token one."""
     a = _Arguments(*inputs)
-    ctx.option_values = inputs[6:]  # the arguments after `upstream`: `kind`, `needs` and the options
+    ctx.option_values = inputs[6:]  # the arguments after `upstream`: `product_dtype`, `needs` and the options
     ctx.is_per_token = a.reduction == "none"
     ctx.needs = a.needs
     ctx.dtypes = [None if x is None else x.dtype for x in (a.features, a.weight, a.bias)]

@@ -77,15 +77,15 @@ def wide_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
-def numbers_per_token(v: int, buffers: float, kind: torch.dtype) -> int:
+def numbers_per_token(v: int, buffers: float, product_dtype: torch.dtype) -> int:
     """Return the memory that one token takes in a chunk, in fp32 numbers.
 
     It counts `buffers` rows of V sums, and a row in a narrower product type.
     """
-    wide = torch.promote_types(kind, torch.float32)
+    wide = torch.promote_types(product_dtype, torch.float32)
     bytes_per_word = buffers * wide.itemsize
-    if kind != wide:
-        bytes_per_word += kind.itemsize
+    if product_dtype != wide:
+        bytes_per_word += product_dtype.itemsize
     return math.ceil(v * bytes_per_word / torch.float32.itemsize)
 
 

@@ -375,7 +375,7 @@ def _allocate_large_pages(size: int) -> Tensor:
 
 
 def _slices(n: int, size: int = ROWS) -> list[slice]:
-    """Return slices that cut n rows into parts of `size`; an empty slice for n = 0."""
+    """Return slices that cut n rows into parts of `size`; without rows, an empty one."""
     return [slice(start, start + size) for start in range(0, max(n, 1), size)]
 
 

@@ -123,14 +123,14 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
 
 
 @contextmanager
-def sweep_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterator[None]:
+def sweep_products(features: Tensor, weight: Tensor, product_dtype: torch.dtype) -> Iterator[None]:
     """Run a sweep's products in the fastest way for its size, without autocast and gradients.
 
-    They are in type `kind`.
+    They are in type `product_dtype`.
     """
     fast = ExitStack()
     with devices.without_autocast(features), torch.no_grad(), fast:
-        if kind == torch.float32 and devices.is_cpu(features):
+        if product_dtype == torch.float32 and devices.is_cpu(features):
             choice = choose_products("auto", len(features) * weight.numel())
             if choice.product != "default":
                 fast.enter_context(fast_products(choice))

@@ -30,7 +30,7 @@ def reduce_losses(
     sweep: Sweep,
     options: LossOptions,
     tensors: Sequence[Tensor | None],
-    kind: torch.dtype,
+    product_dtype: torch.dtype,
     needs: Needs,
     upstream: Tensor | None = None,
 ) -> tuple[Tensor, Gradients]:
@@ -41,21 +41,22 @@ def reduce_losses(
     if options.reduction == "none":
         if upstream is None:
             needs = (False,) * len(needs)
-        return sweep(tensors, kind, needs, upstream)
+        return sweep(tensors, product_dtype, needs, upstream)
     if options.reduction == "sum":
-        losses, gradients = sweep(tensors, kind, needs, upstream)
+        losses, gradients = sweep(tensors, product_dtype, needs, upstream)
         return losses.sum(), gradients
     targets = tensors[-1]
     assert targets is not None, "the last of a loss's tensors are its targets"
-    factor = _mean_factor(options, targets, accumulator(kind))
-    if kind == torch.float16:  # the factor would underflow in the row coefficients, so it multiplies the gradients
-        losses, gradients = sweep(tensors, kind, needs, None)
+    factor = _mean_factor(options, targets, accumulator(product_dtype))
+    # fp16: the factor would underflow in the row coefficients, so it multiplies the gradients
+    if product_dtype == torch.float16:
+        losses, gradients = sweep(tensors, product_dtype, needs, None)
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(factor)
     else:  # in the row coefficients the factor costs nothing
         row_weight = factor if upstream is None else factor * upstream
-        losses, gradients = sweep(tensors, kind, needs, row_weight)
+        losses, gradients = sweep(tensors, product_dtype, needs, row_weight)
     return losses.sum() * factor, gradients
 
 
@@ -145,7 +146,7 @@ class _Fused(torch.autograd.Function):
 
         The inputs are saved if the backward pass sweeps again.
         """
-        ctx.call, ctx.kind = call, compute_dtype(*tensors[:2])
+        ctx.call, ctx.product_dtype = call, compute_dtype(*tensors[:2])
         ctx.needs = tuple(grad_mode and need for need in ctx.needs_input_grad[2:])
         ctx.dtypes = [None if x is None else x.dtype for x in tensors]
         ctx.differing_ranks = call.differing_ranks()
@@ -155,8 +156,8 @@ class _Fused(torch.autograd.Function):
         upstream = None
         if call.upstream is not None:  # `into` gets the table's gradient, even if autograd needs none
             ctx.needs = (ctx.needs[0], grad_mode, *ctx.needs[2:])
-            upstream = tensors[0].new_full((), call.upstream, dtype=accumulator(ctx.kind))
-        loss, ctx.gradients = reduce_losses(call.sweep, call.options, tensors, ctx.kind, ctx.needs, upstream)
+            upstream = tensors[0].new_full((), call.upstream, dtype=accumulator(ctx.product_dtype))
+        loss, ctx.gradients = reduce_losses(call.sweep, call.options, tensors, ctx.product_dtype, ctx.needs, upstream)
         return loss
 
     @staticmethod
@@ -177,7 +178,9 @@ def _gradients(ctx: Any, upstream: Tensor) -> Gradients:
     """Return the gradients from the forward pass, or from another sweep."""
     call: _Call = ctx.call
     if call.is_per_token or _ranks_differ(ctx, upstream):
-        _, gradients = reduce_losses(call.sweep, call.options, ctx.saved_tensors, ctx.kind, ctx.needs, upstream)
+        _, gradients = reduce_losses(
+            call.sweep, call.options, ctx.saved_tensors, ctx.product_dtype, ctx.needs, upstream
+        )
         return gradients
     if ctx.gradients is None:
         fix = "pass retain_graph=True to the first backward" if call.upstream is None else "compute it again"

@@ -119,11 +119,11 @@ class BrokenDevice(RunError):
 
 
 def backend_sweep(
-    name: str, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
 ) -> Sweep | None:
     """Return the sweep of the named backend; None if it is tiewise's.
 
-    For a mean or a sum, its losses [1] are their sum. `ours` is tiewise's sweep.
+    For a mean or a sum, its losses [1] are their sum. `tiewise_sweep` is tiewise's sweep.
 
     Raises:
         RunError: TIEWISE_LOSS names no backend, or a kernel breaks the GPU's context.
@@ -139,23 +139,23 @@ def backend_sweep(
     if options.backend is None and not _has_kernels(tensors.features.device):
         return None
     if name != "auto":
-        candidate = kernel_sweep(name, options, tensors, kind)
-        _require_agreement(name, candidate, options, tensors, kind, ours)
+        candidate = kernel_sweep(name, options, tensors, product_dtype)
+        _require_agreement(name, candidate, options, tensors, product_dtype, tiewise_sweep)
         return candidate
     candidates: Candidates = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
-            candidates[name] = kernel_sweep(name, options, tensors, kind)
+            candidates[name] = kernel_sweep(name, options, tensors, product_dtype)
     if len(candidates) == 1:
         return None
-    return _choose_fastest(candidates, options, tensors, kind, ours)
+    return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_sweep)
 
 
 def _choose_fastest(
-    candidates: Candidates, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    candidates: Candidates, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
 ) -> Sweep | None:
     """Return the fastest of `candidates` by a trial of this process or an earlier one."""
-    problem = _describe_problem(options, tensors, kind)
+    problem = _describe_problem(options, tensors, product_dtype)
     key = (*problem.values(), *candidates)
     if key not in TRIALS.times:
         problem["torch"] = torch.__version__
@@ -164,14 +164,17 @@ def _choose_fastest(
                 package = KERNELS[name].package
                 problem[package] = version(package)
         times = cached_or_measured(
-            "losses.json", problem, ("tiewise_ms",), lambda: run_trial(candidates, options, tensors, kind, ours)
+            "losses.json",
+            problem,
+            ("tiewise_ms",),
+            lambda: run_trial(candidates, options, tensors, product_dtype, tiewise_sweep),
         )
         TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
     fastest = min(candidates, key=TRIALS.times[key].__getitem__)
     return candidates[fastest]
 
 
-def _describe_problem(options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> dict[str, str]:
+def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> dict[str, str]:
     """Return the properties of a problem that determine the fastest candidate.
 
     Sizes are rounded to a power of two.
@@ -183,8 +186,8 @@ def _describe_problem(options: LossOptions, tensors: LossTensors, kind: torch.dt
     sizes = (min(len(targets), TOKENS), *weight.shape)
     return {
         "device": device,
-        "type": str(kind),
-        "options": " ".join(_used_options(options, bias, kind)),
+        "type": str(product_dtype),
+        "options": " ".join(_used_options(options, bias, product_dtype)),
         "losses": "by token" if options.reduction == "none" else "summed",
         "shape": " ".join(str(2 ** round(math.log2(size))) for size in sizes),
     }
@@ -199,70 +202,87 @@ class _Trial:
 
     options: LossOptions
     problem: LossTensors
-    kind: torch.dtype
+    product_dtype: torch.dtype
     row_weight: Tensor
 
     def run(self, candidate: Sweep) -> tuple[float, list[Tensor]]:
         """Return the milliseconds and the results of one candidate."""
         start = time.perf_counter()
-        results = _run_sweep(candidate, self.options, self.problem, self.kind, self.row_weight)
+        results = _run_sweep(candidate, self.options, self.problem, self.product_dtype, self.row_weight)
         results[0].sum().item()  # waits until a GPU has finished
         milliseconds = 1e3 * (time.perf_counter() - start)
         return milliseconds, _sketch_table(results)
 
 
 def run_trial(
-    candidates: Candidates, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    candidates: Candidates, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
 ) -> dict[str, float]:
-    """Return the milliseconds of each candidate that runs and agrees with `ours`.
+    """Return the milliseconds of each candidate that runs and agrees with `tiewise_sweep`.
 
     Each time is the minimum of three. Tokens are random, at most TOKENS of them; table and bias are the caller's. Only
     one gradient of the table exists at a time: a step needs as much memory.
     """
     features, weight, bias, targets = tensors
     h, t = _draw_tokens(min(TOKENS, len(targets)), weight.shape, features, options)
-    problem = _Trial(options, LossTensors(h, weight, bias, t), kind, _uneven_factors(options, len(t), features))
+    problem = _Trial(
+        options, LossTensors(h, weight, bias, t), product_dtype, _uneven_factors(options, len(t), features)
+    )
     times = {}
-    _, truth = problem.run(ours)
+    _, truth = problem.run(tiewise_sweep)
     for name, candidate in candidates.items():
         with _ignore_failure(name, features.device):
-            _, results = problem.run(candidate or ours)
-            if _distance(results, truth) <= _tolerance(kind):
-                times[f"{name}_ms"] = min(problem.run(candidate or ours)[0] for _ in range(3))
+            _, results = problem.run(candidate or tiewise_sweep)
+            if _distance(results, truth) <= _tolerance(product_dtype):
+                times[f"{name}_ms"] = min(problem.run(candidate or tiewise_sweep)[0] for _ in range(3))
     return times
 
 
 def _require_agreement(
-    name: str, candidate: Sweep, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    name: str,
+    candidate: Sweep,
+    options: LossOptions,
+    tensors: LossTensors,
+    product_dtype: torch.dtype,
+    tiewise_sweep: Sweep,
 ) -> None:
-    """Refuse a kernel whose results differ from those of `ours`.
+    """Refuse a kernel whose results differ from those of `tiewise_sweep`.
 
     It is compared at its first use with this type and these options.
     """
     features, weight, bias, _ = tensors
-    used = tuple(_used_options(options, bias, kind))
-    key = (name, features.device, kind, used, options.reduction == "none", options.scale != 1.0, weight.shape[1])
+    used = tuple(_used_options(options, bias, product_dtype))
+    key = (
+        name,
+        features.device,
+        product_dtype,
+        used,
+        options.reduction == "none",
+        options.scale != 1.0,
+        weight.shape[1],
+    )
     if key not in TRIALS.distances:
-        TRIALS.distances[key] = measure_distance(candidate, options, tensors, kind, ours)
+        TRIALS.distances[key] = measure_distance(candidate, options, tensors, product_dtype, tiewise_sweep)
     distance = TRIALS.distances[key]
-    if not distance <= SLACK * _tolerance(kind):
+    if not distance <= SLACK * _tolerance(product_dtype):
         package = KERNELS[name].package
         what = f"{package} {version(package)} differs from our loss by {distance:.1e} of it on a small problem"
         listed = f", {', '.join(used)}" if used else ""
-        raise UnsupportedError(f"{what} ({kind}, reduction={options.reduction!r}{listed})", "take backend='tiewise'")
+        raise UnsupportedError(
+            f"{what} ({product_dtype}, reduction={options.reduction!r}{listed})", "take backend='tiewise'"
+        )
 
 
 def measure_distance(
-    candidate: Sweep, options: LossOptions, tensors: LossTensors, kind: torch.dtype, ours: Sweep
+    candidate: Sweep, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
 ) -> float:
-    """Return the largest relative distance of loss or gradients from those of `ours`.
+    """Return the largest relative distance of loss or gradients from those of `tiewise_sweep`.
 
     It is measured on a small problem like this one.
     """
     tensors = LossTensors(*tensors)
     options, problem = _draw_problem(options, tensors)
     row_weight = _uneven_factors(options, len(problem.targets), tensors.features)
-    results = [_run_sweep(sweep, options, problem, kind, row_weight) for sweep in (candidate, ours)]
+    results = [_run_sweep(sweep, options, problem, product_dtype, row_weight) for sweep in (candidate, tiewise_sweep)]
     return _distance(*results)
 
 
@@ -308,13 +328,13 @@ def _uneven_factors(options: LossOptions, n: int, features: Tensor) -> Tensor:
 
 
 def _run_sweep(
-    sweep: Sweep, options: LossOptions, problem: LossTensors, kind: torch.dtype, row_weight: Tensor
+    sweep: Sweep, options: LossOptions, problem: LossTensors, product_dtype: torch.dtype, row_weight: Tensor
 ) -> list[Tensor]:
     """Return the losses, and the gradients of features, table and bias.
 
     The losses of a mean or a sum are summed.
     """
-    losses, gradients = sweep(options, problem, kind, (True, True, problem.bias is not None), row_weight)
+    losses, gradients = sweep(options, problem, product_dtype, (True, True, problem.bias is not None), row_weight)
     if options.reduction != "none":
         losses = losses.sum()
     return [losses, *(x for x in gradients if x is not None)]
@@ -340,11 +360,11 @@ def _distance(results: list[Tensor], truth: list[Tensor]) -> float:
     return max(distances, key=lambda distance: math.inf if math.isnan(distance) else distance)
 
 
-def _tolerance(kind: torch.dtype) -> float:
+def _tolerance(product_dtype: torch.dtype) -> float:
     """Return the distance up to which a kernel agrees with tiewise's results."""
-    if kind == torch.float32 and _rounds_to_tf32():
+    if product_dtype == torch.float32 and _rounds_to_tf32():
         return TF32
-    return AGREES[kind]
+    return AGREES[product_dtype]
 
 
 def _rounds_to_tf32() -> bool:
@@ -374,7 +394,7 @@ def _ignore_failure(name: str, device: torch.device) -> Iterator[None]:
             raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 
-def kernel_sweep(name: str, options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> Sweep:
+def kernel_sweep(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> Sweep:
     """Return the sweep of a kernel by its name, without comparing its results.
 
     Raises:
@@ -385,9 +405,9 @@ def kernel_sweep(name: str, options: LossOptions, tensors: LossTensors, kind: to
     fix = f"take backend='tiewise', or 'auto' (also in {VARIABLE})"
     if not _has_kernels(features.device):
         raise UnsupportedError(f"backend={name!r} runs on a GPU, and the features are on a {features.device.type}", fix)
-    lacks = [option for option in _used_options(options, bias, kind) if option not in kernel.has]
-    if kind not in kernel.types:
-        lacks.append(f"products in {kind}".replace("torch.", ""))
+    lacks = [option for option in _used_options(options, bias, product_dtype) if option not in kernel.has]
+    if product_dtype not in kernel.types:
+        lacks.append(f"products in {product_dtype}".replace("torch.", ""))
     if lacks:
         raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
     return _KernelSweep(_import_kernel(kernel, name), kernel.keywords)
@@ -423,9 +443,9 @@ def _has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _used_options(options: LossOptions, bias: Tensor | None, kind: torch.dtype) -> list[str]:
+def _used_options(options: LossOptions, bias: Tensor | None, product_dtype: torch.dtype) -> list[str]:
     """Return the names of the options that a kernel must support."""
-    keeps_fp32 = options.logits is not None and kind != torch.float32
+    keeps_fp32 = options.logits is not None and product_dtype != torch.float32
     used = {
         "bias": bias is not None,
         "softcap": options.softcap is not None,
@@ -447,13 +467,18 @@ class _KernelSweep:
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]
 
     def __call__(
-        self, options: LossOptions, tensors: LossTensors, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+        self,
+        options: LossOptions,
+        tensors: LossTensors,
+        product_dtype: torch.dtype,
+        needs: Needs,
+        row_weight: Tensor | None,
     ) -> tuple[Tensor, Gradients]:
         """Return losses and gradients, as `chunked.sweep` does."""
         # Liger computes the table's gradient only if the features need one
         computed = (any(needs), *needs[1:3])
         with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():
-            converted = _detach(options, tensors, kind)
+            converted = _detach(options, tensors, product_dtype)
             leaves: list[Tensor] = []
             for x, is_computed in zip(converted[:3], computed, strict=True):
                 if is_computed:
@@ -478,18 +503,18 @@ class _KernelSweep:
         )
 
 
-def _detach(options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> LossTensors:
+def _detach(options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> LossTensors:
     """Return the tensors in the type of the products, outside the caller's graph.
 
     The features are scaled.
     """
     features, weight, bias, targets = tensors
-    features = features.detach().to(kind)
+    features = features.detach().to(product_dtype)
     if options.scale != 1.0:
         features = features * options.scale
     if bias is not None:
-        bias = bias.detach().to(kind)
-    return LossTensors(features, weight.detach().to(kind), bias, targets)
+        bias = bias.detach().to(product_dtype)
+    return LossTensors(features, weight.detach().to(product_dtype), bias, targets)
 
 
 def _gradients(losses: Tensor, leaves: Sequence[Tensor], row_weight: Tensor | None) -> Sequence[Tensor]:

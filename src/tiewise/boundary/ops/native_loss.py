@@ -44,14 +44,14 @@ class KernelResult(NamedTuple):
 class NativeKernel:
     """Compiled operator for one table and its options; each call provides the tokens."""
 
-    def __init__(self, library: Any, options: LossOptions, tensors: LossTensors, kind: torch.dtype) -> None:
+    def __init__(self, library: Any, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> None:
         """Choose the types in which the operator multiplies and returns gradients."""
         features, weight, bias, _ = tensors
-        self.library, self.options, self.kind, self.weight = library, options, kind, weight
+        self.library, self.options, self.product_dtype, self.weight = library, options, product_dtype, weight
         self.bias = None if bias is None else bias.float().contiguous()
         are_narrow = {features.dtype, weight.dtype} == {torch.bfloat16}
         self.gradients_are_narrow = are_narrow and not options.label_smoothing
-        self.multiplies_pairs = kind == torch.bfloat16 and "avx512_bf16" in processor()
+        self.multiplies_pairs = product_dtype == torch.bfloat16 and "avx512_bf16" in processor()
 
     def __call__(
         self,
@@ -90,15 +90,17 @@ class NativeKernel:
 
     def _softcap_slope(self, h: Tensor, targets: Tensor, softcap: float) -> Tensor:
         """Return the soft-cap's derivative [n] at the targets' logits."""
-        features = h.to(self.kind).float()
-        rows = self.weight[targets].to(self.kind).float()
+        features = h.to(self.product_dtype).float()
+        rows = self.weight[targets].to(self.product_dtype).float()
         logits: Tensor = torch.linalg.vecdot(features, rows) * self.options.scale
         if self.bias is not None:
             logits = logits + self.bias[targets]
         return 1 - (logits / softcap).tanh().square()
 
 
-def find_kernel(options: LossOptions, tensors: LossTensors, kind: torch.dtype, count: int) -> NativeKernel | None:
+def find_kernel(
+    options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, count: int
+) -> NativeKernel | None:
     """Return the compiled operator for `count` tokens.
 
     It is None if there is no operator, if it lacks the options or types, or if it is not faster.
@@ -106,13 +108,13 @@ def find_kernel(options: LossOptions, tensors: LossTensors, kind: torch.dtype, c
     multiplications = count * tensors.weight.numel()
     if multiplications < LEAST or count < TOKENS:
         return None
-    if not _supports(options, tensors) or not _is_faster(kind, multiplications):
+    if not _supports(options, tensors) or not _is_faster(product_dtype, multiplications):
         return None
     library = kernels()
     if library is None:
         return None
     _register_shapes(library)
-    return NativeKernel(library, options, tensors, kind)
+    return NativeKernel(library, options, tensors, product_dtype)
 
 
 def _supports(options: LossOptions, tensors: LossTensors) -> bool:
@@ -126,11 +128,11 @@ def _supports(options: LossOptions, tensors: LossTensors) -> bool:
     return options.softcap is None or not options.label_smoothing
 
 
-def _is_faster(kind: torch.dtype, multiplications: int) -> bool:
+def _is_faster(product_dtype: torch.dtype, multiplications: int) -> bool:
     """Return whether the operator is faster than torch's products of this type and size."""
-    if kind == torch.float32:
+    if product_dtype == torch.float32:
         return choose_products("auto", multiplications).native
-    return kind == torch.bfloat16 and "amx_bf16" not in processor()  # torch's own products use AMX
+    return product_dtype == torch.bfloat16 and "amx_bf16" not in processor()  # torch's own products use AMX
 
 
 @cache
@@ -145,7 +147,7 @@ def _fake_results(
     """Return empty tensors of the shapes and types that the operator returns."""
     into, (narrow, entropy, by_features, by_weight, by_bias) = rest[1], rest[6:]
     (n, d), v = features.shape, len(weight)
-    kind = torch.bfloat16 if narrow else torch.float32
+    product_dtype = torch.bfloat16 if narrow else torch.float32
     has_table = by_weight and into is None
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -154,8 +156,8 @@ def _fake_results(
 
     # n · 0: a result that is not computed is an empty tensor
     nll, lse, entropies = empty(n), empty(n), empty(n * entropy)
-    feature_gradient = empty(n * by_features, d, dtype=kind)
-    weight_gradient = empty(v * has_table, d, dtype=kind)
+    feature_gradient = empty(n * by_features, d, dtype=product_dtype)
+    weight_gradient = empty(v * has_table, d, dtype=product_dtype)
     return nll, lse, entropies, feature_gradient, weight_gradient, empty(v * by_bias)
 
 
@@ -165,7 +167,7 @@ def _fake_results(
 def fastest_sweep(
     options: LossOptions,
     tensors: LossTensors,
-    kind: torch.dtype,
+    product_dtype: torch.dtype,
     needs: tuple[bool, ...],
     row_weight: Tensor | None,
     into: Tensor | None = None,
@@ -173,12 +175,12 @@ def fastest_sweep(
     """Return the results of `chunked.sweep` on one rank, by the compiled kernel if that is faster."""
     tensors = LossTensors(*tensors)
     if not _supports(options, tensors):  # checked first, because counting tokens would synchronise a GPU
-        return chunked.sweep(options, tensors, kind, needs, row_weight, into)
+        return chunked.sweep(options, tensors, product_dtype, needs, row_weight, into)
     valid = tensors.targets != options.ignore_index
     count = int(valid.sum())
-    compute = find_kernel(options, tensors, kind, count)
+    compute = find_kernel(options, tensors, product_dtype, count)
     if compute is None:
-        return chunked.sweep(options, tensors, kind, needs, row_weight, into)
+        return chunked.sweep(options, tensors, product_dtype, needs, row_weight, into)
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         if count == len(valid):
             return _NativeLoss(options, tensors, row_weight).compute(compute, needs, into)

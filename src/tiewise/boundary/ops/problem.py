@@ -89,14 +89,14 @@ def _check_devices(features: Tensor, **others: Any) -> None:
 
 def _check_numbers(options: LossOptions) -> None:
     """Refuse an option of the wrong type: a tensor as `scale`, for example."""
-    for name, kind in NUMBERS.items():
+    for name, number_type in NUMBERS.items():
         value = getattr(options, name)
         if isinstance(value, Tensor):
             fix = "give a number; to learn it, multiply the features by it, or compute the logits"
             raise UnsupportedError(f"{name} as a tensor, which would get no gradient", fix)
         is_left_out = value is None and name in OPTIONAL
-        if not is_left_out and not isinstance(value, kind):
-            what = "a whole number" if kind is Integral else "a number"
+        if not is_left_out and not isinstance(value, number_type):
+            what = "a whole number" if number_type is Integral else "a number"
             raise TypeError(f"{name} must be {what}, not a {type(value).__name__}")
 
 
@@ -123,13 +123,13 @@ def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
 
     Under autocast it is autocast's type, except for fp64 inputs. Otherwise it is the wider of the two inputs' types.
     """
-    kind = torch.promote_types(features.dtype, weight.dtype)
+    product_dtype = torch.promote_types(features.dtype, weight.dtype)
     cast = devices.autocast_type(features)
-    if cast is None or kind == torch.float64:
-        return kind
+    if cast is None or product_dtype == torch.float64:
+        return product_dtype
     return cast
 
 
-def accumulator(kind: torch.dtype) -> torch.dtype:
+def accumulator(product_dtype: torch.dtype) -> torch.dtype:
     """Return the type of sums: fp32, or fp64 for products in fp64."""
-    return torch.float64 if kind == torch.float64 else torch.float32
+    return torch.float64 if product_dtype == torch.float64 else torch.float32

@@ -187,24 +187,24 @@ class _DivergenceSweep:
     options: LossOptions
     teacher_options: LossOptions
     beta: float
-    teacher_kind: torch.dtype
+    teacher_dtype: torch.dtype
 
     def __call__(
-        self, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+        self, tensors: Any, product_dtype: torch.dtype, needs: Needs, row_weight: Tensor | None
     ) -> tuple[Tensor, Gradients]:
         """Return D [N], and the gradients of Σ row_weight_i · D_i.
 
         `row_weight` is [] or [N]; None: all 1.
         """
-        t, options, wide = _DivergenceTensors(*tensors), self.options, accumulator(kind)
+        t, options, wide = _DivergenceTensors(*tensors), self.options, accumulator(product_dtype)
         losses = t.features.new_empty(len(t.features), dtype=wide)
         gradients = gradient_buffers((t.features, t.weight, t.bias), needs[:3], wide)
-        with sweep_products(t.features, t.weight, kind):
-            t = self._convert(t, kind)
-            rows, (logits, teacher_logits) = self._allocate(t, losses, kind)
+        with sweep_products(t.features, t.weight, product_dtype):
+            t = self._convert(t, product_dtype)
+            rows, (logits, teacher_logits) = self._allocate(t, losses, product_dtype)
             for start in range(0, len(losses), rows):
                 part = slice(start, start + rows)
-                h, x = t.features[part].to(kind), t.teacher_features[part].to(t.teacher_weight.dtype)
+                h, x = t.features[part].to(product_dtype), t.teacher_features[part].to(t.teacher_weight.dtype)
                 z = chunk_logits(h, t.weight, t.bias, options, logits[: len(h)])
                 y = chunk_logits(x, t.teacher_weight, t.teacher_bias, self.teacher_options, teacher_logits[: len(h)])
                 self._diverge(losses[part], z, y)
@@ -215,22 +215,22 @@ class _DivergenceSweep:
                     accumulate_gradients(gradients, part, z, c.to(wide), h, t.weight, options.scale)
         return losses, [*gradients, None, None, None]  # the teacher gets no gradient
 
-    def _convert(self, t: _DivergenceTensors, kind: torch.dtype) -> _DivergenceTensors:
+    def _convert(self, t: _DivergenceTensors, product_dtype: torch.dtype) -> _DivergenceTensors:
         """Return the tensors with tables in the products' types, and biases in the sums' types."""
-        wide = accumulator(kind)
-        teacher_kind = self.teacher_kind if accumulator(self.teacher_kind) == wide else wide
+        wide = accumulator(product_dtype)
+        teacher_dtype = self.teacher_dtype if accumulator(self.teacher_dtype) == wide else wide
         return t._replace(
-            weight=t.weight.to(kind),
-            teacher_weight=t.teacher_weight.to(teacher_kind),
+            weight=t.weight.to(product_dtype),
+            teacher_weight=t.teacher_weight.to(teacher_dtype),
             bias=None if t.bias is None else t.bias.to(wide),
             teacher_bias=None if t.teacher_bias is None else t.teacher_bias.to(wide),
         )
 
-    def _allocate(self, t: _DivergenceTensors, losses: Tensor, kind: torch.dtype) -> tuple[int, Tensor]:
+    def _allocate(self, t: _DivergenceTensors, losses: Tensor, product_dtype: torch.dtype) -> tuple[int, Tensor]:
         """Return the tokens of a chunk, and memory for both sides' logits [2, rows, V]."""
         n, v = len(losses), len(t.weight)
         work = 0 if devices.is_cpu(t.features) else _WORK / BLOCKS  # copies of a block, as a share of the chunk
-        numbers = devices.numbers_per_token(v, 2 + work, kind)
+        numbers = devices.numbers_per_token(v, 2 + work, product_dtype)
         rows = devices.chunk_size(n, numbers, t.features, self.options.chunk)
         return rows, losses.new_empty(2, min(rows, n), v)
 
@@ -371,30 +371,30 @@ class _AugmentedTensors(NamedTuple):
 
 
 def _sweep_augmented(
-    options: AugmentedOptions, tensors: Any, kind: torch.dtype, needs: Needs, row_weight: Tensor | None
+    options: AugmentedOptions, tensors: Any, product_dtype: torch.dtype, needs: Needs, row_weight: Tensor | None
 ) -> tuple[Tensor, Gradients]:
     """Return the losses [N], and the gradients of Σ row_weight_i · loss_i.
 
     `row_weight` is [] or [N]; None: all 1.
     """
-    t, wide = _AugmentedTensors(*tensors), accumulator(kind)
+    t, wide = _AugmentedTensors(*tensors), accumulator(product_dtype)
     losses = t.features.new_empty(len(t.targets), dtype=wide)
     gradients: Gradients = []
     for x, is_needed in zip(t[:4], needs, strict=False):
         gradients.append(torch.zeros_like(x, dtype=wide) if x is not None and is_needed else None)
     by_features, by_weight, by_table, by_bias = gradients
     head_gradients = (by_features, by_weight, by_bias)
-    with sweep_products(t.features, t.weight, kind):
-        weight = t.weight.to(kind)
+    with sweep_products(t.features, t.weight, product_dtype):
+        weight = t.weight.to(product_dtype)
         if t.table is None:
             loss = _AugmentedLoss(options, weight, by_weight)
         else:
-            loss = _AugmentedLoss(options, t.table.to(kind), by_table)
-        numbers = devices.numbers_per_token(len(weight), _BUFFERS, kind)
+            loss = _AugmentedLoss(options, t.table.to(product_dtype), by_table)
+        numbers = devices.numbers_per_token(len(weight), _BUFFERS, product_dtype)
         rows = devices.chunk_size(len(losses), numbers, t.features, options.chunk)
         for start in range(0, len(losses), rows):
             part = slice(start, start + rows)
-            h, valid = t.features[part].to(kind), t.targets[part] != options.ignore_index
+            h, valid = t.features[part].to(product_dtype), t.targets[part] != options.ignore_index
             at, token_weight = t.targets[part].where(valid, 0), valid.to(wide)
             if row_weight is not None:
                 token_weight *= _select_row_weight(row_weight, part)

@@ -77,11 +77,16 @@ class _Head:
     """Output head that computes its logits chunk by chunk."""
 
     def __init__(
-        self, features: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions, kind: torch.dtype
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions, product_dtype: torch.dtype
     ) -> None:
         """Convert the tensors to the types of the products and sums."""
-        self.features, self.options, self.kind, self.wide = features, options, kind, accumulator(kind)
-        self.weight = weight.to(kind)
+        self.features, self.options, self.product_dtype, self.wide = (
+            features,
+            options,
+            product_dtype,
+            accumulator(product_dtype),
+        )
+        self.weight = weight.to(product_dtype)
         self.bias = None if bias is None else bias.to(self.wide)
         self._work: Tensor | None = None
 
@@ -89,11 +94,11 @@ class _Head:
         """Yield the chunks in order; each overwrites the logits of the previous one."""
         n, v = len(self.features), len(self.weight)
         blocks = 0 if devices.is_cpu(self.features) else 2 / BLOCKS  # a CPU's blocks are negligible
-        numbers = devices.numbers_per_token(v, 1 + blocks, self.kind)
+        numbers = devices.numbers_per_token(v, 1 + blocks, self.product_dtype)
         rows = devices.chunk_size(n, numbers, self.features, self.options.chunk)
         buffer = self.features.new_empty(min(rows, n), v, dtype=self.wide)
         for start in range(0, n, rows):
-            h = self.features[start : start + rows].to(self.kind)
+            h = self.features[start : start + rows].to(self.product_dtype)
             z = chunk_logits(h, self.weight, self.bias, self.options, buffer[: len(h)])
             yield _LogitChunk(slice(start, start + len(h)), h, z)
 
@@ -132,13 +137,13 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
 
     Each is [N]; the first is empty without targets, the third without `entropy`.
     """
-    options, kind, n = _to_options(option_values), option_values[0], len(features)
-    result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(kind)) for _ in range(5)))
+    options, product_dtype, n = _to_options(option_values), option_values[0], len(features)
+    result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(product_dtype)) for _ in range(5)))
     at = None if targets is None else targets.where(targets != options.ignore_index, 0)
-    compute = find_kernel(options, LossTensors(features, weight, bias, targets), kind, n)
-    with sweep_products(features, weight, kind):
+    compute = find_kernel(options, LossTensors(features, weight, bias, targets), product_dtype, n)
+    with sweep_products(features, weight, product_dtype):
         if compute is None:
-            _compute_statistics(result, _Head(features, weight, bias, options, kind), at, entropy)
+            _compute_statistics(result, _Head(features, weight, bias, options, product_dtype), at, entropy)
         else:
             _compute_native_statistics(result, compute, features, at, entropy)
     if targets is not None:
@@ -188,9 +193,13 @@ def _compute_native_statistics(
 
 
 @_statistics.register_fake
-def _(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, kind: torch.dtype, *_: Any) -> Any:
+def _(
+    features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, product_dtype: torch.dtype, *_: Any
+) -> Any:
     is_computed = (targets is not None, True, entropy, True, True)
-    return tuple(features.new_empty(len(features) if yes else 0, dtype=accumulator(kind)) for yes in is_computed)
+    return tuple(
+        features.new_empty(len(features) if yes else 0, dtype=accumulator(product_dtype)) for yes in is_computed
+    )
 
 
 # gradients
@@ -231,15 +240,15 @@ def _gradients(*arguments: Any) -> Any:
     """Return the gradients of features, weight and bias, empty if not needed."""
     count = len(_SlopeArguments._fields)
     args, option_values = _SlopeArguments(*arguments[:count]), arguments[count:]
-    options, kind, features, weight = _to_options(option_values), option_values[0], args.features, args.weight
+    options, product_dtype, features, weight = _to_options(option_values), option_values[0], args.features, args.weight
     inputs = (features, weight, args.bias)
     at, valid = _targets_or_first(args, options)
     upstream = _collect_upstream(args, valid)
-    compute = find_kernel(options, LossTensors(*inputs, at), kind, len(features))
-    with sweep_products(features, weight, kind):
+    compute = find_kernel(options, LossTensors(*inputs, at), product_dtype, len(features))
+    with sweep_products(features, weight, product_dtype):
         if compute is None:
-            gradients = gradient_buffers(inputs, args.needs, accumulator(kind))
-            head = _Head(features, weight, args.bias, options, kind)
+            gradients = gradient_buffers(inputs, args.needs, accumulator(product_dtype))
+            head = _Head(features, weight, args.bias, options, product_dtype)
             _LogitSlopes(args, upstream, at, options.softcap).compute_gradients(gradients, head)
         else:
             gradients = _native_gradients(args, upstream, at, compute)

@@ -266,7 +266,9 @@ def _byte_source(tensor: Tensor) -> Callable[[], Pieces]:
 
 
 def load_sharded(folder: str | os.PathLike[str], model: nn.Module, optimizer: Any = None) -> dict[str, Any]:
-    """Fill a model and its optimizer from a save of any number of processes, and return the notes.
+    """Fill a model and its optimizer from a save, and return the save's notes.
+
+    The save may come from any number of processes.
 
     All processes make this call. Build and shard the model, and create the optimizer, before it; both may be new. Every
     file's digest is computed, by one process each, and everything is compared before the first value is set.
