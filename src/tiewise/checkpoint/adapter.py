@@ -1,7 +1,7 @@
-"""A PEFT adapter's folder: its config, its tensors, and the modules of the base that they change.
+"""PEFT adapter: its config, its tensors, and the modules of the base model that they change.
 
-The tensors decide where they can be read. A pattern in the config is never run: an untrusted one could take for ever,
-and the names of the tensors show which modules it matched.
+If the tensors can be read, they decide. A pattern in the config is never run, since an untrusted one could run without
+end. The names of the tensors show which modules it matched.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tiewise.core.progress import progress_of
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
-PREFIX = "base_model.model."  # of the name of every module
+PREFIX = "base_model.model."  # prefix of every module name
 DELTA, BASE = "trainable_tokens_delta", "base_layer."
-# the parts of a tensor's name; the adapter's own name may be in it if another tool saved it
-_PARTS = re.compile(
+# module and part of a tensor's name; some tools also save the adapter's name in it
+_TENSOR_NAME = re.compile(
     r"(?P<module>.+?)\.(?:token_adapter\.|modules_to_save\.(?:\w+\.(?=\w))?)?"
     r"(?P<part>(?:lora_(?:embedding_)?[AB]|lora_magnitude_vector|trainable_tokens_delta)(?:\.(?!bias$)\w+)??(?:\.weight)?"
     r"|lora_B(?:\.\w+)?\.bias|(?:base_layer\.)?(?:weight|bias))"
@@ -38,35 +38,35 @@ _PARTS = re.compile(
 
 @dataclass(frozen=True)
 class EndUpdate:
-    """Change that the adapter makes to one module."""
+    """Change of one end's module by the adapter."""
 
-    module: str  # its name in the base, "model.embed_tokens"
+    module: str  # name of the module in the base, such as "model.embed_tokens"
     kind: str  # "low-rank update", "full copy" or "trained rows"
-    # [V, E] that the base's table must have, -1 where the adapter's tensors do not say; None where they say nothing
+    # shape [V, E] that the base's table must have; -1 for an axis that the adapter's tensors lack; None: no tensors
     shape: tuple[int, int] | None = None
-    copy: Stored | None = None  # the stored full copy, also the one below a low-rank update; None without
+    copy: Stored | None = None  # stored full copy, also one that a low-rank update is added to; None if absent
 
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """One adapter as it is stored, and the checkpoint that it changes."""
+    """Facts of one stored adapter and of the checkpoint that it changes."""
 
     path: Path  # the folder
     config: Mapping[str, Any]  # adapter_config.json
-    tensors: dict[str, Stored]  # by name; empty where they could not be read, or are pickled
-    faults: tuple[Fault, ...] = ()  # what could not be read
-    base: Facts | None = None  # None where none was given
-    scan: bool = True  # tables may be read (False: headers only)
+    tensors: dict[str, Stored]  # {name: tensor}; empty if they are pickled or cannot be read
+    faults: tuple[Fault, ...] = ()  # files that could not be read
+    base: Facts | None = None  # checkpoint that it changes; None if the caller names none
+    scan: bool = True  # tables may be read; False: headers only
 
     def names_under(self, key: str) -> tuple[str, ...]:
-        """Return the names under a key; none if it has a pattern or "all-linear"."""
+        """Return the names under a key of the config. Empty for a pattern or "all-linear"."""
         return items_of(str, self.config.get(key))
 
     @cached_property
     def token_rows(self) -> dict[str, tuple[int, ...]]:
-        """Return `trainable_token_indices` by the name of the module, "" where the config does not name it."""
+        """Return {module: ids} of `trainable_token_indices`. The module is "" if the config lacks it."""
         rows = self.config.get("trainable_token_indices")
-        by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
+        by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a plain list has no module name
         return {name: items_of(int, ids) for name, ids in by_module.items() if isinstance(ids, list)}
 
     @property
@@ -76,12 +76,11 @@ class AdapterFacts:
 
     @cached_property
     def parts(self) -> dict[str, dict[str, Stored]]:
-        """Return {module: {part: tensor}}, the part without the adapter's name.
-
-        The part of an unknown tensor is the last of its name.
+        """Return {module: {part: tensor}}; parts lack the name of the adapter.
 
         Parts are "weight" and "bias" of a full copy, "base_layer.weight", "lora_A", "lora_B", "lora_B.bias",
-        "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" and "trainable_tokens_delta".
+        "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector" and "trainable_tokens_delta". The part of any
+        other tensor is the last part of its name.
         """
         by_module: dict[str, dict[str, Stored]] = {}
         for name, tensor in self.tensors.items():
@@ -91,14 +90,14 @@ class AdapterFacts:
 
     @cached_property
     def base_modules(self) -> dict[str, str]:
-        """Return {module as the base's class names it: as the base's files do}."""
+        """Return {module in the base's class: module in the base's files}."""
         if self.base is None:
             return {}
         return _modules_by_class_name(self.base)
 
     @cached_property
     def input(self) -> EndUpdate | None:
-        """Return what the adapter does to the input table."""
+        """Return the update of the input embedding; None if the adapter leaves it unchanged."""
         names = [path.rpartition(".")[2] for path, _ in usual_names().pairs]
         if self.base is None:
             return self.update(names)
@@ -106,19 +105,21 @@ class AdapterFacts:
 
     @cached_property
     def output(self) -> EndUpdate | None:
-        """Return what the adapter does to the output head."""
+        """Return the update of the output head; None if the adapter leaves it unchanged."""
         if self.base is None:
             return self.update(usual_names().outputs)
         return self.update(usual_names().outputs, self.base.roles.output_name)
 
     def update(self, usual: Sequence[str], stored: str | None = None) -> EndUpdate | None:
-        """Return the update of one end's module, or None if the adapter leaves it alone.
+        """Return the update of one end's module; None if the adapter leaves it unchanged.
 
-        The module is that of the base's table `stored`, else one of a usual name.
+        Args:
+            usual: usual names of the end's module, for an unknown base.
+            stored: tensor name of the end in the base; None if unknown.
         """
         names = usual
         if stored is not None:
-            # PEFT names modules as they are once loaded: the last part at least is as it is stored
+            # PEFT uses the names of the loaded model; at least the last part equals the stored name
             module = module_of(stored)[0]
             names = (module, module.rpartition(".")[2])
         for module, parts in self.parts.items():
@@ -126,12 +127,12 @@ class AdapterFacts:
                 update = _stored_update(module, parts)
                 if update is not None:
                     return update
-        if self.tensors:  # they say more than the config
+        if self.tensors:  # tensors are more reliable than the config
             return None
         return self._configured_update(names)
 
     def _configured_update(self, names: Sequence[str]) -> EndUpdate | None:
-        """Return what the config alone says is done to one of the modules; None for nothing."""
+        """Return the update that the config lists for one of the modules, else None."""
         by_kind = {
             COPY: self.names_under("modules_to_save"),
             LORA: self.names_under("target_modules"),
@@ -144,7 +145,7 @@ class AdapterFacts:
         return None
 
     def command(self, verb: str) -> str:
-        """Return the command line of a verb that makes a folder of it and its base."""
+        """Return the command line that applies a verb to the adapter and its base."""
         base = "BASE"
         if self.base is not None:
             base = shlex.quote(str(self.base.path))
@@ -152,10 +153,7 @@ class AdapterFacts:
 
     @cached_property
     def tied(self) -> bool | None:
-        """Return whether the base has one table at both ends, by flag and by tensors.
-
-        It is None if that is not known.
-        """
+        """Return whether the base has one table for both ends, by flag and tensors. None if unknown."""
         if self.base is None:
             return None
         if self.base.roles.output is None or self.base.claims.tied is False:
@@ -164,9 +162,9 @@ class AdapterFacts:
 
     @cached_property
     def equal(self) -> bool | None:
-        """Return whether the adapter's full copies of both ends hold the same bytes.
+        """Return whether the adapter's full copies of both ends have the same bytes.
 
-        It is None without both copies, and if they may not be read.
+        None unless the adapter has both copies and they may be read.
         """
         if self.input is None or self.output is None:
             return None
@@ -180,11 +178,11 @@ class AdapterFacts:
 
 
 def _module_and_part(name: str) -> tuple[str, str]:
-    """Return the base's module of a tensor of the adapter, and its part.
+    """Return (module in the base, part) of an adapter's tensor name.
 
-    Parts are those of `AdapterFacts.parts`.
+    `AdapterFacts.parts` lists the parts.
     """
-    match = _PARTS.fullmatch(name)
+    match = _TENSOR_NAME.fullmatch(name)
     if match is None:
         return module_of(name)
     module, part = match["module"], match["part"]
@@ -194,7 +192,7 @@ def _module_and_part(name: str) -> tuple[str, str]:
 
 
 def _stored_update(module: str, parts: Mapping[str, Stored]) -> EndUpdate | None:
-    """Return what the stored parts of one module do to it. It is None if none of them is a matrix that changes it."""
+    """Return the update of a module by its stored parts; None if no matrix changes it."""
     matrices = {part: tensor for part, tensor in parts.items() if len(tensor.shape) == 2}
     copy = matrices.get("weight", matrices.get(f"{BASE}weight"))
     low_rank = {part: tensor for part, tensor in matrices.items() if part.startswith("lora_")}
@@ -209,7 +207,7 @@ def _stored_update(module: str, parts: Mapping[str, Stored]) -> EndUpdate | None
 
 
 def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
-    """Return the shape [V, E] of a low-rank update. An axis whose factor is not stored has length -1."""
+    """Return the shape [V, E] of a low-rank update. An axis without a stored factor is -1."""
     rows = width = -1
     for part, tensor in low_rank.items():
         is_first = part.endswith("A")  # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V], B [E, r]
@@ -222,10 +220,7 @@ def _shape_of_update(low_rank: Mapping[str, Stored]) -> tuple[int, int]:
 
 
 def end_modules(base: Facts) -> tuple[str | None, str | None]:
-    """Return the modules of input table and head as the base's class names them.
-
-    An end that is not known is None.
-    """
+    """Return the modules of input embedding and output head in the base's class. None if unknown."""
     roles = base.roles
     input_module = output_module = None
     if roles.input is not None:
@@ -236,7 +231,7 @@ def end_modules(base: Facts) -> tuple[str | None, str | None]:
 
 
 def _modules_by_class_name(base: Facts) -> dict[str, str]:
-    """Return {module as the base's class names it: as the base's files do}."""
+    """Return {module in the base's class: module in the base's files}."""
     class_ends, table = base.roles.class_ends, base.roles.input
     input_module, head_module = end_modules(base)
     stored_prefix, class_prefix = _body_prefixes(table, input_module)
@@ -249,7 +244,7 @@ def _modules_by_class_name(base: Facts) -> dict[str, str]:
         elif plain.startswith(stored_prefix):
             modules[class_prefix + plain.removeprefix(stored_prefix)] = module
         else:
-            if class_ends is not None and class_ends.prefix:  # other parts, vision towers, may be below it too
+            if class_ends is not None and class_ends.prefix:  # other parts, such as vision towers, may have the prefix
                 modules[f"{class_ends.prefix}.{plain}"] = module
             modules[plain] = module
     if table is None or head_module is None:
@@ -260,9 +255,9 @@ def _modules_by_class_name(base: Facts) -> dict[str, str]:
 
 
 def _body_prefixes(table: Stored | None, input_module: str | None) -> tuple[str, str]:
-    """Return the prefix of the body's modules in the files, and that in the class.
+    """Return (prefix of the body's modules in the files, prefix in the class).
 
-    The class may put its body elsewhere: the two names of the input table differ by it.
+    The names of the input table in file and class differ by these prefixes.
     """
     if table is None or input_module is None:
         return "", ""
@@ -272,22 +267,23 @@ def _body_prefixes(table: Stored | None, input_module: str | None) -> tuple[str,
 
 
 def _class_module(base: Facts, tensor: str) -> str:
-    """Return a stored tensor's module as the base's class names it, else as the file does."""
+    """Return the module of a stored tensor by its class name, else its file name."""
     module = strip_wrappers(module_of(tensor)[0])
     return _loaded_as(base, module) or module
 
 
 def _loaded_as(base: Facts, module: str) -> str | None:
-    """Return the name of a stored end's module once it is loaded. It is None if the base's class does not know it."""
+    """Return the end of the base's class that a stored module is loaded into, else None."""
     if base.roles.class_ends is None:
         return None
     return base.roles.class_ends.loaded_as(module)
 
 
 def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -> AdapterFacts:
-    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened.
+    """Read an adapter's config and the header of its tensors.
 
-    The base is the one that is given: the path in `base_model_name_or_path` is not trusted, and is never followed.
+    It never opens `adapter_model.bin`. It also never follows `base_model_name_or_path`, which is untrusted: the caller
+    passes the base.
     """
     config = json_object(folder.path, ADAPTER_CONFIG)
     tensors, faults = dict[str, Stored](), list[Fault]()

@@ -1,4 +1,4 @@
-"""Settings of a new PEFT adapter that leave the two ends of its base what they are: tied, or untied."""
+"""Settings of a new PEFT adapter that keep the base model tied or untied."""
 
 from __future__ import annotations
 
@@ -13,27 +13,39 @@ from tiewise.core.errors import CheckpointError
 
 
 class _BaseEnds(NamedTuple):
-    """The two ends of the model that an adapter is to change."""
+    """Input embedding and output head of the model that an adapter will change."""
 
-    where: str  # for errors
-    modules: list[str]  # the input table's, the head's: those that are there
-    rows: int  # of the input table; 0 where it is not known
-    tied: bool | None  # None where it is not known
+    where: str  # path or class of the model, for errors
+    modules: list[str]  # modules of the input embedding and the output head; an absent one is left out
+    rows: int  # rows of the input table; 0 if unknown
+    tied: bool | None  # both ends are one table; None if unknown
 
 
 def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = False) -> dict[str, Any]:
-    """Return keyword arguments for `peft.LoraConfig` that update the body, and train rows or whole tables.
+    """Return keyword arguments for `peft.LoraConfig` that keep a model tied or untied.
 
-    As PEFT 0.21 does it: rows of a tied input table are trained at the head too, and whole tables that are one are one
-    only with `ensure_weight_tying`. Rank and the rest are yours to add.
+    The adapter updates the body, and trains rows of the tables or full tables. The arguments follow PEFT 0.21: it
+    trains rows of a tied input table also at the head, and needs `ensure_weight_tying` to keep full tables tied. The
+    caller adds the rank and other settings.
 
     Args:
         model: a checkpoint folder, whose tables are compared, or a Hugging Face model.
-        new_tokens: ids whose rows are trained at both ends; each needs a row (`tiewise resize` gives it one).
-        tables: train both tables whole instead.
+        new_tokens: ids whose rows are trained at both ends. Each needs a row; `tiewise resize` adds rows.
+        tables: train both tables in full instead.
+
+    Returns:
+        `target_modules`, and with `tables` also `modules_to_save` and `ensure_weight_tying`, or with `new_tokens`
+        also `trainable_token_indices`: {module: ids}.
 
     Raises:
-        CheckpointError: no table is found, it is not known whether it is shared, or a token has no row.
+        CheckpointError: no input table is found, it is unknown whether both ends share it, or a token has no row.
+
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> with torch.device("meta"):
+    ...     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
+    >>> lora_config(model, [15])
+    {'target_modules': 'all-linear', 'trainable_token_indices': {'transformer.wte': [15]}}
     """
     ids = [int(token) for token in new_tokens]
     base = _live_ends(model) if hasattr(model, "get_input_embeddings") else _stored_ends(model)
@@ -43,13 +55,13 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
     if base.tied is None:
         raise CheckpointError(f"{base.where}: whether its two ends are one table is not known", remedy)
     _require_rows(base, ids)
-    config: dict[str, Any] = {"target_modules": "all-linear"}  # which leaves the head out
+    config: dict[str, Any] = {"target_modules": "all-linear"}  # PEFT leaves the head out of it
     if tables:
         config["modules_to_save"] = base.modules
         config["ensure_weight_tying"] = base.tied
     elif ids:
         modules = base.modules
-        if base.tied:  # PEFT trains the rows of a tied input table at the head too
+        if base.tied:  # PEFT also trains the rows of a tied input table at the head
             modules = modules[:1]
         config["trainable_token_indices"] = dict.fromkeys(modules, ids)
     return config
@@ -57,19 +69,19 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
 
 def _live_ends(model: Any) -> _BaseEnds:
     """Return the ends of a Hugging Face model."""
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {id(module): name for name, module in model.named_modules()}
-    modules = [names[id(end)] for end in (table, head) if id(end) in names]
-    is_tied = head is not None and table.weight is head.weight
-    return _BaseEnds(type(model).__name__, modules, len(table.weight), is_tied)
+    modules = [names[id(end)] for end in (embedding, head) if id(end) in names]
+    is_tied = head is not None and embedding.weight is head.weight
+    return _BaseEnds(type(model).__name__, modules, len(embedding.weight), is_tied)
 
 
 def _stored_ends(path: str | os.PathLike[str]) -> _BaseEnds:
-    """Return the ends of a checkpoint folder, whose tables are compared."""
+    """Return the ends of a checkpoint folder, after a comparison of its tables."""
     facts = Facts(open_folder(os.fspath(path)))
     modules = [name for name in end_modules(facts) if name is not None]
-    counted = facts.roles.plain_input_table
-    rows = 0 if counted is None else counted.rows
+    input_table = facts.roles.plain_input_table
+    rows = 0 if input_table is None else input_table.rows
     is_tied = facts.tables_are_tied if facts.claims.tied else False
     return _BaseEnds(str(facts.path), modules, rows, is_tied)
 

@@ -262,7 +262,7 @@ class _CheckOptions(NamedTuple):
                 raise CheckpointError(f"{name} is given, and {why}", f"leave {name} out")
 
     def source(self) -> Facts | None:
-        """Return the facts of `base` or `beside`; None if the caller gave neither."""
+        """Return the facts of the adapter's base or the file's source; None for neither."""
         path = self.beside if self.base is None else self.base
         return self.facts_of(path)
 
@@ -459,7 +459,7 @@ def _by_severity(finding: Finding) -> tuple[int, str]:
 
 
 def _first_of_each_kind(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield at most ten findings of each kind of one rule, then one that counts the rest."""
+    """Yield at most ten findings per kind of one rule, then one that counts the rest."""
     counts = Counter[tuple[str, bool]]()  # by severity and `safe`
     last = dict[tuple[str, bool], Finding]()
     for finding in findings:

@@ -182,7 +182,7 @@ def _claim(claim: Claim) -> str:
 
 
 def _stored(audit: Audit) -> Iterator[Row]:
-    """Yield a row for each stored part of the boundary, and one on the likeness of both tables."""
+    """Yield a row for each stored part, and one on the likeness of both tables."""
     inputs = [part for part in audit.parts if part.role == "input"]
     others = [part for part in audit.parts if part.role != "input"]
     yield from _single_rows(inputs)

@@ -127,7 +127,7 @@ def _ties(ends: ClassEnds, prefix: str, inner: ClassEnds) -> dict[str, str]:
 
 
 class _Respelling:
-    """Names in files of a composite after the class of one part changes from `old` to `new`.
+    """Names in files of a composite whose part has the class `new`, not `old`.
 
     Where a file of the old composite has `x.embed_tokens`, a file of the new one has `x.wte`.
     """

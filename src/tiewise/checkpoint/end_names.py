@@ -24,7 +24,7 @@ _SOUNDS_LIKE_HEAD = re.compile(r"head|out|decoder|proj|logit")
 def find_end_names(
     modules: StoredModules, config: Mapping[str, Any], class_ends: ClassEnds | None, tokenless: bool
 ) -> tuple[str, ClassEnds]:
-    """Return (method, ends) for the first method that finds a stored end, else for the last one.
+    """Return (method, ends) of the first method that finds a stored end, else of the last.
 
     The names may be of tensors that the checkpoint does not store.
 
@@ -141,7 +141,7 @@ def _usual_inputs(modules: StoredModules) -> list[_InputMatch]:
 
 
 def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
-    """Return the first matrix with a head-like name and the first other one, both with V rows."""
+    """Return the first head-like and the first other matrix with V rows, by name."""
     sizes = {positive_int(level.get("vocab_size")) for _, level in model_levels(config)}
     heads, tables = list[str](), list[str]()
     for module, table in modules.end_candidates.items():

@@ -141,7 +141,7 @@ class Facts(ClassFacts):
 
     @cached_property
     def vocabulary(self) -> int | None:
-        """Return the vocabulary size V: from the config, the input table, or the draft heads, in this order."""
+        """Return the vocabulary size V: by the config, else the input table, else the draft heads."""
         for claim in (self.text, *self.claims.levels):  # a speculator names it one level below the root
             if claim.vocab_size is not None:
                 return claim.vocab_size
@@ -173,7 +173,7 @@ class Facts(ClassFacts):
         return self._read_json("hf_quant_config.json")
 
     def _read_json(self, name: str) -> Mapping[str, Any] | Fault:
-        """Return the object in a JSON file: empty if the file is missing, a `Fault` if it is unreadable."""
+        """Return the object in a JSON file: empty if missing, a `Fault` if unreadable."""
         faults = list[Fault]()
         if self.folder.single or not self.folder.has(name):
             return {}

@@ -1,7 +1,7 @@
 """Records of families of models: their fields, and the generated data behind them.
 
-A `Family` is everything that tiewise knows of one `model_type`. `families.py` has the records and the lookup. Tools
-write four files of `data/` from transformers and mlx-lm, and a record reads them when they are needed:
+A `Family` has all facts about one `model_type`. `families.py` has the records and the lookup. Tools write four files
+of `data/` from transformers and mlx-lm, and a record reads them on first use:
 
     families.json            tying and names of tensors, by class          tools/make_families.py
     class_defaults.json      default values and names of config keys       tests/planning/family_defaults.py
@@ -33,50 +33,50 @@ def module_of(name: str) -> tuple[str, str]:
 class ClassEnds:
     """Names of modules at the two ends of one model class. The tensor of each is `<name>.weight`."""
 
-    inputs: tuple[str, ...] = ()  # input tables, the one that ids are looked up in first
-    output: str | None = None  # the head; None for a class without one
+    inputs: tuple[str, ...] = ()  # input embeddings; first the one that looks up token ids
+    output: str | None = None  # output head; None for a class without one
     biases: tuple[str, ...] = ()  # tensors of the head's bias
     positions: tuple[str, ...] = ()  # position tables
-    maps: tuple[str, ...] = ()  # linear modules between table and hidden width
+    maps: tuple[str, ...] = ()  # linear modules between table width E and hidden width D
     tied: Mapping[str, str] = field(default_factory=dict)  # tensors that the class may tie, {target: source}
-    # {module or bias: its name in a saved file} where that differs
+    # {module or bias: its name in a saved file}, if the two names differ
     disk: Mapping[str, str] = field(default_factory=dict)
-    prefix: str = ""  # of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
-    # {module or bias: every other name in a file that transformers loads into it}; None where the prefix, put before a
-    # name or taken away, is all that it forgives
+    prefix: str = ""  # prefix of the body in the class ("model"), absent in a file of the body alone; "" for none
+    # {module or bias: all other names in a file that transformers loads into it}; None if transformers accepts only a
+    # name with or without the prefix
     loads: Mapping[str, Sequence[str]] | None = None
-    layers: tuple[str, ...] = ()  # what stands before a layer's number in a file that is loaded, but for the prefix
-    # modules inside numbered layers that the same flag ties, `#` for each number ("model.layers.#.shared_transf")
+    layers: tuple[str, ...] = ()  # name before a layer's number in a file that is loaded, without the prefix
+    # modules inside layers that the same flag ties, with `#` for a number ("model.layers.#.shared_transf")
     layer_ties: tuple[str, ...] = ()
-    decides: tuple[str, ...] = ("",)  # levels of the config that decide; of several, one that says true is enough
-    always: bool = False  # tied whatever the flag says
-    never: bool = False  # never tied whatever the flag says
-    joined: bool = False  # all of `tied` but the head is tied whatever the flag says, though the head never is
-    # {tensor between the body and the head: its other names in a file, but for the prefix}
+    decides: tuple[str, ...] = ("",)  # levels of the config that decide; one with the flag true is enough
+    always: bool = False  # always tied, whatever the flag
+    never: bool = False  # never tied, whatever the flag
+    joined: bool = False  # the head is never tied, all others in `tied` always are
+    # {tensor between the body and the head: its other names in a file, without the prefix}
     head: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # {tensor: (key of the config, value)}: the class has the tensor with this value alone
+    # {tensor: (key of the config, value)}: the class has the tensor only with this value
     only_if: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    wide: Mapping[str, int] = field(default_factory=dict)  # {head: its width in hidden widths} where that is not one
+    wide: Mapping[str, int] = field(default_factory=dict)  # {head: its width / hidden width}, if not 1
     # {level of the config: (module, "lm" or "body")} of parts whose class follows the level's `model_type`
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def fixed(self) -> bool | None:
-        """Return True of a class that always ties, False of one that never does, else None."""
+        """Return True if the class always ties, False if it never does, else None."""
         if self.always:
             return True
         return False if self.never else None
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the modules of the input tables and of the head, the head's last."""
+        """Return the modules of input embeddings and output head, the head last."""
         if self.output is None:
             return self.inputs
         return (*self.inputs, self.output)
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Return names of modules that are loaded into the ends, without their prefix."""
+        """Return the names of all modules that transformers loads into the ends."""
         spellings = list(self.modules)
         if self.loads is not None:
             for names in self.loads.values():
@@ -87,13 +87,13 @@ class ClassEnds:
         """Return the same ends under other names."""
 
         def all_renamed(names: Sequence[str]) -> tuple[str, ...]:
-            """Return several modules or biases under their other names."""
+            """Return modules or biases, renamed."""
             return tuple(rename(name) for name in names)
 
         def tensor(name: str) -> str:
-            """Return a tensor under its other name."""
+            """Return the name of a tensor, renamed."""
             module, parameter = module_of(name)
-            has_entry = parameter != "weight" and rename(name) != name  # a bias may be renamed apart from its module
+            has_entry = parameter != "weight" and rename(name) != name  # a bias may have its own new name
             if has_entry or not module:
                 return rename(name)
             return f"{rename(module)}.{parameter}"
@@ -113,7 +113,7 @@ class ClassEnds:
         )
 
     def without_prefix(self) -> ClassEnds:
-        """Return the same ends under the names that they have in the body alone."""
+        """Return the same ends under their names in the body, without the prefix."""
         prefix = f"{self.prefix}."
 
         def bare(name: str) -> str:
@@ -123,15 +123,15 @@ class ClassEnds:
         return replace(self.renamed(bare), layers=tuple(bare(layer) for layer in self.layers))
 
     def loaded_as(self, name: str) -> str | None:
-        """Return the end or bias into which transformers loads the file's `name`; None for none.
+        """Return the end or bias into which transformers loads `name` of a file; None for none.
 
-        As `rename_source_key` of its `core_model_loading` does it, in which the prefix is a pattern.
+        It follows `rename_source_key` in `core_model_loading` of transformers, where the prefix is a pattern.
         """
         if self.loads is not None:
             spellings = _by_spelling(self.loads)
             if name in spellings or self.prefix:
                 return spellings.get(name)
-            return spellings.get(name[1:])  # an empty pattern takes one letter
+            return spellings.get(name[1:])  # an empty pattern removes one letter
         ends = {*self.inputs, *self.biases, self.output}
         bare = re.sub(f"^{self.prefix}.", "", name, count=1)
         if name.startswith(self.prefix) and bare in ends:
@@ -142,14 +142,14 @@ class ClassEnds:
         return name if name in ends else None
 
     def head_tensor(self, name: str) -> str | None:
-        """Return the tensor between body and head that is loaded from `name`; None for none."""
+        """Return the tensor between body and head that transformers loads from `name`, else None."""
         spellings = _by_spelling(self.head)
-        if name.endswith(".weight"):  # written without its ending, as the names of modules are
+        if name.endswith(".weight"):  # the data lists such names without this ending
             spellings |= {f"{other}.weight": end for other, end in spellings.items() if end.endswith(".weight")}
         return spellings.get(name, spellings.get(name.removeprefix(f"{self.prefix}.")))
 
     def has(self, tensor: str, config: Mapping[str, Any]) -> bool:
-        """Return whether the class has a tensor with the switches of a config."""
+        """Return whether the class has a tensor with this config."""
         if tensor not in self.only_if:
             return True
         path, value = self.only_if[tensor]
@@ -170,35 +170,35 @@ def _by_spelling(names: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class FamilyEnds:
-    """A family's defaults for tying and sizes, and what its classes do at the two ends."""
+    """Defaults of a family for tying and sizes, and the ends of its classes."""
 
-    tie: bool | None = None  # the flag where it is absent
-    loose: str = ""  # flags that are no boolean and that the config class takes nevertheless: "" none, "null", "any"
-    levels: Mapping[str, str] = field(default_factory=dict)  # family of each nested level that does not say it
-    sizes: Mapping[str, str] = field(default_factory=dict)  # its own keys for `vocab_size` and `hidden_size`
-    scalars: Mapping[str, float] = field(default_factory=dict)  # numbers at the boundary where they are absent
-    classes: Mapping[str, ClassEnds] = field(default_factory=dict)  # its model classes with tables of tokens, by name
-    auto: Mapping[str, str] = field(default_factory=dict)  # its class as the "lm" or the "body" of a composite
+    tie: bool | None = None  # default of the flag
+    loose: str = ""  # flags besides booleans that the config class accepts: "" (none), "null" or "any"
+    levels: Mapping[str, str] = field(default_factory=dict)  # {nested level without model_type: its family}
+    sizes: Mapping[str, str] = field(default_factory=dict)  # {`vocab_size` or `hidden_size`: key of the family}
+    scalars: Mapping[str, float] = field(default_factory=dict)  # {number at the boundary: its default}
+    classes: Mapping[str, ClassEnds] = field(default_factory=dict)  # {model class with a token table: its ends}
+    auto: Mapping[str, str] = field(default_factory=dict)  # {"lm" or "body": class of such a part in a composite}
 
 
 @dataclass(frozen=True)
 class ConfigKeys:
     """Keys of a family's config, as `plan` reads them."""
 
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> value of the class where a config lacks it
-    names: Mapping[str, str] = field(default_factory=dict)  # usual name -> the family's own
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # {key: default of the class}
+    names: Mapping[str, str] = field(default_factory=dict)  # {usual key: key of the family}
 
 
 @dataclass(frozen=True)
 class ConfigReader:
-    """Name of a function in `planning.model_families.READERS`, and its options."""
+    """Function in `planning.model_families.READERS`, by name, and its options."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of that function
 
 
 def read_with(name: str, **options: Any) -> ConfigReader:
-    """Return the reader of this name with these options."""
+    """Return the config reader of this name with these options."""
     return ConfigReader(name, options)
 
 
@@ -206,47 +206,47 @@ def read_with(name: str, **options: Any) -> ConfigReader:
 class FinalNorm:
     """Final norm and scales of a decoder, applied between its two tables."""
 
-    norm: str = "norm"  # the final norm's module, next to the input table
-    kind: str = RMS  # "none"; "rms"; "layer"
-    eps_key: str = "rms_norm_eps"  # of the config; "" where the class fixes it
-    eps: float = 1e-6  # the class's own, where the config has no key
-    stored: bool = True  # whether the norm has a weight
-    plus_one: bool = False  # whether the stored weight is the gain less one
-    root_width: bool = False  # whether input rows are multiplied by √E, rounded to their type
-    scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
+    norm: str = "norm"  # module of the final norm, in the same parent as the input embedding
+    kind: str = RMS  # "none", "rms" or "layer"
+    eps_key: str = "rms_norm_eps"  # config key of ε; "" if the class fixes ε
+    eps: float = 1e-6  # default of ε in the class
+    stored: bool = True  # the norm has a weight
+    plus_one: bool = False  # the stored weight is the gain minus one
+    root_width: bool = False  # input rows are multiplied by √E, rounded to their type
+    scalars: tuple[str, ...] = ()  # config keys of numbers that the class applies at its two ends
 
 
 @dataclass(frozen=True)
 class BlockNames:
-    """The feed-forward block of a layer: names of its modules within a family's body."""
+    """Names of the modules of a layer's feed-forward block in a family's body."""
 
-    layers: str = "layers"  # list of layers, below the model's body
-    before: tuple[str, ...] = ("post_attention_layernorm",)  # norm that the block reads: the first of these that exists
-    steps: tuple[str, ...] = ("mlp",)  # modules of the block, one after the other
-    after: str = ""  # norm of what the block gives
-    scale: str = ""  # attribute of the layer that its output is multiplied by
+    layers: str = "layers"  # list of layers in the body
+    before: tuple[str, ...] = ("post_attention_layernorm",)  # norm before the block: the first of these that exists
+    steps: tuple[str, ...] = ("mlp",)  # modules of the block, in order
+    after: str = ""  # norm after the block
+    scale: str = ""  # attribute of the layer with the factor of the block's output
 
 
 @dataclass(frozen=True)
 class Family:
-    """Everything that tiewise knows of one `model_type`. Every field but the first has a default."""
+    """Facts about one `model_type`. Every field but the first has a default."""
 
     model_type: str
-    # counted exactly by `plan`; None: the generic formula, or the token tables alone
+    # reader with which `plan` counts parameters exactly; None: the generic formula, or only the token tables
     reader: ConfigReader | None = None
-    unit_table: str = ""  # T5: its table starts with unit entries, and states shrink at the head: see `fresh_table`
-    # applied by `inspect`; None: tables are multiplied as stored, the section first_mlp refuses
+    unit_table: str = ""  # T5: the table starts with unit entries, and the head scales states: see `fresh_table`
+    # facts that `inspect` applies; None: it multiplies the tables as stored, and the section first_mlp refuses
     final_norm: FinalNorm | None = None
     first_mlp: BlockNames | None = None
-    # read by `check` and the verbs that rewrite
-    is_t5_like: bool = False  # ties its input tables whatever the flag says, and reads the flag as a scale too
-    extra_rows: int = 0  # of the input table beyond vocab_size
+    # facts that `check` and the rewriting verbs use
+    is_t5_like: bool = False  # it always ties its input tables, and the flag also controls a scale
+    extra_rows: int = 0  # rows of the input table beyond vocab_size
     head_lacks_extra_rows: bool = False
     has_codebook_rows: bool = False  # text and codebooks share one table
-    repeats_first_row: bool = False  # of its per-layer table, for ids beyond it
-    replaces_placeholders: bool = False  # of pictures and sounds, before ids are looked up
+    repeats_first_row: bool = False  # ids beyond its per-layer table use the first row of that table
+    replaces_placeholders: bool = False  # placeholder ids of pictures and sounds are replaced before the lookup
     stores_transposed: bool = False  # matrices of layers are stored as [in, out]
-    # loaders: "" is what the loader does with most families; names of exceptions are in `loader_columns.py`
+    # column of each loader: "" is the usual one; `loader_columns.py` has the names of exceptions
     llama_cpp: str = ""
     vllm: str = ""
     sglang: str = ""
@@ -257,7 +257,7 @@ class Family:
 
     @cached_property
     def ends(self) -> FamilyEnds:
-        """Return defaults for tying, and the classes with their ends."""
+        """Return the defaults for tying, and the ends of each class."""
         if self.written_ends is not None:
             return self.written_ends
         record = dict(family_data()["families"].get(self.model_type, {}))
@@ -266,40 +266,40 @@ class Family:
 
     @property
     def has_ends(self) -> bool:
-        """Return whether its config class and model classes are known."""
+        """Return whether its config class and model classes are in the data."""
         return self.written_ends is not None or self.model_type in family_data()["families"]
 
     @property
     def is_tokenless(self) -> bool:
-        """Return whether no class of it has a table of tokens."""
+        """Return whether none of its classes has a token table."""
         return self.model_type in family_data()["tokenless"]
 
     @property
     def has_facts(self) -> bool:
-        """Return whether tiewise knows anything of the family."""
+        """Return whether tiewise has any fact about the family."""
         return self.is_written or self.has_ends or self.is_tokenless
 
     @property
     def keys(self) -> ConfigKeys:
-        """Return defaults and own names of the config's keys."""
+        """Return the defaults and names of the config's keys."""
         if self.written_keys is not None:
-            tie = {} if self.ends.tie is None else {"tie_word_embeddings": self.ends.tie}
-            return replace(self.written_keys, defaults={**tie, **self.written_keys.defaults})
+            default_flag = {} if self.ends.tie is None else {"tie_word_embeddings": self.ends.tie}
+            return replace(self.written_keys, defaults={**default_flag, **self.written_keys.defaults})
         return ConfigKeys(**class_defaults().get(self.model_type, {}))
 
     @property
     def has_uncounted_parts(self) -> bool:
-        """Return whether the generic formula was compared with its class and leaves parts of it out."""
+        """Return whether the generic formula omits parts of its class, by a comparison of both."""
         return self.model_type in estimated_families()["not_counted"]
 
     @property
     def is_headless(self) -> bool:
-        """Return whether no class of it computes logits over tokens."""
+        """Return whether none of its classes computes logits over tokens."""
         return self.model_type in estimated_families()["headless"]
 
     @property
     def mlx_letters(self) -> str | None:
-        """Return outcomes of loading tiny models with mlx-lm; None for a family that was not run."""
+        """Return the outcomes of recorded runs with mlx-lm; None for a family without runs."""
         letters: str | None = mlx_data()["families"].get(self.model_type)
         return letters
 
@@ -310,7 +310,7 @@ class Family:
 
     @property
     def unknown_message(self) -> str:
-        """Return the sentence that every command prints of an unknown family, without its end."""
+        """Return the message about an unknown family, without final punctuation."""
         if not self.model_type:
             return "the config has no model_type"
         return f"{short(self.model_type)} is a family that tiewise does not know"
@@ -318,7 +318,7 @@ class Family:
 
 @lru_cache(maxsize=1)
 def family_data() -> dict[str, Any]:
-    """Return the architecture data as stored; "transformers" is the version that it was made from."""
+    """Return the architecture data; its key "transformers" is the version that it was made from."""
     data: dict[str, Any] = read_packaged_json("checkpoint/data/families.json")
     return data
 
@@ -332,7 +332,10 @@ def class_defaults() -> dict[str, dict[str, dict[str, Any]]]:
 
 @lru_cache(maxsize=1)
 def estimated_families() -> dict[str, list[str]]:
-    """Return model types of transformers 5.23: estimated, not_counted (both without a reader), and headless."""
+    """Return lists of model types of transformers 5.23.
+
+    "estimated" and "not_counted" have no reader; "headless" have no token head.
+    """
     data: dict[str, list[str]] = read_packaged_json("checkpoint/data/estimated_families.json")
     return data
 
@@ -345,6 +348,6 @@ def mlx_data() -> dict[str, Any]:
 
 
 def ends_from(entry: Mapping[str, Any]) -> ClassEnds:
-    """Return one class of the architecture data as `ClassEnds`."""
+    """Return an entry of the architecture data as `ClassEnds`."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     return ClassEnds(biases=fields.pop("bias", ()), **fields)

@@ -100,7 +100,7 @@ class FolderFacts:
 
     @cached_property
     def text(self) -> Claim:
-        """Return the claims of the text part: a text level with a `vocab_size`, else the deciding level."""
+        """Return the claims of the text level with a `vocab_size`, else of the deciding level."""
         for claim in self.claims.levels:
             key = claim.level.rpartition(".")[2]
             if key in TEXT_PARTS and claim.vocab_size is not None:
@@ -114,7 +114,7 @@ class FolderFacts:
 
     @property
     def class_ends(self) -> ClassEnds:
-        """Return the ends of the class in the architecture data; ends without names for an unknown class."""
+        """Return the ends of the class. For an unknown class they have no names."""
         return self.roles.class_ends or ClassEnds()
 
     @cached_property
@@ -139,7 +139,7 @@ class FolderFacts:
 
     @property
     def extra_rows(self) -> int:
-        """Return the rows of the input table that the head lacks, such as Mllama's 8 for pictures."""
+        """Return the number of input rows that the head lacks, such as Mllama's 8 for pictures."""
         record = family(self.text.model_type)
         if not record.head_lacks_extra_rows:
             return 0

@@ -254,7 +254,7 @@ def _index(path: Path) -> tuple[dict[str, str], Any]:
 
 
 def _wrong_map(weight_map: Any) -> str | None:
-    """Return the problem of a value that is no map from tensors to files of a folder, else None."""
+    """Return the problem of a `weight_map`. None for a map from tensors to files of the folder."""
     if not is_text_map(weight_map):
         return "it has no weight_map from tensors to files"
     files = sorted(set(weight_map.values()))

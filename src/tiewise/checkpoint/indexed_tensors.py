@@ -1,6 +1,6 @@
-"""Stored tensors next to the two ends that token ids index.
+"""Stored tensors, other than the two ends, that token ids index.
 
-Names find them, then shapes: a tensor that has such a name and the shape of something else is not one of them.
+A tensor counts if it has one of these names and a fitting shape.
 
     per-layer table   a row for each token, the widths of all layers side by side (Gemma 3n, Gemma 4)
     n-gram table      a row for each value of a hash of several ids (LongCat-Flash-Lite, Qwen 4, BLT)
@@ -30,14 +30,14 @@ PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
     r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
 )
 _MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")
-_FURTHER = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # prefix of the layers that predict further tokens
-_FURTHER_CLASS = re.compile(r"nextn|mtp", re.IGNORECASE)  # a class of such layers alone
-# Medusa's heads within a model and alone; the same as vLLM has them
+_MTP = re.compile(r"(^|\.)(mtp|nextn)\w*\.")  # prefix of layers for multi-token prediction (MTP)
+_MTP_CLASS = re.compile(r"nextn|mtp", re.IGNORECASE)  # part of the name of a class that has only such layers
+# Medusa's heads inside a model, alone, and by vLLM's names
 _DRAFT_HEAD = re.compile(r"((.+\.)?medusa_heads?\.)?(\d{1,3}\.\d{1,3}|lm_heads\.\d{1,3})")
 _DRAFT_MAPS = ("d2t", "t2d", "token_map")
 _LAYER = re.compile(r"(^|\.)layers\.(\d{1,9})\.(embed_tokens|shared_head\.head)$")
 _TABLE_PARAMETERS = ("weight", *claims.PACKED)
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # keys of a config
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")  # config keys
 _INPUTS = ("embed_tokens", "word_embeddings", "tok_embeddings", "tok_emb", "embed", "embedding", "embeddings", "emb")
 _OUTPUTS = ("lm_head", "head", "shared_head", "output", "output_head", "output_layer", "unembed")
 _HASHED = re.compile(r"\.embedders\.(\d{1,9})$")  # LongCat-Flash's n-gram tables
@@ -45,51 +45,51 @@ _HASHED = re.compile(r"\.embedders\.(\d{1,9})$")  # LongCat-Flash's n-gram table
 
 @dataclass(frozen=True)
 class IndexedTensor:
-    """A stored tensor, other than the two ends, that token ids index."""
+    """Stored tensor, other than the two ends, that token ids index."""
 
-    role: str  # one of the words above
-    tensor: Stored  # [rows, width]; of a draft map [rows]
-    module: str  # its module's name without wrappers; of a draft map, the name before `d2t`
+    role: str  # one of the roles above, such as "per-layer table"
+    tensor: Stored  # [rows, width]; a draft map is [rows]
+    module: str  # module name without wrappers; for a draft map, the name before `d2t`
 
     @property
     def has_row_per_token(self) -> bool:
-        """Return whether it has a row for each token, as many as the vocabulary has."""
+        """Return whether the tensor has one row per token of the vocabulary."""
         return self.role in (PER_LAYER, MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD)
 
 
 def token_tables(
     tensors: Mapping[str, Stored], config: Mapping[str, Any], ends: Collection[Stored]
 ) -> Iterator[IndexedTensor]:
-    """Yield the indexed tensors among `tensors` that are none of the `ends`.
+    """Yield the tensors that token ids index, without the tables in `ends`.
 
     The keys of `tensors` are names without wrappers.
     """
-    first_further = _first_further_layer(config)
+    first_mtp_layer = _first_mtp_layer(config)
     names_of_ends = {table.name for table in ends}
     for name, tensor in tensors.items():
         module, parameter = module_of(name)
-        role = role_of(module, parameter, first_further)
+        role = role_of(module, parameter, first_mtp_layer)
         if role is None or tensor.name in names_of_ends:
             continue
-        # the shape of packed numbers says nothing, and a draft map is no matrix
+        # packed numbers have another shape, and a draft map is no matrix
         if parameter != "weight" or _has_shape_of(role, tensor, ends):
             yield IndexedTensor(role, tensor, module)
 
 
 def _has_shape_of(role: str, tensor: Stored, ends: Collection[Stored]) -> bool:
-    """Return whether a plain weight has the shape that its role needs."""
+    """Return whether an unquantised weight has a shape that fits its role."""
     if len(tensor.shape) != 2:
         return False
-    # a projection may be called `mtp.head`: a table is as wide or as long as an end
+    # a projection may have the name `mtp.head`; a table has the rows or the width of an end
     return role not in (MTP_INPUT, MTP_OUTPUT) or _fits_an_end(tensor, ends)
 
 
-def _first_further_layer(config: Mapping[str, Any]) -> int:
-    """Return the number of the first layer that predicts further tokens.
+def _first_mtp_layer(config: Mapping[str, Any]) -> int:
+    """Return the number of the first MTP layer.
 
-    It is the smallest number of layers at any level of the config.
+    These layers follow the model's layers: it is the smallest number of layers at any level of the config.
     """
-    if _FURTHER_CLASS.search(claims.architecture(config) or ""):
+    if _MTP_CLASS.search(claims.architecture(config) or ""):
         return 0
     layers = list[int]()
     for _, level in model_levels(config):
@@ -99,7 +99,7 @@ def _first_further_layer(config: Mapping[str, Any]) -> int:
 
 
 def _fits_an_end(tensor: Stored, ends: Collection[Stored]) -> bool:
-    """Return whether a matrix has the rows or the width of an end. It is true if no end is a matrix."""
+    """Return whether a matrix has the rows or the width of an end. True if no end is a matrix."""
     axes = set[tuple[int, int]]()
     for end in ends:
         if len(end.shape) == 2:
@@ -107,8 +107,8 @@ def _fits_an_end(tensor: Stored, ends: Collection[Stored]) -> bool:
     return not axes or not axes.isdisjoint(enumerate(tensor.shape))
 
 
-def role_of(module: str, parameter: str, first_further: int) -> str | None:
-    """Return the role that a name suggests; layers from number `first_further` on predict further tokens."""
+def role_of(module: str, parameter: str, first_mtp_layer: int) -> str | None:
+    """Return the role of a tensor by its name, else None. MTP layers start at `first_mtp_layer`."""
     if parameter in _DRAFT_MAPS:
         return DRAFT_MAP
     if parameter not in _TABLE_PARAMETERS:
@@ -122,18 +122,18 @@ def role_of(module: str, parameter: str, first_further: int) -> str | None:
         return NGRAM
     if _MODALITY.search(module):
         return MODALITY
-    if _FURTHER.search(module):
-        return _further_role(last)
+    if _MTP.search(module):
+        return _mtp_role(last)
     layer = _LAYER.search(module)
     if layer is None:
         return None
-    if int(layer[2]) >= first_further:
-        return _further_role(last)
+    if int(layer[2]) >= first_mtp_layer:
+        return _mtp_role(last)
     return PER_LAYER if last == "embed_tokens" else None
 
 
-def _further_role(last: str) -> str | None:
-    """Return the role of a module that predicts further tokens, by its name's last part."""
+def _mtp_role(last: str) -> str | None:
+    """Return the role of a module in an MTP layer, by its name's last part."""
     if last in _INPUTS:
         return MTP_INPUT
     if last in _OUTPUTS:
@@ -144,7 +144,7 @@ def _further_role(last: str) -> str | None:
 def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of a modality's table: vision_config for embed_vision.embedding.
 
-    Any other table has an empty one.
+    It is empty for any other table.
     """
     if other.role != MODALITY:
         return {}
@@ -154,9 +154,9 @@ def modality_config(other: IndexedTensor, config: Mapping[str, Any]) -> Mapping[
 
 
 def rows_in_config(other: IndexedTensor, config: Mapping[str, Any]) -> int | None:
-    """Return the rows that a config gives a table, or None if it gives none.
+    """Return the number of rows of a table by the config, else None.
 
-    They are a size in the config, or the size of its class's hash.
+    It is a size in the config, or the size of a hash that the class computes from it.
     """
     if other.role == MODALITY:
         return positive_int(modality_config(other, config).get("vocab_size"))
@@ -173,7 +173,7 @@ def rows_in_config(other: IndexedTensor, config: Mapping[str, Any]) -> int | Non
 
 
 def _ngram_rows(module: str, level: Mapping[str, Any]) -> int | None:
-    """Return the rows that one level of a config gives an n-gram table. It is None if it gives none."""
+    """Return the number of rows of an n-gram table by one config level, else None."""
     hashed = _HASHED.search(module)
     if hashed is not None:
         return _hashed_rows(int(hashed[1]), level)
@@ -183,9 +183,9 @@ def _ngram_rows(module: str, level: Mapping[str, Any]) -> int | None:
 
 
 def _hashed_rows(index: int, level: Mapping[str, Any]) -> int | None:
-    """Return the rows of LongCat-Flash's n-gram table of an index.
+    """Return the number of rows of LongCat-Flash's n-gram table with this index.
 
-    Each table has another odd size, so the hashes differ.
+    Each table has a different odd number of rows, so the hashes differ.
     """
     ratio, vocab_size = claims.finite_number(level.get("ngram_vocab_size_ratio")), positive_int(level.get("vocab_size"))
     if ratio is None or vocab_size is None:
@@ -197,9 +197,9 @@ def _hashed_rows(index: int, level: Mapping[str, Any]) -> int | None:
 
 
 def _byte_group_rows(level: Mapping[str, Any]) -> int | None:
-    """Return the rows of BLT's table of byte groups.
+    """Return the number of rows of BLT's table of byte groups.
 
-    It has one for each size of a group, function and value of a hash.
+    It has a row for each combination of group size, hash function and hash value.
     """
     sizes = level.get("encoder_hash_byte_group_size")
     values = positive_int(level.get("encoder_hash_byte_group_vocab"))

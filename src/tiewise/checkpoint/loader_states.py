@@ -1,4 +1,4 @@
-"""State of the two stored ends for a loader, and the entry of its column for that state."""
+"""State of the two stored ends for a loader, and its column's entry for the state."""
 
 from __future__ import annotations
 

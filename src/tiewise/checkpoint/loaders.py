@@ -50,7 +50,7 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
 
 
 def _transformers(facts: Facts) -> Iterator[LoaderOutcome]:
-    """Yield the outcomes of transformers 4 and 5; for a checkpoint of tiewise, also 5 with tiewise."""
+    """Yield the outcomes of transformers 4 and 5. For tiewise's type, add 5 with tiewise."""
     claims = facts.claims
     flag_of_4 = claims.fixed is not False and _level_of_transformers_4(claims).effective is not False
     yield TransformersLoading(facts, TRANSFORMERS_4, flag_of_4).outcome()
@@ -61,7 +61,10 @@ def _transformers(facts: Facts) -> Iterator[LoaderOutcome]:
 
 
 def _level_of_transformers_4(claims: Claims) -> Claim:
-    """Return the level whose flag transformers 4 reads: a text part with the flag, else the deciding level."""
+    """Return the level whose flag transformers 4 reads.
+
+    It is a text part with the flag, else the deciding level.
+    """
     for claim in claims.levels:
         if claim.level in TEXT_PARTS and claim.written is not None:
             return claim

@@ -179,7 +179,10 @@ class _RoleSearch:
         )
 
     def _output(self) -> str | None:
-        """Return the module of the head: the class's module, else a stored one with a usual name and fitting rows."""
+        """Return the module of the head.
+
+        If a known class stores none, it is a stored module with a usual name and fitting rows.
+        """
         output = self.names.output
         if self.source != BY_DATA or output is None:
             return output
@@ -260,7 +263,7 @@ class _RoleSearch:
                     yield tensor
 
     def _unloaded_names(self) -> dict[str, str]:
-        """Return {stored name of an end: name that the class expects} for ends that are not loaded."""
+        """Return {stored name: name that the class expects} of ends that are not loaded."""
         unloaded_names = dict[str, str]()
         for module in self.stored_ends:
             name = self.modules.tables[module].name

@@ -59,7 +59,7 @@ def _check_files(facts: Facts, loader: Loader) -> LoaderOutcome | None:
 
 
 def _check_names(facts: Facts, loader: Loader) -> LoaderOutcome | None:
-    """Return an outcome if the ends may have names that a loader does not read, else None."""
+    """Return an outcome if a loader may not read the ends' names, else None."""
     roles = facts.roles
     for name in roles.unloaded_names:
         if strip_wrappers(name) != name:

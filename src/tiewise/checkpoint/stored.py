@@ -63,7 +63,7 @@ def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] |
 
 
 def _with_sticky_bit(values: NDArray[Any], lost: NDArray[Any] | float) -> NDArray[Any]:
-    """Set the last bit where `lost` is not zero, so that a cast to a narrower type rounds correctly."""
+    """Set the last bit where `lost` is not zero. A narrowing cast then rounds correctly."""
     even = values.view(f"i{values.itemsize}") & 1 == 0
     return np.where(even & (lost != 0), np.nextafter(values, np.copysign(np.inf, lost).astype(values.dtype)), values)
 

@@ -193,7 +193,7 @@ def _read_spec(facts: Facts) -> tuple[BoundarySpec, set[str]]:
 
 
 def _head_module(facts: Facts, maps: _BoundaryMaps) -> str:
-    """Return the module of the head: by the output map, else the stored head, else the class."""
+    """Return the head's module: by the output map, else the stored head, else the class."""
     if len(maps.head_modules) > 1:
         raise _wrong(facts, f"it has {len(maps.head_modules)} output maps")
     if maps.head_modules:

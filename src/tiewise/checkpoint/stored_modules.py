@@ -77,7 +77,7 @@ class StoredModules:
         return modules
 
     def find_usual_output(self) -> str | None:
-        """Return the outermost stored module with a usual name of a head; None if there is none."""
+        """Return the outermost stored module with a usual head name, else None."""
         heads = filter(_has_usual_output_name, self.end_candidates)
         return min(heads, key=_by_depth, default=None)
 

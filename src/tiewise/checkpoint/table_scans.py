@@ -178,7 +178,7 @@ class _Differences:
         return self._relative_to_norm(self._other_norm)
 
     def _relative_to_norm(self, square: float) -> float:
-        """Return the square root of a sum of squares over ‖a‖; infinity if ‖a‖ is 0 or NaN."""
+        """Return the root of a sum of squares over ‖a‖. Infinity if ‖a‖ is 0 or NaN."""
         if self._norm > 0:
             return float(np.sqrt(square / self._norm))
         return float("inf")
@@ -281,7 +281,7 @@ def _flat_rows(table: NDArray[Any]) -> NDArray[Any]:
 
 
 def changed_rows(a: Stored, b: Stored) -> NDArray[np.int64]:
-    """Return the rows of two equally shaped tables that differ in a bit of the wider type.
+    """Return the rows of two equally shaped tables that differ in the wider type's bits.
 
     Progress counts the bytes of `a`.
     """
@@ -347,7 +347,7 @@ def _lengths(rows: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def row_lengths(table: Stored, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the Euclidean lengths of rows of a floating table; 0 for a row that is not finite."""
+    """Return the Euclidean lengths of rows of a floating table. Rows that are not finite have 0."""
     lengths = np.zeros(len(rows))
     with Reader(table) as reader, np.errstate(all="ignore"):
         step = max(1, CHUNK_BYTES // max(1, reader.row_bytes))

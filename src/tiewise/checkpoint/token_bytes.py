@@ -1,8 +1,8 @@
-"""Bytes that each token of a tokenizer.json writes: they compare two vocabularies, however these spell tokens.
+"""Bytes of each token of a tokenizer.json, to compare vocabularies with different spellings.
 
 byte-level       Ġthe          one letter for each byte (`byte_letters`)
 SentencePiece    ▁the <0xE2>   ▁ for a space, a byte by its number
-added            its text; special tokens write nothing, and are identified by name and role
+added            its text; special tokens write no bytes, and are identified by name and role
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Vocabulary by the bytes that its tokens write; ids ascend."""
+    """Tokens of a vocabulary and their bytes, in ascending order of ids."""
 
-    pieces: Mapping[int, str]  # {id: token as the file spells it}, added tokens too
-    writes: Mapping[int, bytes]  # {id: bytes that it writes}; special tokens are left out
-    roles: Mapping[str, int]  # {"eos_token": id}, of those that the files name
+    pieces: Mapping[int, str]  # {id: token as spelled in the file}, including added tokens
+    writes: Mapping[int, bytes]  # {id: bytes of the token}, without special tokens
+    roles: Mapping[str, int]  # {"eos_token": id} of the special tokens in the files
 
     @property
     def rows(self) -> int:
-        """Return the rows that a table needs."""
+        """Return the number of rows that a table for this vocabulary needs."""
         return max(self.pieces, default=-1) + 1
 
 
 def read_token_bytes(folder: Folder) -> TokenBytes:
-    """Read the tokenizer.json of a folder, and which of its tokens are special. One that marks words is refused."""
+    """Read the tokens, their bytes and the special tokens from a folder's tokenizer.json.
+
+    Raises:
+        CheckpointError: the file is absent or unreadable, or its pieces mark words and so have no definite bytes.
+    """
     tokenizer = _require_tokenizer(folder)
     record = json_object(folder.path, "tokenizer.json")
     _require_plain_pieces(folder, record)
@@ -57,12 +61,12 @@ def read_token_bytes(folder: Folder) -> TokenBytes:
         if number in tokenizer.added:
             writes[number] = _as_utf8(text)
         else:
-            writes[number] = spelling.written(text)
+            writes[number] = spelling.bytes_of(text)
     return TokenBytes(pieces, writes, roles)
 
 
 def _require_tokenizer(folder: Folder) -> Tokenizer:
-    """Return the ids of the folder's tokenizer, after checking that its tokenizer.json could be read."""
+    """Return the ids of the folder's tokenizer. Raise a CheckpointError without a readable tokenizer.json."""
     tokenizer = None
     if folder.has("tokenizer.json") and not folder.single:
         tokenizer = read_tokenizer(folder)
@@ -78,7 +82,7 @@ def _require_tokenizer(folder: Folder) -> Tokenizer:
 def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
     """Raise a CheckpointError for a vocabulary whose pieces mark words.
 
-    Such pieces do not say which bytes they write.
+    Such a piece does not determine its bytes.
     """
     model = object_of(record.get("model"))
     kind = model.get("type", "BPE" if "merges" in model else None)
@@ -90,9 +94,9 @@ def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
 
 
 def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield decoder and pre-tokenizer, and the steps of each sequence.
+    """Yield the decoder and the pre-tokenizer, each followed by the steps of its sequence.
 
-    A missing one is an empty step.
+    An absent one is an empty step.
     """
     for part in ("decoder", "pre_tokenizer"):
         step = object_of(record.get(part))
@@ -104,14 +108,14 @@ def _steps(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 class _PieceSpelling:
-    """How a vocabulary spells bytes: a letter for each byte, or SentencePiece."""
+    """Spelling of bytes in a vocabulary: one letter per byte, or SentencePiece."""
 
     def __init__(self, is_byte_level: bool) -> None:
         self.is_byte_level = is_byte_level
         self.byte_of = byte_letters() if is_byte_level else {}
 
-    def written(self, piece: str) -> bytes:
-        """Return the bytes that a piece of the vocabulary proper writes."""
+    def bytes_of(self, piece: str) -> bytes:
+        """Return the bytes of a piece that is no added token."""
         if self.is_byte_level:
             if self.byte_of.keys() >= set(piece):
                 return bytes(self.byte_of[letter] for letter in piece)
@@ -123,12 +127,12 @@ class _PieceSpelling:
 
 
 def _as_utf8(text: str) -> bytes:
-    """Return a text as UTF-8; JSON may hold half a surrogate pair."""
+    """Return a text as UTF-8. JSON text may have half a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def _roles(folder: Folder, ids: Mapping[str, int]) -> dict[str, int]:
-    """Return {role: id} of the special tokens that the tokenizer's configs name; `ids` is {text: id}."""
+    """Return {role: id} of the special tokens in the tokenizer's configs; `ids` is {text: id}."""
     roles = dict[str, int]()
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if not folder.has(name):
@@ -144,7 +148,7 @@ def _roles(folder: Folder, ids: Mapping[str, int]) -> dict[str, int]:
 
 
 def _special_ids(record: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the ids of added tokens that are special."""
+    """Yield the ids of the special added tokens."""
     for token in items_of(dict, record.get("added_tokens")):
         if token.get("special") and is_id(token.get("id")):
             yield token["id"]

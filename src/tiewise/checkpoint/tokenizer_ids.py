@@ -1,7 +1,7 @@
-"""Ids of the tokens of a folder, as the files of its tokenizer give them.
+"""Ids of the tokens in a folder's tokenizer files.
 
-No tokenizer is built: its files are read as data. The first of tokenizer.json, vocab.json, vocab.txt and a
-SentencePiece model has the vocabulary; added_tokens.json and tokenizer_config.json are read always.
+The module reads the files as data and builds no tokenizer. The vocabulary comes from the first of tokenizer.json,
+vocab.json, vocab.txt and a SentencePiece model. added_tokens.json and tokenizer_config.json are always read.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tiewise.checkpoint.untrusted import (
 )
 from tiewise.core.errors import CheckpointError
 
-MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
+MOST_TOKENS = 1_500_000  # the largest published vocabulary has 900,000
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
-TOKENIZER_FILES = (  # every file that a tokenizer is saved as
+TOKENIZER_FILES = (  # all files of a saved tokenizer
     *_VOCABULARIES,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
 )
 Ids: TypeAlias = "tuple[dict[str, int], dict[int, str]]"  # {text: id} of the vocabulary, {id: text} of added tokens
-# Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
+# Full names in brackets: plain "unused", "reserved" and "##pad" are words of BERT's vocabulary.
 _NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
 _RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)
 
@@ -44,53 +44,59 @@ _RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re
 class Tokenizer:
     """Ids of one tokenizer."""
 
-    files: tuple[str, ...]  # those that were read
-    # {text: id} of the vocabulary proper. SentencePiece models other than tokenizer.model give "#position" as texts.
+    files: tuple[str, ...]  # names of the files that were read
+    # {text: id} of the base vocabulary; the text is "#position" for SentencePiece models other than tokenizer.model
     base: Mapping[str, int]
-    added: Mapping[int, str]  # {id: text} of tokens added to it
+    added: Mapping[int, str]  # {id: text} of added tokens
     faults: tuple[Fault, ...] = ()  # files that could not be read
 
     @cached_property
     def base_max(self) -> int:
-        """Return the largest id of the vocabulary proper; -1 if there is none."""
+        """Return the largest id of the base vocabulary; -1 if it is empty."""
         return max(self.base.values(), default=-1)
 
     @cached_property
     def max_id(self) -> int:
-        """Return the largest id of all, added tokens included; -1 if there is none."""
+        """Return the largest id, including added tokens; -1 if there is none."""
         return max(self.base_max, max(self.added, default=-1))
 
     @property
     def lists_positions(self) -> bool:
-        """Return whether a SentencePiece model gave positions, which may not be the ids."""
+        """Return whether ids are positions in a SentencePiece model, which may differ from token ids."""
         return not set(self.files).isdisjoint(PIECES[1:])
 
     @cached_property
     def texts(self) -> dict[int, str]:
-        """Return {id: text} of all tokens. An added token may take an id of the vocabulary proper."""
+        """Return {id: text} of all tokens. An added token may replace one of the base vocabulary."""
         return {number: text for text, number in self.base.items()} | dict(self.added)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return sixteen digits, equal if every id is the same token: SHA-256 of both."""
+        """Return sixteen hex digits of a SHA-256 over all ids and texts."""
         lines = "".join(f"{number}\0{text}\0" for number, text in sorted(self.texts.items()))
         return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @cached_property
     def used(self) -> frozenset[int]:
-        """Return ids that text can produce: all but `[unused12]`, `<|reserved_special_token_3|>`, `<pad>` and such."""
+        """Return the ids that text can produce, without reserved tokens.
+
+        Reserved are tokens such as `[unused12]`, `<|reserved_special_token_3|>` and `<pad>`.
+        """
         return frozenset(number for number, text in self.texts.items() if not _RESERVED.fullmatch(text))
 
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
-    """Read the tokenizer files of a folder; None if it has none. A file that cannot be read becomes a fault."""
+    """Read the tokenizer files of a folder; None if it has none.
+
+    A file that cannot be read becomes a fault.
+    """
     files, faults = list[str](), list[Fault]()
     base, added = dict[str, int](), dict[int, str]()
     for name in _files_with_ids(folder):
         with recording_faults(faults, name):
             base_of_file, added_of_file = _read(folder, name)
             files.append(name)
-            base = {**base, **base_of_file} if base else base_of_file  # one is large: it is not copied
+            base = {**base, **base_of_file} if base else base_of_file  # avoids a copy of a large vocabulary
             added |= added_of_file
     if not any((base, added, faults)):
         return None
@@ -98,13 +104,13 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
 
 
 def _files_with_ids(folder: Folder) -> list[str]:
-    """Return the first file of a folder with a vocabulary, and those with added tokens."""
+    """Return the first vocabulary file of a folder, and its files with added tokens."""
     vocabularies = list(filter(folder.has, _VOCABULARIES))
     return [*vocabularies[:1], *filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))]
 
 
 def _read(folder: Folder, name: str) -> Ids:
-    """Read one file of a tokenizer."""
+    """Read the base vocabulary and the added tokens from one file."""
     if name == "vocab.txt":
         return _lines(folder, name), {}
     if name in PIECES:
@@ -136,24 +142,24 @@ def _lines(folder: Folder, name: str) -> dict[str, int]:
 
 
 def _pieces(folder: Folder, name: str) -> dict[str, int]:
-    """Return {text: id} of a SentencePiece model; of one other than tokenizer.model {"#position": position}.
+    """Return {text: id} of tokenizer.model, or {"#position": position} of another SentencePiece model.
 
-    Positions in tokenizer.model are ids. A class may put tokens before those of any other model (XLM-R).
+    Positions in tokenizer.model are ids. For any other model, a class may insert tokens before them (XLM-R).
     """
     where = f"{folder.path / name}"
     data = _bytes(folder, name)
     pieces = list(first_fields(data, 0, len(data), MOST_TOKENS, where))  # a model repeats field 1 for each piece
     require_bounded(data, 2 * len(pieces), where)
-    texts = _texts_of_pieces(data, pieces, where)  # read in any case: it refuses a damaged file
+    texts = _texts_of_pieces(data, pieces, where)  # always read, to refuse a damaged file
     if name == PIECES[0]:
         return _positions(text.decode("utf-8", "replace") for text in texts)
     return _positions(None for _ in texts)
 
 
 def _texts_of_pieces(data: bytes, pieces: list[tuple[int, int]], where: str) -> Iterator[bytes]:
-    """Yield the text of each piece of a SentencePiece model.
+    """Yield the text of each piece of a SentencePiece model: field 1 of the piece.
 
-    It is field 1 of the piece, which is given by start and end.
+    `pieces` has the start and end of each piece in `data`.
     """
     for start, end in pieces:
         text_start, text_end = next(first_fields(data, start, end, MOST_TOKENS, where), (0, 0))
@@ -181,7 +187,7 @@ def _added_by_config(record: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _vocabulary(record: Any) -> dict[str, int]:
-    """Return {text: id} of BPE, WordPiece and WordLevel; of Unigram's list of [text, score] the positions."""
+    """Return {text: id} of a vocabulary; Unigram's list of [text, score] gives positions."""
     if isinstance(record, list):
         return _positions(map(_unigram_text, record))
     if not isinstance(record, dict):
@@ -189,7 +195,7 @@ def _vocabulary(record: Any) -> dict[str, int]:
     for value in record.values():
         if not is_id(value):
             return {text: number for text, number in record.items() if is_id(number)}
-    return record  # without a copy: it is large
+    return record  # not copied, since it is large
 
 
 def _unigram_text(entry: Any) -> Any:
@@ -200,7 +206,7 @@ def _unigram_text(entry: Any) -> Any:
 
 
 def _positions(texts: Iterable[Any]) -> dict[str, int]:
-    """Return {text: position}. An entry without a text, or with an earlier one's, is called by its position alone."""
+    """Return {text: position}. An entry without a text or with a repeated one has the text "#position"."""
     positions = dict[str, int]()
     for number, text in enumerate(texts):
         if not isinstance(text, str) or text in positions:

@@ -192,7 +192,7 @@ class TransformersLoading:
 
 
 def _is_like_tested_folders(facts: Facts) -> bool:
-    """Return whether a folder has usual names and plain tables of one type, as in the tests."""
+    """Return whether a folder has usual names and plain tables, as in the tests."""
     if facts.is_tiewise_type or facts.folder.single:
         return False
     if facts.quantised or facts.roles.unloaded_names:

@@ -1,4 +1,4 @@
-"""Untrusted files: only regular ones are read, inside their folder, and in bounded memory."""
+"""Reading of untrusted files: only regular files, inside their folder, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ Item = TypeVar("Item")
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor for reading; the caller closes it."""
+    """Return a descriptor for reading a regular file. The caller closes it.
+
+    Raises:
+        CheckpointError: the file is absent, may not be read, or is no regular file.
+    """
     name = os.fspath(path)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -38,7 +42,11 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return all bytes of a file of at most `most` bytes."""
+    """Return all bytes of a file.
+
+    Raises:
+        CheckpointError: the file has more than `most` bytes, or cannot be read.
+    """
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         length = os.fstat(descriptor).st_size
@@ -57,7 +65,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Gi
 
 
 def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
-    """Raise CheckpointError if a file that begins with these bytes is a Git LFS pointer."""
+    """Raise a CheckpointError if a file with this beginning is a Git LFS pointer."""
     if beginning.startswith(LFS_POINTER):
         problem = f"{os.fspath(path)}: a Git LFS pointer, not the file that it names"
         raise CheckpointError(problem, "run `git lfs pull` in the repository, or download the file itself")
@@ -69,7 +77,7 @@ _FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", d
 
 @contextmanager
 def following_links(follow: bool) -> Iterator[None]:
-    """Let `path_inside` follow links out of a folder for the length of the block, if `follow`."""
+    """Allow `path_inside` to follow links out of a folder within the block, if `follow`."""
     before = _FOLLOWED.set(follow or _FOLLOWED.get())
     try:
         yield
@@ -78,10 +86,13 @@ def following_links(follow: bool) -> Iterator[None]:
 
 
 def path_inside(folder: Path, name: str) -> Path:
-    """Return the file `name` of a checkpoint folder, after checking that it is inside.
+    """Return the path of a checkpoint folder's file `name`, after a check that it is inside.
 
-    Links are followed within the folder, and into the `blobs` next to the `snapshots` of a Hugging Face cache; those
-    that lead elsewhere only within `following_links`.
+    Links may lead to files within the folder, and to the `blobs` of a Hugging Face cache. Links to other places are
+    allowed only within `following_links`.
+
+    Raises:
+        CheckpointError: the name or a link leads outside the folder.
     """
     if _names_no_inner_file(name):
         raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, which lies outside the folder", _PUT_THERE)
@@ -103,17 +114,14 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def _names_no_inner_file(name: str) -> bool:
-    """Return whether a name is none of a file in or below a folder."""
+    """Return whether a name cannot be that of a file inside a folder."""
     if not name or "\0" in name:
         return True
     return os.path.isabs(name) or ".." in Path(name).parts
 
 
 def _may_lead_to(home: Path, target: Path) -> bool:
-    """Return whether links of the folder `home` may lead to a file.
-
-    They may in the folder, and in the blobs of its cache.
-    """
+    """Return whether links of the folder `home` may lead to `target`: inside it or its cache."""
     if target.is_relative_to(home):
         return True
     blobs = home.parent.parent / "blobs"
@@ -123,23 +131,23 @@ def _may_lead_to(home: Path, target: Path) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's words for an error, else its own."""
+    """Return the system's message for an error, else the error's text."""
     return getattr(error, "strerror", None) or str(error)
 
 
-MOST_BYTES = 256 * 2**20  # the largest tokenizer.json known is 35 MB
-MOST_VALUES = 6_000_000  # and holds two million commas, colons and brackets
-MOST_MEMORY = 420 * 2**20  # that a file may take as objects, so that the process stays below 512 MB
+MOST_BYTES = 256 * 2**20  # the largest published tokenizer.json has 35 MB
+MOST_VALUES = 6_000_000  # commas, colons and brackets; the largest tokenizer.json has two million
+MOST_MEMORY = 420 * 2**20  # bytes of a file's objects, so that the process stays below 512 MB
 MEMINFO = "/proc/meminfo"
-VALUE_BYTES = 75  # of memory for each comma, colon and bracket: a token with its id has two
+VALUE_BYTES = 75  # bytes of memory per comma, colon or bracket; a token with its id has two
 
 
 def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any:
-    """Return what a JSON file of at most `most` bytes holds; `unique` as in `parse_json`."""
+    """Return the content of a JSON file of at most `most` bytes; `unique` as in `parse_json`."""
     return parse_json(read_bytes(path, most), path, unique=unique)
 
 
-_BYTE_ORDER_MARKS = {  # UTF-32's first: it begins as UTF-16's does
+_BYTE_ORDER_MARKS = {  # UTF-32 comes before UTF-16, whose mark is a prefix of it
     codecs.BOM_UTF8: "UTF-8",
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -149,13 +157,21 @@ _BYTE_ORDER_MARKS = {  # UTF-32's first: it begins as UTF-16's does
 
 
 def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
-    """Return what JSON text in UTF-8 holds; `where` is named in errors.
+    """Return the content of JSON text in UTF-8.
 
-    `unique` refuses an object that names a key twice; elsewhere the last wins, as in every other reader. `NaN` and
-    `Infinity` are taken as transformers writes them (Mamba's configs do).
+    It accepts `NaN` and `Infinity`, which transformers writes (Mamba's configs).
+
+    Args:
+        data: the text.
+        where: path or name of the text, for errors.
+        unique: refuse an object with a repeated key. Otherwise the last value wins, as in other readers.
+
+    Raises:
+        CheckpointError: the text is no JSON, is too large, or has a repeated key.
     """
 
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object as a dictionary. Raise a CheckpointError for a repeated key."""
         by_key = dict(pairs)
         if len(by_key) < len(pairs):
             raise CheckpointError(f"{where}: names {short(_repeated_key(pairs))} twice", "one of the two must go")
@@ -174,37 +190,37 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     require_bounded(data, values, where)
     try:
         text = data.decode()
-        del data  # text and objects take enough
-        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
+        del data  # frees memory for the text and the objects
+        return json.loads(text, object_pairs_hook=require_unique_keys if unique else None)
     except CheckpointError:
-        raise  # it is a ValueError too
+        raise  # a CheckpointError is a ValueError too
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         remedy = "the file is damaged or is no JSON: take it from its source again"
         raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", remedy) from None
 
 
 def _repeated_key(pairs: list[tuple[str, Any]]) -> str:
-    """Return the first key that an object names more than once."""
+    """Return the first repeated key of an object."""
     counts = Counter(key for key, _ in pairs)
     return next(key for key, count in counts.items() if count > 1)
 
 
 def items_of(kind: type[Item], value: Any) -> tuple[Item, ...]:
-    """Return the items of a list that are of a type. Any other value has none."""
+    """Return the items of a list that have this type; empty if `value` is no list."""
     if not isinstance(value, list):
         return ()
     return tuple(item for item in value if type(item) is kind)
 
 
 def object_of(value: Any) -> Mapping[str, Any]:
-    """Return a JSON object; empty if `value` is none."""
+    """Return `value` if it is a JSON object, else an empty one."""
     if isinstance(value, Mapping):
         return value
     return {}
 
 
 def is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
-    """Return whether a JSON value is an object in which every value is text."""
+    """Return whether a JSON value is an object with only text as values."""
     if not isinstance(value, dict):
         return False
     types = set(map(type, value.values()))
@@ -212,21 +228,27 @@ def is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
 
 
 def require_bounded(data: bytes, values: int, where: str) -> None:
-    """Raise if text in UTF-8 and its `values` would take more memory than any such file."""
+    """Raise a CheckpointError if text in UTF-8 with `values` values needs too much memory."""
     if len(data) < 2**20:
         return
-    width, characters = 1, len(data)  # bytes of a character in Python
+    width, characters = 1, len(data)  # bytes per character in memory, number of characters
     if not data.isascii():
         width = 4 if re.search(rb"[\xf0-\xff]", data) else 2
-        # of a character's several bytes all but the first lie in this range
+        # delete all bytes of a character but the first, which are in this range
         characters = len(data.translate(None, bytes(range(0x80, 0xC0))))
-    if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
+    if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and its parts as objects
         remedy = "no file of this kind is that large: take it from its source again"
         raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", remedy)
 
 
 def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each field 1 with bytes, of a protocol buffer's message of `most` fields at most."""
+    """Yield (start, end) of each field 1 with bytes in a protocol buffer's message.
+
+    The message is `data[at:end]`.
+
+    Raises:
+        CheckpointError: the message is damaged, or has more than `most` fields.
+    """
     for _ in range(most):
         if at == end:
             return
@@ -237,7 +259,7 @@ def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Itera
             at = start if kind == _VARINT else start + value
         else:
             start = at
-            at += _FIXED.get(kind, end)  # any other kind is damage: it ends behind the message
+            at += _FIXED.get(kind, end)  # any other kind is damage: this moves past the message
         if at > end:
             raise _damaged(where)
         if tag == 1 << 3 | _BYTES:
@@ -246,13 +268,13 @@ def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Itera
         raise CheckpointError(f"{where}: more than {most:,} tokens", "take it from its source again")
 
 
-# kinds of fields of a protocol buffer, and bytes of those of fixed length
+# field kinds of a protocol buffer, and {kind: bytes} of fields with a fixed length
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
 
 
 def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
-    """Return the number of variable length at an offset, and the offset behind it."""
+    """Return (value, end offset) of the number of variable length at an offset."""
     value = 0
     for shift, byte in enumerate(data[at : min(at + 10, end)]):
         value |= (byte & 127) << 7 * shift
@@ -269,7 +291,7 @@ def _damaged(where: str) -> CheckpointError:
 def require_memory(needed: int, purpose: str) -> None:
     """Raise a CheckpointError if a purpose needs more bytes than are free without swapping.
 
-    Systems that do not tell their free memory are not checked.
+    It passes if the system does not report its free memory.
     """
     try:
         with open(MEMINFO, encoding="ascii") as file:
@@ -285,7 +307,7 @@ def require_memory(needed: int, purpose: str) -> None:
 
 
 def short(text: Any, most: int = 60) -> str:
-    """Return printable text of bounded length, for names that come from a file."""
+    """Return printable text of at most `most` characters, for names from a file."""
     plain = to_printable(str(text)[: most + 1])
     if len(plain) > most:
         return plain[: most - 1] + "…"
