@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-WRITTEN = re.compile(r"performance|reference-\w+|recorded")  # by a command that `make docs` runs; the last is a source
+# written by a command that `make docs` runs; a source of other pages; records of past versions
+WRITTEN = re.compile(r"performance|reference-\w+|recorded|changes-[\d.]+")
 KNOWN = r"Python|[Tt]orch|transformers|vLLM|SGLang|PEFT|gguf|mlx-lm|accelerate|Liger|TRL|T5|SQuAD|Apache|Releases"
 NAMED = (
     r"^<!-- rows of .*?^<!-- end -->|<!--.*?-->",

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"  # defined here because modules may not import the root package
+__version__ = "0.2.0"  # defined here because modules may not import the root package
 _module = cache(import_module)  # a `Late` looks its module up at every call
 
 
