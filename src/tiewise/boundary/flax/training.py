@@ -42,7 +42,7 @@ class OptaxRecipe:
     batch: int = 8  # B, blocks per step
     length: int = 128  # T, tokens per block
     learning_rate: float = 3e-3  # peak of the schedule
-    weight_decay: float = 0.1  # of matrices only
+    weight_decay: float = 0.1  # weight decay of matrices only
     seed: int = 1  # seed of the order of blocks
 
 

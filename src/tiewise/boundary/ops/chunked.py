@@ -137,7 +137,7 @@ class _ChunkedLoss:
             columns = slice(None) if self.shard is None else slice(self.shard.start, self.shard.stop)
             self.column_weight = self.class_weight[columns]
         self.spread_weight = options.label_smoothing * self.mean_weight  # ε mean(w)
-        self.smoothed: Tensor | None = None  # u
+        self.smoothed: Tensor | None = None  # u [V] of the module's header
         if options.label_smoothing:
             w = self.column_weight
             if w is None:
@@ -181,7 +181,7 @@ class _ChunkedLoss:
         It is valid until the next chunk.
         """
         z = self._logits(chunk.h, self.buffer[: len(chunk.h)])
-        spread = self._spread(z)  # before z becomes its softmax
+        spread = self._spread(z)  # before the softmax overwrites z
         if not self.softmax_is_in_place:
             return self._softmax_in_spare(chunk, z, spread)
         slope = None

@@ -156,8 +156,8 @@ class ExactTop:
         """Copy the table again."""
         v, e = self.table.shape
         self._copied = self._version()
-        self.rows = _allocate_large_pages(v * e).view(v, e)  # q
-        self.steps, self.rests = torch.empty(v, device="cpu"), torch.empty(v, device="cpu")  # s; bounds of ‖r‖
+        self.rows = _allocate_large_pages(v * e).view(v, e)  # int8 rows q of the module's header
+        self.steps, self.rests = torch.empty(v, device="cpu"), torch.empty(v, device="cpu")  # steps s; bounds of ‖r‖
         longest = 0.0
         for part in _slices(v):
             w = self.table[part].double()
@@ -293,8 +293,7 @@ class ExactTop:
             self.counts.full_scans += 1
         else:
             self.counts.rows += len(tokens)
-        # a sum that is not finite is not finite in any order; the others are distinguished by their bounds,
-        # then exactly
+        # a sum that is not finite is so in any order; the other tokens are separated by their bounds, then exactly
         y, unsure = self._compute_fp64(query, tokens)
         finite = y.isfinite()
         low, unsure = (y - unsure).where(finite, -math.inf), unsure.where(finite, 0.0)

@@ -39,7 +39,7 @@ from tiewise.core.errors import RunError, UnsupportedError, one_line_message
 VARIABLE = "TIEWISE_LOSS"
 TOKENS = 4096  # largest number of tokens in a trial
 SMALL = 64, 512  # largest numbers of tokens and words of the problem on which a kernel is compared
-SKETCH = 16  # directions in which a trial compares the gradients of two tables
+SKETCH = 16  # random directions in which a trial compares the gradients of the table
 # relative distances from tiewise's loss and gradients that another order of the sums explains
 AGREES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SLACK = 3  # factor on AGREES at a kernel's first use: rounding averages out less over few tokens

@@ -214,7 +214,7 @@ def _statistics_of_rows(
     column, is_here = shard.columns(words)
     options = replace(options, ignore_index=-1)  # −1 is no local row, whichever token is ignored
     has_no_logit = not len(weight) or (bias is not None and bool(bias.isneginf().all()))
-    if has_no_logit:  # then add one row with the lowest logit, to which no token belongs
+    if has_no_logit:  # add one row with the lowest logit, which is no token's
         weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
         bias = torch.full_like(weight[:, 0], LOWEST, dtype=torch.float32)
         column, options = torch.zeros_like(words), replace(options, softcap=None)

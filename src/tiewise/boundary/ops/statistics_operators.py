@@ -189,7 +189,7 @@ def _compute_native_statistics(
     result.lse = computed.lse
     if entropy:
         result.entropy = computed.entropy
-    result.top = computed.lse.clone()  # results of an operator share no memory
+    result.top = computed.lse.clone()  # results of an operator must not share memory
 
 
 @_statistics.register_fake
@@ -224,10 +224,10 @@ class _SlopeArguments(NamedTuple):
 class _Upstream(NamedTuple):
     """Upstream gradients [N] of each statistic, 0 for ignored tokens."""
 
-    a: Tensor  # by log-probability
-    b: Tensor  # by lse
-    c: Tensor  # by entropy
-    with_entropy: bool  # False: c is 0
+    a: Tensor  # upstream gradient of the log-probability
+    b: Tensor  # upstream gradient of lse
+    c: Tensor  # upstream gradient of the entropy
+    with_entropy: bool  # False if the entropy has no upstream gradient, so that c is 0
 
 
 @torch.library.custom_op(

@@ -169,7 +169,7 @@ def parts_cover(shape: Sequence[int], parts: Sequence[Indices]) -> bool:
         if not _is_well_formed(indices, len(shape)):
             return False
     distinct = {_as_tuples(indices) for indices in parts}
-    cuts = [set(runs) for runs in zip(*distinct, strict=True)]  # by axis
+    cuts = [set(runs) for runs in zip(*distinct, strict=True)]  # distinct cuts of each axis
     for runs, size in zip(cuts, shape, strict=True):
         if not _cuts_cover(runs, size):
             return False

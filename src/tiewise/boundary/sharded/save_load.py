@@ -126,9 +126,8 @@ def save_sharded(
                 if ranks.is_first():
                     _write_index(save_folder, index)
         except BaseException as error:
-            if ranks.is_first() and ranks.is_raised_everywhere(
-                error
-            ):  # otherwise another process may have seen the save succeed
+            # an error that other processes do not raise may come after they saw the save succeed
+            if ranks.is_first() and ranks.is_raised_everywhere(error):
                 remove_old_files(save_folder)
             raise
     return save_folder

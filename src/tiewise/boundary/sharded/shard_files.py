@@ -142,7 +142,7 @@ class ShardedSave:
 
     def _check_tensors(self, path: Path) -> None:
         """Refuse a tensor of an unknown type or layout, or with missing parts."""
-        checked: set[tuple[int, ...]] = set()  # layout and shape, which many tensors share
+        checked: set[tuple[int, ...]] = set()  # checked pairs of layout and shape, which many tensors share
         for name, tensor in self.index.tensors.items():
             if tensor.dtype not in TYPES or not 0 <= tensor.layout < len(self.index.layouts):
                 raise CheckpointError(f"{path}: {short(name)} is of no known type or layout", OTHER_SAVE)
