@@ -68,7 +68,7 @@ def test_reads_config_and_both_ends(tmp_path):
         ("down_proj",),
         ("embed_tokens",),
     ]
-    assert (found.token_rows, found.ties) == ({"embed_tokens": (1, 2)}, True)
+    assert (found.token_rows, found.ensures_tying) == ({"embed_tokens": (1, 2)}, True)
     head = found.update(["lm_head"])
     assert (head.module, head.kind, head.shape) == ("lm_head", LORA, (V, D))
     assert found.update(["embed_tokens"]) is None  # the tensors decide, not the config

@@ -70,7 +70,7 @@ class AdapterFacts:
         return {name: items_of(int, ids) for name, ids in by_module.items() if isinstance(ids, list)}
 
     @property
-    def ties(self) -> bool:
+    def ensures_tying(self) -> bool:
         """Return whether PEFT ties the tensors that it adds to the two ends."""
         return self.config.get("ensure_weight_tying") is True
 
@@ -161,7 +161,7 @@ class AdapterFacts:
         return self.base.tables_are_tied
 
     @cached_property
-    def equal(self) -> bool | None:
+    def copies_are_equal(self) -> bool | None:
         """Return whether the adapter's full copies of both ends have the same bytes.
 
         None unless the adapter has both copies and they may be read.

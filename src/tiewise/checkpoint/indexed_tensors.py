@@ -26,7 +26,7 @@ from tiewise.checkpoint.untrusted import object_of
 
 PER_LAYER, NGRAM, MODALITY = "per-layer table", "n-gram table", "modality table"
 MTP_INPUT, MTP_OUTPUT, DRAFT_HEAD, DRAFT_MAP = "MTP input", "MTP output", "draft head", "draft map"
-PLAIN_TABLE = re.compile(  # ProphetNet's `ngram_embeddings` is of its streams
+PLAIN_TABLE = re.compile(  # without ProphetNet's `ngram_embeddings`, which belongs to its streams
     r"(^|\.)(embed_tokens_per_layer|ngram_embeddings\.embedders\.\d+|ngram_embedding(\.shard_\d+)?|encoder_hash_tok_embedding)$"
 )
 _MODALITY = re.compile(r"(^|\.)embed_(vision|audio)\.embedding$")

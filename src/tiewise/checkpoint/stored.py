@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeGuard
 
-import numpy as np  # before ml_dtypes, whose C part would import it and print what Ctrl-C raises there
+import numpy as np  # before ml_dtypes: its C part imports numpy, and prints the error if Ctrl-C interrupts that
 
 # isort: split
 import ml_dtypes

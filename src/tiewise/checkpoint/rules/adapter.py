@@ -77,7 +77,7 @@ def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Observa
     adds = "a merge adds it to the other end too, which was trained without"
     if len(low_rank) == 2:
         adds = "a merge adds both updates to that table"
-        if facts.ties:
+        if facts.ensures_tying:
             adds = "the two share their factors, and a merge adds the update twice to that table"
     problem = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table: {adds}"
     yield short(facts.path.name), problem, _merge_advice(facts)
@@ -90,12 +90,12 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
     severity: Severity = "error"
     if len(copies) == 1:
         # with ensure_weight_tying, PEFT loads the same table into the other end
-        stays_tied = facts.ties
+        stays_tied = facts.ensures_tying
         described = f"full copy of {_modules(copies)} alone"
     else:
-        stays_tied = facts.equal is True
+        stays_tied = facts.copies_are_equal is True
         described = _described_pair(facts, copies)
-        if facts.equal is None:
+        if facts.copies_are_equal is None:
             severity = "warning"
     if stays_tied:
         return
@@ -107,9 +107,9 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
 def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
     """Return a clause on the full copies of both ends, and whether they differ."""
     read, flag = "which differ", "off"
-    if facts.equal is None:
+    if facts.copies_are_equal is None:
         read = "whose rows were not compared"
-    if facts.ties:
+    if facts.ensures_tying:
         flag = "on"
     return f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
 

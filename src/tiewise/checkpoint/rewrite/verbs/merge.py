@@ -460,7 +460,7 @@ class _MergedEnds:
         if only.factors is not None:
             return
         is_trained_rows_of_input = end == "input" and only.rows is not None
-        if self.adapter.ties or is_trained_rows_of_input:
+        if self.adapter.ensures_tying or is_trained_rows_of_input:
             self.merged.update({"input": only, "output": only})
 
     def change(self, force: bool) -> Change:

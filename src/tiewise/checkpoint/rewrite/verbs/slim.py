@@ -268,9 +268,9 @@ def _difference_of_ends(adapter: AdapterFacts) -> str | None:
     Return None if it acts alike on both.
     """
     ends = [end for end in (adapter.input, adapter.output) if end is not None]
-    if len(ends) == 2 and not adapter.equal:
+    if len(ends) == 2 and not adapter.copies_are_equal:
         return "what it does to the two ends differs, and the base has one table for both"
-    if len(ends) == 1 and not adapter.ties:
+    if len(ends) == 1 and not adapter.ensures_tying:
         return f"only {short(ends[0].module)} has a copy, and trained rows of a tied base act at both ends"
     return None
 
