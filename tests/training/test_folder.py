@@ -19,7 +19,7 @@ import tiewise
 from tiewise.core.disk_errors import disk_error, quiet_threads
 from tiewise.core.errors import RunError
 from tiewise.training import folder
-from tiewise.training.folder import folder_name, locked, newest_checkpoint, read_json, saved_run, starting, write_json
+from tiewise.training.folder import folder_name, locked, newest_checkpoint, read_json, saved_run, stage_run, write_json
 from tiewise.training.settings import FILE, Settings
 
 WHOLE = {"data", "data/train.bin", "env.json", "run.yaml"}
@@ -30,7 +30,7 @@ def tree(root):
 
 
 def begin(out, settings, data="tokens", overwrite=False, stop=None):
-    with locked(out), starting(out, overwrite=overwrite) as stage:
+    with locked(out), stage_run(out, overwrite=overwrite) as stage:
         (stage / "data").mkdir()
         (stage / "data" / "train.bin").write_text(data)
         if stop is not None:
@@ -140,7 +140,7 @@ def test_what_is_trained_in_part_elsewhere_is_not_replaced(tmp_path):
     with locked(part), pytest.raises(RunError, match=says):
         begin(out, Settings(seeds=5), "others", overwrite=True)
     assert tree(out) == before
-    with ExitStack() as later, pytest.raises(RunError, match=says), locked(out), starting(out, overwrite=True):
+    with ExitStack() as later, pytest.raises(RunError, match=says), locked(out), stage_run(out, overwrite=True):
         later.enter_context(locked(part))  # it begins while the new run is prepared
     assert tree(out) == before
     (part / ".lock").touch()  # what a crash leaves

@@ -45,9 +45,9 @@ def test_a_machine_with_a_device_for_an_accelerator_may_have_one(device, may_hav
 
 
 def test_it_counts_the_runs_that_there_will_be():
-    assert short_trials.per_arm() == least_time.TRIALS
-    assert short_trials.LEAST == least_time.LEAST_STEPS
-    assert short_trials.short_steps(Settings(steps=short_trials.LEAST)) == least_time.TRIAL_STEPS
+    assert short_trials.trials_per_arm() == least_time.TRIALS
+    assert short_trials.LEAST_STEPS == least_time.LEAST_STEPS
+    assert short_trials.short_steps(Settings(steps=short_trials.LEAST_STEPS)) == least_time.TRIAL_STEPS
 
 
 def test_the_command_refuses_before_it_loads_torch_or_the_text(tmp_path):

@@ -18,7 +18,7 @@ from tiewise.training.data.corpus import Blocks
 from tiewise.training.kinds import decoder
 from tiewise.training.kinds.decoder import measure
 from tiewise.training.run import direct_path, read_outcome, train
-from tiewise.training.short_trials import short
+from tiewise.training.short_trials import make_trial
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_as_much_is_measured_of_training_as_of_held_out_text_and_of_a_trial_what
     trained(tiny(steps=1, measured=100), tmp_path / "few")
     assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
     asked.clear()
-    train(short(job(tiny(steps=20)), tmp_path / "trial"))
+    train(make_trial(job(tiny(steps=20)), tmp_path / "trial"))
     assert asked == [(tune, 32), (tune, tune // 16)]
 
 

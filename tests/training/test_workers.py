@@ -26,7 +26,7 @@ from tiewise.training import short_trials
 from tiewise.training.compare import RunsBar, finish
 from tiewise.training.folder import ENVIRONMENT, METRICS, RESULT, SPEED, newest_checkpoint, read_json
 from tiewise.training.run import train
-from tiewise.training.short_trials import Pace, how_many, steps_within
+from tiewise.training.short_trials import Pace, settle_count, steps_within
 from tiewise.training.worker_process import Worker, _PressInCall
 from tiewise.training.workers import Workers
 
@@ -161,18 +161,18 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
             return [Pace(slower * self.count, 0.0, 0.0)] * len(jobs)
 
     def pace(job, steps):
-        assert steps in range(*short_trials.TRIED)
+        assert steps in range(*short_trials.COUNT_TRIAL_STEPS)
         assert not job.folder.exists()  # what a trial left that was interrupted
         return Pace(1.0, 0.0, 0.0)
 
-    monkeypatch.setattr(short_trials, "pace", pace)
+    monkeypatch.setattr(short_trials, "measure_pace", pace)
 
     def chosen(runs, asked="auto", one=None, before=None):
         made, one = Tried(asked), one or job(tiny())
         (tmp_path / "trial" / "alone").mkdir(parents=True, exist_ok=True)
-        found = how_many(made, one, runs, tmp_path / "trial", unheard, before)
+        found = settle_count(made, one, runs, tmp_path / "trial", unheard, before)
         assert bool(found) == (asked == "auto" and runs > 1)
-        assert how_many(made, one, runs, tmp_path / "trial", unheard) == ""
+        assert settle_count(made, one, runs, tmp_path / "trial", unheard) == ""
         return made.count, made.threads, found.partition(": ")[2]
 
     assert Workers("auto").count == 1
@@ -180,7 +180,7 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
     assert chosen(9, before=4) == (4, 2, "as when they began")
     assert chosen(1, before=4)[:2] == (1, 8)
     assert (chosen(3, 6), chosen(9, "1")) == ((3, 2, ""), (1, 8, ""))
-    monkeypatch.setattr(short_trials, "demand", lambda job: (10 * GIGABYTE, 30.0))
+    monkeypatch.setattr(short_trials, "estimate_demand", lambda job: (10 * GIGABYTE, 30.0))
     slower = 0.7
     assert chosen(2)[:2] == (1, 8)
     assert chosen(9) == (8, 1, "in a trial they took 0.70 of the time of one at a time")
@@ -205,11 +205,11 @@ def test_auto_takes_threads_runs_memory_what_kind_of_run_it_is_and_what_was_fast
 
 @pytest.mark.slow
 def test_a_trial_of_both_ways_decides_once_and_leaves_nothing(tiny, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(short_trials, "WORTH", 0)
+    monkeypatch.setattr(short_trials, "LEAST_SECONDS_FOR_TRIAL", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     settings = tiny(seeds=1, steps=20)
     for share, count in ((100.0, 2), (0.0, 1)):
-        monkeypatch.setattr(short_trials, "FASTER", share)
+        monkeypatch.setattr(short_trials, "LARGEST_TIME_RATIO", share)
         out = lines.begin(settings, tmp_path / f"{count}")
         with Workers() as pair:
             found = finish(out, lines.display, pair)
@@ -227,12 +227,12 @@ def test_a_trial_of_both_ways_decides_once_and_leaves_nothing(tiny, tmp_path, li
 def test_memory_is_rather_more_than_less(job, tiny):
     """Of what can be counted by hand: weights, gradients, moments."""
     settings = tiny(width=256)
-    held, work = short_trials.demand(job(settings))
+    held, work = short_trials.estimate_demand(job(settings))
     parameters = 300 * 256 + 256 * 256 * 4 + 3 * 256 * 680
     assert 16 * parameters < held - 800 * (1 << 20) < 60 * parameters
     tokens = settings.steps * settings.batch * settings.accumulate * settings.length
     assert work == pytest.approx(6 * (parameters + 300 * 256) * tokens / short_trials.OPERATIONS, rel=0.05)
-    assert short_trials.demand(job(tiny(minutes=2.0)))[1] == 120
+    assert short_trials.estimate_demand(job(tiny(minutes=2.0)))[1] == 120
 
 
 def test_what_a_container_may_take_is_all_there_is(monkeypatch, tmp_path):
@@ -279,11 +279,11 @@ def test_minutes_count_with_the_workers(job, tiny, tmp_path, monkeypatch, many, 
     crowd = Crowd(many)
     settings = tiny(arms=tuple(paces), minutes=60.0, seeds=3, tune=tune)
     arms = [job(settings, tmp_path, arm=arm) for arm in paces]
-    how_many(crowd, arms[0], 9, tmp_path, unheard)
+    settle_count(crowd, arms[0], 9, tmp_path, unheard)
     (tmp_path / "trials").mkdir()
     steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, unheard)
     whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
-    trials = [short_trials.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
+    trials = [short_trials.make_trial(one, tmp_path) for one in whole for _ in range(9)] if tune else []
     taken = 600.0
     for runs in (trials, 3 * whole):
         free = [0.0] * many
@@ -347,17 +347,17 @@ def test_ctrl_c_waits_while_a_worker_sends():
 def test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing(capfd):
     worker = Worker()
     try:
-        worker.take("a run", pickle.dumps(partial(abs, -1)))
+        worker.start_job("a run", pickle.dumps(partial(abs, -1)))
         assert worker.next_message() == ("ready",)
         assert worker.connection.poll(PATIENCE)  # its answer, not yet read
         worker.stop()
         what, value = worker.next_message()
         assert (what, pickle.loads(value)) == ("found", 1)
-        worker.take("another run", pickle.dumps(partial(abs, -2)))  # Ctrl-C ends what follows it
+        worker.start_job("another run", pickle.dumps(partial(abs, -2)))  # Ctrl-C ends what follows it
         what, error = worker.next_message()
         assert what == "error"
         assert isinstance(pickle.loads(error), KeyboardInterrupt)
-        worker.take("a third run", pickle.dumps(partial(abs, -3)))  # and is no answer to anything else
+        worker.start_job("a third run", pickle.dumps(partial(abs, -3)))  # and is no answer to anything else
         what, value = worker.next_message()
         assert (what, pickle.loads(value)) == ("found", 3)
         assert worker.process.poll() is None

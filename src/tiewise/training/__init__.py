@@ -1,7 +1,9 @@
-"""Training the arms of a comparison inside `transformers.Trainer`: seeds paired, resumable, in several processes.
+"""Training of a comparison's arms in `transformers.Trainer`.
 
-- `settings`, `folder`: what is asked for, and the folder that holds it.
-- `run`: one arm with one seed, and what a kind of model may do its own way, one file each in `kinds/`.
-- `compare`: all of them; `results`: what came out, and whether it differs.
-- `ranks`: what several processes agree on.
+Seeds are paired, runs can be resumed, and several processes can train together.
+
+- `settings`, `folder`: the settings of a run, and its folder on disk.
+- `run`: one arm with one seed. `kinds/` has one file for each kind of model, which may override parts of a run.
+- `compare`: all runs of a comparison. `results`: their figures, and which differences are significant.
+- `ranks`: agreement among several processes.
 """

@@ -1,4 +1,7 @@
-"""Models of a run before their first step: seeded weights, the boundary, its tables, and their parts on processes."""
+"""Models of a run before their first step.
+
+They have seeded weights, the arm's boundary and its tables, and may be divided among processes.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ from tiewise.planning.read_config import Sizes, from_sizes
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
 
-TABLES = 1_000_003  # between the seed of a body and that of its tables
+TABLES = 1_000_003  # added to a body's seed for that of its tables
 
 
 def causal_model(settings: Settings, config: Any) -> Any:
-    """Build a causal model in its family's own class."""
+    """Build a causal model in its family's class."""
     try:
-        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
+        # always fp32: in bf16 most updates would round to zero
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
         problem = f"{settings.model}: no causal language model can be built ({one_line_message(error)})"
@@ -40,11 +43,12 @@ def causal_model(settings: Settings, config: Any) -> Any:
 
 
 def build_with_random_tables(job: Job, make: Callable[[], Any], std: float, reach: float | None = None) -> Installed:
-    """Make a model with seeded weights, install the job's boundary, and draw its tables.
+    """Build a model with seeded weights, install the job's boundary, and draw its tables.
 
-    They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
-    it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a
-    separate seed, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
+    Tables are N(0, std²); if `reach` is given, tables and maps are uniform within ± `reach`. Arms of one seed have the
+    same body, bit for bit: it is drawn first, as a plain tied model, and then the boundary is installed. Tables are
+    drawn last, from a separate seed, so the arms' input tables agree if their shapes do. The caller follows the
+    boundary's schedule.
     """
     seed_generators(job.seed)
     installed = install(make(), replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
@@ -62,7 +66,10 @@ def build_with_random_tables(job: Job, make: Callable[[], Any], std: float, reac
 
 @torch.no_grad()
 def _draw_tables(installed: Installed, std: float, reach: float | None) -> None:
-    """Draw both tables N(0, std²), or tables and maps uniform within ± `reach`; a shared one once."""
+    """Draw tables N(0, std²), or tables and maps uniform within ± `reach`.
+
+    A shared table is drawn once.
+    """
     table_in, table_out = installed.tables()
     if reach is None:
         for table in dict.fromkeys((table_in, table_out)):
@@ -70,16 +77,17 @@ def _draw_tables(installed: Installed, std: float, reach: float | None) -> None:
         return
     named = installed.model.named_parameters()
     maps = [parameter for name, parameter in named if "_map." in name and parameter.dim() > 1]
-    # in this order: each draw moves the generator on
+    # fixed order: each draw advances the generator
     for matrix in dict.fromkeys((table_in, *maps, table_out)):
         matrix.uniform_(-reach, reach)
 
 
-def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
-    """Have (replicas, fsdp, tp) processes hold a model: rows and heads over tp, what that leaves over fsdp.
+def shard_model(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
+    """Divide a model among (replicas, fsdp, tp) processes.
 
-    Also where fsdp is 1: its units average the gradients of replicas, which DDP does not of tensors that are spread.
-    Tables are kept in rows over fsdp, or gathered, as is asked for, or what sends less.
+    Rows and heads are divided over tp, the remaining parameters over fsdp, also if fsdp is 1: its units average the
+    gradients of replicas, and DDP cannot do so for divided tensors. Tables stay in rows over fsdp or are gathered, as
+    --tables says, or whichever sends less.
     """
     replicas, _, tensor_parallel = sizes
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
@@ -88,20 +96,23 @@ def cut(job: Job, model: torch.nn.Module, sizes: tuple[int, int, int]) -> None:
         spread_over(model, mesh[AXIS])
     over = mesh["fsdp"] if replicas == 1 else mesh["replicas", "fsdp"]
     row_plan = None
-    if _keeps_rows(job, model, sizes):
+    if _should_keep_rows(job, model, sizes):
         row_plan = keep_tables(model, over)
     shard(model, over, row_plan)
 
 
-def _keeps_rows(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
-    """Return whether tables stay in rows over fsdp: as --tables says, or if that sends less than gathering them."""
+def _should_keep_rows(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
+    """Return whether tables stay in rows over fsdp.
+
+    --tables decides; with "auto", the way that sends less.
+    """
     if ranks.tables() == ranks.AUTO:
         return _keeping_sends_less(job, model, sizes)
     return ranks.tables() == ranks.KEEP
 
 
 def _keeping_sends_less(job: Job, model: Any, sizes: tuple[int, int, int]) -> bool:
-    """Return whether the costs of `plan` are lower for tables that stay in rows."""
+    """Return whether `plan` finds lower costs for tables that stay in rows."""
     _, fsdp, tensor_parallel = sizes
     if fsdp == 1 or tensor_parallel > 1:
         return False

@@ -46,13 +46,13 @@ from tiewise.training.folder import (
     folder_name,
     read_json,
     saved_run,
-    starting,
+    stage_run,
     write_json,
 )
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete, gaps
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Elapsed, Show, how_many, per_arm, short_steps, steps_within, tune
+from tiewise.training.short_trials import Elapsed, Show, settle_count, short_steps, steps_within, trials_per_arm, tune
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
@@ -188,7 +188,7 @@ def start(
         """Return the seconds since this call of `start`."""
         return time.monotonic() - began
 
-    with ranks.hold_on_rank_zero(starting(out, overwrite=overwrite)) as stage:
+    with ranks.hold_on_rank_zero(stage_run(out, overwrite=overwrite)) as stage:
         checked = ranks.on_rank_zero(lambda: _prepare_stage(settings, stage, display))
         text = load_prepared(stage / DATA)
         products = ranks.on_rank_zero(lambda: products_for(checked, text.vocab))
@@ -227,7 +227,7 @@ def _with_steps(
 ) -> Settings:
     """Return settings with steps instead of minutes, timed by short trials in a folder."""
     with display.stages() as show:
-        line = how_many(workers, jobs[0], settings.seeds * len(jobs), trials, show)
+        line = settle_count(workers, jobs[0], settings.seeds * len(jobs), trials, show)
         if line:
             display.say(line)
         steps = steps_within(jobs, trials, elapsed, workers, show)
@@ -281,7 +281,7 @@ def _steps_of_arm(settings: Settings) -> int:
     """Return the total steps of an arm's runs and trials."""
     steps = settings.seeds * settings.steps
     if settings.tune:
-        steps += per_arm() * short_steps(settings)
+        steps += trials_per_arm() * short_steps(settings)
     return steps
 
 
@@ -298,7 +298,7 @@ def _settle_count(
     if has_work and env.get("threads") != torch.get_num_threads():
         before = None  # the trial's result holds for its number of threads alone
     with display.stages() as show:
-        line = how_many(workers, jobs[0], len(runs), out / SPEED, show, before)
+        line = settle_count(workers, jobs[0], len(runs), out / SPEED, show, before)
     if line and has_work:
         display.say(line)
 

@@ -1,11 +1,13 @@
-"""What lies on disk, and what of it may be believed after a kill: files whole or absent, checkpoints finished or not.
+"""Files of a run, and which of them are complete after a kill.
+
+Files are complete or absent; checkpoints are complete or removed.
 
 OUT/  run.yaml  env.json  data/  tuning.json  results.json  report.html
       <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  tensorboard/  final/  dense/  result.json (last)
 
-A run is prepared in OUT/.starting and becomes OUT's run in one go, `run.yaml` last: a text that turns out too short or
-an arm that this model cannot have leaves nothing behind, and the run that was there before is still there. One process
-at a time works in it: `locked` holds `OUT/.lock`, which a crash releases by itself.
+A run is prepared in OUT/.starting and becomes OUT's run in one step, with `run.yaml` last. If a text is too short, or
+the model cannot have an arm, nothing is left behind, and the earlier run is still there. One process at a time works in
+OUT: `locked` holds `OUT/.lock`, which a crash releases.
 """
 
 from __future__ import annotations
@@ -30,22 +32,31 @@ from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK, SPEED = "env.json", "data", ".lock", "calibration"
-METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
-RESULT = "result.json"  # in a run's folder, written last
+METRICS = "metrics.jsonl"  # file of a run with a line per point of its curve
+RESULT = "result.json"  # file of a run that is written last
 RESULTS = "results.json"
 _STAGE = ".starting"
-_STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
-_PRODUCED = (SPEED, "tuning", "tuning.json", RESULTS, "report.html")  # what it makes, beside its arms' folders
+_STAGED = (DATA, ENVIRONMENT, FILE)  # files of a prepared run, in the order in which they are moved into OUT
+_PRODUCED = (
+    SPEED,
+    "tuning",
+    "tuning.json",
+    RESULTS,
+    "report.html",
+)  # files that a run writes
 
 
 @contextmanager
-def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Within this context a folder in `out` (`locked`) takes what becomes its run, unless the block raises."""
+def stage_run(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Prepare a run in a subfolder of `out`, and install it as this context ends.
+
+    `out` must be `locked`. If the block raises, `out` stays as it was.
+    """
     if (out / FILE).is_file():
         if not overwrite:
             remedy = "choose another --out, or add --resume to finish it, --overwrite to replace it"
             raise RunError(f"{out} holds a run already", remedy)
-        Settings.load(out / FILE).checked()  # says what is there to be replaced
+        Settings.load(out / FILE).checked()  # raises if the run to be replaced cannot be read
         _require_idle(out)
     elif out.exists() and _holds_other_files(out):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
@@ -62,20 +73,23 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _holds_other_files(out: Path) -> bool:
-    """Return whether a folder holds anything but what a start itself makes."""
+    """Return whether a folder has other files than those of a start."""
     return any(path.name not in (_STAGE, LOCK, TOKEN) for path in out.iterdir())
 
 
 def _require_idle(out: Path) -> None:
-    """Refuse to replace what others still train a part of (`compare --element`): they hold that part's folder alone."""
+    """Refuse to replace a comparison while another process trains a run of it.
+
+    Such a process (`compare --element`) locks only the folder of its run.
+    """
     for lock in sorted(out.glob(f"*/seed-*/{LOCK}")):
         with locked(lock.parent):
             pass
 
 
 def saved_run(out: Path) -> Settings:
-    """Return the settings of the run in `out`."""
-    if (out / _STAGE / FILE).is_file():  # killed while it was put in place
+    """Return the settings of the run in `out`; RunError if there is none."""
+    if (out / _STAGE / FILE).is_file():  # killed while the run was moved into `out`
         _install_stage(out)
     if not (out / FILE).is_file():
         raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
@@ -83,7 +97,10 @@ def saved_run(out: Path) -> Settings:
 
 
 def _install_stage(out: Path) -> None:
-    """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
+    """Replace the run in `out` by the prepared one.
+
+    A repetition after a kill ends in the same state.
+    """
     old: list[str] = []
     if (out / FILE).is_file():
         old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms]
@@ -96,14 +113,14 @@ def _install_stage(out: Path) -> None:
 
 
 def replace_path(source: Path, final: Path) -> None:
-    """Put a finished file or folder in its place."""
+    """Move a finished file or folder to its final path."""
     if final.is_dir():
         shutil.rmtree(final)
     os.replace(source, final)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -113,7 +130,7 @@ def remove(path: Path) -> None:
 def folder_name(arm: str) -> str:
     """Return the name of an arm's folder: its canonical spec, with `:` and `,` as `-`.
 
-    A hash stands for other characters and for great length.
+    For other characters, or a long name, a hash is appended.
     """
     name = re.sub(r"[:,]", "-", arm)
     safe = re.sub(r"[^\w.=+-]", "-", name)
@@ -123,7 +140,7 @@ def folder_name(arm: str) -> str:
 
 
 def seed_folder(out: Path, arm: str, seed: int) -> Path:
-    """Return where a comparison in `out` has the run of an arm with a seed."""
+    """Return the folder of the run of an arm with a seed, in a comparison's `out`."""
     return out / folder_name(arm) / f"seed-{seed}"
 
 
@@ -133,7 +150,7 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, or return None where there is none (absent or damaged)."""
+    """Read JSON; return None if the file is absent or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -147,13 +164,16 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def keep_lines(path: Path, step: int) -> None:
-    """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
+    """Drop the lines of a `metrics.jsonl` after `step`, and an incomplete last one."""
     lines = [line for line in read_lines(path) if line["step"] <= step]
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
+    """Return the complete lines of a `metrics.jsonl`.
+
+    A kill may have left an incomplete last line, which is dropped.
+    """
     lines: list[dict[str, Any]] = []
     with suppress(FileNotFoundError, ValueError):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -162,7 +182,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def how_it_loads(run: Path) -> str:
-    """Say what else than a plain `from_pretrained` loads a finished run's model; "" where that does."""
+    """Return what is needed to load a finished run's model, as text.
+
+    Empty if a plain `from_pretrained` loads it.
+    """
     config = read_json(run / FINAL / "config.json") or {}
     if config.get("model_type") != MODEL_TYPE:
         return ""
@@ -172,7 +195,7 @@ def how_it_loads(run: Path) -> str:
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
-    """Return (newest whole checkpoint, its step) of one training run; torn ones are removed."""
+    """Return (newest complete checkpoint, its step) of a run; incomplete ones are removed."""
     by_step: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
         state = read_json(path / "trainer_state.json") or {}  # which is written last
@@ -187,17 +210,20 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold `out` within this context; a folder that was made for the lock alone goes again, and so does its file."""
+    """Lock the folder `out` within this context.
+
+    A folder created only for the lock is removed at the end, like the lock's file.
+    """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file", "choose another --out")
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
-    lock = FileLock(out / LOCK, timeout=0.2, mode=0o644)  # a moment, for a file that its holder just removes
+    lock = FileLock(out / LOCK, timeout=0.2, mode=0o644)  # waits while another process removes the file
     _acquire(lock, out)
     try:
         yield
     finally:
         with suppress(OSError):
-            os.unlink(lock.lock_file)  # before it is released: who opened it meanwhile sees that it is gone
+            os.unlink(lock.lock_file)  # before the release, so another process that opened it sees that it is gone
         lock.release()
         with suppress(OSError):
             for folder in absent:
@@ -205,13 +231,13 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def _acquire(lock: FileLock, out: Path) -> None:
-    """Take the lock of a folder, which is made if need be. Raises RunError."""
+    """Lock a folder, and create it if needed. Raises RunError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise RunError(f"another run is at work in {out}", "wait for it, or choose another --out") from None
     except NotImplementedError:
-        pass  # a file system without locks: nothing can be known there
+        pass  # a file system without locks
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None

@@ -1,14 +1,13 @@
-"""Where the runs of a comparison are trained: on this machine (`local`), or spread over a cluster by Ray.
+"""Launchers: runs are trained on this machine (`local`) or on a cluster by Ray.
 
     OnRay(jobs, out, say)         → Workers of `ray`: Ray starts the processes, one task for a run
 
-They share the run folder, which is the unit of resume: a run is finished where its `result.json` is, goes on
-from its newest checkpoint elsewhere, and is held by whoever trains it (`run.train`), so that nothing is trained twice.
-Any other scheduler trains one run by `compare.finish_element`; `compare --resume` then makes the report.
+All machines share the run folder. A run is finished if its `result.json` exists, and resumes elsewhere from its newest
+checkpoint. The process that trains it locks it (`run.train`), so no run is trained twice. Any other scheduler trains
+one run by `compare.finish_element`, and `compare --resume` then writes the report.
 
-A Ray task has its run trained by a process of its own, as the local launcher does: with the same threads, the same
-figures. Ray's own retries are off: a task that streams may not be repeated behind its reader's back, and who waits
-shall read that a worker was lost.
+A Ray task starts a separate process for its run, as the local launcher does, so threads and figures are the same. Ray's
+retries are off: a task that streams messages must not be repeated unnoticed, and the user reads that a worker was lost.
 """
 
 from __future__ import annotations
@@ -38,18 +37,29 @@ from tiewise.training.workers import AUTO, WorkerHandle, Workers
 
 LOCAL, RAY = "local", "ray"
 LAUNCHERS = (LOCAL, RAY)
-_PASSED = ("TIEWISE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_")  # variables that a run obeys, wherever it is
-_LISTEN = 0.25  # seconds for which words of several tasks are gathered
-_STORE = 80 << 20  # bytes that a cluster of our own keeps for objects, least that Ray takes: ours are words
+_PASSED = (
+    "TIEWISE_",
+    "HF_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
+)  # prefixes of environment variables that a run needs on every machine
+_LISTEN = 0.25  # seconds for which messages of several tasks are gathered
+_STORE = 80 << 20  # bytes of a local cluster's object store: the least Ray accepts, since messages are short
 
 
 class OnRay(Workers):
-    """Trains every run as a Ray task, on the cluster of RAY_ADDRESS or on the cores of this machine."""
+    """Workers that train every run as a Ray task.
+
+    The cluster is that of RAY_ADDRESS, or the cores of this machine.
+    """
 
     retries = 3
 
     def __init__(self, requested: int | str, out: Path, say: Callable[[str], None]) -> None:
-        """Raises RunError where there is no Ray, and as `Workers`."""
+        """Check that Ray can be used.
+
+        RunError: Ray is not installed, RAY_ADDRESS cannot be used, or as `Workers`.
+        """
         super().__init__(requested, say)
         self.out, self.address = out, os.environ.get("RAY_ADDRESS", "")
         if find_spec("ray") is None:
@@ -57,22 +67,25 @@ class OnRay(Workers):
         if self.address.startswith("ray://"):
             problem = f"RAY_ADDRESS={self.address}: a client outside the cluster shares no folder with it"
             raise RunError(problem, "start the command on a machine of the cluster, with RAY_ADDRESS=auto")
-        self.cleanup = ExitStack()  # what ends with us
+        self.cleanup = ExitStack()  # undoes `_begin`
         self.token = secrets.token_hex(16)
-        self.ray: Any = None  # the module, once there is a cluster; it has no types
+        self.ray: Any = None  # module ray, which has no types, once a cluster is there
         self.nodes: list[dict[str, Any]] = []
-        self.options: dict[str, int] = {}  # what a task takes of its machine, next to its threads
+        self.options: dict[str, int] = {}  # resources of a task besides its threads
 
     def trains_here(self) -> bool:
-        """Return False: also a single run at a time is trained where there is room."""
+        """Return False: a single run at a time is also trained on the cluster."""
         return False
 
     def thread_counts(self, jobs: int) -> list[int]:
-        """Return the threads of each run: all have as many, since they are spread over machines."""
+        """Return the threads of each run: all have equally many, on any machine."""
         return [self.threads] * jobs
 
     def settle_count(self, runs: int) -> str | None:
-        """Settle as many at a time as asked for, or as there are cores or GPUs, with the most threads that fit."""
+        """Set the number of runs at a time, and the most threads that fit.
+
+        The number is the requested one, or that of cores or GPUs.
+        """
         if self.ray is None:
             self._begin()
         room = _Room.of(self.nodes)
@@ -93,11 +106,11 @@ class OnRay(Workers):
         return f"Ray: {self.count} at a time on {machines}, {self.threads} thread{'s' * (self.threads > 1)} each"
 
     def start_worker(self) -> _Task:
-        """Return what starts one task after another."""
+        """Return a handle that starts one task after another."""
         return _Task(self)
 
     def wait_for_messages(self, busy: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
-        """Return the tasks that have something to say; not the first alone, or it would drown the others."""
+        """Return all tasks that have a message: the first alone would silence the others."""
         tasks = [task for task in busy if isinstance(task, _Task)]
         streams = [task.stream for task in tasks]
         ready: list[Any] = []
@@ -106,14 +119,17 @@ class OnRay(Workers):
         return [task for task in tasks if task.stream in ready]
 
     def end(self) -> None:
-        """Leave the cluster, or end it where it is our own; what still runs there ends."""
+        """Leave the cluster, or end it if it is local; running tasks end."""
         super().end()
         self.cleanup.close()
         self.ray = None
 
     def _begin(self) -> None:
-        """Find or start the cluster; see that all its machines see the run's folder, with the same packages."""
-        # it prints what it thinks of lost workers to stdout, where results belong; we say it
+        """Find or start the cluster, and check each of its machines.
+
+        Every machine must see the run's folder and have the same packages.
+        """
+        # Ray prints lost workers to stdout, where results belong; `_Round` prints them instead
         self.cleanup.enter_context(redirect_stdout(StringIO()))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         options: dict[str, Any] = {"address": self.address}
@@ -134,8 +150,8 @@ class OnRay(Workers):
             self._check_node(node)
 
     def _local_cluster(self) -> dict[str, Any]:
-        """Return the options of a cluster of this machine alone, which ends with us."""
-        # a password that dies with this process, where Ray would leave one in the home folder
+        """Return the options of a cluster of this machine, which ends with this process."""
+        # a password of this process alone: Ray would otherwise write one into the home folder
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         folder = tempfile.mkdtemp(prefix="ray-")
@@ -175,7 +191,7 @@ class _Room:
 
     @classmethod
     def of(cls, nodes: Sequence[dict[str, Any]]) -> _Room:
-        """Read what Ray says of its nodes."""
+        """Read the resources that Ray lists for its nodes."""
         resources = [node["Resources"] for node in nodes]
         return cls([int(one.get("CPU", 0)) for one in resources], [int(one.get("GPU", 0)) for one in resources])
 
@@ -186,23 +202,23 @@ class _Room:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether a machine has a GPU; then every run takes one."""
+        """True if a machine has a GPU; every run then takes one."""
         return sum(self.gpus) > 0
 
     @property
     def machines(self) -> int:
-        """Number of machines that train."""
+        """Number of machines with a core for training."""
         return sum(cpu > 0 for cpu in self.cpus)
 
     def runs(self, threads: int) -> int:
-        """Return how many runs of so many threads there is room for, each on one machine."""
+        """Return how many runs with this number of threads fit, each on one machine."""
         by_cores = [cpu // threads for cpu in self.cpus]
         if not self.has_gpus:
             return sum(by_cores)
         return sum(min(pair) for pair in zip(by_cores, self.gpus, strict=True))
 
     def most_threads(self, runs: int) -> int:
-        """Return the most threads that so many runs at a time can have, at least 1."""
+        """Return the most threads that each of `runs` simultaneous runs can have, at least 1."""
         most = 1
         for threads in range(2, max(self.cpus) + 1):
             if self.runs(threads) >= runs:
@@ -211,27 +227,27 @@ class _Room:
 
 
 class _Task:
-    """One Ray task after another, as a `Worker` is one process; `job` is what it has in hand."""
+    """Handle of one Ray task after another; `job` is the job of the current one."""
 
     def __init__(self, over: OnRay) -> None:
         self.over = over
         self.job: Work | None = None
         self.stream: Any = None
 
-    def take(self, job: Work, call: bytes) -> None:
+    def start_job(self, job: Work, call: bytes) -> None:
         """Start the task of a run."""
         over = self.over
         env = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
         task = over.ray.remote(stream_messages).options(num_cpus=over.threads, max_retries=0, **over.options)
         self.stream = task.remote(call, env, str(over.out), over.token, installed_versions())
-        self.job = job  # now there is something to stop
+        self.job = job  # from here on `stop` has a task to cancel
 
-    def release(self) -> None:
-        """Note that it has no job in hand any more."""
+    def clear_job(self) -> None:
+        """Note that the task has finished its job."""
         self.job = None
 
     def next_message(self) -> Message:
-        """Return its next message, or how it ended."""
+        """Return the task's next message, or how it ended."""
         errors, job = self.over.ray.exceptions, self.job
         assert job is not None, "only a task with a job says something"
         try:
@@ -247,16 +263,16 @@ class _Task:
         return "error", pickle.dumps(end)
 
     def stop(self) -> None:
-        """Have its worker write a checkpoint and stop."""
+        """Make the task's worker write a checkpoint and stop."""
         self.over.ray.cancel(self.stream)
 
     def end(self) -> None:
-        """Forget it: it ends with the cluster, or with our part in it."""
+        """Drop the stream; the task ends when `OnRay` leaves the cluster."""
         self.stream = None
 
 
 def _last_line(error: BaseException) -> str:
-    """Return what a Ray error says, without the traceback and the colours that it brings."""
+    """Return the last line of a Ray error, without its traceback and colours."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,8 +1,8 @@
-"""The least time that a comparison takes on any machine of this size, known before torch and the text are loaded.
+"""Lower bound on the time of a comparison, computed before torch and the text are loaded.
 
-`--minutes` is divided among runs by short trials (`short_trials`), which take a minute themselves. A request that no
-processor of today could serve is refused here first, from the settings alone. What is not known counts as nothing, so a
-request that passes may still be refused by the trials.
+`--minutes` is divided among runs by short trials (`short_trials`), which take a minute themselves. This module first
+refuses a request that no current processor can meet, from the settings alone. Unknown quantities count as zero, so the
+trials may still refuse a request that passes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from tiewise.training.settings import DECODER, Settings
 START = 2.0  # seconds to import torch and transformers
 BUILTIN = 3.0  # seconds to parse the modules of the standard library and to train a tokenizer on their docstrings
 RUN = 0.05  # seconds to build, save and report one run
-OPERATIONS = 1.5e11  # of one core in a second, in matrix products in fp32; small models reach a third of that
-LEAST_STEPS, TRIAL_STEPS = 20, 5  # of a run, and of a tuning run
-TRIALS = 9  # tuning runs of an arm
-POINTS, POINT_BLOCKS = 20, 32  # of a curve: how many, and blocks of the held-out text behind each
-# The built-in text in tokens of at most 4,096 kinds, of any Python: what is held out, and what chooses among trials.
+OPERATIONS = 1.5e11  # fp32 operations of one core per second in matrix products; small models reach a third
+LEAST_STEPS, TRIAL_STEPS = 20, 5  # fewest steps of a run, and of a tuning run
+TRIALS = 9  # tuning runs per arm
+POINTS, POINT_BLOCKS = 20, 32  # points of a curve, and blocks of held-out text per point
+# Fewest tokens of the built-in text's held-out and tune splits in any Python, with a vocabulary of at most 4,096.
 BUILTIN_HELDOUT, BUILTIN_TUNE = 45_000, 20_000
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What limits the speed of runs on a machine."""
+    """Properties of a machine that limit the speed of its runs."""
 
     cores: int
     may_have_gpu: bool  # True if torch might find an accelerator, whose speed is unknown
 
     @classmethod
     def here(cls) -> Machine:
-        """Return this machine, as far as this process may use it."""
+        """Return this machine, with the cores that this process may use."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(cores, _may_have_gpu())
 
 
 def refuse_impossible_minutes(settings: Settings, machine: Machine | None = None) -> None:
-    """Raise RunError if `settings` give fewer minutes than their runs take in the best case.
+    """Raise RunError if `settings` give fewer minutes than their runs take at best.
 
     `machine` is this one by default. A machine that may have a GPU is not judged.
     """
@@ -71,12 +71,15 @@ def _impossible(minutes: float, seconds: float, runs: int, trials: int, cores: i
 
 
 def _operations(settings: Settings, trial: bool) -> float:
-    """Return the operations of one run, or of a tuning run: 2 per weight and token that is read, 6 that is trained."""
+    """Return the operations of one run, or of a tuning run.
+
+    A weight takes 2 operations per evaluated token, and 6 per trained token.
+    """
     if settings.run_kind != DECODER:
         return 0.0
     body = settings.layers * 12 * settings.width**2 if settings.model in ("llama", "gpt2") else 0
     vocab = _least_vocabulary(settings.tokenizer)
-    heldout, tune = 0, 0  # of any other text or tokenizer nothing is known
+    heldout, tune = 0, 0  # unknown for any other text or tokenizer
     if _is_builtin(settings) and 0 < vocab <= 4096:
         heldout, tune = BUILTIN_HELDOUT, BUILTIN_TUNE
     point = min(heldout, POINT_BLOCKS * settings.length)
@@ -95,7 +98,7 @@ def _is_builtin(settings: Settings) -> bool:
 
 
 def _least_vocabulary(tokenizer: str) -> int:
-    """Return the rows of the head that the tokenizer's name promises; 0 if it promises none."""
+    """Return the rows of the head that the tokenizer's name guarantees; 0 if none."""
     if tokenizer == "bytes":
         return 256
     kind, _, size = tokenizer.partition(":")

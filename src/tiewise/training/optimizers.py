@@ -1,4 +1,4 @@
-"""Optimizers that PyTorch does not have: LAMB, of ALBERT, and SGD that averages the weights from some step on."""
+"""Optimizers that PyTorch lacks: LAMB, and SGD with averaged weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from tiewise.core.errors import RunError
 
 
 class Lamb(Optimizer):
-    """LAMB (You et al. 2020, arXiv:1904.00962, Algorithm 2): Adam's step, scaled for every tensor by its trust ratio.
+    """LAMB: Adam's step, scaled for every tensor by its trust ratio.
+
+    Source: You et al. 2020, arXiv:1904.00962, Algorithm 2.
 
         m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
         u = m̂ / (√v̂ + ε) + λ x       m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
         x ← x − η · ratio · u        ratio = ‖x‖ / ‖u‖
 
-    What the paper leaves open is done as the authors' code does it: φ(z) = z, so the ratio is not clipped; where ‖x‖ or
-    ‖u‖ is 0 it is 1; the ratio is of each Parameter as a whole (a table is one), before the step; and `adapt=False` in
-    a group of parameters sets it to 1, as for biases and norms, which have no weight decay either.
+    Where the paper leaves a choice, this class follows the authors' code. φ(z) = z, so the ratio is not clipped. It is
+    1 if ‖x‖ or ‖u‖ is 0. Each Parameter, also a table, has one ratio, taken before the step. `adapt=False` in a group
+    of parameters sets the ratio to 1; biases and norms have this, and no weight decay.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take one step; moments are kept in fp32 for parameters of lower precision."""
+        """Take one step; parameters of lower precision have moments in fp32."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for p in group["params"]:
@@ -51,7 +53,7 @@ class Lamb(Optimizer):
         return loss
 
     def _step_one(self, p: Tensor, group: dict[str, Any]) -> None:
-        """Step one parameter, in the letters of the class."""
+        """Step one parameter; the letters are those of the class."""
         assert p.grad is not None, "only parameters with a gradient are stepped"
         if p.grad.is_sparse:
             raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
@@ -73,14 +75,17 @@ class Lamb(Optimizer):
 
 
 def trust_ratio(x: Tensor, update: Tensor) -> Tensor:
-    """Return ‖x‖ / ‖update‖, and 1 where either is 0; a scalar on their device."""
+    """Return ‖x‖ / ‖update‖ as a scalar on their device; 1 if either norm is 0."""
     weight, change = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
     is_defined = (weight > 0) & (change > 0)
     return torch.where(is_defined, weight / torch.where(is_defined, change, 1), 1)
 
 
 def lamb_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the groups that LAMB's authors use: matrices with decay and a ratio, biases and norms with neither."""
+    """Return the parameter groups of LAMB's authors.
+
+    Matrices have weight decay and a trust ratio, biases and norms have neither.
+    """
     chosen = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in chosen if p.ndim > 1], "weight_decay": weight_decay, "adapt": True},
@@ -89,12 +94,12 @@ def lamb_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 class AveragedSGD(torch.optim.SGD):
-    """Plain steps, and beside them the mean of the weights since a moment (Polyak and Juditsky 1992).
+    """SGD that also stores the mean of the weights since a step (Polyak and Juditsky 1992).
 
-    `average()` begins to average, `averaged()` puts the means in place for a while. With no decay of its own this is
-    `torch.optim.ASGD` with `lambd=0, t0=-1` (with `t0=0`, which AWD-LSTM's code uses, the first of the averaged weights
-    is left out), except that the averaging may begin later, as NT-ASGD asks (Merity, Keskar and Socher 2018, Algorithm
-    1), and that the mean is a part of the state that is saved.
+    `average()` starts the averaging, `averaged()` swaps the means in for a while. Without weight decay this is
+    `torch.optim.ASGD` with `lambd=0, t0=-1`. (AWD-LSTM's code uses `t0=0`, which leaves out the first averaged
+    weights.) Two things differ: the averaging may start later, as in NT-ASGD (Merity, Keskar and Socher 2018, Algorithm
+    1), and the mean is part of the saved state.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> None:
@@ -104,17 +109,17 @@ class AveragedSGD(torch.optim.SGD):
 
     @property
     def averages(self) -> bool:
-        """Whether it does by now."""
+        """True once the averaging has started."""
         return self.param_groups[0]["averaged_steps"] is not None
 
     def average(self) -> None:
-        """Begin with the next step."""
+        """Start averaging with the next step."""
         for group in self.param_groups:
             group["averaged_steps"] = 0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Step, then take the new weights into the mean if `average` was called."""
+        """Step, then add the new weights to the mean if the averaging has started."""
         loss = super().step(closure)
         for group in self.param_groups:
             if group["averaged_steps"] is None:
@@ -129,7 +134,10 @@ class AveragedSGD(torch.optim.SGD):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within this context the weights are the means, if there are any: the tensors themselves, no copies."""
+        """Use the means as weights within this context, if there are any.
+
+        The weights' tensors are swapped, without copies.
+        """
         current: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
             for p in group["params"]:

@@ -1,6 +1,6 @@
-"""A worker on another machine: what a Ray task does there.
+"""A worker on another machine: the code of a Ray task.
 
-A task only passes messages of a process of its own, so this module does not import torch.
+The task passes messages of a separate worker process, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from tiewise.core import __version__
 from tiewise.core.errors import RunError
 from tiewise.training.worker_process import Message, Worker
 
-TOKEN = ".token"  # in the folder of a run whose processes are on other machines
-_PAUSE = 0.5  # seconds between two words of progress that go to another machine
-_PATIENCE = 5.0  # seconds in which what one machine wrote is seen by another, where their file system is slow to tell
+TOKEN = ".token"  # file in the folder of a run that other machines train
+_PAUSE = 0.5  # seconds between two progress messages to another machine
+_PATIENCE = 5.0  # seconds that a slow shared file system may take to show a file of another machine
 _LAST = ("found", "error", "lost")  # messages that end a call
-_idle: dict[str | None, Worker] = {}  # by the GPUs that it sees: the next task here need not import everything again
+_idle: dict[
+    str | None, Worker
+] = {}  # visible GPUs → idle worker, kept so that the next task here need not import everything
 
 
 def stream_messages(call: bytes, env: Mapping[str, str], folder: str, token: str, needed: str) -> Iterator[Message]:
-    """Yield what a worker says of a pickled call, some of its progress: the work of a Ray task on its machine.
+    """Yield the messages of a worker for a pickled call: the work of a Ray task.
 
-    A task that is cancelled has the worker write its checkpoint and ends then. A machine that cannot train the run in
-    `folder` refuses, see `find_mismatch`.
+    Some progress messages are left out. If the task is cancelled, the worker writes its checkpoint and ends. A machine
+    that cannot train the run in `folder` yields an error, see `find_mismatch`.
     """
     problem = find_mismatch(folder, token, needed)
     if problem is not None:
@@ -62,12 +64,15 @@ def stream_messages(call: bytes, env: Mapping[str, str], folder: str, token: str
 def _next_message(worker: Worker) -> Message:
     """Wait for a worker's next message."""
     while not worker.connection.poll(_PAUSE):
-        pass  # between two of these a cancelled task gets its KeyboardInterrupt, which wakes no waiting read
+        pass  # a cancelled task gets its KeyboardInterrupt between two polls, since it does not wake a read
     return worker.next_message()
 
 
 def find_mismatch(folder: str, token: str, needed: str) -> tuple[str, str] | None:
-    """Return why this machine cannot train a run of the head, who wrote `token` and has `needed`; None where it can."""
+    """Return why this machine cannot train a run, and the remedy; None if it can.
+
+    The run's main machine wrote `token` into its folder, and has the versions `needed`.
+    """
     present = installed_versions()
     if present != needed:
         return f"has {present}, and the run began with {needed}", "install the same on every machine"
@@ -81,6 +86,6 @@ def find_mismatch(folder: str, token: str, needed: str) -> tuple[str, str] | Non
 
 
 def installed_versions() -> str:
-    """Return what must be the same on all machines, since their figures are compared."""
+    """Return the versions that must be equal on all machines, whose figures are compared."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"tiewise {__version__}, torch {version('torch')}, Python {python}"

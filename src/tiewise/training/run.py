@@ -45,7 +45,7 @@ from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedErr
 from tiewise.core.records import from_record, to_record
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
-from tiewise.training.built_models import cut
+from tiewise.training.built_models import shard_model
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.folder import (
     METRICS,
@@ -394,7 +394,7 @@ def _train_job(job: Job, kind: Kind, checkpoint: Path | None, step: int) -> Trai
             start = InitialFigures(std, predicted, kind.measure(job, installed, job.split, point=True).nll)
         sizes = ranks.sharded()
         if sizes is not None:
-            cut(job, installed.model, sizes)
+            shard_model(job, installed.model, sizes)
     timed, seconds = kind.fit(job, installed, checkpoint, step)
     if ranks.sharded():
         in_parts = installed.model

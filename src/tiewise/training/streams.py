@@ -1,13 +1,13 @@
-"""A corpus as parallel streams: cut into steps for truncated back-propagation, and measured in one pass.
+"""A corpus as parallel streams, cut into steps for truncated back-propagation.
 
     stream b of B:  x_0 x_1 … x_{n−1}        step reads x_i … x_{i+t−1} and predicts x_{i+1} … x_{i+t}
 
-The last words that do not fill a stream are left out of training. Every epoch begins at the beginning, with no state;
-its last step is as long as what is left. A whole run is one list of steps, so that a resumed run finds its place.
+Training leaves out the last words that do not fill a stream. Every epoch starts at the beginning, without a state, and
+its last step may be shorter. A run is one list of steps, so a resumed run can continue at its step.
 
-A split is measured as the papers do: the state carried from end to end, `<eos>` a word too, in a few streams side by
-side for speed. Each has no state where it begins, and each word but the first is predicted once, the first word of a
-stream from the word before it.
+A split is measured in one pass as in the papers: the state is carried from beginning to end, and `<eos>` counts as a
+word. For speed it is measured in a few streams at a time. Each starts without a state. Every word but the first of the
+split is predicted once, the first word of a stream from the word before it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from tiewise.core.errors import DataError
 from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 
 _SHORTEST = 5  # words of a step of varied length
-_SPREAD = 5.0  # its standard deviation
-_HALVED = 0.05  # how often it is drawn around half the length
+_SPREAD = 5.0  # standard deviation of a varied length, in words
+_HALVED = 0.05  # probability that a length is drawn around half of `length`
 AT_ONCE = 4096  # words of a forward pass that measures
 _IGNORED = -100
 
 
-@lru_cache(8)  # a run asks several times
-def cut(room: int, length: int, epochs: int, vary: int | None = None) -> np.ndarray:
-    """Return (first position, words that each stream predicts, epoch from 0) [3, steps] of streams with `room` words.
+@lru_cache(8)  # a run calls it several times
+def cut_steps(room: int, length: int, epochs: int, vary: int | None = None) -> np.ndarray:
+    """Return the steps of a run over streams with `room` words to predict.
 
-    `vary` is the seed of lengths that every step draws, as AWD-LSTM does: normal around `length`, around half of it
-    once in twenty.
+    The rows of the result [3, steps] are the first position, the words that each stream predicts, and the epoch from 0.
+    If `vary`, a seed, is given, every step draws its length as AWD-LSTM does: normal around `length`, and around half
+    of it in one case of twenty.
     """
     draw = None
     if vary is not None:
@@ -46,20 +47,20 @@ def cut(room: int, length: int, epochs: int, vary: int | None = None) -> np.ndar
     for epoch in range(epochs):
         start = 0
         while start < room:
-            step = length if draw is None else _varied(length, draw)
+            step = length if draw is None else _draw_length(length, draw)
             steps.append((start, min(step, room - start), epoch))
             start += step
     return np.array(steps).T
 
 
-def _varied(length: int, draw: np.random.Generator) -> int:
+def _draw_length(length: int, draw: np.random.Generator) -> int:
     """Draw the length of a step."""
     mean = length / 2 if draw.random() < _HALVED else length
     return max(_SHORTEST, int(draw.normal(mean, _SPREAD)))
 
 
 class Steps(Dataset[dict[str, Tensor]]):
-    """Every step of a run, in order: `tokens` [N] in `batch` streams, `cut` over and over, at most the first `most`.
+    """All steps of a run, in order: `tokens` [N] in `batch` streams, at most `most` steps.
 
     Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words.
     """
@@ -78,7 +79,7 @@ class Steps(Dataset[dict[str, Tensor]]):
         if room < 1:
             problem = f"the training text has {len(tokens):,} words, too few for {batch} streams"
             raise DataError(problem, "give more text, or --set batch to a smaller number")
-        self.starts, self.lengths, self.epochs = cut(room, length, epochs, vary)[:, :most]
+        self.starts, self.lengths, self.epochs = cut_steps(room, length, epochs, vary)[:, :most]
         self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
 
     def __len__(self) -> int:
@@ -97,7 +98,7 @@ class Steps(Dataset[dict[str, Tensor]]):
         return step + 1 == len(self) or bool(self.epochs[step + 1] != self.epochs[step])
 
     def words(self) -> np.ndarray:
-        """Return the words that were predicted up to and with each step [steps]."""
+        """Return the number of words predicted up to and including each step [steps]."""
         return np.cumsum(self.lengths) * len(self.streams)
 
 
@@ -110,11 +111,11 @@ def measure_streams(
     most: int | None = None,
     at_once: int = AT_ONCE,
 ) -> MeasuredSplit:
-    """Evaluate a split [N], or its first `most` words, as `parallel` streams.
+    """Evaluate a split [N], or its first `most` words, in `parallel` streams.
 
-    `counts` [V] are those in training. A forward pass has about `at_once` words.
+    `counts` [V] are training counts. A forward pass reads about `at_once` words.
     """
-    inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
+    inputs, targets = split_into_streams(np.asarray(tokens[:most]), parallel)
     length = max(1, at_once // len(inputs))
     with evaluating(installed.model), installed.deferred():
         return measure_by_frequency(_stream_losses(installed, inputs, targets, length), counts)
@@ -123,7 +124,10 @@ def measure_streams(
 def _stream_losses(
     installed: Installed, inputs: Tensor, targets: Tensor, length: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (losses, targets) [n] of streams [streams, n], so many positions at a time, the state carried along."""
+    """Yield (losses, targets) [n] of streams [streams, n], `length` positions at a time.
+
+    The state is carried from piece to piece.
+    """
     device = installed.tables()[0].device
     state: object = None
     for read, following in zip(torch.split(inputs, length, 1), torch.split(targets, length, 1), strict=True):
@@ -135,8 +139,11 @@ def _stream_losses(
         yield losses[is_word], following[is_word]
 
 
-def side_by_side(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:
-    """Return (inputs, targets) [streams, n] of a split: each word but the first is a target once, padding is none."""
+def split_into_streams(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:
+    """Return (inputs, targets) [streams, n] of a split.
+
+    Each word but the first is a target once; targets of padding are ignored.
+    """
     ids = torch.from_numpy(tokens.astype(np.int64))
     predicted = len(ids) - 1
     streams = max(1, min(parallel, predicted))

@@ -1,7 +1,7 @@
-"""A worker: a process of this machine that does one call after another, and what it says meanwhile.
+"""A worker: a process on this machine that does one call after another.
 
     Worker.send(pickled call)     ── bytes ──►  serve: call()
-    Worker.says()                 ◄── at ─────  its progress
+    Worker.next_message()         ◄── at ─────  its progress
                                   ◄── found or error: the value or the error, pickled again
 
 `subprocess` starts it in a separate session, so Ctrl-C reaches it from its parent alone. At the first press the worker
@@ -32,9 +32,9 @@ from typing import Literal, Protocol
 from tiewise.core.interrupts import listen_for_ctrl_c, raise_at_ctrl_c
 from tiewise.core.progress import listen_to_progress
 
-# what libraries would print over each other; the parent shows progress
+# settings that silence libraries, whose output would mix with the parent's progress
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
-# A worker's messages: its progress (text, steps, of so many), the pickled value or error of its call, how it was lost.
+# A worker's messages: progress (text, steps, total steps); pickled value or error of a call; how the process was lost.
 Progress = tuple[Literal["at"], str, float, float]
 Answer = tuple[Literal["found", "error"], bytes]
 Lost = tuple[Literal["lost"], str]
@@ -42,24 +42,24 @@ Message = Progress | Answer | Lost | tuple[Literal["ready"]]
 
 
 class Work(Protocol):
-    """A job as workers see it: a `trainer.Job`, whose file imports torch."""
+    """Protocol of a job: the part of a `trainer.Job`, whose file imports torch, that workers use."""
 
     @property
     def title(self) -> str:
-        """Return its name in messages."""
+        """Name of the job in messages."""
 
     @property
     def folder(self) -> Path:
-        """Return the folder of its run."""
+        """Folder of the job's run."""
 
 
 class Worker:
-    """A process on this machine; `job` is what it has in hand."""
+    """Process on this machine; `job` is the job that it is doing."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        """`env` is set beside what this process has."""
+        """Start the process; `env` adds to its environment variables."""
         self.job: Work | None = None
-        self.ready = False  # to be told of Ctrl-C
+        self.ready = False  # True once the process handles Ctrl-C
         self.connection, theirs = Pipe()
         first = f"import gc, sys; gc.set_threshold{gc.get_threshold()}; sys.path[:] = {sys.path!r}"
         begin = f"{first}; import tiewise.training.run; from tiewise.training.worker_process import serve"
@@ -73,22 +73,22 @@ class Worker:
         )
         theirs.close()
 
-    def take(self, job: Work, call: bytes) -> None:
-        """Have it do a job: a pickled call without arguments."""
+    def start_job(self, job: Work, call: bytes) -> None:
+        """Send the process a job: a pickled call without arguments."""
         self.job = job
         self.send(call)
 
     def send(self, call: bytes) -> None:
-        """Have it do a pickled call without arguments."""
-        with suppress(OSError):  # it has ended, which is seen when it is asked what it says
+        """Send the process a pickled call without arguments."""
+        with suppress(OSError):  # the process has ended; `next_message` reports that
             self.connection.send_bytes(call)
 
-    def release(self) -> None:
-        """Note that it has no job in hand any more."""
+    def clear_job(self) -> None:
+        """Note that the process has finished its job."""
         self.job = None
 
     def next_message(self) -> Message:
-        """Return its next message; that of a process which has ended is that it is lost, and how."""
+        """Return the next message; if the process has ended, one that says how."""
         try:
             message: Message = pickle.loads(self.connection.recv_bytes())
             self.ready = True
@@ -100,18 +100,18 @@ class Worker:
         return "lost", f"ended with exit code {code}"
 
     def stop(self) -> None:
-        """Have it write a checkpoint and stop; one that still imports has nothing to write."""
+        """Make the process write a checkpoint and stop; kill one that still imports."""
         self.process.send_signal(signal.SIGINT if self.ready else signal.SIGKILL)
 
     def end(self) -> None:
-        """End the process; a run that is not finished is taken up by its last checkpoint."""
+        """End the process; an unfinished run can resume from its last checkpoint."""
         self.connection.close()
         self.process.kill()
         self.process.wait()
 
 
 def serve(descriptor: int) -> None:
-    """Do in a worker's process what comes through the connection, until its parent is gone."""
+    """Do the calls from a connection in a worker's process, until the parent is gone."""
     if hasattr(signal, "pthread_sigmask"):  # Ray's processes ignore Ctrl-C, and a process inherits that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     listen_for_ctrl_c()
@@ -120,18 +120,21 @@ def serve(descriptor: int) -> None:
     calls: SimpleQueue[bytes] = SimpleQueue()
 
     def receive() -> None:
+        """Queue the calls that arrive; exit when the connection closes."""
         with suppress(EOFError, OSError):
             while True:
                 calls.put(connection.recv_bytes())
-        os._exit(1)  # in the middle of a step, as a kill would
+        os._exit(1)  # at once, like a kill, also in the middle of a step
 
     def send(message: Message) -> None:
+        """Send a message to the parent."""
         try:
             connection.send(message)
-        except OSError:  # the process that reads it is gone, which `receive` may not have noticed yet
+        except OSError:  # the parent is gone, and `receive` may not have noticed
             os._exit(1)
 
     def show(text: str, n: float, of: float) -> None:
+        """Send progress to the parent."""
         send(("at", text, n, of))
 
     press = _PressInCall()
@@ -144,9 +147,10 @@ def serve(descriptor: int) -> None:
 
 
 class _PressInCall:
-    """Handler of Ctrl-C in a worker: a press raises once within a call, and otherwise when the next call starts.
+    """Handler of Ctrl-C in a worker.
 
-    A press never raises while a message is sent, so every call has one complete answer.
+    Within a call, a press raises once. At other times it raises when the next call starts. A press never raises while a
+    message is sent, so every call has one complete answer.
     """
 
     def __init__(self, raise_press: Callable[[int, FrameType | None], None] = raise_at_ctrl_c) -> None:
@@ -159,11 +163,14 @@ class _PressInCall:
         if not self.in_call:
             self.is_waiting = True
             return
-        self.in_call = False  # by itself: a press may come just before the call's own end
+        self.in_call = False  # set here: a press may come just before the call ends
         self.raise_press(number, frame)
 
     def start_call(self) -> None:
-        """Let a press raise from now on; raise KeyboardInterrupt for one that waits."""
+        """Let a press raise from now on.
+
+        KeyboardInterrupt: a press came since the last call.
+        """
         self.in_call = True
         if self.is_waiting:
             self.is_waiting = False
@@ -171,7 +178,7 @@ class _PressInCall:
 
 
 def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, float], None]) -> Answer:
-    """Do a pickled call; return ("found", its pickled value) or ("error", the pickled error)."""
+    """Do a pickled call; return ("found", pickled value) or ("error", pickled error)."""
     try:
         try:
             press.start_call()
@@ -186,7 +193,7 @@ def _outcome(pickled: bytes, press: _PressInCall, show: Callable[[str, float, fl
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Return an error with its traceback in a form that survives pickling."""
+    """Return an error with its traceback in a form that can be pickled."""
     try:
         wrapped: BaseException = ExceptionWithTraceback(error, error.__traceback__)
         pickle.loads(pickle.dumps(wrapped))
@@ -196,12 +203,12 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def settle() -> None:
-    """Have a process that does nothing but train keep what it has.
+    """Prepare a process that only trains: no garbage search in old objects, no memory returned.
 
-    Every Trainer collects garbage, and imported modules never are any. Memory that a step or an evaluation frees waits
-    for the next: to give pages back and to get them again takes a third of an evaluation's time.
+    Every Trainer collects garbage, and imported modules are never garbage. Memory freed after a step or an evaluation
+    waits for the next: returning pages and requesting them again takes a third of an evaluation's time.
     """
     gc.freeze()
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        for parameter in (-1, -3):  # from how many bytes on memory is given back, and mapped: never
+    with suppress(AttributeError, OSError, TypeError):  # the C library has no mallopt
+        for parameter in (-1, -3):  # thresholds in bytes for returning memory and for mapping it: never reached
             ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)

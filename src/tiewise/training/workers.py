@@ -54,46 +54,53 @@ from tiewise.training.worker_process import Message, Work, Worker
 
 torch = Late("torch")
 AUTO = "auto"
-T = TypeVar("T")
-J = TypeVar("J", bound=Work)
+T = TypeVar("T")  # result of a job
+J = TypeVar("J", bound=Work)  # job
 
 
 class WorkerHandle(Protocol):
-    """A process, here or elsewhere, that does one call after another."""
+    """Handle of a process, here or elsewhere, that does one call after another."""
 
     @property
     def job(self) -> Work | None:
-        """Return the job that it has in hand."""
+        """Return the job that the process is doing; None if it is idle."""
 
-    def take(self, job: Work, call: bytes) -> None:
-        """Have it do a job: a pickled call without arguments."""
+    def start_job(self, job: Work, call: bytes) -> None:
+        """Send the process a job: a pickled call without arguments."""
 
-    def release(self) -> None:
-        """Note that it has no job in hand any more."""
+    def clear_job(self) -> None:
+        """Note that the process has finished its job."""
 
     def next_message(self) -> Message:
-        """Return its next message."""
+        """Return the next message of the process."""
 
     def stop(self) -> None:
-        """Have it write a checkpoint and stop."""
+        """Make the process write a checkpoint and stop."""
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """How many runs are trained at a time (`auto`: 1 until they are known), and a context that ends their processes."""
+    """Pool of processes that train runs; leaving its context ends them.
 
-    retries = 0  # so often a run whose process is lost is taken up again
+    `count` is the number of runs trained at a time, `threads` the threads of each. With `auto` the count is 1 until it
+    is settled.
+    """
+
+    retries = 0  # how often a run is resumed after its process was lost
 
     def __init__(self, requested: int | str = AUTO, say: Callable[[str], None] = lambda line: None) -> None:
-        """`requested`: so many, or `auto`; `say` takes a line. Raises RunError for anything else."""
+        """`requested` is a count or `auto`; `say` prints a line.
+
+        RunError: it is neither.
+        """
         if requested != AUTO and not (str(requested).isdecimal() and int(requested) > 0):
             raise RunError(f"jobs = {requested!r}", "give how many runs are trained at a time, 1 or more, or auto")
         self.requested, self.say = requested, say
         self.count, self.threads = 1 if requested == AUTO else int(requested), torch.get_num_threads()
-        self.is_settled = False  # whether `auto` has found its count
-        self.location: dict[str, object] = {}  # what results.json says of where runs were trained, if it is not here
+        self.is_settled = False  # True once `auto` has chosen a count
+        self.location: dict[str, object] = {}  # facts for results.json about other machines that train
         self._open: list[WorkerHandle] = []
 
     def __exit__(self, *exception: object) -> None:
@@ -105,7 +112,10 @@ class Workers(AbstractContextManager["Workers"]):
             self._open.pop().end()
 
     def settle_count(self, runs: int) -> str | None:
-        """Settle how many of so many runs are trained at a time; return a line about it, None where a trial decides."""
+        """Set how many of the given number of runs are trained at a time.
+
+        Return a line about it; None if a trial must decide.
+        """
         return None
 
     def start_worker(self) -> WorkerHandle:
@@ -113,19 +123,19 @@ class Workers(AbstractContextManager["Workers"]):
         return Worker()
 
     def wait_for_messages(self, busy: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
-        """Return those that have something to say, as soon as there are any."""
+        """Wait for messages; return the processes that have one."""
         processes = [worker for worker in busy if isinstance(worker, Worker)]
         ready = wait([process.connection for process in processes])
         return [process for process in processes if process.connection in ready]
 
     def trains_here(self) -> bool:
-        """Return whether this process trains one run after another itself."""
+        """Return True if this process itself trains one run after another."""
         return self.count == 1
 
     def thread_counts(self, jobs: int) -> list[int]:
-        """Return the threads of each of so many jobs.
+        """Return the threads of each job.
 
-        The last ones, where there are fewer of them than are done at a time, share all threads.
+        If fewer jobs than `count` are left at the end, these share all threads.
         """
         last = jobs % self.count
         return [self.threads] * (jobs - last) + [max(1, torch.get_num_threads() // max(1, last))] * last
@@ -137,9 +147,13 @@ class Workers(AbstractContextManager["Workers"]):
         show: Callable[[J, str, float, float], None],
         done: Callable[[J, T], None],
     ) -> list[T]:
-        """Return `work(job)` of each job, in this order; `done` is told of each as it ends, `show` of its progress.
+        """Return `work(job)` of each job, in this order.
 
-        Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
+        `done(job, value)` is called as each job ends, `show` for its progress. An error is raised after the other jobs
+        have stopped with a checkpoint.
+
+        Raises:
+            Interrupted: Ctrl-C was pressed.
         """
         if self.trains_here():
             return [_done_here(work, job, show, done) for job in jobs]
@@ -149,7 +163,7 @@ class Workers(AbstractContextManager["Workers"]):
         return [values[job] for job in jobs]
 
     def lost_error(self, job: Work, how: str) -> RunError:
-        """Return the error for a run whose process is lost, and that is not taken up again."""
+        """Return the error for a run whose process was lost too often."""
         remedy = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
         before = f", as {self.retries} before it" if self.retries else ""
         return RunError(f"{job.title}: its process {how}{before}", remedy)
@@ -161,6 +175,7 @@ def _done_here(
     """Do a job in this process."""
 
     def show_job(text: str, steps: float, total: float) -> None:
+        """Show the progress of this job."""
         show(job, text, steps, total)
 
     with listen_to_progress(show_job):
@@ -170,7 +185,7 @@ def _done_here(
 
 
 class _Round(Generic[J, T]):
-    """The jobs of one call of `Workers.each`, done by its processes."""
+    """One call of `Workers.each`: its jobs, done by the pool's processes."""
 
     def __init__(
         self,
@@ -183,15 +198,15 @@ class _Round(Generic[J, T]):
     ) -> None:
         self.pool, self.workers = pool, workers
         self.work, self.show, self.done = work, show, done
-        self.waiting = deque(zip(jobs, pool.thread_counts(len(jobs)), strict=True))  # jobs with their threads
-        self.in_hand: dict[WorkerHandle, J] = {}  # the last job of each
+        self.waiting = deque(zip(jobs, pool.thread_counts(len(jobs)), strict=True))  # (job, its threads)
+        self.in_hand: dict[WorkerHandle, J] = {}  # process → its latest job
         self.values: dict[J, T] = {}
-        self.losses: Counter[J] = Counter()  # how often its process was lost
-        self.error: BaseException | None = None  # that ends the round
+        self.losses: Counter[J] = Counter()  # job → how often its process was lost
+        self.error: BaseException | None = None  # the error that ends the round
         self.press = _CtrlCRelay(workers)
 
     def run(self) -> dict[J, T]:
-        """Do all jobs; return their values. Raises as `Workers.each`."""
+        """Do all jobs and return their values; raises as `Workers.each`."""
         before = set_ctrl_c_handler(self.press)
         try:
             self._hand_out()
@@ -211,34 +226,37 @@ class _Round(Generic[J, T]):
         return self.error is not None or self.press.pressed
 
     def _hand_out(self) -> None:
-        """Give every idle worker a job, if any waits and the round goes on."""
+        """Give every idle process a job, if one waits and the round is not ending."""
         for worker in self.workers:
             if worker.job is None and self.waiting and not self._is_ending():
                 job, threads = self.waiting.popleft()
                 self.in_hand[worker] = job
-                worker.take(job, pickle.dumps(partial(run_with_threads, self.work, job, threads)))
-                if self.press.pressed:  # meanwhile
+                worker.start_job(job, pickle.dumps(partial(run_with_threads, self.work, job, threads)))
+                if self.press.pressed:  # Ctrl-C came in the meantime
                     worker.stop()
 
     def _receive(self, worker: WorkerHandle) -> None:
-        """Act on a worker's next message."""
+        """Act on a process's next message."""
         message, job = worker.next_message(), self.in_hand[worker]
         if message[0] == "at":
             _, text, steps, total = message
             self.show(job, text, steps, total)
         elif message[0] == "found":
-            worker.release()
+            worker.clear_job()
             self.values[job] = pickle.loads(message[1])
             self.done(job, self.values[job])
         elif message[0] == "error":
-            worker.release()
+            worker.clear_job()
             self._fail(pickle.loads(message[1]))
         elif message[0] == "lost":
-            worker.release()
+            worker.clear_job()
             self._lose(job, message[1])
 
     def _lose(self, job: J, how: str) -> None:
-        """Take a job up again whose process is lost, or fail if that happened too often or the round ends."""
+        """Queue a job again after its process was lost.
+
+        Fail if that happened too often, or if the round is ending.
+        """
         if self._is_ending() or self.losses[job] >= self.pool.retries:
             self._fail(KeyboardInterrupt() if self.press.pressed else self.pool.lost_error(job, how))
             return
@@ -248,15 +266,18 @@ class _Round(Generic[J, T]):
         self.waiting.appendleft((job, self.pool.threads))
 
     def _fail(self, error: BaseException) -> None:
-        """End the round by the first error; after Ctrl-C by one that says that a checkpoint was written."""
+        """End the round with the first error.
+
+        After Ctrl-C an error that says that a checkpoint was written replaces it.
+        """
         if not self._is_ending():
-            self.press.stop()  # the others need not go on
+            self.press.stop()  # the other jobs write a checkpoint and stop
         if self.error is None or (self.press.pressed and isinstance(error, Interrupted)):
             self.error = error
 
 
 class _CtrlCRelay(NotedCtrlC):
-    """Passes Ctrl-C on to the workers that have something in hand."""
+    """Handler that passes Ctrl-C on to the processes that have a job."""
 
     def __init__(self, workers: Sequence[WorkerHandle]) -> None:
         super().__init__(was_ctrl_c_pressed())
@@ -268,13 +289,13 @@ class _CtrlCRelay(NotedCtrlC):
         super().__call__(number, frame)
 
     def stop(self) -> None:
-        """Have all of them write a checkpoint and stop."""
+        """Make every process that has a job write a checkpoint and stop."""
         for worker in self.workers:
             if worker.job is not None:
                 worker.stop()
 
 
 def run_with_threads(work: Callable[[J], T], job: J, threads: int) -> T:
-    """Return `work(job)`, done by so many threads."""
+    """Return `work(job)`, run with this number of threads."""
     torch.set_num_threads(threads)
     return work(job)

@@ -18,7 +18,7 @@ from tiewise.training.kinds import recurrent
 from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_steps
 from tiewise.training.run import train
 from tiewise.training.settings import FILE, Settings, recipe, recipes
-from tiewise.training.streams import Steps, measure_streams, side_by_side
+from tiewise.training.streams import Steps, measure_streams, split_into_streams
 
 BATCH, LENGTH, WIDTH = 4, 6, 10
 
@@ -129,7 +129,7 @@ def test_step_for_step_a_plain_model(arm, changes, exact, words, job, tmp_path):
 def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, job):
     installed, tokens = KIND.build(job(settings())), words.split("heldout")
     found = measure_streams(installed, tokens, words.counts, parallel, at_once=at_once)
-    inputs, targets = side_by_side(tokens, parallel)
+    inputs, targets = split_into_streams(tokens, parallel)
     with torch.no_grad():
         logits, _ = Plain(installed.model.eval(), True)(inputs, None)
     assert found.tokens == sum(b.tokens for b in found.bins) == len(tokens) - 1
@@ -139,7 +139,7 @@ def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once
 
 @pytest.mark.parametrize(("count", "parallel"), [(2, 1), (2, 10), (11, 3), (12, 4), (100, 7)])
 def test_every_word_but_the_first_is_predicted_once(count, parallel):
-    inputs, targets = side_by_side(np.arange(count), parallel)
+    inputs, targets = split_into_streams(np.arange(count), parallel)
     known = targets != -100
     assert targets[known].tolist() == list(range(1, count))
     assert torch.equal(inputs[known] + 1, targets[known])
@@ -225,7 +225,7 @@ def test_the_augmented_loss_is_trained_on_and_the_nll_is_logged(job, tmp_path):
 def test_what_a_run_leaves_loads_everywhere(words, job, tmp_path):
     result = train(job(settings(epochs=2), tmp_path)).result
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
-    inputs, targets = side_by_side(words.split("heldout"), 10)
+    inputs, targets = split_into_streams(words.split("heldout"), 10)
     with torch.no_grad():
         logits = model.eval()(input_ids=inputs).logits
     known = targets != -100

@@ -1,1 +1,4 @@
-"""Kinds of run, one file each, which do not know each other; `tiewise.training.settings.find` finds one by its name."""
+"""Kinds of run, one file each.
+
+Kinds do not import each other, except to inherit. `tiewise.training.settings.find_kind` finds one by its name.
+"""

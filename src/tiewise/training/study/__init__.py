@@ -1,4 +1,4 @@
-"""Many comparisons over a grid of settings as one study: the grids, the table of what was found, and a surface of it.
+"""Comparisons over a grid of settings, gathered as one study.
 
-Grids that come with the package are the `.yaml` files here, found by their names.
+`grid` reads grids, `study` writes the table of results. Grids of the package are the `.yaml` files in this folder.
 """

@@ -1,11 +1,11 @@
-"""A grid: settings that stay, axes that vary, and every cell of them as the settings of a comparison.
+"""A grid of settings: fixed settings, axes that vary, and a comparison for every cell.
 
     asks: Up to which width does tying pay?
     settings: {arms: [untied, tied], seeds: 3, steps: 600}
     axes: {width: [32, 64, 128], train_tokens: [50000, 200000]}
 
-Both name settings of `run.yaml`; the first arm is what the others are compared with. Arms of one cell share their text
-and are paired by seed, so ranks and α stand among the arms (`factored:16`, `tied+alpha=4`) and not on an axis.
+Both name settings of `run.yaml`. The other arms are compared with the first one. Arms of one cell share their text and
+are paired by seed, so ranks and α belong to the arms (`factored:16`, `tied+alpha=4`) and not to an axis.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tiewise.core.files import write_atomically
 from tiewise.training.folder import folder_name
 from tiewise.training.settings import Settings, read_yaml, recipe
 
-GRID = "grid.yaml"  # in a study's folder
-MOST = 1000  # cells
+GRID = "grid.yaml"  # file of a study's grid, in its folder
+MOST = 1000  # cells of a grid, at most
 QUICK_STEPS, QUICK_SEEDS = 30, 2
 _HERE = Path(__file__).parent
 _EXAMPLES = {
@@ -38,7 +38,7 @@ _NOT_IN_GRIDS = {"seed": "use seeds: N, whose runs are seeds 1 to N", "minutes":
 
 @dataclass(frozen=True)
 class StudyGrid:
-    """The question of a study, settings that stay, and axes that vary."""
+    """The question of a study, its fixed settings, and its axes."""
 
     asks: str
     settings: dict[str, Any]
@@ -46,7 +46,10 @@ class StudyGrid:
 
     @classmethod
     def named(cls, name: str) -> StudyGrid:
-        """Read a grid that comes with the package, or a YAML file. Raises RunError as `of`, and where there is none."""
+        """Read a grid of the package, or a YAML file.
+
+        RunError: there is none, or as `of`.
+        """
         names = sorted(path.stem for path in _HERE.glob("*.yaml"))
         path = _HERE / f"{name}.yaml" if name in names else Path(name)
         if not path.is_file():
@@ -55,7 +58,10 @@ class StudyGrid:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> StudyGrid:
-        """Check the content of a grid's file; `where` names it. Raises RunError for what no grid can have."""
+        """Check the content of a grid's file; `where` names it in messages.
+
+        RunError: no grid can have such content.
+        """
         for key in record:
             if key not in _EXAMPLES:
                 raise RunError(f"unknown key {key!r} in {where}", "a grid has asks, settings and axes")
@@ -66,7 +72,7 @@ class StudyGrid:
         return grid
 
     def _check_types(self, where: str) -> None:
-        """Raise RunError if a part of the grid is of another type than its example, or if there is no axis."""
+        """Raise RunError if a key's value has the wrong type, or without an axis."""
         types = {"asks": str, "settings": dict, "axes": dict}
         for key, example in _EXAMPLES.items():
             is_missing = key == "axes" and not self.axes
@@ -74,7 +80,10 @@ class StudyGrid:
                 raise RunError(f"{key} in {where} cannot be read", f"write {example}")
 
     def _check_axes(self, where: str) -> None:
-        """Raise RunError for an axis without different values, too many cells, and settings that no grid has."""
+        """Raise RunError for axes, cells or settings that no grid can have.
+
+        An axis is a list without repeated values, and the number of cells has an upper limit.
+        """
         for name, values in self.axes.items():
             if not isinstance(values, list) or not values:
                 raise RunError(f"axis {name} in {where} has no list of values", f"write {name}: [1, 2], say")
@@ -90,7 +99,10 @@ class StudyGrid:
                 raise RunError(f"{name} in {where}: no grid has it", fix)
 
     def cells(self, where: str = GRID) -> dict[str, Settings]:
-        """Return the settings of every cell by its folder's name, the last axis fastest. Raises TiewiseError."""
+        """Return the settings of every cell by its folder's name, the last axis fastest.
+
+        TiewiseError: a cell's settings cannot be used.
+        """
         first = recipe(self.settings["recipe"]) if self.settings.get("recipe") else {}
         cells = {}
         for values in itertools.product(*self.axes.values()):
@@ -106,7 +118,10 @@ class StudyGrid:
         return cells
 
     def quick(self) -> StudyGrid:
-        """Return the same for a rehearsal: the ends of every axis, two seeds, a few steps."""
+        """Return a small grid for a rehearsal: two seeds and few steps.
+
+        Every axis has only its first and last value.
+        """
         few = {"seeds": [QUICK_SEEDS], "steps": [QUICK_STEPS // 2, QUICK_STEPS]}
         axes: dict[str, list[Any]] = {}
         for name, values in self.axes.items():

@@ -1,8 +1,8 @@
-"""Results of a study so far: a row for every cell and contrast, as one table on the disk.
+"""Results of a study so far: a table with a row for every cell and contrast.
 
-A contrast is arm − reference, paired over seeds. Every interval stands on its own (95 % each); a difference counts as
-detected where its p is below 0.05 with Holm's correction over all rows of the study, so that one false detection among
-all of them is as rare as in a single comparison.
+A contrast is arm − reference, paired over seeds. Every interval is a separate 95 % interval. A difference counts as
+detected if its p is below 0.05 with Holm's correction over all rows of the study, so one false detection among all of
+them is as rare as in a single comparison.
 """
 
 from __future__ import annotations
@@ -28,56 +28,59 @@ from tiewise.training.results import Comparison, Difference, correct_by_holm, di
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.study.grid import StudyGrid
 
-TABLE = "sweep"  # .csv and .parquet
+TABLE = "sweep"  # name of the table's files, .csv and .parquet
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One contrast in one cell. Losses are in nats per token."""
+    """One contrast in one cell, with losses in nats per token."""
 
-    cell: str  # its folder
-    at: dict[str, Any]  # axis → its value here
+    cell: str  # folder of the cell
+    at: dict[str, Any]  # axis → its value in this cell
     arm: str
     reference: str
-    heldout: Difference  # with Holm's p over the study
+    heldout: Difference  # held-out nll, with Holm's p over the study
     training: Difference
-    nll: float  # of the arm on held-out text, mean over seeds
-    parameters: int  # of the arm
+    nll: float  # held-out nll of the arm, mean over seeds
+    parameters: int  # parameters of the arm
     reference_parameters: int
-    rank: int | None  # table width k, or r of residual, where the arm has one
-    alpha: float  # scale of the lookup's gradient
+    rank: int | None  # table width k, or rank r of residual; None for an arm without
+    alpha: float  # scale of the input embedding's gradient
     vocab: int
-    tokens: int  # of training text
-    seen: int  # of them, each as often as it came
+    tokens: int  # tokens of the training text
+    seen: int  # training tokens read, with repetitions
     demo: bool
-    command: str  # repeats the comparison that the row is of
+    command: str  # command that repeats the row's comparison
 
     @property
     def contrast(self) -> str:
-        """Which is subtracted from which."""
+        """The subtraction as text, "arm − reference"."""
         return f"{self.arm} − {self.reference}"
 
     @property
     def sign(self) -> int:
-        """−1 where the arm is better, 1 where it is worse, 0 where neither is detected."""
+        """−1 if the arm is better, 1 if worse, 0 if no difference is detected."""
         if not self.heldout.detected:
             return 0
         return -1 if self.heldout.mean < 0 else 1
 
     @property
     def half(self) -> float:
-        """Half of the held-out difference's interval; nan without one."""
+        """Half the width of the held-out difference's interval; nan without one."""
         if self.heldout.high is None:
             return math.nan
         return self.heldout.high - self.heldout.mean
 
     @property
     def error(self) -> float:
-        """Standard error of the held-out difference, which its interval is made of."""
+        """Standard error of the held-out difference, from its interval."""
         return self.half / critical_t(max(self.heldout.n - 1, 1))
 
     def measure(self, axis: str) -> float:
-        """Return the size of this cell along an axis, nan of one without: tokens of a text, V of a tokenizer."""
+        """Return the cell's size along an axis: tokens of a text, V of a tokenizer.
+
+        nan: the axis has no size.
+        """
         if axis == "tokenizer":
             value: object = self.vocab
         elif axis == "train_tokens":
@@ -89,7 +92,7 @@ class SweepRow:
         return value if value > 0 else math.nan
 
     def flat(self) -> dict[str, Any]:
-        """Return the row of a table: its place, then its results."""
+        """Return the row as a flat record: its cell, then its results."""
         row: dict[str, Any] = {"cell": self.cell}
         for axis, value in self.at.items():
             row[axis] = value if isinstance(value, int | float | str | None) else str(value)
@@ -105,16 +108,16 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class Study:
-    """A grid, and the rows of its cells that are finished."""
+    """A grid, and the rows of its finished cells."""
 
     grid: StudyGrid
     rows: tuple[SweepRow, ...]
-    left: int  # cells that are not finished
+    left: int  # number of unfinished cells
     folder: Path
 
     @classmethod
     def of(cls, grid: StudyGrid, done: Mapping[str, Comparison], folder: Path) -> Study:
-        """Gather the rows of finished cells, each a comparison by the name of its folder."""
+        """Gather the rows of finished cells; `done` has a comparison by cell folder."""
         cells = grid.cells()
         rows: list[SweepRow] = []
         for cell, settings in cells.items():
@@ -125,7 +128,7 @@ class Study:
         return cls(grid, tuple(rows), len(cells) - len(done), folder)
 
     def save(self) -> None:
-        """Write `sweep.csv` and `sweep.parquet`, each whole."""
+        """Write `sweep.csv` and `sweep.parquet`, each complete or not at all."""
         table, text = [row.flat() for row in self.rows], io.StringIO()
         writer = csv.DictWriter(text, list(table[0]))
         writer.writeheader()
@@ -135,12 +138,15 @@ class Study:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
 
     def record(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
+        """Return the study as `--json` prints it."""
         return {**asdict(self.grid), "left": self.left, "rows": [row.flat() for row in self.rows]}
 
 
 def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepRow]:
-    """Yield the contrast of every arm to the reference in a cell, if a seed has finished with both."""
+    """Yield the contrast of every arm to the reference in a cell.
+
+    An arm is left out if no seed has finished with both.
+    """
     specs, reference = settings.specs(), comparison.reference
     at = _axis_values(grid, settings)
     for arm in comparison.arms:
@@ -170,7 +176,7 @@ def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison
 
 
 def _axis_values(grid: StudyGrid, settings: Settings) -> dict[str, Any]:
-    """Return the value of a cell on each axis; of several texts their names in one."""
+    """Return the value of a cell on each axis; several texts are joined."""
     values = flat_settings(settings)
     axis_values = {}
     for axis in grid.axes:
@@ -180,13 +186,16 @@ def _axis_values(grid: StudyGrid, settings: Settings) -> dict[str, Any]:
 
 
 def flat_settings(settings: Settings) -> dict[str, Any]:
-    """Return settings and those of their kind, by name."""
+    """Return settings and the options of their kind, by name."""
     record = asdict(settings)
     return record | (record.pop("kind_options") or {})
 
 
 def command_for(settings: Settings, out: str) -> str:
-    """Return the command whose comparison has these settings, whatever recipe or grid they came from."""
+    """Return the command of a comparison with these settings.
+
+    It does not depend on the recipe or grid that they came from.
+    """
     defaults = {**flat_settings(Settings.of({"kind": settings.kind})), "kind": DECODER}
     words = ["tiewise", "compare", "--arms", ",".join(settings.arms)]
     for name, value in flat_settings(settings).items():
@@ -196,7 +205,7 @@ def command_for(settings: Settings, out: str) -> str:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    """Return the words of a command line that give a setting its value."""
+    """Return the words of a command line that set a setting's value."""
     if name == "text":
         return [word for text in value for word in ("--text", text)]
     if name in ("seeds", "steps", "tokenizer", "model", "match", "split"):
