@@ -29,7 +29,7 @@ from tiewise.boundary.hf import load
 from tiewise.boundary.install import installed
 from tiewise.training.compare import all_runs, make_jobs, open_run
 from tiewise.training.folder import read_json
-from tiewise.training.kinds.albert import FOUND, measure_pretrained, measured_rows
+from tiewise.training.kinds.albert import ACCURACIES, evaluation_rows, measure_pretrained
 from tiewise.training.models.open_albert import OpenAlbertConfig  # and an ALBERT is loaded by its name
 
 KEPT = Path(__file__).parent / "results" / "objectives.csv"
@@ -42,9 +42,9 @@ def main(runs: Path) -> None:
     for cell in sorted(path.parent for path in runs.glob("*/results.json")):
         settings, text = open_run(cell, single=False)
         for job in all_runs(make_jobs(settings, text, cell), settings.seeds, ()):
-            found = read_json(job.folder / FOUND)
+            found = read_json(job.folder / ACCURACIES)
             judged = {"masked tokens": found["tokens"], **found["pairs"]}
-            same = measured_rows(job, "heldout", ("none",), settings.measured // settings.length)
+            same = evaluation_rows(job, "heldout", ("none",), settings.measured // settings.length)
             tokens = measure_pretrained(installed(load(job.folder / "final")), same, text.counts).shares["masked"]
             judged[IN_ORDER] = vars(tokens)
             for name, share in judged.items():

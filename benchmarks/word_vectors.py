@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.linalg import svds
 
-from tiewise.training.data.word_corpus import lines, word_files
+from tiewise.training.data.word_corpus import read_words, word_files
 
 WINDOW, SMOOTH, START, LEAST = 5, 0.75, 0.1, 2  # a word that stands once has no vector
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("vectors"))
     chosen = parser.parse_args()
     parts = [word_files(chosen.corpus, [name] * 3)[0] for name in chosen.files]
-    text = [line for part in parts for line in lines(part)]
+    text = [line for part in parts for line in read_words(part)]
     often = Counter(word for line in text for word in line)
     words = {word: i for i, (word, n) in enumerate(often.most_common()) if n >= LEAST}
     if max(chosen.width) >= len(words):

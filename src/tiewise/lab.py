@@ -18,7 +18,7 @@ from tiewise.report.comparison_page import write_report
 from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish, finish_one, open_run, start
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
-from tiewise.training.kinds.heal import HEAL, HealOptions, healing
+from tiewise.training.kinds.heal import HEAL, HealOptions, healing_settings
 from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
@@ -164,7 +164,7 @@ def heal(
     folder = _run_folder("heal", out)
     record: dict[str, Any] = {**settings}
     if not resume:
-        record = {**healing(model, teacher), "seed": seed, **settings}
+        record = {**healing_settings(model, teacher), "seed": seed, **settings}
     command, display = _call_text("heal", folder, record), Display.on_stderr(quiet=quiet)
     checked = _read_settings(record, folder, resume)
     return carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)

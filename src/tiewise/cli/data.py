@@ -45,11 +45,11 @@ def data(
     o.hush_libraries()
     from tiewise.training.data.corpus import prepare
     from tiewise.training.data.sentence_pairs import Packing
-    from tiewise.training.data.training_rows import Masking, PairRows, mark, split_sentences
+    from tiewise.training.data.training_rows import Masking, PairRows, add_marks, split_sentences
 
     masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
     with TemporaryDirectory() as folder:
-        prepared = mark(prepare(text or ["builtin"], tokenizer, Path(folder) / "data", length=length, apart=True))
+        prepared = add_marks(prepare(text or ["builtin"], tokenizer, Path(folder) / "data", length=length, apart=True))
         sentences = split_sentences(prepared, split)
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
         examples = [_row(rows, index, prepared.tokenizer) for index in range(count)]

@@ -169,10 +169,10 @@ def _heldout_passages(heldout: str | None, dry_run: bool) -> list[str]:
     o.hush_libraries()
     from tiewise.core.text import cut_pieces
     from tiewise.inspection.running.passages import passages
-    from tiewise.training.data.documents import ended
+    from tiewise.training.data.documents import with_document_ends
     from tiewise.training.data.sources import open_sources
 
-    return passages(text for text, _ in cut_pieces(ended(open_sources(heldout))))
+    return passages(text for text, _ in cut_pieces(with_document_ends(open_sources(heldout))))
 
 
 def _cost_meter(source: Path, to: Path, texts: list[str]) -> Callable[[], CostChange | None]:

@@ -90,9 +90,9 @@ def _recipe_record(parameters: _Record, options: _Record, single: bool) -> _Reco
         arms = record.get("arms", ())
         record |= {"arms": arms if len(arms) == 1 else ["tied"], "seed": 1}
     if parameters.get("kind") == "heal":
-        from tiewise.training.kinds.heal import healing
+        from tiewise.training.kinds.heal import healing_settings
 
-        record |= healing(options.pop("model", None), options.pop("teacher", None))
+        record |= healing_settings(options.pop("model", None), options.pop("teacher", None))
     return record
 
 

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.training.data.documents import Deduplicator, Document, Seen, assign, cut, decode, paragraphs
+from tiewise.training.data.documents import (
+    Deduplicator,
+    Document,
+    HashSet,
+    assign_splits,
+    cut_parts,
+    decode,
+    paragraphs,
+)
 
 FRACTIONS = (0.88, 0.04, 0.08)
 
@@ -21,14 +29,14 @@ FRACTIONS = (0.88, 0.04, 0.08)
 )
 def test_seen_equals_a_set(digests, repeats, newest):
     stream = digests + [digests[i % len(digests)] for i in repeats if digests]
-    seen, known = Seen(newest), set()
+    seen, known = HashSet(newest), set()
     for digest in stream:
         assert seen.add(digest) == (digest not in known)
         known.add(digest)
 
 
 def test_seen_moves_its_hashes_into_the_array():
-    seen = Seen(newest=10)
+    seen = HashSet(newest=10)
     assert all(seen.add(i.to_bytes(16, "big")) for i in range(1000))
     assert len(seen._newest) <= 1000 / 8
 
@@ -64,8 +72,8 @@ def test_each_paragraph_is_kept_once_at_its_first_place(bodies):
 @given(st.lists(st.integers(1, 5000), min_size=3, max_size=300), st.integers(0, 2**40))
 def test_every_split_has_documents_and_small_ones_are_near_their_share(sizes, seed):
     sizes = np.array(sizes)
-    assert set(assign(sizes, (0.02, 0.49, 0.49), seed)) == {0, 1, 2}  # small training shares keep a document too
-    where = assign(sizes, FRACTIONS, seed)
+    assert set(assign_splits(sizes, (0.02, 0.49, 0.49), seed)) == {0, 1, 2}  # small training shares keep a document too
+    where = assign_splits(sizes, FRACTIONS, seed)
     assert len(where) == len(sizes)
     assert set(where) == {0, 1, 2}
     for split in (1, 2):
@@ -75,18 +83,18 @@ def test_every_split_has_documents_and_small_ones_are_near_their_share(sizes, se
 
 def test_the_seed_alone_decides_and_held_out_documents_are_spread_over_the_text():
     sizes = np.full(100, 7)
-    assert (assign(sizes, FRACTIONS, 3) != assign(sizes, FRACTIONS, 4)).any()
+    assert (assign_splits(sizes, FRACTIONS, 3) != assign_splits(sizes, FRACTIONS, 4)).any()
     # written down: the same documents on every machine and in every version
-    assert np.flatnonzero(assign(sizes, FRACTIONS, 0) == 2).tolist() == [32, 62, 71, 72, 80, 89, 90, 91]
-    held = np.flatnonzero(assign(np.full(10_000, 5), FRACTIONS, 1) == 2)
+    assert np.flatnonzero(assign_splits(sizes, FRACTIONS, 0) == 2).tolist() == [32, 62, 71, 72, 80, 89, 90, 91]
+    held = np.flatnonzero(assign_splits(np.full(10_000, 5), FRACTIONS, 1) == 2)
     assert np.histogram(held, bins=10, range=(0, 10_000))[0].min() > 40
-    assert all(assign(np.array([10] * 50 + [100_000]), FRACTIONS, seed)[-1] == 0 for seed in range(20))
+    assert all(assign_splits(np.array([10] * 50 + [100_000]), FRACTIONS, seed)[-1] == 0 for seed in range(20))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_too_few_documents(count):
     with pytest.raises(DataError, match=rf"text: {count} documents? once repetitions are left out, and at least 3"):
-        assign(np.ones(count, np.int64), FRACTIONS, 0)
+        assign_splits(np.ones(count, np.int64), FRACTIONS, 0)
 
 
 # cutting and decoding
@@ -99,7 +107,7 @@ def test_too_few_documents(count):
 )
 def test_cut_loses_nothing_and_keeps_its_sizes(text, size, steps):
     at = [0, *accumulate(steps), None]
-    documents = list(cut([text[begin:end] for begin, end in pairwise(at)], size))
+    documents = list(cut_parts([text[begin:end] for begin, end in pairwise(at)], size))
     assert "".join(documents) == text
     assert all(size <= len(document) <= 3 * size for document in documents[:-1])
 
@@ -109,7 +117,7 @@ PARTS = ["aaaa bb\ncc\n\n|ddddddddddd", "aaaa bb\n|ccddddddddddddddd", "aaaaa |b
 
 @pytest.mark.parametrize("part", PARTS)
 def test_cut_prefers_blank_lines_then_lines_then_spaces(part):
-    assert next(cut([part.replace("|", "")], 5)) == part.partition("|")[0]
+    assert next(cut_parts([part.replace("|", "")], 5)) == part.partition("|")[0]
 
 
 @given(text=st.text(alphabet="aé€𝄞\r\n", max_size=60), block=st.integers(1, 7))

@@ -7,7 +7,7 @@ import torch
 from tiewise.core.errors import DataError
 from tiewise.training.data.corpus import Blocks
 from tiewise.training.data.sentence_pairs import Packing, Sentences, Vocabulary, make_pairs
-from tiewise.training.data.training_rows import IGNORED, Masking, PairRows, choose, mask
+from tiewise.training.data.training_rows import IGNORED, Masking, PairRows, apply_mask, choose_masked
 
 
 def planted(documents=30, most=12, longest=9, seed=0, least=1):
@@ -167,7 +167,7 @@ def test_inputs_are_replaced_80_10_10():
     ids = draw.integers(4, 1000, 200_000)
     chosen = np.zeros(len(ids), bool)
     chosen[::3] = True
-    inputs, labels = mask(ids, chosen, 2, np.arange(4, 1000), options, draw)
+    inputs, labels = apply_mask(ids, chosen, 2, np.arange(4, 1000), options, draw)
     assert np.array_equal(inputs[~chosen], ids[~chosen])
     assert np.array_equal(labels, np.where(chosen, ids, IGNORED))
     masked, same = inputs[chosen] == 2, inputs[chosen] == ids[chosen]
@@ -185,7 +185,7 @@ def test_inputs_are_replaced_80_10_10():
 def test_shares_at_their_ends(masked, random, expected):
     ids = np.arange(100, 1100)
     options = Masking(masked=masked, random=random)
-    inputs, _ = mask(ids, np.ones(1000, bool), 2, 50, options, np.random.default_rng(0))
+    inputs, _ = apply_mask(ids, np.ones(1000, bool), 2, 50, options, np.random.default_rng(0))
     assert {"mask": (inputs == 2).all(), "same": (inputs == ids).all(), "random": (inputs < 50).all()}[expected]
 
 
@@ -198,7 +198,7 @@ def test_share_of_tokens(whole):
         begins[[1, 61]] = True
         words = np.cumsum(begins)
         words[[0, 60, 119]] = -1
-        chosen = choose(words, Masking(), draw)
+        chosen = choose_masked(words, Masking(), draw)
         assert not chosen[words < 0].any()
         for number in np.unique(words[words >= 0]):
             assert len(set(chosen[words == number])) == 1  # a word is taken whole or not at all
@@ -213,7 +213,7 @@ def test_runs_have_the_papers_lengths():
     draw, options = np.random.default_rng(3), Masking(share=0.004)
     counts = np.zeros(7)
     for _ in range(400):
-        chosen = choose(np.arange(5000), options, draw)
+        chosen = choose_masked(np.arange(5000), options, draw)
         edges = np.flatnonzero(np.diff(np.concatenate([[0], chosen, [0]]).astype(int)))
         counts += np.bincount(edges[1::2] - edges[::2], minlength=7)[:7]
     found = counts / counts.sum()  # a few runs meet by chance, and the last of 20 tokens is cut short
@@ -225,17 +225,17 @@ def test_no_run_goes_over_a_gap():
     options, draw = Masking(share=0.5), np.random.default_rng(4)
     # of four words two are taken; the middle two together only by two runs of one, or by one run over no gap
     gap, none = (
-        np.mean([choose(np.array(words), options, draw)[1:3].all() for _ in range(2500)])
+        np.mean([choose_masked(np.array(words), options, draw)[1:3].all() for _ in range(2500)])
         for words in ([0, 1, 3, 4], [0, 1, 2, 3])
     )
     assert gap < none - 0.05
 
 
 def test_one_token_at_least_and_nothing_of_nothing():
-    assert choose(np.array([-1, 0, -1]), Masking(), np.random.default_rng(0)).tolist() == [False, True, False]
-    one = choose(np.zeros(50, int), Masking(), np.random.default_rng(0))  # one word, longer than its share
+    assert choose_masked(np.array([-1, 0, -1]), Masking(), np.random.default_rng(0)).tolist() == [False, True, False]
+    one = choose_masked(np.zeros(50, int), Masking(), np.random.default_rng(0))  # one word, longer than its share
     assert one.tolist() == [True] * 8 + [False] * 42
-    assert not choose(np.array([-1, -1]), Masking(), np.random.default_rng(0)).any()
+    assert not choose_masked(np.array([-1, -1]), Masking(), np.random.default_rng(0)).any()
 
 
 # blocks

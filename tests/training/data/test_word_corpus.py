@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
 from tiewise.training.data.corpus import load_prepared
-from tiewise.training.data.word_corpus import lines, prepare_words, unknown_share, word_files
+from tiewise.training.data.word_corpus import prepare_words, read_words, unknown_share, word_files
 
 TRAIN = " the cat sat \n\n the <unk> sat on the mat \n"
 VALID = "the dog sat\n"
@@ -75,10 +75,10 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
     rows = [f"w{i}" for i in range(37)]
     write(tmp_path, "", "\n".join(rows) + "\n", "w1\n")
     first, last, _ = word_files(str(tmp_path), ("valid.txt@0-90", "valid.txt@90-100", "test.txt"))
-    assert [line[0] for part in (first, last) for line in lines(part)] == rows
-    assert len(list(lines(last))) == 37 - 33
+    assert [line[0] for part in (first, last) for line in read_words(part)] == rows
+    assert len(list(read_words(last))) == 37 - 33
     middle, *_ = word_files(str(tmp_path), ("valid.txt@10-20", "valid.txt", "test.txt"))
-    assert [line[0] for line in lines(middle)] == rows[3:7]
+    assert [line[0] for line in read_words(middle)] == rows[3:7]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 import tiewise.models  # noqa: F401
 from tiewise.core.errors import RunError
 from tiewise.training.data.sentence_pairs import MARKS
-from tiewise.training.data.training_rows import mark
+from tiewise.training.data.training_rows import add_marks
 from tiewise.training.folder import METRICS, read_json, read_lines
 from tiewise.training.kinds import albert
-from tiewise.training.kinds.albert import ACCURACIES, KIND, AlbertOptions, arm_config, rows_of
+from tiewise.training.kinds.albert import ACCURACIES, KIND, AlbertOptions, arm_config, make_rows
 from tiewise.training.run import train
 from tiewise.training.settings import Settings, recipe, recipes
 
@@ -61,7 +61,7 @@ def test_marks_are_put_behind_the_tokens_once(text):
     tokenizer = AutoTokenizer.from_pretrained(text.folder / "tokenizer")
     assert text.vocab == len(tokenizer) == 304
     assert [getattr(tokenizer, name) for name in MARKS] == list(MARKS.values())
-    assert mark(text) is text
+    assert add_marks(text) is text
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
@@ -93,7 +93,7 @@ def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path, mon
     own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
     train(own)
     installed = KIND.build(own)
-    model, rows = installed.model.eval(), rows_of(own.settings, text, "train", seed=1, count=12)
+    model, rows = installed.model.eval(), make_rows(own.settings, text, "train", seed=1, count=12)
     lines = read_lines(tmp_path / METRICS)
     assert len(lines) == 3
     for step, line in enumerate(lines):

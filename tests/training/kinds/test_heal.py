@@ -14,7 +14,7 @@ from tiewise.checkpoint.rewrite import factor, resize, transplant
 from tiewise.core.errors import TiewiseError
 from tiewise.inspection.running.passages import cost_change, passage_nats, passages
 from tiewise.training.data.corpus import Blocks, load_prepared
-from tiewise.training.kinds.heal import KIND, HealTrainer, healing, shared_vocabulary
+from tiewise.training.kinds.heal import KIND, HealTrainer, healing_settings, shared_vocabulary
 from tiewise.training.settings import Settings
 
 TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "tokenizer": "bpe:300"}
@@ -58,7 +58,7 @@ def test_what_learns_and_what_stays(what, narrow, teacher, source, tmp_path):
 
 def made(model, teacher, source, folder, **settings):
     """The trainer of a healing, its student and its text."""
-    record = {**healing(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4, **settings}
+    record = {**healing_settings(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4, **settings}
     checked = Settings.of(record).checked()
     text = KIND.prepare(checked, folder / "data")
     job = jobs_on(text)(checked, folder)
@@ -112,7 +112,7 @@ def test_padding_rows_of_one_model_are_left_out_of_both_softmaxes(teacher, sourc
 
 
 def trained_settings(model, teacher, source):
-    return {**healing(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4}
+    return {**healing_settings(model, teacher), "seed": 1, "text": [str(source)], "steps": 5, "batch": 4}
 
 
 def test_a_token_without_a_row_in_one_model_is_refused(teacher, source, tmp_path):
@@ -157,9 +157,9 @@ def test_with_another_vocabulary_it_learns_the_text(teacher, source, tmp_path, c
 
 
 def test_the_rate_is_of_the_tables_scale(teacher, tmp_path):
-    assert healing(teacher, teacher)["length"] == 16
+    assert healing_settings(teacher, teacher)["length"] == 16
     rms = float(weights(teacher)["model.embed_tokens.weight"].square().mean().sqrt())
-    assert healing(teacher, teacher)["learning_rate"] == pytest.approx(0.03 * rms, rel=0.05)
+    assert healing_settings(teacher, teacher)["learning_rate"] == pytest.approx(0.03 * rms, rel=0.05)
 
 
 @pytest.mark.parametrize(

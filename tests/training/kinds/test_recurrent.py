@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from tiewise.core.errors import DataError
 from tiewise.training.data.word_corpus import prepare_words
 from tiewise.training.kinds import recurrent
-from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_steps
+from tiewise.training.kinds.recurrent import KIND, changed_settings, recurrent_config, run_steps
 from tiewise.training.run import train
 from tiewise.training.settings import FILE, Settings, recipe, recipes
 from tiewise.training.streams import Steps, measure_streams, split_into_streams
@@ -240,15 +240,15 @@ def test_recipes_are_settings_and_come_back(name, tmp_path):
     chosen = Settings.of({**recipe(name), "text": ("corpus",)}).checked()
     chosen.save(tmp_path)
     assert Settings.load(tmp_path / FILE) == chosen
-    assert changed(chosen) == []
+    assert changed_settings(chosen) == []
     other = Settings.of({**recipe(name), "text": ("corpus",), "epochs": 3, "width": 10})
-    assert changed(other) == ["width=10", "epochs=3"]
+    assert changed_settings(other) == ["width=10", "epochs=3"]
 
 
 def test_a_recurrent_run_needs_no_recipe(job, tmp_path):
     small = {"text": ("corpus",), "width": WIDTH, "steps": 2, "arms": ("tied",), "seed": 1}
     chosen = Settings.of({"kind": "recurrent", **small})
-    assert (chosen.model, changed(chosen)) == ("lstm", [f"width={WIDTH}"])
+    assert (chosen.model, changed_settings(chosen)) == ("lstm", [f"width={WIDTH}"])
     assert train(job(chosen.checked(), tmp_path)).result.steps == 2
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import tiewise
 from tiewise.core.errors import TiewiseError
-from tiewise.training.data.training_rows import mark
+from tiewise.training.data.training_rows import add_marks
 from tiewise.training.folder import METRICS, read_lines
 from tiewise.training.kinds.seq2seq import KIND, PAD, SpanRows, hide, sentinels
 from tiewise.training.run import train
@@ -101,7 +101,7 @@ def test_the_tokenizer_knows_the_sentinels(text, settings):
     assert text.vocab == len(tokenizer) == 303
     assert tokenizer.convert_tokens_to_ids(["<pad>", *sentinels(settings())]) == [300, 301, 302]
     assert tokenizer("<extra_id_0>").input_ids == [301]
-    assert mark(text, PAD, sentinels(settings())) is text
+    assert add_marks(text, PAD, sentinels(settings())) is text
 
 
 def batch_of(job, rows=slice(8)):

@@ -31,7 +31,7 @@ from tiewise.core.errors import DataError, RunError, TiewiseError, suggest_choic
 from tiewise.core.files import atomic_replacement, sync_to_disk, write_atomically
 from tiewise.core.progress import advance_progress, progress_of, report_progress
 from tiewise.core.text import cut_pieces, token_counts
-from tiewise.training.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
+from tiewise.training.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign_splits, decode
 from tiewise.training.data.sources import Source, read_sources, resolve
 from tiewise.training.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, windows, write_tokens
 
@@ -123,7 +123,7 @@ def load_prepared(folder: Path) -> PreparedText:
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path]:
+def work_folder(folder: Path) -> Iterator[Path]:
     """Make a folder below `folder` to work in, which goes at the end whatever happens."""
     work = folder / ".building"
     shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
@@ -263,7 +263,7 @@ def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
 
 def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
     """Prepare `sources` in `folder` as `request` says; where that fails, the folder holds what it held before."""
-    with building(folder) as work:
+    with work_folder(folder) as work:
         kind = request["tokenizer"]
         tokenizer = None
         if bpe_size(kind) is None:  # it needs no training text: refused, if it must be, before gigabytes are read
@@ -272,7 +272,7 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
         with progress_of("reading", sum(source.size for source in sources)):
             spool = _Spool(work / "text", deduplicate(documents))
-        split_of = assign(spool.characters, SHARES, 0, request["split"])
+        split_of = assign_splits(spool.characters, SHARES, 0, request["split"])
         report_progress("tokenizer", 0, 1)
         if tokenizer is None:
             tokenizer = _train_tokenizer(kind, spool, np.flatnonzero(split_of == 0))

@@ -45,7 +45,7 @@ class Document(NamedTuple):
     begins: bool = True  # it is the first part
 
 
-def ended(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+def with_document_ends(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether its document ends with it)."""
     for (text, _), (_, begins) in pairwise(chain(documents, [Document("")])):
         yield text, begins
@@ -100,7 +100,7 @@ def decode(file: BinaryIO, name: str, block_bytes: int = 1 << 20) -> Iterator[st
         offset += len(block)
 
 
-def cut(pieces: Iterable[str], size: int) -> Iterator[str]:
+def cut_parts(pieces: Iterable[str], size: int) -> Iterator[str]:
     """Cut a stream of text into parts of `size` to 3·`size` characters; the last may be shorter."""
     text, start = "", 0
     for piece in pieces:
@@ -130,7 +130,7 @@ def _end(text: str, start: int, size: int) -> int:
     return high
 
 
-class Seen:
+class HashSet:
     """A set of 16-byte strings that outgrows a Python set: the newest in one, the others in a sorted array."""
 
     def __init__(self, newest: int = 250_000):
@@ -161,7 +161,7 @@ class Deduplicator:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._seen = Seen()
+        self._seen = HashSet()
 
     def __call__(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents in order, without repeated paragraphs; one of which nothing is new is left out."""
@@ -195,7 +195,7 @@ class Deduplicator:
         return not self._seen.add(digest)
 
 
-def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = RANDOM) -> np.ndarray:
+def assign_splits(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = RANDOM) -> np.ndarray:
     """Return the index in `SPLITS` of every document or part, int8[n], from its size in characters, int64[n].
 
     The same on every machine and every version of numpy: the generator is one whose stream numpy keeps frozen.

@@ -87,22 +87,22 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
     rows = vocab or text.vocab
     if size > rows or text.counts[rows:].any():
         raise DataError(f"text or size go beyond a vocabulary of {rows:,}", "give tokenizer and size of one model")
-    weights = _weights(text, rows, size)
+    weights = _rank_weights(text, rows, size)
     chosen = np.sort(np.argsort(-weights, kind="stable")[:size])  # of equals the lowest ids, which merges made first
-    held_out = _heldout_tokens(text)
+    heldout = _heldout_tokens(text)
     is_chosen = np.isin(np.arange(text.vocab), chosen)
     return HotTokens(
         token_ids=chosen,
         vocabulary=rows,
         unseen=int((weights[chosen] <= 0).sum()),
         counted=int(text.counts.sum()),
-        coverage=held_out.covered_by(is_chosen),
-        held_out=len(held_out.tokens),
-        equal_documents=equal_units(held_out.document_lengths()),
+        coverage=heldout.covered_by(is_chosen),
+        held_out=len(heldout.tokens),
+        equal_documents=equal_units(heldout.document_lengths()),
     )
 
 
-def _weights(text: PreparedText, rows: int, size: int) -> NDArray[np.int64]:
+def _rank_weights(text: PreparedText, rows: int, size: int) -> NDArray[np.int64]:
     """Return the rank weight of each row [V]: its count in training, special tokens first, unnamed rows last."""
     tokenizer = text.tokenizer
     added = [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
@@ -142,8 +142,8 @@ def _heldout_tokens(text: PreparedText) -> HeldOutTokens:
     tokens = text.split("heldout")
     is_end = tokens == text.eos_id
     documents = np.cumsum(is_end)
-    held_out = HeldOutTokens(tokens[~is_end], documents[~is_end])
-    count = len(held_out.tokens)
+    heldout = HeldOutTokens(tokens[~is_end], documents[~is_end])
+    count = len(heldout.tokens)
     if count < FEWEST_TOKENS:
         raise DataError(f"{count:,} held-out tokens say too little: {FEWEST_TOKENS} are needed", "give more text")
-    return held_out
+    return heldout

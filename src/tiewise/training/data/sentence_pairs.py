@@ -233,7 +233,7 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
         pairs by their sentences [P, 6]: A is first … middle − 1, B middle … last − 1; the label is 1 where they are as
         in the document; where it is 0 under nsp, B is other … other's last − 1 instead.
     """
-    spans = _packed(sentences, packing, draw)
+    spans = _pack_rows(sentences, packing, draw)
     if not len(spans):
         problem = (
             f"no document has two sentences ({len(sentences.documents) - 1} documents, {len(sentences)} sentences)"
@@ -245,11 +245,11 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
     label = (draw.random(len(first)) < order).astype(np.int64)
     other = other_last = np.zeros(len(first), np.int64)
     if packing.objective == "nsp":
-        other, other_last = _strangers(sentences, middle, last, draw)
+        other, other_last = _draw_segments(sentences, middle, last, draw)
     return np.stack([first, middle, last, label, other, other_last], axis=1)
 
 
-def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.Generator) -> tuple[Ints, Ints]:
+def _draw_segments(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.Generator) -> tuple[Ints, Ints]:
     """Draw (first, behind the last) sentences of another document for each B, about as many tokens as it has."""
     documents = sentences.documents
     if len(documents) < 3:
@@ -264,7 +264,7 @@ def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.G
     return other, np.clip(until, other + 1, end_of_document)
 
 
-def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
+def _pack_rows(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
     """Return (first, last) sentence of every row [P, 2]: as many as fit, two or more; one left over is left out.
 
     A document is packed from its beginning or from its end, by chance: the sentence that a row is filled up with is
@@ -306,13 +306,13 @@ def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random
     if len(a) + len(b) > packing.room:
         half = (packing.room + int(draw.integers(2))) // 2
         keep_a = min(len(a), max(packing.room - len(b), half))
-        a, b = _torn(a, keep_a, draw), _torn(b, packing.room - keep_a, draw)
+        a, b = _truncated(a, keep_a, draw), _truncated(b, packing.room - keep_a, draw)
     if packing.objective == "sop" and not label:
         return b, a
     return a, b
 
 
-def _torn(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:
+def _truncated(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:
     """Leave out the beginning or the end, by chance; `keep` tokens stay."""
     if draw.random() < 0.5:
         return segment[:keep]

@@ -40,7 +40,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tiewise.core.errors import DataError, one_line_message
-from tiewise.training.data.documents import Document, cut, decode, open_text, paragraphs, unreadable
+from tiewise.training.data.documents import Document, cut_parts, decode, open_text, paragraphs, unreadable
 from tiewise.training.data.synthetic import NAME, Language
 
 Text = str | os.PathLike[str]
@@ -149,7 +149,7 @@ def _documents_of_file(path: Path, field: str, size: int) -> Iterator[Document]:
 def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
     """Stream the parts of a plain file, which is one document."""
     text, begins = "", True
-    for part in cut(decode(file, name), size):
+    for part in cut_parts(decode(file, name), size):
         text += part
         if begins and text.isspace():
             continue  # blank lines that a file begins with go with what follows

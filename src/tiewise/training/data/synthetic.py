@@ -93,7 +93,7 @@ class Language:
         weights = np.arange(1.0, ranks + 1) ** -self.zipf
         weights /= weights.sum()
         moved = (1 - MOVES, MOVES * self.forward, MOVES * (1 - self.forward))
-        words = [_spelled(letters, ranks * CLASSES) for letters in _LETTERS[: self.scripts]]
+        words = [_spell_words(letters, ranks * CLASSES) for letters in _LETTERS[: self.scripts]]
         for _ in range(self.words // LENGTH):
             steps = draw.choice((0, 1, -1), LENGTH, p=moved)
             classes = (draw.randint(CLASSES) + np.cumsum(steps)) % CLASSES
@@ -104,8 +104,8 @@ class Language:
             yield "".join(f" {words[script][number]}" for script, number in places)
 
 
-def _spelled(letters: range, count: int) -> list[str]:
+def _spell_words(letters: range, count: int) -> list[str]:
     """Return so many different words of two letters or more, short ones first."""
     alphabet = [chr(letter) for letter in letters]
-    spelled = chain.from_iterable(product(alphabet, repeat=size) for size in range(2, 6))
-    return ["".join(word[::-1]) for word in islice(spelled, count)]
+    words = chain.from_iterable(product(alphabet, repeat=size) for size in range(2, 6))
+    return ["".join(word[::-1]) for word in islice(words, count)]

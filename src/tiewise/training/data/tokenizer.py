@@ -25,7 +25,7 @@ from tiewise.core.errors import DataError, one_line_message
 from tiewise.core.files import sync_to_disk
 from tiewise.core.progress import advance_progress
 from tiewise.core.text import batch_pieces, byte_letters, cut_pieces, prepends_space
-from tiewise.training.data.documents import ended
+from tiewise.training.data.documents import with_document_ends
 from tiewise.training.data.sources import Text, open_sources
 
 Ids = NDArray[np.int64]
@@ -47,7 +47,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
     """
     size = bpe_size(kind)
     if size is not None:
-        return _trained_bpe(size, train_texts())
+        return _train_bpe(size, train_texts())
     if kind == "bytes":
         return _with_eos(_byte_level_engine(models.BPE(vocab={**byte_letters(), EOS: 256}, merges=[])))
     path = Path(kind).expanduser()
@@ -78,7 +78,7 @@ def _with_eos(engine: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=engine, eos_token=EOS, clean_up_tokenization_spaces=False)
 
 
-def _trained_bpe(size: int, texts: Iterator[str]) -> PreTrainedTokenizerFast:
+def _train_bpe(size: int, texts: Iterator[str]) -> PreTrainedTokenizerFast:
     """Train a byte-level tokenizer of so many tokens at most."""
     engine = _byte_level_engine(models.BPE())
     alphabet = sorted(byte_letters())
@@ -210,7 +210,7 @@ def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, mo
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
     count = 0
-    for batch in batch_pieces(cut_pieces(ended(open_sources(texts)))):
+    for batch in batch_pieces(cut_pieces(with_document_ends(open_sources(texts)))):
         ids = encoder.encode(batch)
         if end >= vocab:
             ids = ids[ids != end]

@@ -47,7 +47,7 @@ Draw = np.random.Generator
 IGNORED = -100
 
 
-def mark(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[str] = ()) -> PreparedText:
+def add_marks(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[str] = ()) -> PreparedText:
     """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk.
 
     `marks` are by transformers' names for them; `more` have none.
@@ -101,7 +101,7 @@ class Masking:
         return np.asarray(weights / weights.sum())
 
 
-def choose(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
+def choose_masked(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
     """Choose the tokens of a sequence that are to be predicted, bool [T].
 
     `words` are the numbers of each token's word [T], not falling; −1 for tokens that are never chosen. A run of words
@@ -109,7 +109,7 @@ def choose(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
     those that may be, one or more, less what no whole word fits in; where not one word fits, the beginning of one.
     """
     chosen = np.zeros(len(words), bool)
-    numbers, begins, sizes = _places(words)
+    numbers, begins, sizes = _words_to_choose(words)
     order = draw.permutation(len(numbers)).tolist()
     runs = (1 + draw.choice(options.longest, len(numbers), p=options.lengths)).tolist()
     if not numbers:
@@ -131,14 +131,14 @@ def choose(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
     return chosen
 
 
-def _places(words: Ints) -> tuple[list[int], list[int], list[int]]:
+def _words_to_choose(words: Ints) -> tuple[list[int], list[int], list[int]]:
     """Return (number, first token, tokens) of every word that may be chosen, in order."""
     numbers, begins, sizes = np.unique(words, return_index=True, return_counts=True)
     may_be_chosen = numbers >= 0
     return numbers[may_be_chosen].tolist(), begins[may_be_chosen].tolist(), sizes[may_be_chosen].tolist()
 
 
-def mask(
+def apply_mask(
     ids: Ints, chosen: NDArray[np.bool_], mask_id: int, ordinary: int | Ints, options: Masking, draw: Draw
 ) -> tuple[Ints, Ints]:
     """Replace the `chosen` of tokens [T], each by a separate draw; one at random is of `ordinary`, or below it.
@@ -181,8 +181,8 @@ class PairRows(Dataset[dict[str, Tensor]]):
         vocabulary = self.sentences.vocabulary
         cls, sep, masked, pad = vocabulary.marks
         ids = np.concatenate([[cls], a, [sep], b, [sep]])
-        chosen = choose(self._word_numbers(a, b), self.masking, draw)
-        inputs, labels = mask(ids, chosen, masked, vocabulary.ordinary, self.masking, draw)
+        chosen = choose_masked(self._word_numbers(a, b), self.masking, draw)
+        inputs, labels = apply_mask(ids, chosen, masked, vocabulary.ordinary, self.masking, draw)
         position = np.arange(self.packing.length)
         is_token = position < len(ids)
         padding = (0, self.packing.length - len(ids))

@@ -24,7 +24,14 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import report_progress
-from tiewise.training.data.corpus import TOKENIZER, PreparedText, building, install_prepared, load_prepared, token_type
+from tiewise.training.data.corpus import (
+    TOKENIZER,
+    PreparedText,
+    install_prepared,
+    load_prepared,
+    token_type,
+    work_folder,
+)
 from tiewise.training.data.documents import SPLITS, decode, open_text
 from tiewise.training.data.tokenizer import EOS
 
@@ -44,7 +51,7 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
     parts = word_files(corpus, files)
     folder = Path(folder)
     try:
-        with building(folder) as work:
+        with work_folder(folder) as work:
             report_progress(KIND, 0, 1)
             words = _count_words(parts[0])
             dtype = token_type(len(words))
@@ -69,7 +76,7 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
 def _count_words(part: WordFile) -> dict[str, int]:
     """Return the words of a training file by their ids, most frequent first, and `<unk>`."""
     counts: Counter[str] = Counter()
-    for line in lines(part):
+    for line in read_words(part):
         counts.update(line)
     if len(counts) < 2:
         raise DataError(f"{part.text} has no words", "give a training file with text in it")
@@ -99,7 +106,7 @@ def _write_split(path: Path, part: WordFile, words: dict[str, int], dtype: np.dt
     counts = dict.fromkeys(("tokens", "documents", "characters", "bytes"), 0)
     unknown: Counter[str] = Counter()
     with path.open("wb") as out:
-        rows = lines(part)
+        rows = read_words(part)
         while batch := list(islice(rows, _LINES)):
             flat = [word for line in batch for word in line]
             ids = np.fromiter((words.get(word, -1) for word in flat), np.int64, len(flat))
@@ -124,7 +131,7 @@ class WordFile:
     text: str  # how that was written
 
 
-def lines(part: WordFile) -> Iterator[list[str]]:
+def read_words(part: WordFile) -> Iterator[list[str]]:
     """Yield the words of each line, `<eos>` last; a DataError for a file that cannot be read or is no text."""
     with open_text(part.path) as file:
         for number, line in enumerate(_lines_of(file, str(part.path))):

@@ -1,10 +1,10 @@
-"""ALBERTs, pretrained on masked words and pairs of sentences, with every choice of what their layers share open.
+"""ALBERTs, pretrained on masked words and sentence pairs, with a choice of shared layers.
 
-An arm is a boundary, and what its layers share where that is not the run's `share`: `factored:64+share=ffn`,
-`tied+share=all:groups=2`. Its boundary's width is that of the three tables, its projections are the maps:
+An arm is a boundary, and optionally its layer sharing, if that differs from the run's `share`: `factored:64+share=ffn`,
+`tied+share=all:groups=2`. The boundary's width is that of the three tables. The model's projections are its maps:
 
-factored:64            E = 64, one table and its projection: ALBERT; factored-untied:64 has two tables
-tied, untied, …        E = the run's `embedding`, or H, where no projection is needed
+factored:64            E = 64, one table and its projection: ALBERT; factored-untied:64 has two tables tied, untied, …
+E = the run's `embedding`, or H, which needs no projection
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiewise.planning.first_loss import first_step
 from tiewise.training.built_models import TABLES
 from tiewise.training.data.corpus import PreparedText, prepare
 from tiewise.training.data.sentence_pairs import OBJECTIVES, Packing
-from tiewise.training.data.training_rows import Masking, PairRows, mark, split_sentences
+from tiewise.training.data.training_rows import Masking, PairRows, add_marks, split_sentences
 from tiewise.training.measures import JudgedPredictions, MeasuredSplit, evaluating, measure_shares
 from tiewise.training.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training.optimizers import Lamb, lamb_groups
@@ -42,15 +42,15 @@ from tiewise.training.run import Kind, check_rows
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
-ACCURACIES = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
-CURVE_ROWS = 64  # of the validation split, behind each point of a curve
-SAMPLE = 256  # predicted tokens of a micro-batch behind a logged training accuracy
-_BATCH = 16  # rows of a forward pass that measures
-MEASURED_SEED = 20_191  # of the rows that models are measured on: the same for all arms and seeds
-ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows
+ACCURACIES = "pretraining.json"  # file of a run: accuracies on tokens and pairs, with intervals
+CURVE_ROWS = 64  # validation rows per point of a curve
+SAMPLE = 256  # predicted tokens of a micro-batch for the logged training accuracy
+_BATCH = 16  # rows of a forward pass of an evaluation
+MEASURED_SEED = 20_191  # seed of the evaluated rows, the same for all arms and seeds
+ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # a part of transformers' ACT2FN
 _CHOICES = {"objective": OBJECTIVES, "optimizer": ("lamb", "adamw"), "norm": ("before", "after"), "act": ACTS}
 _SHARE = "+share="
-_FACTORED = {"factored": "tied", "factored-untied": "untied"}  # by what is installed between the projections
+_FACTORED = {"factored": "tied", "factored-untied": "untied"}  # arm's kind → kind installed between projections
 _SHORTER = "leave it out; --steps makes them shorter"
 
 
@@ -58,21 +58,21 @@ _SHORTER = "leave it out; --steps makes them shorter"
 class AlbertOptions:
     """Settings of ALBERTs and their pretraining."""
 
-    share: str = "all"  # what layers share, in the written form of `SharingSpec`, in arms that do not say
-    embedding: int | None = None  # E of arms whose boundary does not say (`factored:64` does); None: `width`
-    inner: int | None = None  # width of the ffn; None: four times `width`
+    share: str = "all"  # `SharingSpec` of the layers, for arms without +share=
+    embedding: int | None = None  # E of arms whose boundary has no width (`factored:64` has); None: `width`
+    inner: int | None = None  # width of the feed-forward layers; None: four times `width`
     norm: str = "before"  # of the embeddings: before their projection, or after it
     act: str = "gelu_new"  # activation, by transformers' name
-    dropout: float = 0.0  # of embeddings, attention and what each sublayer adds
-    objective: str = "sop"  # of the pairs: sop, nsp, or none
-    in_order: float = 0.5  # share of pairs as in the text
+    dropout: float = 0.0  # dropout of embeddings, attention and each sublayer's output
+    objective: str = "sop"  # objective on pairs: sop, nsp, or none
+    in_order: float = 0.5  # share of pairs in the order of the text
     short: float = 0.1  # share of rows packed to a random shorter length
-    masking: float = 0.15  # share of tokens that are predicted
+    masking: float = 0.15  # share of predicted tokens
     longest: int = 3  # words of the longest masked run
     whole_words: bool = True  # mask words, not tokens
     optimizer: str = "lamb"  # or adamw; matrices decay by `weight_decay`, biases and norms do not
     warmup: float = 0.1  # share of the steps in which the rate rises, before it falls to 0, both linearly
-    clip: float = 1.0  # largest norm of the gradient; 0 leaves it
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
 
     @classmethod
     def of(cls, settings: Settings) -> AlbertOptions:
@@ -81,7 +81,10 @@ class AlbertOptions:
         return settings.kind_options
 
     def checked(self) -> AlbertOptions:
-        """Return these options, `share` in its canonical form."""
+        """Return these options with `share` in canonical form.
+
+        RunError: a value is out of range.
+        """
         for name, choices in _CHOICES.items():
             require_choice(self, name, choices)
         numbers = " ".join(item.name for item in fields(self) if isinstance(item.default, float))
@@ -89,41 +92,44 @@ class AlbertOptions:
         require(self, "embedding inner", lambda n: n >= 1, "use 1 or more")
         if self.dropout >= 1 or self.warmup > 1:
             raise RunError(f"dropout = {self.dropout}, warmup = {self.warmup}", "use shares below 1")
-        self.masks()  # refuses shares that cannot be masked
+        self.masks()  # raises for shares that cannot be masked
         return replace(self, share=str(SharingSpec.parse(self.share)))
 
     def masks(self) -> Masking:
-        """Return how tokens are masked."""
+        """Return the rules for masking tokens."""
         return Masking(share=self.masking, longest=self.longest, whole_words=self.whole_words)
 
     def packing(self, length: int, objective: str | None = None) -> Packing:
-        """Return how pairs are made, for this objective or another."""
+        """Return the rules for making pairs, for this objective or another."""
         return Packing(length, objective or self.objective, self.in_order, self.short)
 
     def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
         """Return (canonical name, boundary) of an arm."""
-        boundary, sharing = parts_of(text)
+        boundary, sharing = parse_arm(text)
         if sharing is None:
             return str(boundary), boundary
         return f"{boundary}{_SHARE}{sharing}", boundary
 
     def shared_arms(self, arms: Sequence[str], shares: Sequence[str]) -> tuple[str, ...]:
-        """Return every arm with every sharing, boundary by boundary."""
+        """Return every arm with every layer sharing, boundary by boundary."""
         for arm in arms:
             if _SHARE in arm:
                 raise SpecError(f"{arm} says itself what its layers share", "leave +share= out, or --share")
         return tuple(f"{arm}{_SHARE}{share}" for arm, share in product(arms, shares))
 
 
-def parts_of(arm: str) -> tuple[BoundarySpec, SharingSpec | None]:
-    """Return (boundary, what layers share; None where it does not say) of an arm. Raises SpecError."""
+def parse_arm(arm: str) -> tuple[BoundarySpec, SharingSpec | None]:
+    """Return (boundary, layer sharing) of an arm; None if it names no sharing.
+
+    Raises SpecError.
+    """
     boundary, marked, share = arm.partition(_SHARE)
     spec = BoundarySpec.parse(boundary)
     return spec, SharingSpec.parse(share) if marked else None
 
 
 class Alberts(Kind):
-    """Pretrained on any text, in sentences."""
+    """Runs on the sentences of any text."""
 
     backend = ALBERT_RUN
     where = "in an ALBERT run"
@@ -137,21 +143,24 @@ class Alberts(Kind):
     }
 
     def check(self, settings: Settings) -> AlbertOptions:
-        """Refuse what cannot be packed, too."""
+        """Refuse, too, rows that are too short to pack."""
         super().check(settings)
         options = AlbertOptions.of(settings).checked()
         options.packing(settings.length)
         return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Read a text in sentences, give its tokenizer its marks, and see that every split makes pairs."""
+        """Read a text in sentences, add marks to its tokenizer, and check every split.
+
+        A split must make pairs.
+        """
         s = settings
         for arm in s.specs():
             arm_config(s, arm, 8)
-        text = mark(prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, apart=True))
+        text = add_marks(prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, apart=True))
         for split in ("heldout", "train"):
             try:
-                rows = rows_of(s, text, split, seed=1)
+                rows = make_rows(s, text, split, seed=1)
             except DataError as error:
                 raise DataError(f"{split}: {error.problem}", error.remedy) from None
         check_rows(s, len(rows), f"makes {len(rows)} training rows")
@@ -164,21 +173,24 @@ class Alberts(Kind):
         seed_generators(job.seed)
         model: Any = OpenAlbertForPreTraining(arm_config(job.settings, job.arm, job.text.vocab, **marks))
         seed_generators(job.seed + TABLES)
-        return install(model, _between(job.spec))
+        return install(model, _inner_boundary(job.spec))
 
     def table_std(self, job: Job) -> float:
-        """Return the config's, where neither boundary nor run say."""
+        """Return the scale of the boundary, else of the run, else of the config."""
         return job.spec.init or job.settings.init or OpenAlbertConfig.initializer_range
 
     def first_loss(self, job: Job) -> float:
-        """Return it without a token's own logit: the head starts with a random dense layer."""
+        """Return the first loss without a token's logit for itself.
+
+        The head starts with a random dense layer.
+        """
         width = arm_config(job.settings, job.arm, job.text.vocab).embedding_size
-        return first_step(_between(job.spec), job.text.vocab, width, self.table_std(job)).compute()[0]
+        return first_step(_inner_boundary(job.spec), job.text.vocab, width, self.table_std(job)).compute()[0]
 
     def trainer(self, job: Job, installed: Installed) -> PretrainingTrainer:
-        """Make the trainer."""
+        """Make the Trainer."""
         s, options = job.settings, AlbertOptions.of(job.settings)
-        rows = rows_of(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate)
+        rows = make_rows(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate)
         changes: dict[str, Any] = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "linear"}
         changes |= {"warmup_steps": round(options.warmup * s.steps), "max_grad_norm": options.clip}
         optimizer = _make_optimizer(installed, s)
@@ -186,16 +198,19 @@ class Alberts(Kind):
         return PretrainingTrainer(installed, optimizers=(optimizer, None), **parts)
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
-        """Evaluate rows of a split: on the run's own objective, a finished model's validation rows on both."""
+        """Evaluate rows of a split on the run's objective.
+
+        The validation rows of a finished model are evaluated on both objectives.
+        """
         s = job.settings
         objectives: tuple[str, ...] = (AlbertOptions.of(s).objective,)
         if split == job.split and not point:
             objectives += ("sop", "nsp")
         most = CURVE_ROWS if point else max(1, s.measured // s.length)
-        return measure_pretrained(installed, measured_rows(job, split, objectives, most), job.text.counts)
+        return measure_pretrained(installed, evaluation_rows(job, split, objectives, most), job.text.counts)
 
     def point(self, job: Job, installed: Installed) -> dict[str, float]:
-        """Measure the run's own objective, accuracies too."""
+        """Measure the run's objective, with accuracies."""
         split = self.measure(job, installed, job.split, point=True)
         tokens, *pairs = split.shares.values()
         values = {"heldout_nll": split.nll, "heldout_accuracy": tokens.share}
@@ -204,7 +219,7 @@ class Alberts(Kind):
         return values
 
     def parameters(self, installed: Installed) -> dict[str, int]:
-        """Count the body's by attention, ffn and the rest."""
+        """Count parameters, with those of the body by attention, ffn and the rest."""
         counts = super().parameters(installed)
         rest = counts.pop("body")
         for name in ("attention", "ffn"):
@@ -223,38 +238,41 @@ def _make_optimizer(installed: Installed, settings: Settings) -> torch.optim.Opt
     groups = lamb_groups(installed.model, settings.weight_decay)  # biases and norms: no decay and no trust ratio
     if AlbertOptions.of(settings).optimizer == "lamb":
         return Lamb(groups, lr=settings.learning_rate)
-    # AdamW keeps a group's `adapt` and asks nothing of it
+    # AdamW ignores a group's `adapt`
     return torch.optim.AdamW(groups, lr=settings.learning_rate, eps=1e-6)
 
 
-def rows_of(
+def make_rows(
     settings: Settings, text: PreparedText, split: str, *, seed: int, count: int | None = None, objective: str = ""
 ) -> PairRows:
-    """Make the rows of a split that a run's settings ask for, from `seed`."""
+    """Make the rows of a split for a run's settings, drawn from `seed`."""
     options = AlbertOptions.of(settings)
     packing = options.packing(settings.length, objective)
     most: int | None = 8 * settings.measured
-    if split == "train" and count is not None:  # rows to train on
+    if split == "train" and count is not None:  # training rows use the full split
         most = None
     sentences = split_sentences(text, split, most)
     return PairRows(sentences, packing, options.masks(), seed=seed, count=count)
 
 
-@lru_cache(1)  # the points of a curve ask for the same
-def measured_rows(job: Job, split: str, objectives: tuple[str, ...], most: int) -> dict[str, PairRows]:
-    """Return up to `most` rows of a split for each objective, always the same ones."""
+@lru_cache(1)  # every point of a curve has the same rows
+def evaluation_rows(job: Job, split: str, objectives: tuple[str, ...], most: int) -> dict[str, PairRows]:
+    """Return up to `most` rows of a split for each objective, the same at every call."""
     by_objective = {}
     for objective in objectives:
-        rows = rows_of(job.settings, job.text, split, seed=MEASURED_SEED, objective=objective)
+        rows = make_rows(job.settings, job.text, split, seed=MEASURED_SEED, objective=objective)
         rows.count = min(most, len(rows))
         by_objective[objective] = rows
     return by_objective
 
 
 def arm_config(settings: Settings, arm: str, vocab: int, **marks: int | None) -> OpenAlbertConfig:
-    """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names."""
+    """Return the configuration of an arm's model.
+
+    `marks` are the ids of special tokens by the config's names.
+    """
     options = AlbertOptions.of(settings)
-    boundary, share = parts_of(arm)
+    boundary, share = parse_arm(arm)
     width = options.embedding or settings.width
     is_factored = boundary.kind in _FACTORED
     if is_factored:
@@ -282,20 +300,26 @@ def arm_config(settings: Settings, arm: str, vocab: int, **marks: int | None) ->
     )
 
 
-def _between(spec: BoundarySpec) -> BoundarySpec:
-    """Return what is installed between ALBERT's own projections, which are a factored boundary's maps."""
+def _inner_boundary(spec: BoundarySpec) -> BoundarySpec:
+    """Return the boundary to install between ALBERT's projections.
+
+    The projections are the maps of a factored boundary.
+    """
     if spec.kind not in _FACTORED:
         return spec.plainly()
     return replace(spec.plainly(), kind=_FACTORED[spec.kind], width=None, out_width=None)
 
 
 class PretrainingTrainer(TiewiseTrainer):
-    """Trains on `PairRows`, masked tokens and pairs, their losses summed; its logged loss is the masked tokens' nll."""
+    """Trainer on `PairRows`, whose loss is that of masked tokens plus that of pairs.
+
+    The logged loss is the masked tokens' nll.
+    """
 
     def loss_of(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Return the nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
+        """Return the nll of masked tokens plus that of pairs, means over the micro-batch."""
         chosen = inputs["labels"] != -100
         output = model(**inputs, predict=chosen)
         self.note(loss=output.mlm_loss.detach())
@@ -303,7 +327,7 @@ class PretrainingTrainer(TiewiseTrainer):
             right = output.pair_logits.detach().argmax(-1) == inputs["pair_labels"]
             self.note(pair_nll=output.pair_loss.detach(), pair_accuracy=right)
         if (self.state.global_step + 1) % self.args.logging_steps == 0:
-            with torch.no_grad():  # of the first predicted tokens: the fused loss computes no logits to ask
+            with torch.no_grad():  # logits of the first predicted tokens; the fused loss computes none
                 right = output.logits[:SAMPLE].argmax(-1) == inputs["labels"][chosen][:SAMPLE]
             self.note(train_accuracy=right)
         return self.share_of_step(output.loss, num_items_in_batch)
@@ -311,19 +335,22 @@ class PretrainingTrainer(TiewiseTrainer):
 
 @torch.no_grad()
 def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
-    """Evaluate rows by the objective of their pairs. `counts` [V] are of the training split."""
+    """Evaluate rows by the objective of their pairs; `counts` [V] are training counts."""
     predictions: dict[str, JudgedPredictions] = {}
     for objective, pair_rows in rows.items():
-        masked, pairs = _judged(installed, pair_rows)
-        if masked and MASKED not in predictions:  # every objective's rows have masked tokens: the first's count
+        masked, pairs = _predict_rows(installed, pair_rows)
+        if masked and MASKED not in predictions:  # use the masked tokens of the first objective's rows
             predictions[MASKED] = JudgedPredictions.joined(masked).cpu()
         if pairs:
             predictions[objective] = JudgedPredictions.joined(pairs).cpu()
     return measure_shares(predictions, counts)
 
 
-def _judged(installed: Installed, rows: PairRows) -> tuple[list[JudgedPredictions], list[JudgedPredictions]]:
-    """Return the predictions of masked tokens and of pairs, batch by batch; pairs without an objective have none."""
+def _predict_rows(installed: Installed, rows: PairRows) -> tuple[list[JudgedPredictions], list[JudgedPredictions]]:
+    """Return the predictions of masked tokens and of pairs, batch by batch.
+
+    Without an objective, there are none of pairs.
+    """
     device = installed.tables()[0].device
     masked, pairs = [], []
     with evaluating(installed.model):

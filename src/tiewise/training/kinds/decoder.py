@@ -1,4 +1,7 @@
-"""Decoders by PyTorch, what is trained where nothing else is asked for: a Llama, a GPT-2 or a `config.json`'s."""
+"""Decoders in PyTorch, the default kind of run.
+
+A decoder is a Llama, a GPT-2, or the model of a `config.json`.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +35,21 @@ from tiewise.training.run import Kind, prepare_blocks
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer
 
-# The width of the feed-forward layer, as families call it: what `match parameters` widens.
+# Names of the feed-forward width in families' configs; `match parameters` changes it.
 _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
-AT_ONCE = 4096  # tokens of a forward pass that measures
+AT_ONCE = 4096  # tokens of a forward pass of an evaluation
 
 
 class Decoders(Kind):
-    """Trained on blocks of any text, in an order that is the seed's, by AdamW with warm-up and a cosine."""
+    """Runs on blocks of any text, by AdamW with warm-up and a cosine.
+
+    The seed determines the order of the blocks.
+    """
 
     shards = True
 
     def check_processes(self, settings: Settings) -> None:
-        """Refuse attention heads, too, that the processes of --tp do not divide."""
+        """Refuse, too, attention heads that the processes of --tp do not divide."""
         super().check_processes(settings)
         sizes = ranks.sharded()
         if sizes is not None and sizes[2] > 1:
@@ -51,17 +57,17 @@ class Decoders(Kind):
                 body_plan(causal_model(settings, make_config(settings, vocab=1)), sizes[2])
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Read a text, and see that it has blocks enough."""
+        """Read a text, and check that it has enough blocks."""
         width = _hidden_size(make_config(settings, vocab=1))
         for spec in settings.specs().values():
-            spec.maps(width)  # refuses a boundary that this width cannot have
+            spec.maps(width)  # raises for a boundary that this width cannot have
         return prepare_blocks(settings, folder)
 
     def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
-        """Return None where arms are matched by width, else the width that brings every total to the largest.
+        """Return the width that gives every arm the total of the largest arm.
 
-        What an arm's boundary saves compared with the largest boundary is spent on its body: parameters, or operations
-        of a token, of which each matrix but a lookup's table takes as many as it has entries.
+        None: arms are matched by width. The total counts parameters, or operations per token. Each matrix but an input
+        table takes as many operations as it has entries. An arm with a smaller boundary gets a larger body.
         """
         specs = settings.specs()
         if settings.match == "width":
@@ -79,21 +85,24 @@ class Decoders(Kind):
         return {name: width + round((largest - size) / per_width) for name, size in sizes.items()}
 
     def build(self, job: Job) -> Installed:
-        """Build it with both tables drawn N(0, std²), independently where there are two."""
+        """Build the model with tables drawn N(0, std²), two tables independently."""
         config = make_config(job.settings, job.text.vocab, job.feed_forward)
         return build_with_random_tables(job, partial(causal_model, job.settings, config), self.table_std(job))
 
     def table_std(self, job: Job) -> float:
-        """Return the boundary's own, else the run's, else the sound one for this width."""
+        """Return the boundary's scale, else the run's, else the sound one for this width."""
         width = _hidden_size(make_config(job.settings, job.text.vocab))
         return job.spec.init or job.settings.init or sound_std(width)
 
     def first_loss(self, job: Job) -> float:
-        """Return what `plan` predicts; bodies that it does not follow are taken to know nothing."""
+        """Return the loss that `plan` predicts.
+
+        A body that `plan` does not follow is taken to predict nothing.
+        """
         s, config = job.settings, make_config(job.settings, job.text.vocab, job.feed_forward)
         width = _hidden_size(config)
         body: FreshBody | None = None
-        if s.model == "llama":  # ours, and known without the readers of every family
+        if s.model == "llama":  # built here, so its body needs no reader of configs
             ffn, heads = config.intermediate_size, s.heads
             body = replace(small_decoder(width), layers=s.layers, ffn=ffn, heads=heads, head_dim=width // heads)
         else:
@@ -107,7 +116,7 @@ class Decoders(Kind):
         return TiewiseTrainer(installed, **self.trainer_parts(job, installed, rows))
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
-        """Evaluate blocks: of training text as many as the validation split has."""
+        """Evaluate blocks; of training text as many as the validation split has."""
         length, blocks = job.settings.length, self.curve_blocks
         if not point:
             most = min(len(job.text.split(job.split)), job.settings.measured)
@@ -134,7 +143,10 @@ def _boundary_size(spec: BoundarySpec, vocab: int, width: int) -> int:
 
 
 def _operations(spec: BoundarySpec, vocab: int, width: int) -> int:
-    """Return the entries of a boundary's matrices that multiply every token: the output table and the maps."""
+    """Return the entries of the boundary's matrices that multiply every token.
+
+    These are the output table and the maps.
+    """
     table = vocab * spec.table_widths(width)[1]
     return table + sum(math.prod(shape) for shape in spec.map_shapes(width).values())
 
@@ -143,9 +155,10 @@ def _operations(spec: BoundarySpec, vocab: int, width: int) -> int:
 def measure(
     installed: Installed, tokens: np.ndarray, length: int, counts: np.ndarray, blocks: int | None = None
 ) -> MeasuredSplit:
-    """Evaluate contiguous blocks of `length` tokens (each predicts length − 1); `counts` [V] are training counts.
+    """Evaluate contiguous blocks of `length` tokens, each of which predicts length − 1.
 
-    At most so many `blocks`, spread evenly over the split; None takes all. The model is put back as it was.
+    At most `blocks` blocks are used, evenly spread over the split; None takes all. `counts` [V] are training counts.
+    The model's mode is restored.
     """
     rows = tokens[: len(tokens) // length * length].reshape(-1, length)
     count = len(rows)
@@ -153,7 +166,7 @@ def measure(
         count = min(blocks, count)
     if count == 0:
         return measure_by_frequency([], counts)
-    # evenly apart: texts are in the order of their sources, and starts are alike
+    # evenly spread: a text has the order of its sources, whose beginnings are alike
     chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // count].astype(np.int64))
     batches = torch.split(chosen, max(1, AT_ONCE // length))
     with evaluating(installed.model):
@@ -161,7 +174,10 @@ def measure(
 
 
 def _block_losses(installed: Installed, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (losses, targets) [n] of every token of blocks [B, T] but each first; no logits are made."""
+    """Return (losses, targets) [n] of all tokens of blocks [B, T] except each first.
+
+    No logits are computed.
+    """
     ids = ids.to(installed.tables()[0].device)
     with installed.deferred():
         logits = installed.model(input_ids=ids, use_cache=False).logits[:, :-1, :]
@@ -173,7 +189,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
     """Configure the body; `feed_forward` overrides the width of its feed-forward layers."""
     width = settings.width
     of_family: dict[str, dict[str, Any]] = {
-        # 8/3·D, rounded to 8, where a gated layer has three matrices and others have two of 4·D
+        # 8/3·D, rounded to a multiple of 8: a gated layer has three matrices, where others have two of width 4·D
         "llama": {"intermediate_size": feed_forward or max(8, round(width * 8 / 3 / 8) * 8)},
         "gpt2": {"n_inner": feed_forward or 4 * width, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     }
@@ -195,7 +211,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
 
 
 def _config_of_file(settings: Settings, vocab: int, feed_forward: int | None) -> Any:
-    """Configure the body as the `config.json` says that the settings name, with another vocabulary."""
+    """Configure the body by the settings' `config.json`, with another vocabulary."""
     path = Path(settings.model)
     if path.is_dir():
         path = path / "config.json"
@@ -233,7 +249,7 @@ def feed_forward_of(config: Any) -> tuple[str, int]:
     for name in _FEED_FORWARD:
         width = getattr(config, name, "")
         if width is None and name == "n_inner" and hasattr(config, "n_embd"):
-            width = 4 * config.n_embd  # as GPT-2, GPT-J, CodeGen and GPT-BigCode have it
+            width = 4 * config.n_embd  # default of GPT-2, GPT-J, CodeGen and GPT-BigCode
         if isinstance(width, int):
             return name, width
     remedy = "use --match width with this model"

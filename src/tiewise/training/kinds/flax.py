@@ -1,10 +1,10 @@
-"""Decoders trained in JAX: the steps are taken by `tiewise.flax`, everything else is as for PyTorch's.
+"""Decoders trained in JAX by `tiewise.flax`; everything else is shared with PyTorch's.
 
     PyTorch's model of the arm → its weights → Flax decoder → Optax steps → the weights back → the same measures
 
-Both backends start an arm of a seed from the same numbers, are measured by the same code and leave the same results.
-A checkpoint is `checkpoint-<step>/` with its arrays and, as PyTorch's, `trainer_state.json`. It is made beside its
-place, every file of it flushed to the disk, and then renamed: a kill leaves the one before or the new one. Two stay.
+In both backends an arm of a seed starts from the same numbers, is measured by the same code and leaves the same
+results. A checkpoint is `checkpoint-<step>/` with its arrays and, as in PyTorch, `trainer_state.json`. It is written to
+a temporary folder, flushed to disk and renamed, so a kill leaves the old one or the new one. The newest two stay.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tiewise.training.settings import DECODER, Settings
 from tiewise.training.trainer import Interrupt, Job, logging_window
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
-MOST_CHECKPOINTS = 2  # checkpoints
+MOST_CHECKPOINTS = 2  # checkpoints that stay on disk
 _TORCH = "leave it out, or use the torch backend"
 
 
 class FlaxDecoders(Decoders):
-    """Llamas, by one process, with a boundary that stays."""
+    """Llamas trained by one process, with a boundary that does not change."""
 
     backend = FLAX_RUN
     where = "with the flax backend"
@@ -51,18 +51,21 @@ class FlaxDecoders(Decoders):
         "activation_checkpointing": (False, _TORCH),
     }
     alone = ("the flax backend", "start one, or use the torch backend")
-    side_by_side = False  # XLA takes all cores, whatever share a run has
+    side_by_side = False  # XLA uses all cores, whatever the run's share of threads
     packages = ("jax", "flax", "optax")
 
     def check(self, settings: Settings) -> None:
-        """Refuse boundaries that change, and vectors, too; this kind has no options."""
+        """Refuse, too, boundaries that change, and vectors; this kind has no options."""
         super().check(settings)
         for arm, spec in settings.specs().items():
             if spec != spec.plainly() or spec.vectors is not None:
                 raise RunError(f"{arm} with the flax backend", "schedules and vectors need the torch backend")
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
-        """Train in JAX, with checkpoints as often as PyTorch's, and give PyTorch's model the weights."""
+        """Train in JAX, and copy the weights to PyTorch's model.
+
+        Checkpoints are as frequent as PyTorch's.
+        """
         settings, torch_model, metrics = job.settings, installed.model, job.folder / METRICS
         fitting = make_fitting(job, torch_model)
         if checkpoint is not None:
@@ -81,11 +84,14 @@ class FlaxDecoders(Decoders):
                 if interrupt.pressed:
                     raise Interrupted(str(job.folder))
         state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
-        torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names
+        torch_model.load_state_dict(state, strict=False)  # lacks a tied head; `load_named` checked the names
         return fitting.timed, fitting.seconds
 
     def _line(self, job: Job, fitting: Fitting, point: TrainingPoint) -> dict[str, Any]:
-        """Return the line of `metrics.jsonl` for a point of the curve; a trial measures no held-out loss."""
+        """Return the line of `metrics.jsonl` for a point of the curve.
+
+        A trial has no held-out loss.
+        """
         line: dict[str, Any] = {"step": point.step, "train_nll": point.train_nll}
         if not job.trial:
             heldout_tokens = job.text.split(job.split)
@@ -96,7 +102,7 @@ class FlaxDecoders(Decoders):
 
 
 def make_fitting(job: Job, torch_model: Any) -> Fitting:
-    """Make the Flax decoder of a job, with the weights of PyTorch's, and what trains it."""
+    """Make the Flax decoder of a job with PyTorch's weights, and its trainer."""
     s = job.settings
     sizes = (job.text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
     model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
@@ -122,7 +128,7 @@ def save_checkpoint(fitting: Fitting, folder: Path) -> None:
 
 
 def resume_from(fitting: Fitting, checkpoint: Path) -> None:
-    """Go on from a checkpoint."""
+    """Resume `fitting` from a checkpoint."""
     record = read_json(checkpoint / STATE).get("fitting")
     if record is None:
         raise CheckpointError(f"{checkpoint} is no checkpoint of the flax backend", "remove it to start the run again")

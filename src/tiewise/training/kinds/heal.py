@@ -1,10 +1,10 @@
-"""Healing: a rewritten model learns back what it lost, from the model that it was made of.
+"""Healing: a rewritten model learns from its original what the rewrite cost it.
 
-    same vocabulary      KL(teacher ‖ student) of every next token, fused: no logits of either exist; where one of the
+    same vocabulary      KL(teacher ‖ student) of every next token, fused: logits of neither are stored. If one of the
                          two has padding rows that the other lacks, over the rows that both have
-    another vocabulary   cross-entropy on the text, for the teacher says nothing of these tokens
+    another vocabulary   cross-entropy on the text, since the teacher predicts other tokens
 
-Only the tables and their maps learn, or the whole model. Everything else is a decoder's run.
+Either the tables and their maps learn, or the whole model. Everything else is a decoder's run.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from tiewise.training.trainer import Job, TiewiseTrainer
 
 HEAL = "heal"  # this kind's name
 TABLES, ALL = "tables", "all"
-RATE, SEEN = 0.03, 4096  # of the root mean square of so many rows of the input table: the learning rate
-LENGTH = 128  # of blocks, where the model has as many positions
-LEAST_HELDOUT_CHARACTERS = 2000  # characters that a loss can be measured on
-_POSITIONS = ("max_position_embeddings", "n_positions")  # a config's names for their number
+RATE, SEEN = 0.03, 4096  # learning rate ÷ root mean square of the input table's first rows; number of rows
+LENGTH = 128  # tokens of a block, if the model has as many positions
+LEAST_HELDOUT_CHARACTERS = 2000  # fewest characters that a loss is measured on
+_POSITIONS = ("max_position_embeddings", "n_positions")  # config keys of the number of positions
 
 
 @dataclass(frozen=True)
 class HealOptions:
-    """Settings that a healing has beyond other runs; `model` is the folder of the model that is healed."""
+    """Settings of a healing alone; `model` is the folder of the model to heal."""
 
-    teacher: str = ""  # folder of the model that it was made of
-    what: str = TABLES  # what learns
+    teacher: str = ""  # folder of the model that it was rewritten from
+    what: str = TABLES  # parameters that learn: tables or all
 
     @classmethod
     def of(cls, settings: Settings) -> HealOptions:
@@ -57,16 +57,17 @@ class HealOptions:
         return settings.kind_options
 
 
-def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return the settings of a run that heals a model: folders, boundary, length, and a rate of its tables' scale.
+def healing_settings(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Return the settings of a run that heals a model.
 
-    Adam moves each number by about the learning rate in a step, whatever the gradient: 3 % of the numbers' own size.
+    These are its folders, boundary, length of blocks, and a learning rate of 3 % of its tables' root mean square. Adam
+    moves each number by about the learning rate in a step, whatever the gradient.
     """
     if model is None:
         raise RunError("no model to heal", "give its folder, and --teacher DIR, the folder of the model it was made of")
     if teacher is None:
         raise RunError("no teacher", f"give --teacher DIR (teacher= in Python), the model that {model} was made of")
-    path = os.path.abspath(model)  # whole, for a resume may be elsewhere
+    path = os.path.abspath(model)  # absolute, since a resume may start in another folder
     facts = Facts(open_folder(path))
     rows = require_readable_tables(facts, HEAL)[0].read(0, SEEN).astype(np.float64)
     root_mean_square = math.sqrt(np.square(rows).mean())
@@ -82,14 +83,14 @@ def healing(model: str | os.PathLike[str] | None, teacher: str | os.PathLike[str
 
 
 def _boundary_of(facts: Facts) -> str:
-    """Return the boundary of a checkpoint, in its written form."""
+    """Return the boundary of a checkpoint as a spec."""
     if facts.is_tiewise_type:
         return str(facts.config[SPEC])
     return "tied" if facts.tied else "untied"
 
 
 def _block_length(facts: Facts) -> int:
-    """Return the length of blocks: `LENGTH`, or the smallest limit that a level of the config names."""
+    """Return the tokens of a block: `LENGTH`, or the smallest limit in the config."""
     lengths = [LENGTH]
     for level in facts.levels.values():
         for key in _POSITIONS:
@@ -100,19 +101,19 @@ def _block_length(facts: Facts) -> int:
 
 
 class SharedVocabulary(NamedTuple):
-    """Rows that model and teacher both have, and whether one of them has padding rows beyond."""
+    """Rows that model and teacher both have, and whether one has padding rows beyond."""
 
     rows: int
     has_padding: bool
 
 
 def shared_vocabulary(settings: Settings) -> SharedVocabulary | None:
-    """Return the rows that model and teacher both have, if they have the same tokens; None if they do not.
+    """Return the rows that model and teacher both have; None if their tokens differ.
 
-    Rows beyond the shared ones are padding, which one of the two may have been given.
+    Rows beyond the shared ones are padding, which only one of the two has.
 
     Raises:
-        RunError: a token's row is not among the shared ones.
+        RunError: the shared rows lack a token.
     """
     paths = {"model": settings.model, "teacher": HealOptions.of(settings).teacher}
     facts = {name: Facts(open_folder(path)) for name, path in paths.items()}
@@ -132,7 +133,7 @@ def shared_vocabulary(settings: Settings) -> SharedVocabulary | None:
 
 
 class Heal(Decoders):
-    """A decoder that is there already, and another that teaches it."""
+    """Runs that train an existing decoder with another as teacher."""
 
     where = "in a healing"
     options = HealOptions
@@ -142,7 +143,7 @@ class Heal(Decoders):
     alone = ("a healing", "run it on one process")
 
     def check(self, settings: Settings) -> HealOptions:
-        """Return the options of a healing, whose two models are there."""
+        """Return the options of a healing, after a check that both models exist."""
         super().check(settings)
         options = HealOptions.of(settings)
         if settings.seed is None:
@@ -155,7 +156,7 @@ class Heal(Decoders):
         return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Read a text with the model's own tokenizer."""
+        """Read a text with the model's tokenizer."""
         text = prepare_blocks(settings, folder)
         heldout_characters = text.facts["splits"]["heldout"]["characters"]
         if heldout_characters < LEAST_HELDOUT_CHARACTERS:
@@ -164,7 +165,7 @@ class Heal(Decoders):
         return text
 
     def describe(self, settings: Settings, text: PreparedText) -> str:
-        """Say also what is learnt, and from what."""
+        """Return one line that also names the learning parameters and the target."""
         shared = shared_vocabulary(settings)
         if shared is None:
             how = "by cross-entropy on the text: its teacher has another vocabulary and says nothing of these tokens"
@@ -177,7 +178,7 @@ class Heal(Decoders):
         return f"{super().describe(settings, text)}; {learner}, {how}"
 
     def build(self, job: Job) -> Installed:
-        """Load the model in fp32; what does not learn is frozen."""
+        """Load the model in fp32, and freeze the parameters that do not learn."""
         installed = _load_installed(job.settings.model)
         _refuse_unfit(installed, job)
         if HealOptions.of(job.settings).what == TABLES:
@@ -192,11 +193,14 @@ class Heal(Decoders):
         return math.nan
 
     def first_loss(self, job: Job) -> float:
-        """Return nan: the first loss is measured, and not predicted."""
+        """Return nan: the first loss is measured, not predicted."""
         return math.nan
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
-        """Make a trainer that learns from the teacher if both have the same tokens, else a decoder's usual one."""
+        """Make a trainer that learns from the teacher if both have the same tokens.
+
+        Otherwise it is a decoder's trainer.
+        """
         shared = shared_vocabulary(job.settings)
         if shared is None:
             return super().trainer(job, installed)
@@ -214,7 +218,7 @@ def _load_installed(path: str) -> Installed:
 
 
 def _refuse_unfit(installed: Installed, job: Job) -> None:
-    """Refuse a model that has an encoder, or too few positions or rows for the job's text."""
+    """Refuse a model with an encoder, or with too few positions or rows for the text."""
     path, length = job.settings.model, job.settings.length
     config, rows = installed.model.config, len(installed.tables()[1])
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or length
@@ -229,13 +233,16 @@ def _refuse_unfit(installed: Installed, job: Job) -> None:
 
 
 class HealTrainer(TiewiseTrainer):
-    """Has the distribution of a teacher learnt instead of the text."""
+    """Trainer whose student learns a teacher's distribution instead of the text."""
 
     teacher: Installed
-    shared: int  # rows that both tables have; further ones are padding
+    shared: int  # number of rows that both tables have; further rows are padding
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return KL(teacher ‖ student) over the shared rows, the mean over all tokens that have a next one."""
+        """Return KL(teacher ‖ student) over the shared rows.
+
+        It is the mean over all tokens that have a next one.
+        """
         ids = inputs["input_ids"]
         with torch.no_grad(), self.teacher.deferred():
             teacher_logits = self.teacher.model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -256,7 +263,10 @@ class HealTrainer(TiewiseTrainer):
         return self.share_of_step(loss, kwargs.get("num_items_in_batch"))
 
     def _cut(self, rows: Tensor | None) -> Any:
-        """Return the shared rows of a table or a bias; the same tensor where it has no others."""
+        """Return the shared rows of a table or a bias.
+
+        Without other rows it is the same tensor.
+        """
         if rows is None or len(rows) == self.shared:
             return rows
         return rows[: self.shared]

@@ -1,13 +1,13 @@
-"""Recurrent language models on words, as Zaremba, Press & Wolf, Inan and Merity trained theirs.
+"""Recurrent language models on words, trained as by Zaremba, Press & Wolf, Inan and Merity.
 
-The hidden state is carried from step to step, detached, begins anew with every epoch, and is saved in every checkpoint
-beside the optimizer's: a resumed run is the uninterrupted one. How the rate falls, when averaging begins and which
-weights are kept is decided at the ends of epochs:
+The hidden state is carried from step to step, detached, starts at zero in every epoch, and is saved in every checkpoint
+with the optimizer's state: a resumed run equals the uninterrupted one. The end of an epoch decides how the rate falls,
+when averaging starts and which weights are retained:
 
-anneal: epochs     rate · decay^max(0, e − n) in epoch e (from 1), n = decay_after        Zaremba et al. 2014
-anneal: plateau    rate · decay^k after k epochs whose validation nll was not the lowest so far
-vary_length        every step's rate in proportion to its length                        Merity et al. 2018, §4.1
-average_patience   averaging begins when the validation nll is above the lowest of all but the last n epochs
+anneal: epochs     rate · decay^max(0, e − n) in epoch e (from 1), n = decay_after        Zaremba et al. 2014 anneal:
+plateau    rate · decay^k after k epochs whose validation nll was not the lowest so far vary_length        every step's
+rate in proportion to its length                        Merity et al. 2018, §4.1 average_patience   averaging starts
+when the validation nll is above the lowest of all but the last n epochs
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tiewise.training.streams import Steps, measure_streams
 from tiewise.training.trainer import CheckpointedCallback, Job, TiewiseTrainer
 
 CELLS = ("lstm", "gru", "tanh", "relu")
-BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
-CURVE_WORDS = 8_000  # of the validation split, behind each point of a curve
-ALL = 1_000_000_000  # steps of a run whose number is not limited: its epochs have fewer
+BEST, CARRIED = "best.pt", "carried.pt"  # best weights, in a run's folder until it ends; state, in each checkpoint
+CURVE_WORDS = 8_000  # validation words per point of a curve
+ALL = 1_000_000_000  # `steps` of a run that only its epochs limit
 _CHOICES = {
     "bias": ("one", "two"),
     "optimizer": ("sgd", "adamw"),
@@ -62,36 +62,36 @@ class RecurrentOptions:
     """Settings of recurrent models, their training and their objective."""
 
     embedding: int | None = None  # width E of the lookup's vectors; None: the hidden width, `width`
-    inner: int | None = None  # width of all layers but the last, which gives what the head reads; None: `width`
-    bias: str = "two"  # biases of each gate, one as papers count or two as fused kernels have them
+    inner: int | None = None  # width of all layers but the last, which the head reads; None: `width`
+    bias: str = "two"  # biases of each gate: one as in papers, or two as in fused kernels
     dropout_embedding: float = 0.0  # share of words whose whole vector is dropped for a step
     dropout_input: float = 0.0  # dropout of the looked-up vectors
     dropout_between: float = 0.0  # dropout between layers
-    dropout_output: float = 0.0  # dropout of what the head reads
+    dropout_output: float = 0.0  # dropout of the head's input
     dropout_recurrent: float = 0.0  # dropout of h before its matrix, one mask per sequence
     weight_drop: float = 0.0  # dropout of the hidden-to-hidden matrices
     variational: bool = False  # one dropout mask for all positions of a sequence, not one for each
     activation: float = 0.0  # coefficient of AWD-LSTM's activation regularisation (AR), on the mean squared output
     slowness: float = 0.0  # coefficient of its temporal one (TAR), on the mean squared change from step to step
-    start: float = 0.1  # a of the uniform ±a that all weights start from
+    start: float = 0.1  # initial weights are uniform within ± this
     start_body: float = 0.0  # the same of the recurrent layers alone; 0: as `start`
-    output_bias: bool = True  # whether the softmax has a bias of its own
+    output_bias: bool = True  # True for a bias of the output head
     files: tuple[str, ...] = ()  # training, validation and test file; empty: train.txt, valid.txt, test.txt
     epochs: int = 6  # passes over the training file
     vary_length: bool = False  # draw each step's length around `length` (half of it once in twenty), and scale the rate
     optimizer: str = "sgd"  # without momentum, or adamw
-    # what is differentiated and clipped: the mean over all words (mean), or the mean over streams of the sum over
+    # differentiated and clipped loss: the mean over all words (mean), or the mean over streams of the sum over
     # positions (time), which is `length` times as large
     objective: str = "mean"
-    clip: float = 0.25  # largest norm of the gradient; 0 leaves it
+    clip: float = 0.25  # largest norm of the gradient; 0: no clipping
     anneal: str = "epochs"  # `decay` after every epoch, or after each that did not lower the validation nll (plateau)
     decay: float = 1.0  # factor on the learning rate
     decay_after: int = 0  # epochs at the full rate, for `anneal: epochs`
     average_patience: int = 0  # n of NT-ASGD; 0 never averages
-    keep: str = "last"  # the weights that a run ends with: of the last epoch, or of the best by validation nll
+    keep: str = "last"  # final weights: those of the last epoch, or of the best by validation nll
     augment: float = 0.0  # α of the augmented loss; 0 is plain cross-entropy
     temperature: float = 10.0  # τ of the augmented loss
-    parallel: int = 10  # streams that a split is measured in, side by side; each word counts once
+    parallel: int = 10  # parallel streams of an evaluated split; each word counts once
 
     @classmethod
     def of(cls, settings: Settings) -> RecurrentOptions:
@@ -100,7 +100,7 @@ class RecurrentOptions:
         return settings.kind_options
 
     def check(self) -> None:
-        """Refuse values out of range. Raises RunError."""
+        """Raise RunError for values out of range."""
         for name, choices in _CHOICES.items():
             require(self, name, choices.__contains__, f"choose {' or '.join(choices)}")
         numbers = [item.name for item in fields(self) if isinstance(item.default, float)]
@@ -113,12 +113,12 @@ class RecurrentOptions:
         require(self, others, lambda x: x >= 0, "use zero or a positive number")
 
     def validates_epochs(self) -> bool:
-        """Return whether something depends on the validation nll after each epoch."""
+        """Return whether a setting needs the validation nll after each epoch."""
         return self.anneal == "plateau" or self.average_patience > 0 or self.keep == "best"
 
 
 class Annealing(CheckpointedCallback):
-    """Sets the rate before every step of a run, and validates after every epoch where something depends on it."""
+    """Callback that sets the rate of every step and validates after every epoch if needed."""
 
     checkpointed = ("validations", "cuts")
 
@@ -126,8 +126,8 @@ class Annealing(CheckpointedCallback):
         self.job, self.installed, self.steps = job, installed, steps
         self.options = RecurrentOptions.of(job.settings)
         self.validations: list[float] = []  # nll after each epoch
-        self.cuts = 0  # epochs that did not lower it
-        self.rate = job.settings.learning_rate  # of the step at hand, as logs say it
+        self.cuts = 0  # epochs that did not lower the validation nll
+        self.rate = job.settings.learning_rate  # rate of the current step, for the log
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Set the rate of this step."""
@@ -147,7 +147,7 @@ class Annealing(CheckpointedCallback):
         return float(settings.learning_rate * options.decay**power * part)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Validate at the end of an epoch, and decide about the rate, the weights and averaging."""
+        """Validate at the end of an epoch, and update the rate, the best weights and averaging."""
         if not self.options.validates_epochs() or not self.steps.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
@@ -166,7 +166,7 @@ class Annealing(CheckpointedCallback):
             optimizer.average()
 
     def _validation_nll(self) -> float:
-        """Measure the validation file; a diverged epoch is the worst, as a number, for JSON has no infinity."""
+        """Return the nll of the validation file; 1e30 if it is not finite, for JSON."""
         text = self.job.text
         nll = measure_streams(self.installed, text.split("tune"), text.counts, self.options.parallel).nll
         return nll if math.isfinite(nll) else 1e30
@@ -177,7 +177,10 @@ class Annealing(CheckpointedCallback):
 
 
 class StatefulTrainer(TiewiseTrainer):
-    """Trains on `tiewise.training.streams.Steps` in order; its logged loss is the mean nll of the window's words."""
+    """Trainer on `tiewise.training.streams.Steps` in order.
+
+    The logged loss is the mean nll of the window's words.
+    """
 
     def __init__(self, installed: Installed, annealing: Annealing, **kwargs: Any) -> None:
         super().__init__(installed, data_collator=itemgetter(0), **kwargs)  # a step is a batch already
@@ -185,7 +188,7 @@ class StatefulTrainer(TiewiseTrainer):
         self.carried: State | None = None
 
     def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the loss of one step from the carried state, and carry the state that it leaves."""
+        """Return the loss of one step from the carried state, and carry the new state."""
         options, labels = self.annealing.options, inputs["labels"]
         state = self.carried
         if bool(inputs["begins"]):
@@ -194,7 +197,7 @@ class StatefulTrainer(TiewiseTrainer):
         with self.installed.deferred():
             output = model(input_ids=inputs["input_ids"], state=state)
             logits = output.logits.reshape(-1, output.logits.shape[-1])
-            with torch.set_grad_enabled(not options.augment):  # or it is logged alone
+            with torch.set_grad_enabled(not options.augment):  # with the augmented loss, nll is only logged
                 nll = F.cross_entropy(logits, targets)
             loss = nll
             if options.augment:
@@ -209,7 +212,7 @@ class StatefulTrainer(TiewiseTrainer):
 
     def _augmented_loss(self, logits: Any, targets: Tensor) -> Tensor:
         """Return the augmented loss of deferred logits [n, V] at targets [n]."""
-        scale, bias, softcap = logits.fold  # what the boundary makes of hidden · tableᵀ
+        scale, bias, softcap = logits.fold  # logits = fold of hidden · tableᵀ
         if softcap is not None:
             raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
         hidden = logits.hidden
@@ -235,7 +238,10 @@ class StatefulTrainer(TiewiseTrainer):
 
 
 class RecurrentModels(Kind):
-    """Trained by a recipe, on a corpus that has a file for each split, by one process that carries the state."""
+    """Runs of a recipe on a corpus with a file for each split.
+
+    One process trains, since the state is carried.
+    """
 
     where = "in a recurrent run"
     options = RecurrentOptions
@@ -252,7 +258,7 @@ class RecurrentModels(Kind):
     leftovers = ("checkpoint-*", BEST)
 
     def check(self, settings: Settings) -> RecurrentOptions:
-        """Refuse what a recipe's run cannot have."""
+        """Refuse, too, settings that the run of a recipe cannot have."""
         super().check(settings)
         options = RecurrentOptions.of(settings)
         options.check()
@@ -268,18 +274,18 @@ class RecurrentModels(Kind):
         return options
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Read the corpus' words."""
+        """Read the words of the corpus."""
         recurrent_config(settings, 1)
         for spec in settings.specs().values():
             spec.maps(settings.width)
         return prepare_words(settings.text[0], folder, RecurrentOptions.of(settings).files)
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
-        """Return the steps of the first seed: its epochs, or as many of their steps as are asked for."""
+        """Return the steps of the first seed: its epochs, or `steps` if fewer."""
         return len(run_steps(settings, text, 1))
 
     def describe(self, settings: Settings, text: PreparedText) -> str:
-        """Say which files, how many words, and how many of them training does not have."""
+        """Return one line with the files, their words, and the shares that training lacks."""
         sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
         shares = ", ".join(f"{unknown_share(text.facts, name):.2%} of {name}" for name in ("tune", "heldout"))
         vocabulary = f"vocabulary {text.vocab:,}; <unk> for words that training does not have: {shares}"
@@ -287,7 +293,7 @@ class RecurrentModels(Kind):
         return f"text: {settings.text[0]} ({files}); words: {sizes}; {vocabulary}; {settings.steps:,} steps"
 
     def build(self, job: Job) -> Installed:
-        """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
+        """Build `RNNLM` with uniform weights, unless the boundary has a scale for its tables."""
         reach = None
         if job.spec.init is None:
             reach = RecurrentOptions.of(job.settings).start
@@ -295,18 +301,21 @@ class RecurrentModels(Kind):
         return build_with_random_tables(job, make, self.table_std(job), reach)
 
     def table_std(self, job: Job) -> float:
-        """Return that of the uniform, where the boundary does not say."""
+        """Return the boundary's scale, else that of the uniform distribution."""
         return job.spec.init or float(RecurrentOptions.of(job.settings).start / math.sqrt(3))
 
     def first_loss(self, job: Job) -> float:
-        """Return ln V: a state that starts at zero says nothing of any word."""
+        """Return ln V: the zero state predicts no word."""
         return math.log(job.text.vocab)
 
     def trainer(self, job: Job, installed: Installed) -> StatefulTrainer:
-        """Make the trainer and what sets its rate; decay is of all weights alike, as the papers' code has it."""
+        """Make the trainer and the callback that sets its rate.
+
+        All weights decay alike, as in the papers' code.
+        """
         s, options = job.settings, RecurrentOptions.of(job.settings)
         steps = run_steps(s, job.text, job.seed)
-        job = replace(job, settings=replace(s, steps=len(steps)))  # of varied lengths, another seed has more or fewer
+        job = replace(job, settings=replace(s, steps=len(steps)))  # varied lengths: the steps depend on the seed
         weights = [p for p in installed.model.parameters() if p.requires_grad]
         optimizer: torch.optim.Optimizer
         if options.optimizer == "sgd":
@@ -321,7 +330,7 @@ class RecurrentModels(Kind):
         return StatefulTrainer(installed, annealing, optimizers=(optimizer, None), **parts)
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
-        """Train; the model ends with the weights of its best epoch, where it kept them."""
+        """Train, and load the weights of the best epoch if they were saved."""
         timed = super().fit(job, installed, checkpoint, step)
         best = job.folder / BEST
         if RecurrentOptions.of(job.settings).keep == "best" and best.is_file():
@@ -330,7 +339,10 @@ class RecurrentModels(Kind):
         return timed
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
-        """Evaluate a split from its beginning: of training text a part, as the papers do all of any other."""
+        """Evaluate a split from its beginning: all of it, but a part of training text.
+
+        The papers evaluate the full split, too.
+        """
         most: int | None = None
         if point:
             most = CURVE_WORDS
@@ -340,20 +352,20 @@ class RecurrentModels(Kind):
         return measure_streams(installed, job.text.split(split), job.text.counts, parallel, most)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
-        """Return the words predicted up to and with each step [steps]."""
+        """Return the words predicted up to and including each step [steps]."""
         return run_steps(job.settings, job.text, job.seed).words()
 
     def moments(self, job: Job) -> int:
-        """Return Adam's two, or the mean where SGD may come to average."""
+        """Return Adam's two, or one mean if SGD may average."""
         options = RecurrentOptions.of(job.settings)
         return 2 if options.optimizer == "adamw" else int(options.average_patience > 0)
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
-        """Return the settings, and which of them are not the recipe's."""
+        """Return the settings, and which of them differ from the recipe."""
         shape = [name for name in SHAPE if name not in ("heads", "accumulate")]
         record: dict[str, Any] = {name: getattr(settings, name) for name in ("recipe", *shape, "bf16")}
         record |= vars(settings.kind_options)
-        steps, differ = run_steps(settings, text, 1), changed(settings)
+        steps, differ = run_steps(settings, text, 1), changed_settings(settings)
         if len(steps) < len(run_steps(replace(settings, steps=ALL), text, 1)):
             differ.append(f"steps={settings.steps}")
         words = int(steps.words()[-1])
@@ -387,14 +399,17 @@ def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
 
 
 def run_steps(settings: Settings, text: PreparedText, seed: int) -> Steps:
-    """Return the steps of one run: its epochs, or as many of their steps as `settings.steps`."""
+    """Return the steps of one run: its epochs, or `settings.steps` if fewer."""
     s, options = settings, RecurrentOptions.of(settings)
     vary = seed if options.vary_length else None
     return Steps(text.split("train"), s.batch, s.length, options.epochs, vary=vary, most=s.steps)
 
 
-def changed(settings: Settings) -> list[str]:
-    """Return settings that differ from their recipe's, or from the kind's, but for those that are left open to all."""
+def changed_settings(settings: Settings) -> list[str]:
+    """Return settings that differ from those of the recipe, or else of the kind.
+
+    Settings that every run may choose are left out.
+    """
     left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "kind_options", "files"}
     defaults = Settings.of(recipe(settings.recipe) if settings.recipe else {"kind": settings.kind})
     default_values, values = ({**vars(s), **vars(s.kind_options)} for s in (defaults, settings))

@@ -1,13 +1,13 @@
-"""Models that transformers does not have; importing this package teaches its auto classes to build and load them.
+"""Models that transformers lacks; importing this package registers them with its auto classes.
 
     import tiewise.models
     model = AutoModelForCausalLM.from_config(tiewise.models.RNNConfig(cell="lstm", hidden_size=200))
     installed = tiewise.install(model, "tied")
 
-Explicit, as `import tiewise.hf` is: importing `tiewise` alone registers nothing.
+The import is explicit, like `import tiewise.hf`: importing `tiewise` alone registers nothing.
 
-- `rnn`: the recurrent language model, its layers and what they drop.
-- `open_albert`: ALBERT with every choice open; weights from transformers'.
+- `rnn`: the recurrent language model, its layers and its dropout.
+- `open_albert`: ALBERT with every choice open, and conversion of weights from and to transformers.
 """
 
 from typing import Any

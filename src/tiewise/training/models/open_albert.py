@@ -1,4 +1,6 @@
-"""ALBERT (Lan et al. 2020, arXiv:1909.11942) with every choice open: widths, place of the norm, what layers share.
+"""ALBERT with a choice of widths, position of the norm, and layer sharing.
+
+Source: Lan et al. 2020, arXiv:1909.11942.
 
     from tiewise.models import OpenAlbertForPreTraining, from_hugging_face, preset, to_hugging_face
     model = OpenAlbertForPreTraining(preset("base", sharing="ffn"))    # or all, attention, none, all:groups=2, …
@@ -10,14 +12,14 @@
     e = norm((token + position + segment) · projection)                  norm after
     a = norm(x + attention(x))          y = norm(a + down(act(up(a))))
 
-Letters: V tokens, E width of the three tables, H hidden width, L layers. Which layers share is `config.sharing`, in the
-written form of `SharingSpec`; it stands in `config.json` as `tiewise.share_layers` writes it: both are one thing.
+Letters: V tokens, E width of the three tables, H hidden width, L layers. `config.sharing` is the `SharingSpec` of the
+layers as text. `config.json` stores it in the same form as a model of `tiewise.share_layers`.
 
-Encoder, pooler, a masked-token head whose decoder is the token table, and a head on pairs of segments: label 1 where
-the second follows the first in the text, 0 where they are swapped (SOP) or strangers (NSP). The second logit of
-transformers' ALBERT says "swapped": between the two the head's rows change places, and a
-label is 1 − label. Its classes norm before the projection, and share whole layers in
-runs (`all:groups=G`) or cycles (`all:cycle=N`): nothing else has a place there.
+The model has an encoder, a pooler, a masked-token head whose decoder is the token table, and a head on pairs of
+segments. A pair's label is 1 if the second segment follows the first in the text. It is 0 if they are swapped (SOP) or
+from different documents (NSP). The second logit of transformers' ALBERT means "swapped". Converting weights therefore
+swaps the rows of that head, and a label becomes 1 − label. The classes of transformers norm before the projection, and
+share full layers in runs (`all:groups=G`) or cycles (`all:cycle=N`); they support nothing else.
 """
 
 from __future__ import annotations
@@ -56,11 +58,18 @@ PRESETS = {
 class OpenAlbertConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no types
     """Config of `OpenAlbertModel` and the models around it.
 
-    `sharing="all"`, as a keyword or set later, says what the layers of a new model share; unless said they share
-    nothing.
+    Args:
+        sharing: a `SharingSpec` as text, such as "all" or "ffn", for the layers of a new model. It can also be set
+            later.
+            Without it layers share nothing.
+
+    The fields and their comments describe the other arguments.
 
     Raises:
-        SpecError: sizes or options that no model can have.
+        SpecError: no model can have these sizes or options.
+
+    >>> OpenAlbertConfig(hidden_size=8, num_attention_heads=2, sharing="ffn").sharing
+    'ffn'
     """
 
     model_type = "tiewise-albert"
@@ -72,8 +81,8 @@ class OpenAlbertConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  
     num_attention_heads: int = 12
     intermediate_size: int | None = None  # None: 4·H
     hidden_act: str = "gelu_new"
-    norm: str = "before"  # of the summed embeddings: before their projection to H, at width E, or after it, at width H
-    projection: bool = True  # False: none, for E = H
+    norm: str = "before"  # norm of the summed embeddings: before their projection to H, at width E, or after it
+    projection: bool = True  # False: no projection, which needs E = H
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
     classifier_dropout_prob: float = 0.1
@@ -110,12 +119,13 @@ class OpenAlbertConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  
 
     @property
     def sharing(self) -> str:
-        """What layers share."""
+        """Layer sharing, a `SharingSpec` as text."""
         entry = getattr(self, ENTRY, None)
         return "none" if entry is None else str(entry["spec"])
 
     @sharing.setter
     def sharing(self, text: SharingSpec | str) -> None:
+        """Set the layer sharing; SpecError if these layers cannot have it."""
         spec = SharingSpec.parse(text)
         if spec.kind == "none":
             self.__dict__.pop(ENTRY, None)
@@ -127,12 +137,21 @@ class OpenAlbertConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  
 
 
 def preset(name: str, **changes: Any) -> OpenAlbertConfig:
-    """Return the config of a published size (base, large, xlarge, xxlarge), one layer for all, with these changes.
+    """Return the config of a published size, with one layer's weights for all layers.
 
-    `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant that is often drawn.
+    Args:
+        name: "base", "large", "xlarge" or "xxlarge" (Lan et al. 2020, Table 1).
+        changes: fields of the config. `norm="after", hidden_act="gelu", vocab_size=30522` gives a variant that
+            descriptions of ALBERT often show.
+
+    Returns:
+        An `OpenAlbertConfig`.
 
     Raises:
-        SpecError: no such size.
+        SpecError: there is no such size.
+
+    >>> preset("base").hidden_size, preset("base", sharing="ffn").sharing
+    (768, 'ffn')
     """
     if name not in PRESETS:
         raise SpecError(f"no ALBERT of size {name[:40]!r}", f"choose one of {', '.join(PRESETS)}")
@@ -140,7 +159,7 @@ def preset(name: str, **changes: Any) -> OpenAlbertConfig:
 
 
 class AlbertEmbeddings(nn.Module):
-    """Three tables of width E, summed, normed and projected to H."""
+    """Sum of three tables of width E, with a norm and a projection to H."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -154,10 +173,12 @@ class AlbertEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids: Tensor, segments: Tensor | None, positions: Tensor | None) -> Tensor:
-        """Embed tokens [B, T] of segments [B, T] (all 0 unless given) at positions [.., T] (0 … T − 1): [B, T, H].
+        """Embed tokens [B, T] with their segments and positions; return [B, T, H].
+
+        `segments` [B, T] are 0 unless given, `positions` [.., T] are 0 … T − 1.
 
         Raises:
-            SpecError: more tokens than positions.
+            SpecError: there are more tokens than positions.
         """
         length, room = input_ids.shape[1], self.position.num_embeddings
         if positions is None:
@@ -175,7 +196,7 @@ class AlbertEmbeddings(nn.Module):
 
 
 class AlbertAttention(nn.Module):
-    """All tokens read all tokens that are not padding."""
+    """Self-attention of all tokens to all tokens that are not padding."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -188,7 +209,7 @@ class AlbertAttention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
-        """Map x [B, T, H] to [B, T, H]; `readable` bool [B, 1, 1, T]."""
+        """Map x [B, T, H] to [B, T, H]; `readable` is bool [B, 1, 1, T]."""
         q, k, v = (self._heads(part(x)) for part in (self.query, self.key, self.value))
         share = self.share if self.training else 0.0
         read = F.scaled_dot_product_attention(q, k, v, readable, share)
@@ -202,7 +223,7 @@ class AlbertAttention(nn.Module):
 
 
 class AlbertFeedForward(nn.Module):
-    """Two linear maps with an activation between."""
+    """Two linear maps with an activation between them."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -219,7 +240,7 @@ class AlbertFeedForward(nn.Module):
 
 
 class AlbertLayer(nn.Module):
-    """Attention, then ffn."""
+    """Attention, then feed-forward."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -234,9 +255,15 @@ class AlbertLayer(nn.Module):
 
 @dataclass
 class OpenAlbertOutput(ModelOutput):  # type: ignore[misc, unused-ignore]  # no types
-    """`loss` is the sum of `mlm_loss` and `pair_loss`, of those whose labels were given.
+    """Output of `OpenAlbertForPreTraining`.
 
-    `logits` are [B, T, V], or [M, V] of the M positions asked for; `pair_logits` [B, 2].
+    Attributes:
+        loss: sum of `mlm_loss` and `pair_loss`, as far as their labels were given, in nats.
+        logits: [B, T, V], or [M, V] of the M positions in `predict`.
+        pair_logits: [B, 2].
+        mlm_loss: mean nll of the masked tokens, in nats.
+        pair_loss: mean nll of the pairs, in nats.
+        hidden_states: input of the layers, and the output of each, [B, T, H]; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -248,7 +275,7 @@ class OpenAlbertOutput(ModelOutput):  # type: ignore[misc, unused-ignore]  # no 
 
 
 class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):  # type: ignore[misc, unused-ignore]  # no types
-    """What all ALBERTs have."""
+    """Base of all open ALBERTs."""
 
     config_class = OpenAlbertConfig
     base_model_prefix = "albert"
@@ -266,20 +293,29 @@ class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):  # type: ignore[mi
 
 
 class OpenAlbertModel(OpenAlbertPreTrainedModel):
-    """Encoder and pooler."""
+    """Encoder and pooler of an ALBERT.
+
+    Args:
+        config: an `OpenAlbertConfig`.
+
+    >>> import torch
+    >>> model = OpenAlbertModel(preset("base", hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
+    >>> model(torch.tensor([[2, 5, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 8])
+    """
 
     def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__(config)
         self.embeddings = AlbertEmbeddings(config)
         device = self.embeddings.token.weight.device
-        with torch.device("meta"):  # L layers of which most may be one: none takes room before it is known which
+        with torch.device("meta"):  # layers may share their weights, so no memory is allocated yet
             self.layers = nn.ModuleList(AlbertLayer(config) for _ in range(config.num_hidden_layers))
         entry = getattr(config, ENTRY, None)
         if entry is not None and not is_family_config(
             config
         ):  # a family's models build what their config names themselves
             build_shared(self, entry)
-        if device.type != "meta":  # room for every parameter that is left: what layers share stays shared
+        if device.type != "meta":  # allocate each remaining parameter once
             real = {id(old): nn.Parameter(torch.empty_like(old, device=device)) for old in self.layers.parameters()}
             self.layers = deepcopy(self.layers, real)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
@@ -295,16 +331,20 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
         output_hidden_states: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Encode tokens [B, T]: `last_hidden_state` [B, T, H], and `pooler_output` [B, H] of the first token.
+        """Encode tokens [B, T].
 
         Args:
-            attention_mask: [B, T], 0 where there is padding; None where there is none.
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 0 at padding; None without padding.
             token_type_ids: [B, T], 0 in the first segment and 1 in the second; None: all 0.
             position_ids: [.., T]; None: 0 … T − 1.
-            output_hidden_states: also return what enters the stack and what each layer gives.
+            output_hidden_states: also return the input of the layers and the output of each.
+
+        Returns:
+            `last_hidden_state` [B, T, H], and `pooler_output` [B, H] of the first token.
 
         Raises:
-            SpecError: more tokens than positions.
+            SpecError: there are more tokens than positions.
         """
         x = self.embeddings(input_ids, token_type_ids, position_ids)
         readable = None if attention_mask is None else attention_mask[:, None, None, :].bool()
@@ -317,7 +357,10 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
 
 
 class Predictions(nn.Module):
-    """Masked-token head: dense to width E, activation, norm, and the decoder, whose weight is the token table."""
+    """Masked-token head: dense layer to width E, activation, norm, decoder.
+
+    The decoder's weight is the token table.
+    """
 
     def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__()
@@ -327,14 +370,24 @@ class Predictions(nn.Module):
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Turn [.., H] into logits [.., V]."""
+        """Map hidden states [.., H] to logits [.., V]."""
         features = self.norm(self.act(self.dense(hidden)))
         logits: Tensor = self.decoder(features)
         return logits
 
 
 class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
-    """Encoder with both heads of pretraining."""
+    """Encoder with the heads on masked tokens and on pairs of segments.
+
+    Args:
+        config: an `OpenAlbertConfig`.
+
+    >>> import torch
+    >>> model = OpenAlbertForPreTraining(preset("base", hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
+    >>> output = model(torch.tensor([[2, 5, 3]]), pair_labels=torch.tensor([1]))
+    >>> output.logits.shape, output.pair_logits.shape
+    (torch.Size([1, 3, 30000]), torch.Size([1, 2]))
+    """
 
     _tied_weights_keys: ClassVar = {"predictions.decoder.weight": "albert.embeddings.token.weight"}
 
@@ -350,7 +403,7 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
         return self.predictions.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace it."""
+        """Replace the decoder of the masked-token head."""
         self.predictions.decoder = new_embeddings
 
     @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
@@ -365,12 +418,19 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
         predict: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Encode as `OpenAlbertModel`, and predict masked tokens and whether the second segment follows the first.
+        """Predict masked tokens, and whether the second segment follows the first.
 
         Args:
-            labels: [B, T], the tokens that were masked; -100 where nothing is to be predicted.
-            pair_labels: [B], 1 where the second segment follows the first in the text.
-            predict: bool [B, T]; give logits of these positions alone, which is all that a loss needs.
+            input_ids, attention_mask, token_type_ids, position_ids: as in `OpenAlbertModel`.
+            labels: [B, T], the tokens that were masked; -100 at positions without a target.
+            pair_labels: [B], 1 if the second segment follows the first in the text, else 0.
+            predict: bool [B, T]; return logits of these positions alone, which suffice for the loss.
+
+        Returns:
+            An `OpenAlbertOutput`.
+
+        Raises:
+            SpecError: there are more tokens than positions.
         """
         kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "return_dict": True}
         encoded = self.albert(input_ids, attention_mask, **kwargs)
@@ -388,7 +448,18 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
 
 
 class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
-    """Encoder with a head on labels. Labels are no tokens: this head is never tied, and `install` refuses it."""
+    """Encoder with a classification head.
+
+    Its labels are no tokens, so this head is never tied, and `install` refuses the model.
+
+    Args:
+        config: an `OpenAlbertConfig` with `num_labels`.
+
+    >>> import torch
+    >>> small = preset("base", hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_labels=3)
+    >>> OpenAlbertForSequenceClassification(small)(torch.tensor([[2, 5, 3]])).logits.shape
+    torch.Size([1, 3])
+    """
 
     def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__(config)
@@ -400,9 +471,14 @@ class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
 
     @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
-        """Score sequences [B, T]: logits [B, num_labels]; the loss is that of every transformers classifier.
+        """Score sequences [B, T]; return logits [B, num_labels] and the loss of the labels.
 
-        `labels`: [B] classes, [B] numbers where num_labels is 1, [B, num_labels] where several may hold.
+        The loss is that of every classifier of transformers.
+
+        Args:
+            input_ids: [B, T] token ids.
+            labels: [B] classes; [B] numbers if num_labels is 1; [B, num_labels] if several may apply.
+            kwargs: other arguments of `OpenAlbertModel`.
         """
         encoded = self.albert(input_ids, **kwargs, return_dict=True)
         logits = self.classifier(self.dropout(encoded.pooler_output))
@@ -413,17 +489,17 @@ class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
 
 # weights of transformers' ALBERT, both ways
 
-PAIRS = (
+CLASS_PAIRS = (
     (OpenAlbertForPreTraining, "AlbertForPreTraining"),
     (OpenAlbertForSequenceClassification, "AlbertForSequenceClassification"),
     (OpenAlbertModel, "AlbertModel"),
-    (OpenAlbertForPreTraining, "AlbertForMaskedLM"),  # back it goes as the first
+    (OpenAlbertForPreTraining, "AlbertForMaskedLM"),  # converts back to AlbertForPreTraining
 )
-_MAY_LACK = ("albert.pooler.", "pooler.", "pair.")  # of ours: a model for masked tokens alone has none of these
+_MAY_LACK = ("albert.pooler.", "pooler.", "pair.")  # beginnings of names that a model for masked tokens alone lacks
 # fields that both configs have under one name
 _SAME = [name for name in OpenAlbertConfig.__annotations__ if name not in ("num_hidden_layers", "norm", "projection")]
 _SAME += ["id2label", "label2id"]
-# beginnings of names, ours → theirs, outside the layers and within one; whatever else is called the same
+# beginnings of names, ours → theirs, outside the layers and within one; other names are equal
 _NAMES = {
     "albert.embeddings.token.": "albert.embeddings.word_embeddings.",
     "albert.embeddings.position.": "albert.embeddings.position_embeddings.",
@@ -440,12 +516,24 @@ _NAMES = {
 
 
 def from_hugging_face(theirs: Any) -> Any:
-    """Return our model of the same function as transformers' AlbertForPreTraining, AlbertModel or classifier.
+    """Return our model that computes the same as an ALBERT of transformers.
 
-    AlbertForMaskedLM becomes ours for pretraining; the pooler and the head on pairs, which it lacks, are random.
+    AlbertForMaskedLM becomes ours for pretraining. It lacks the pooler and the head on pairs, which are random then.
+
+    Args:
+        theirs: AlbertForPreTraining, AlbertForMaskedLM, AlbertModel or AlbertForSequenceClassification.
+
+    Returns:
+        An `OpenAlbertForPreTraining`, `OpenAlbertModel` or `OpenAlbertForSequenceClassification`.
 
     Raises:
-        UnsupportedError: another class, layers both in groups and repeated within them, or not two labels of order.
+        UnsupportedError: it is of another class, has layers both in groups and repeated within them, or has another
+            number of order labels than two.
+
+    >>> import transformers
+    >>> config = transformers.AlbertConfig(hidden_size=8, num_attention_heads=2, embedding_size=4, intermediate_size=16)
+    >>> type(from_hugging_face(transformers.AlbertModel(config))).__name__
+    'OpenAlbertModel'
     """
     kind = _our_class(theirs)
     config = theirs.config
@@ -458,30 +546,40 @@ def from_hugging_face(theirs: Any) -> Any:
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
     if kind is OpenAlbertForPreTraining and not has_pairs:
-        del fields["id2label"], fields["label2id"]  # of no head of theirs, and our pairs have two
+        del fields["id2label"], fields["label2id"]  # no head of theirs has labels, and our pairs have two
     ours = kind(OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec))
     ours = ours.to(theirs.dtype).train(theirs.training)
-    for weight in _matched(ours, theirs):
+    for weight in _matched_weights(ours, theirs):
         weight.copy_to_ours()
     return ours
 
 
 def _our_class(theirs: Any) -> Any:
     """Return our class for a model of transformers. Raises UnsupportedError."""
-    for ours, name in PAIRS:
+    for ours, name in CLASS_PAIRS:
         if type(theirs) is getattr(transformers, name):
             return ours
-    names = ", ".join(name for _, name in PAIRS)
+    names = ", ".join(name for _, name in CLASS_PAIRS)
     raise UnsupportedError(f"a {type(theirs).__name__} has no model of ours", f"load it as one of {names}")
 
 
 def to_hugging_face(ours: Any) -> Any:
-    """Return transformers' model of the same function as one of ours.
+    """Return transformers' model that computes the same as one of ours.
+
+    Args:
+        ours: a model of this module.
+
+    Returns:
+        An ALBERT of transformers.
 
     Raises:
-        UnsupportedError: the norm is behind the projection, or layers share what its classes cannot.
+        UnsupportedError: the norm is after the projection, or the layers share parts that its classes cannot share.
+
+    >>> model = OpenAlbertModel(preset("base", hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
+    >>> type(to_hugging_face(model)).__name__
+    'AlbertModel'
     """
-    name = next((name for kind, name in PAIRS if type(ours) is kind), None)
+    name = next((name for kind, name in CLASS_PAIRS if type(ours) is kind), None)
     if name is None:
         remedy = "take the boundary or the sharing out"
         raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", remedy)
@@ -497,14 +595,17 @@ def to_hugging_face(ours: Any) -> Any:
     fields = {name: getattr(config, name) for name in _SAME} | {"num_hidden_layers": layers // inner}
     their_config = transformers.AlbertConfig(**fields, num_hidden_groups=groups, inner_group_num=inner)
     theirs = getattr(transformers, name)(their_config).to(ours.dtype).train(ours.training)
-    for weight in _matched(ours, theirs):
+    for weight in _matched_weights(ours, theirs):
         weight.copy_to_theirs()
     return theirs
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """One weight of our model and of transformers'; `swaps` says that rows change places between the two."""
+    """One weight of our model and its counterpart in transformers.
+
+    `swaps` is True if their rows are in opposite order.
+    """
 
     ours: Tensor
     theirs: Tensor
@@ -521,10 +622,13 @@ class _Weight:
         self.theirs.copy_(self.ours.flip(0) if self.swaps else self.ours)
 
 
-def _matched(ours: Any, theirs: Any) -> Iterator[_Weight]:
-    """Yield every weight of ours with theirs; a model for masked tokens alone lacks some of ours."""
+def _matched_weights(ours: Any, theirs: Any) -> Iterator[_Weight]:
+    """Yield every weight of ours with theirs.
+
+    A model for masked tokens alone lacks some of ours.
+    """
     values, config = theirs.state_dict(), theirs.config
-    encoder = "" if hasattr(ours, "albert") else "albert."  # an encoder alone names its parts without it
+    encoder = "" if hasattr(ours, "albert") else "albert."  # names in an encoder alone lack this prefix
     for name, value in ours.state_dict().items():
         their_name = _their_name(encoder + name, config).removeprefix(encoder)
         if their_name in values or not name.startswith(_MAY_LACK):
@@ -532,7 +636,7 @@ def _matched(ours: Any, theirs: Any) -> Iterator[_Weight]:
 
 
 def _their_name(name: str, config: Any) -> str:
-    """Return transformers' name of one of our weights, as a model with heads has it."""
+    """Return transformers' name of one of our weights in a model with heads."""
     layer = ""
     if name.startswith("albert.layers."):
         index, _, name = name.removeprefix("albert.layers.").partition(".")

@@ -1,12 +1,14 @@
-"""`RNNLM`: a recurrent language model as a transformers model, so that install, Trainer and auto classes know it.
+"""`RNNLM`: a recurrent language model for transformers.
+
+`install`, the Trainer and the auto classes accept it like any model of transformers.
 
     x_t = embed(w_t)          h_t, state = layers(x_t, state)          logits_t = head(h_t)
 
-Settings and sizes of Press & Wolf 2017, Inan, Khosravi & Socher 2017 and AWD-LSTM (arXiv:1708.02182) are configs of it;
-tying, projections and corrections are boundaries that `tiewise.install` gives it.
+Configs of it have the settings and sizes of Press & Wolf 2017, Inan, Khosravi & Socher 2017 and AWD-LSTM
+(arXiv:1708.02182). Tying, projections and corrections are boundaries that `tiewise.install` adds.
 
-Letters: V tokens read, V_out tokens predicted, E width of what the cell reads, H hidden width, L layers. A table that
-is wider or narrower than the cell is the boundary's business (`projected:300`), and no field of the config.
+Letters: V input tokens, V_out output tokens, E width of the cell's input, H hidden width, L layers. A table that is
+wider or narrower than the cell needs a boundary (`projected:300`), and no field of the config.
 
 Layers of cells, [B, T, E] -> [B, T, H], with a state:
 
@@ -15,18 +17,18 @@ Layers of cells, [B, T, E] -> [B, T, H], with a state:
             h' = (1 - z) · n + z · h
     LSTM    i, f, o = σ(W x + b + U h + c), g = tanh(…)             s' = f · s + i · g,  h' = o · tanh(s')
 
-Matrices are stacked by gate, in torch's order (GRU r z n, LSTM i f g o), so that torch's own modules can lend theirs.
-One layer's state is (h,) or (h, s), each [B, H].
+Matrices are stacked by gate, in torch's order (GRU r z n, LSTM i f g o), so torch's kernels can run them. One layer's
+state is (h,) or (h, s), each [B, H].
 
-One call of torch's kernel runs all layers of one width where no mask is shared over time; only a mask on h itself is
-stepped through in Python, and only in training. What is dropped in training:
+One call of torch's kernel runs all layers of one width, unless a mask is shared over time. Only a mask on h itself
+needs steps in Python, and only in training. Dropout in training:
 
     fresh      a mask per token                     Zaremba et al., arXiv:1409.2329
     locked     a mask per sequence, at every token  Gal & Ghahramani, arXiv:1512.05287
-    of words   whole rows of a table                the same
+    of words   rows of a table, for all occurrences the same
     of weights a mask per matrix (DropConnect)      Merity et al., arXiv:1708.02182
 
-What is kept is divided by its share. Masks are drawn anew by every forward: a sequence is one piece of text.
+Remaining values are divided by their share. Every forward pass draws new masks: a sequence is one piece of text.
 """
 
 from __future__ import annotations
@@ -51,15 +53,15 @@ from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.records import require, require_choice
 
-LayerState = tuple[Tensor, ...]
+LayerState = tuple[Tensor, ...]  # (h,) or (h, s), each [B, H]
 Step = Callable[[Tensor, Tensor, LayerState], LayerState]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind: its gates, the tensors of its state, torch's kernel, and one step.
+    """A kind of recurrent cell: gates, tensors of its state, torch's kernel and one step.
 
-    `step(given, recalled, state)` takes W x + b and U h + c, both [B, G·H], and the state before.
+    `step(from_input, from_state, state)` takes W x + b and U h + c, both [B, G·H], and the state before.
     """
 
     gates: int
@@ -69,9 +71,10 @@ class Cell:
 
 
 def _elman(function: Callable[[Tensor], Tensor]) -> Step:
-    """Return the step of an Elman cell with this function."""
+    """Return the step of an Elman cell with this activation function."""
 
     def step(from_input: Tensor, from_state: Tensor, state: LayerState) -> LayerState:
+        """Return the new state (h,)."""
         return (function(from_input + from_state),)
 
     return step
@@ -99,35 +102,36 @@ CELLS = {
 }
 
 
-# What one layer multiplies by, as torch's kernels take it: input [G·H, E], recurrent [G·H, H], their biases [G·H] each.
+# One layer's weights in the order of torch's kernels: input [G·H, E], recurrent [G·H, H], their biases [G·H] each.
 Weights = list[Tensor]
 
 
 def run_fused(
     cell: Cell, x: Tensor, states: Sequence[LayerState], weights: Sequence[Weights], dropout: float
 ) -> tuple[Tensor, list[LayerState]]:
-    """Run layers of one width over x [B, T, E] in one call; `dropout` of every token stands between them.
+    """Run layers of one width over x [B, T, E] in one call of torch's kernel.
 
-    Returns: the last layer's h [B, T, H], and every layer's state behind the last token.
+    `dropout` applies to every token between the layers. Return the last layer's h [B, T, H], and every layer's state
+    after the last token.
     """
     before = [torch.stack(parts) for parts in zip(*states, strict=True)]
-    # as in training wherever a gradient is wanted: cuDNN keeps nothing for the backward pass otherwise
+    # training mode if a gradient is needed: otherwise cuDNN stores nothing for the backward pass
     keeps = dropout > 0 or torch.is_grad_enabled()
     hidden = before if cell.states > 1 else before[0]
     flat = [tensor for layer in weights for tensor in layer]
     with warnings.catch_warnings():
-        if x.is_cuda:  # its kernel copies weights into one buffer, a small part of the work, and warns that it does
+        if x.is_cuda:  # the kernel copies the weights into one buffer, which costs little, and warns about it
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         y, *after = cell.kernel(x, hidden, flat, True, len(weights), dropout, keeps, False, True)
     return y, list(zip(*(part.unbind(0) for part in after), strict=True))
 
 
 def run_stepped(
-    cell: Cell, x: Tensor, state: LayerState, weights: Weights, mask: Tensor
+    cell: Cell, x: Tensor, state: LayerState, weights: Weights, dropout_mask: Tensor
 ) -> tuple[Tensor, list[LayerState]]:
-    """Run one layer over x [B, T, E], h multiplied by `mask` [B, H] before its matrix at every step.
+    """Run one layer over x [B, T, E] step by step, with a mask on h.
 
-    Returns: as `run_fused`.
+    `dropout_mask` [B, H] multiplies h before the recurrent matrix at every step. Return as `run_fused`.
     """
     matrix, recurrent, bias, recurrent_bias = weights
     # The matrix gets its gradient from `_repeat_bias`, in one product over all steps: it needs every h that the matrix
@@ -137,7 +141,7 @@ def run_stepped(
     transpose = recurrent.detach().T
     hidden = []
     for from_input, step_bias in zip(F.linear(x, matrix, bias).unbind(1), biases, strict=True):
-        masked = state[0] * mask
+        masked = state[0] * dropout_mask
         multiplied.append(masked.detach())
         from_state = torch.addmm(step_bias, masked, transpose)
         state = cell.step(from_input, from_state, state)
@@ -145,15 +149,16 @@ def run_stepped(
     return torch.stack(hidden, 1), [state]
 
 
-class _Together(Function):
-    """The recurrent bias of every step [T, B, G·H], whose gradient tells that of the matrix in one product.
+class _RepeatedBias(Function):
+    """The recurrent bias of every step [T, B, G·H], with the recurrent matrix's gradient.
 
-    Step by step autograd would add T matrices [G·H, H], which takes longer than the steps themselves. `read` is filled
-    while stepping: what the matrix was multiplied by, without history.
+    The backward pass computes that gradient in one product. Autograd would add T matrices [G·H, H], one per step, which
+    takes longer than the steps themselves. `read` is filled while stepping, with the inputs of the matrix, detached.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, bias: Tensor, read: list[Tensor], sizes: tuple[int, int]) -> Tensor:
+        """Return the bias [G·H] repeated for steps and rows."""
         ctx.read, ctx.dtype = read, matrix.dtype
         rows, steps = sizes
         return bias.repeat(steps, rows, 1)
@@ -161,49 +166,66 @@ class _Together(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the matrix and of the bias."""
         flat = grad.flatten(0, 1)
         matrix = flat.T @ torch.cat(ctx.read).to(flat.dtype)
         return matrix.to(ctx.dtype), flat.sum(0).to(ctx.dtype), None, None
 
 
 # torch's `apply` has no types
-_repeat_bias: Callable[[Tensor, Tensor, list[Tensor], Sequence[int]], Iterable[Tensor]] = _Together.apply
+_repeat_bias: Callable[[Tensor, Tensor, list[Tensor], Sequence[int]], Iterable[Tensor]] = _RepeatedBias.apply
 
 
-def mask(like: Tensor, shape: tuple[int, ...], share: float) -> Tensor:
+def dropout_mask(like: Tensor, shape: tuple[int, ...], share: float) -> Tensor:
     """Return factors of `shape`: 0 with probability `share`, else 1 / (1 - share)."""
     return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - share).div_(1 - share)
 
 
 def drop(x: Tensor, share: float, locked: bool) -> Tensor:
-    """Drop features of x [B, T, D], other ones at every token, or alike over each sequence."""
+    """Drop features of x [B, T, D] with probability `share`.
+
+    If `locked`, the same features are dropped at all tokens of a sequence.
+    """
     if share == 0:
         return x
     if locked:
-        return x * mask(x, (x.shape[0], 1, x.shape[2]), share)
+        return x * dropout_mask(x, (x.shape[0], 1, x.shape[2]), share)
     return F.dropout(x, share, training=True)
 
 
 def drop_words(x: Tensor, ids: Tensor, words: int, share: float) -> Tensor:
-    """Drop words from x [B, T, D], the vectors of `ids` [B, T]: every occurrence of a dropped one, of `words` in all.
+    """Drop words from x [B, T, D], the vectors of `ids` [B, T].
 
-    The same as dropping rows of the table (and it may be done behind a linear map), without a second table.
+    Every occurrence of a dropped word is zero; `words` is their number. The result equals dropping rows of the table,
+    without a second table, also after a linear map.
     """
     if share == 0:
         return x
-    return x * mask(x, (words, 1), share)[ids]
+    return x * dropout_mask(x, (words, 1), share)[ids]
 
 
-State = tuple[LayerState, ...]  # of every layer
+State = tuple[LayerState, ...]  # one entry per layer
 
 
 def detached(state: State) -> State:
-    """Return the same values without their history: truncated back-propagation ends here."""
+    """Return the same state, detached: truncated back-propagation ends here.
+
+    Args:
+        state: state of every layer, as `RNNLM` returns it.
+
+    Returns:
+        The same values without history.
+
+    >>> import torch
+    >>> h = torch.ones(1, 2, requires_grad=True)
+    >>> detached(((h,),))[0][0].requires_grad
+    False
+    """
     return tuple(tuple(part.detach() for part in layer) for layer in state)
 
 
 class RecurrentLayer(nn.Module):
-    """One layer's matrices and biases."""
+    """Matrices and biases of one layer."""
 
     def __init__(self, config: Any, width_from: int, width: int) -> None:
         super().__init__()
@@ -214,7 +236,10 @@ class RecurrentLayer(nn.Module):
         self.bias_hh = nn.Parameter(torch.empty(rows)) if config.lstm_bias == "two" else None
 
     def weights(self, dropped: float) -> Weights:
-        """Return the matrices and biases, a share of the recurrent one dropped; what is lacking changes nothing."""
+        """Return the matrices and biases, with a `dropped` share of the recurrent matrix.
+
+        A missing matrix becomes the identity, a missing bias zeros.
+        """
         bias, recurrent = self.bias_ih, F.dropout(self.weight_hh, dropped)
         matrix: Tensor | None = self.weight_ih
         if matrix is None:
@@ -226,15 +251,15 @@ class RecurrentLayer(nn.Module):
 
 
 class Dropouts(NamedTuple):
-    """Shares that are dropped within a stack."""
+    """Dropout probabilities within a stack of layers."""
 
-    between: float  # of what one layer gives to the next
-    on_h: float  # of h before its matrix
-    on_weights: float  # of that matrix
+    between: float  # dropout of a layer's output before the next layer
+    on_h: float  # dropout of h before the recurrent matrix
+    on_weights: float  # dropout of the recurrent matrix
 
 
 class RecurrentStack(nn.Module):
-    """All layers, with dropout between them, on h and on its matrix."""
+    """All layers, with dropout between them, on h and on the recurrent matrix."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -242,40 +267,44 @@ class RecurrentStack(nn.Module):
         self.layers = nn.ModuleList(RecurrentLayer(config, *widths) for widths in pairwise(config.widths))
 
     def forward(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Run over x [B, T, E] from `state` (None: zeros); return the last layer's h [B, T, H] and the state behind.
+        """Run the layers over x [B, T, E] from `state`; None starts from zeros.
+
+        Return the last layer's h [B, T, H] and the state after the last token.
 
         Raises:
-            SpecError: a state of another shape, or x of another width, which the kernel of an LSTM does not notice.
+            SpecError: the state has another shape, or x has another width, which the kernel of an LSTM does not check.
         """
         config, cell = self.config, CELLS[self.config.cell]
         state = self._checked_state(x, state)
         dropouts = self._dropouts()
         after: list[LayerState] = []
-        for places in self._runs(dropouts):
+        for indices in self._runs(dropouts):
             if after:
                 x = drop(x, dropouts.between, config.variational)
-            states = [tuple(part.to(x.dtype) for part in state[place]) for place in places]
-            weights = [self._layer(place).weights(dropouts.on_weights) for place in places]
+            states = [tuple(part.to(x.dtype) for part in state[index]) for index in indices]
+            weights = [self._layer(index).weights(dropouts.on_weights) for index in indices]
             if dropouts.on_h:
-                x, last = run_stepped(cell, x, states[0], weights[0], mask(x, states[0][0].shape, dropouts.on_h))
+                x, last = run_stepped(
+                    cell, x, states[0], weights[0], dropout_mask(x, states[0][0].shape, dropouts.on_h)
+                )
             else:
-                x, last = run_fused(cell, x, states, weights, dropouts.between if len(places) > 1 else 0.0)
+                x, last = run_fused(cell, x, states, weights, dropouts.between if len(indices) > 1 else 0.0)
             after += last
         return x, tuple(after)
 
-    def _layer(self, place: int) -> RecurrentLayer:
-        layer = self.layers[place]
+    def _layer(self, index: int) -> RecurrentLayer:
+        layer = self.layers[index]
         assert isinstance(layer, RecurrentLayer), "all layers are recurrent"
         return layer
 
     def _dropouts(self) -> Dropouts:
-        """Return the config's shares in training, none in evaluation."""
+        """Return the config's probabilities in training, zeros in evaluation."""
         if not self.training:
             return Dropouts(0.0, 0.0, 0.0)
         return Dropouts(self.config.layer_dropout, self.config.recurrent_dropout, self.config.weight_dropout)
 
     def _checked_state(self, x: Tensor, state: State | None) -> State:
-        """Return the state before x [B, T, E], zeros where there is none. Raises as `forward`."""
+        """Return the state before x [B, T, E], zeros if there is none; raises as `forward`."""
         reads, *widths = self.config.widths
         if x.shape[2] != reads:
             problem = f"the first layer reads vectors of {reads}, and is given {x.shape[2]} columns"
@@ -291,18 +320,36 @@ class RecurrentStack(nn.Module):
         return state
 
     def _runs(self, dropouts: Dropouts) -> list[list[int]]:
-        """Return the layers that one call runs: consecutive ones of one width, unless a mask is shared over time."""
+        """Return the groups of layers that one call runs.
+
+        A group has consecutive layers of one width. If a mask is shared over time, every layer is a group.
+        """
         widths = self.config.widths[1:]
         if dropouts.on_h > 0 or (dropouts.between > 0 and self.config.variational):
-            return [[place] for place in range(len(widths))]
+            return [[index] for index in range(len(widths))]
         return [list(run) for _, run in groupby(range(len(widths)), widths.__getitem__)]
 
 
 class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no types
-    """Config of `RNNLM`; None means what the comment says.
+    """Config of `RNNLM`.
+
+    Args:
+        vocab_size: V, the number of input tokens.
+        output_vocab_size: V_out, the number of output tokens; None: V.
+        one_table: if V_out differs from V, give both tables max(V, V_out) rows, so that one table can serve both.
+        hidden_size: H of every layer but the last.
+        embedding_size: E, the width of the first layer's input; None: H.
+        last_hidden_size: width of the last layer; None: H.
+        num_hidden_layers: L.
+        cell: "tanh", "relu", "gru" or "lstm".
+
+    The comments of the fields describe the others.
 
     Raises:
-        SpecError: sizes or options that no model can have.
+        SpecError: no model can have these sizes or options.
+
+    >>> RNNConfig(cell="gru", lstm_bias="two", hidden_size=8, embedding_size=4).widths
+    [4, 8, 8]
     """
 
     model_type = "tiewise-rnn"
@@ -310,30 +357,30 @@ class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no ty
 
     vocab_size: int = 10_000
     output_vocab_size: int | None = None  # V_out; None: V
-    one_table: bool = False  # where V_out differs: both ends have max(V, V_out) rows, so that one table can serve both
+    one_table: bool = False  # if V_out differs: both tables have max(V, V_out) rows, so that one can serve both
     hidden_size: int = 200
     embedding_size: int | None = None  # E; None: H
-    last_hidden_size: int | None = None  # of the last layer, which the head reads; None: H
+    last_hidden_size: int | None = None  # width of the last layer, which the head reads; None: H
     num_hidden_layers: int = 2
 
     cell: str = "lstm"  # tanh and relu (Elman), gru, lstm
-    lstm_bias: str = "one"  # or two, as torch's kernels have them: of an LSTM or Elman cell the same functions
+    lstm_bias: str = "one"  # biases per gate; two, as in torch's kernels, give an LSTM or Elman cell the same functions
     input_matrix: bool = True  # False: h = f(e + W h + b), Elman cells with E = H alone
     output_bias: bool = True
 
-    # shares that are dropped in training
-    embedding_dropout: float = 0.0  # whole words: every occurrence of a dropped one in the batch
+    # dropout probabilities in training
+    embedding_dropout: float = 0.0  # of words: every occurrence in the batch
     input_dropout: float = 0.0
     layer_dropout: float = 0.0  # between layers
-    recurrent_dropout: float = 0.0  # of h before its matrix, one mask per sequence
+    recurrent_dropout: float = 0.0  # of h before the recurrent matrix, one mask per sequence
     output_dropout: float = 0.0
-    weight_dropout: float = 0.0  # of the matrix that multiplies h
+    weight_dropout: float = 0.0  # of the recurrent matrix
     variational: bool = False  # input, layer and output masks are one per sequence, not one per token
     ar: float = 0.0  # α of the mean square of the head's input, added to the training loss
     tar: float = 0.0  # β of the mean square of the last layer's change from token to token
 
-    table_range: float = 0.1  # tables start uniform in ± this
-    body_range: float | None = None  # everything else; None: 1/√H, as torch's own cells
+    table_range: float = 0.1  # initial tables are uniform within ± this
+    body_range: float | None = None  # the same for all other weights; None: 1/√H, as in torch's cells
 
     bos_token_id: int | None = None
     eos_token_id: int | None = None
@@ -359,7 +406,7 @@ class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no ty
 
     @property
     def outputs(self) -> int:
-        """V_out."""
+        """V_out, the number of output tokens."""
         return self.output_vocab_size or self.vocab_size
 
     @property
@@ -371,9 +418,13 @@ class RNNConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]  # no ty
 
 @dataclass
 class RNNOutput(ModelOutput):  # type: ignore[misc, unused-ignore]  # no types
-    """`loss` of the labels, `logits` [B, T, V_out], and the `state` behind the last token (see `detached`).
+    """Output of `RNNLM`.
 
-    `regularisation` is what AR and TAR add to the loss in training; it is there whether or not labels are.
+    Attributes:
+        loss: loss of the labels, in nats per token; None without labels.
+        logits: [B, T, V_out].
+        state: state after the last token, to be passed on (see `detached`).
+        regularisation: the terms AR and TAR of the training loss, with or without labels.
     """
 
     loss: Tensor | None = None
@@ -383,7 +434,20 @@ class RNNOutput(ModelOutput):  # type: ignore[misc, unused-ignore]  # no types
 
 
 class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-ignore]  # no types
-    """Lookup, recurrent layers, head."""
+    """Recurrent language model: input embedding, recurrent layers, output head.
+
+    Args:
+        config: an `RNNConfig`.
+
+    Raises:
+        SpecError: the config asks for a tied table, and the two tables differ in shape.
+
+    >>> import torch
+    >>> model = RNNLM(RNNConfig(vocab_size=10, hidden_size=4))
+    >>> output = model(torch.tensor([[1, 2, 3]]))
+    >>> output.logits.shape, len(output.state)
+    (torch.Size([1, 3, 10]), 2)
+    """
 
     config_class = RNNConfig
     main_input_name = "input_ids"
@@ -400,15 +464,15 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
         self.embed = nn.Embedding(rows_in, table_width)
         self.rnn = RecurrentStack(config)
         self.head = nn.Linear(read, rows_out, bias=config.output_bias)
-        if (rows_in, table_width) != (rows_out, read):  # as they are, one table cannot serve both ends
-            self._tied_weights_keys = {}  # type: ignore[misc]  # of this model, not of its class
+        if (rows_in, table_width) != (rows_out, read):  # one table cannot serve both
+            self._tied_weights_keys = {}  # type: ignore[misc]  # set on this model, not on its class
             adapted = getattr(config, ENTRY, None) is not None
-            if config.tie_word_embeddings and not adapted:  # a boundary's maps may make the two ends meet
+            if config.tie_word_embeddings and not adapted:  # a boundary's maps may make the shapes fit
                 raise self._untieable()
         self.post_init()
 
     def _untieable(self) -> SpecError:
-        """Return the error for a tied model whose two tables differ in rows or columns."""
+        """Return the error for a tied model whose tables differ in rows or columns."""
         rows_in, table_width = self.embed.weight.shape
         rows_out, read = self.head.weight.shape
         if rows_in != rows_out:
@@ -419,11 +483,11 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
         return SpecError(problem, remedy)
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the head."""
+        """Return the output head."""
         return self.head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the head."""
+        """Replace the output head."""
         self.head = new_embeddings
 
     @can_return_tuple  # type: ignore[untyped-decorator, unused-ignore]  # no types
@@ -437,19 +501,24 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """Predict the token behind every one of `input_ids` [B, T].
+        """Predict the token after every one of `input_ids` [B, T].
 
         Args:
-            attention_mask: padding on the right is read like any token; padding on the left is refused.
-            labels: [B, T], position i's being the label of what stands before it; -100 counts for nothing.
-            state: what the piece of text before returned; None starts with zeros.
-            shift_labels: [B, T] in place of labels: position i's own target, so that a piece loses none at its end. An
-                installed model keeps its loss fused in evaluation where `labels` are given beside them.
-            logits_to_keep: give logits of the last positions alone (0: of all).
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T]. Padding on the right is read like any token; padding on the left is refused.
+            labels: [B, T], not shifted: the label at position i is the target of the tokens before i. -100 is ignored.
+            state: the state that the piece of text before returned; None starts with zeros.
+            shift_labels: [B, T], instead of labels. Position i has its target, so a piece loses none at its end. In
+                evaluation
+                an installed model keeps its loss fused if `labels` are also given.
+            logits_to_keep: return logits of this many last positions; 0: of all.
             **kwargs: `num_items_in_batch`, by which the loss is divided.
 
+        Returns:
+            An `RNNOutput`.
+
         Raises:
-            SpecError: padding on the left, or a state of other sequences.
+            SpecError: there is padding on the left, or the state is that of other sequences.
         """
         if attention_mask is not None and not bool(attention_mask[:, 0].all()):
             raise SpecError("sequences padded on the left, which a recurrent model reads", "pad on the right")
@@ -472,7 +541,10 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
         return RNNOutput(loss, logits, state, added)
 
     def _regularisation(self, hidden: Tensor, read: Tensor) -> Tensor | None:
-        """Return AR of the head's input and TAR of the last layer's h, in training (arXiv:1708.02182 §4.2)."""
+        """Return AR of the head's input plus TAR of the last layer's h (arXiv:1708.02182 §4.2).
+
+        None in evaluation, and without coefficients.
+        """
         ar, tar = self.config.ar, self.config.tar
         if not self.training or not (ar or tar):
             return None
@@ -484,9 +556,9 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
     def _loss(
         self, logits: Tensor, labels: Tensor | None, shift_labels: Tensor | None, items: Any, added: Tensor | None
     ) -> Tensor:
-        """Return the loss of labels, or of targets that are shifted already, with what regularisation adds.
+        """Return the loss of labels, or of shifted labels, plus the regularisation.
 
-        Of several micro-batches with `items` in all, each adds its share of the regularisation.
+        If several micro-batches have `items` in all, each adds its share of the regularisation.
         """
         if items is not None:
             items = divisor(items)
@@ -508,7 +580,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-igno
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, state: State | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Read the prompt once, then one token at a time."""
+        """Return the inputs of the next step: first the prompt, then one token at a time."""
         if state is not None:
             return {"input_ids": input_ids[:, -1:], "state": state}
         return {"input_ids": input_ids, "attention_mask": kwargs.get("attention_mask"), "logits_to_keep": 1}
