@@ -1,10 +1,12 @@
-"""`prepare`: a text becomes tokens in a folder, once; an equal request finds them there. `PreparedText` reads them.
+"""`prepare`: text becomes tokens in a folder, once for equal requests.
+
+`PreparedText` reads the folder.
 
     read once → every paragraph once → split → tokenizer of the training split → tokens → moved into place
 
 A prepared folder holds `train.bin`, `tune.bin`, `heldout.bin` (raw little-endian token ids), `tokenizer/`, and
-`data.json`. The work is done in a subfolder that is removed whatever happens. `data.json` goes first and comes back
-last, so at no moment does a folder look prepared that is not.
+`data.json`. The work is done in a subfolder that is always removed. `data.json` is deleted first and written last, so
+an incomplete folder never looks prepared.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from tiewise.training.data.sources import Source, read_sources, resolve
 from tiewise.training.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, windows, write_tokens
 
 FACTS = "data.json"
-SHARES = (0.88, 0.04, 0.08)  # of the splits, in characters
+SHARES = (0.88, 0.04, 0.08)  # shares of the splits, in characters
 TOKENIZER = "tokenizer"
-_FORMAT = 3  # of the folder; one of another format is made again
-_LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the frequent pairs are settled long before
+_FORMAT = 3  # version of the folder's format; a folder of another version is prepared again
+_LEARNT = 50_000_000  # characters that a tokenizer is trained on, at most: frequent pairs need far fewer
 
 
 def token_type(vocab: int) -> np.dtype:
-    """Return the type that token ids below `vocab` are stored in: two bytes where they suffice, else four."""
+    """Return the integer type of token ids below `vocab`: two bytes if they suffice, else four."""
     return np.dtype("<u2" if vocab < 1 << 16 else "<u4")
 
 
@@ -52,36 +54,40 @@ class PreparedText:
     """A text as tokens, in a folder."""
 
     folder: Path
-    facts: dict[str, Any]  # of `data.json`: sources, sha256, characters, bytes, documents, tokens in all and per split
-    vocab: int  # V, the rows that a model's tables need
-    eos_id: int  # the token after every document
+    facts: dict[str, Any]  # content of `data.json`: sources, sha256, sizes in all and per split
+    vocab: int  # V, number of rows that a model's tables need
+    eos_id: int  # id of the token after every document
 
     def __reduce__(self) -> tuple[Callable[[Path], PreparedText], tuple[Path]]:
-        """Have another process open the same folder: nothing is copied."""
+        """Return how another process opens the same folder, without a copy."""
         return load_prepared, (self.folder,)
 
     def split(self, name: str) -> np.ndarray:
-        """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N]."""
+        """Return the tokens of "train", "tune" or "heldout": uint16[N] or uint32[N].
+
+        The array is memory-mapped and read-only.
+        """
         if name not in SPLITS:
             raise DataError(f"no split {name!r}", suggest_choices(name, SPLITS))
         return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Occurrences of each token in the training split [V], counted once."""
+        """Occurrences of each token in the training split [V]."""
         return token_counts(self.split("train"), self.vocab)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer, loaded once."""
+        """The tokenizer of the folder."""
         where = str(self.folder / TOKENIZER)
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
 
 
 class Blocks(Dataset[dict[str, torch.Tensor]]):
-    """`{"input_ids": int64[length], "labels": int64[length]}` of every block; labels are not shifted.
+    """Contiguous blocks of tokens as training rows.
 
-    Blocks are contiguous; the rest at the end of the tokens is left out.
+    Each is `{"input_ids": int64[length], "labels": int64[length]}`; labels are not shifted. Tokens at the end that fill
+    no block are left out.
     """
 
     def __init__(self, tokens: np.ndarray, length: int):
@@ -100,7 +106,10 @@ class Blocks(Dataset[dict[str, torch.Tensor]]):
 
 
 def load_prepared(folder: Path) -> PreparedText:
-    """Open what `prepare` wrote; a DataError where the folder holds no prepared text, or one that is damaged."""
+    """Open a folder that `prepare` wrote.
+
+    DataError: the folder has no prepared text, or a damaged one.
+    """
     folder = Path(folder)
     path, remedy = folder / FACTS, "prepare the text again"
     try:
@@ -124,9 +133,9 @@ def load_prepared(folder: Path) -> PreparedText:
 
 @contextmanager
 def work_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder below `folder` to work in, which goes at the end whatever happens."""
+    """Create a subfolder to work in, and remove it at the end of this context."""
     work = folder / ".building"
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
     work.mkdir(parents=True)
     try:
         yield work
@@ -135,7 +144,7 @@ def work_folder(folder: Path) -> Iterator[Path]:
 
 
 def install_prepared(work: Path, folder: Path, facts: dict[str, Any]) -> None:
-    """Put the token files and the tokenizer of `work` in place in `folder`, and `facts` last."""
+    """Move the token files and the tokenizer of `work` into `folder`, and write `facts` last."""
     (folder / FACTS).unlink(missing_ok=True)
     for name in SPLITS:
         (work / f"{name}.bin").replace(folder / f"{name}.bin")
@@ -155,19 +164,27 @@ def prepare(
     apart: bool = False,
     train_tokens: int | None = None,
 ) -> PreparedText:
-    """Turn `texts` (as in `sources`) into tokens in `folder`, or reuse what an equal call left there.
+    """Turn `texts` (as in `sources`) into tokens in `folder`, or reuse those of an equal call.
 
-    Standard input is kept as `stdin.txt` in the folder and read from there by later calls. `length` is T of the blocks
-    that are to fit; `apart` ends every part of a plain file as a document, since pairs of segments need many; of the
-    training split `train_tokens` are kept, the tokenizer and the other splits being those of all.
+    Args:
+        texts: names of texts. Standard input is stored as `stdin.txt` in the folder, which later calls read.
+        tokenizer: name of the tokenizer, as in `make_tokenizer`.
+        folder: folder for the tokens.
+        length: T of the blocks that must fit.
+        split: "random" or "contiguous", as in `documents`.
+        apart: end every part of a plain file as a document, since pairs of segments need many documents.
+        train_tokens: number of tokens of the training split that remain. The tokenizer and the other splits are those
+            of
+            the full text.
 
     Raises:
-        DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`
-            tokens need: two for training, one each for tune and heldout. Nothing is left behind then.
-        RunError: where `folder` cannot be written.
+        DataError: a text or the tokenizer cannot be used, or a split is too short. For blocks of `length` tokens,
+            training
+            needs two, tune and heldout one each. Nothing is left behind then.
+        RunError: `folder` cannot be written.
     """
     _refuse_bad_arguments(texts, length, split)
-    bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
+    bpe_size(tokenizer)  # raises for a wrong size before gigabytes are read
     folder = Path(folder)
     created: list[Path] = []  # removed if the text cannot be used
     if not folder.exists():
@@ -190,7 +207,7 @@ def prepare(
 
 
 def _refuse_bad_arguments(texts: Sequence[str], length: int, split: str) -> None:
-    """Raise DataError for arguments of `prepare` that are wrong whatever the texts hold."""
+    """Raise DataError for arguments of `prepare` that are wrong for any text."""
     if not texts:
         raise DataError("no text is given", "name a file, a folder, or builtin")
     if texts.count("-") >= 2:
@@ -202,7 +219,10 @@ def _refuse_bad_arguments(texts: Sequence[str], length: int, split: str) -> None
 
 
 def _request(texts: Sequence[str], sources: Sequence[Source], tokenizer: str) -> dict[str, Any]:
-    """Return everything about texts and tokenizer that the result depends on; equal requests have equal results."""
+    """Return everything in texts and tokenizer that determines the result.
+
+    Equal requests have equal results.
+    """
     path = Path(tokenizer).expanduser()
     tokenizer_files: list[Path] = []
     if path.exists():
@@ -218,7 +238,7 @@ def _request(texts: Sequence[str], sources: Sequence[Source], tokenizer: str) ->
 
 
 def _reuse_or_build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> PreparedText:
-    """Return the text that an equal request left in `folder`; prepare it if there is none, or it is damaged."""
+    """Return the text that an equal request left in `folder`, or prepare it."""
     prepared = None
     if (folder / FACTS).exists():
         with suppress(DataError):  # damaged: prepare it again
@@ -238,7 +258,10 @@ def _remove(path: Path) -> None:
 
 
 def _save_stdin(folder: Path, created: list[Path]) -> Source:
-    """Return standard input as a file of the folder, copied there by the first call, which adds it to `created`."""
+    """Return standard input as a file of the folder.
+
+    The first call copies it there and adds the file to `created`.
+    """
     path = folder / "stdin.txt"
     if not path.exists():
         with atomic_replacement(path) as partial, partial.open("wb") as file:
@@ -251,7 +274,7 @@ def _save_stdin(folder: Path, created: list[Path]) -> Source:
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
-    """Return files by name, size and time of change: what `make` would trust, at any size."""
+    """Return a digest of files by name, size and time of change, as `make` compares them."""
     digest, total = sha256(), 0
     for file in files:
         stat = file.stat()
@@ -262,11 +285,14 @@ def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
-    """Prepare `sources` in `folder` as `request` says; where that fails, the folder holds what it held before."""
+    """Prepare `sources` in `folder` by `request`.
+
+    After an error the folder is as it was.
+    """
     with work_folder(folder) as work:
         kind = request["tokenizer"]
         tokenizer = None
-        if bpe_size(kind) is None:  # it needs no training text: refused, if it must be, before gigabytes are read
+        if bpe_size(kind) is None:  # needs no training text, so errors come before gigabytes are read
             tokenizer = make_tokenizer(kind)
         deduplicate = Deduplicator()
         documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
@@ -293,16 +319,19 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
 
 
 def _train_tokenizer(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on the parts `train` of a spool, or on a share of them if they are long."""
+    """Train a tokenizer on the parts `train` of a spool, or on a sample."""
     characters = int(spool.characters[train].sum())
-    # every k-th part of the training split: a folder's first files may be of one kind
+    # every k-th part of the training split, since a folder's first files may be alike
     every = -(-characters // _LEARNT)
     sample = train[::every]
     return make_tokenizer(kind, lambda: (text for text, _ in cut_pieces(spool.read(sample))))
 
 
 def _write_splits(work: Path, spool: _Spool, split_of: np.ndarray, encoder: StreamEncoder) -> dict[str, dict[str, Any]]:
-    """Write the tokens of every split, and return its facts; `split_of` is the index of each part's split."""
+    """Write the tokens of every split, and return its facts.
+
+    `split_of` has the index of each part's split.
+    """
     splits: dict[str, dict[str, Any]] = {}
     total, done = int(spool.characters.sum()), 0
     for index, name in enumerate(SPLITS):
@@ -316,18 +345,24 @@ def _write_splits(work: Path, spool: _Spool, split_of: np.ndarray, encoder: Stre
 
 
 def _cut_train(path: Path, dtype: np.dtype, count: int, length: int) -> int:
-    """Keep `count` tokens of a training split, in windows of `length`; return how many these are."""
+    """Reduce a training split to `count` tokens in windows of `length`.
+
+    Return the number of tokens that remain.
+    """
     tokens = np.fromfile(path, dtype)
     if count > len(tokens):
         problem = f"the text has {len(tokens):,} training tokens, {count:,} are asked for"
         raise DataError(problem, "give more text, or a smaller train_tokens")
-    sample = windows(tokens, length, count // length)  # evenly apart: texts are in the order of their sources
+    sample = windows(tokens, length, count // length)  # evenly spread, since a text has the order of its sources
     sample.tofile(path)
     return sample.size
 
 
 def _check_length(facts: dict[str, Any], length: int) -> None:
-    """Refuse a text with fewer than two training blocks of `length` tokens, or without one in another split."""
+    """Refuse a text with too few blocks of `length` tokens.
+
+    Training needs two, the other splits one each.
+    """
     tokens = {name: facts["splits"][name]["tokens"] for name in SPLITS}
     fits = min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
     remedy = f"give more text, or a length of at most {fits}" if fits else "give more text"
@@ -338,10 +373,10 @@ def _check_length(facts: dict[str, Any], length: int) -> None:
 
 
 class _Spool:
-    """Documents, or their parts, in one UTF-8 file, read back by index; only where each ends is kept in memory.
+    """Documents, or their parts, in one UTF-8 file that is read by index.
 
-    Sources are read once (a stream cannot be read twice, and a file may change meanwhile), but the split needs all
-    sizes, `characters` [n], and the tokenizer needs the training split.
+    Only the end of each part is in memory. Sources are read once: a stream cannot be read twice, and a file may change.
+    The split needs all sizes, `characters` [n], and the tokenizer needs the training split.
     """
 
     def __init__(self, path: Path, documents: Iterable[Document]):
@@ -355,10 +390,13 @@ class _Spool:
                 advance_progress(ends[-1])
         self.characters = np.array(characters, np.int64)
         self._ends = np.array(ends, np.int64)
-        self._numbers = np.array(numbers, np.int64)  # each part's document
+        self._numbers = np.array(numbers, np.int64)  # number of each part's document
 
     def read(self, indices: np.ndarray) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of `indices`, which ascend, and whether each is the last of its document among them."""
+        """Yield the parts of `indices`, which ascend, and whether each ends its document.
+
+        A part ends it if it is the document's last among `indices`.
+        """
         last = np.diff(self._numbers[indices], append=-1) != 0
         with self._path.open("rb") as file:
             for index, ends in zip(indices, last.tolist(), strict=True):
@@ -366,7 +404,10 @@ class _Spool:
                 yield file.read(self._ends[index + 1] - self._ends[index]).decode(), ends
 
     def facts(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
+        """Return documents, characters, bytes, and sha256 of the documents.
+
+        A zero byte follows each document in the hash.
+        """
         digest, documents = sha256(), 0
         for text, ends in self.read(indices):
             digest.update(text.encode())

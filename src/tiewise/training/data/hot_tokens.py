@@ -1,9 +1,9 @@
-"""The tokens that a text uses most, as the vocabulary of a draft: which, and how much of other text they cover.
+"""The most frequent tokens of a text, as a draft model's vocabulary, with their coverage.
 
-Tokens are ranked by their counts in the training split, special ones before all others: no text has them, and every
-answer ends in one. The share of the held-out split that the first N cover is what a draft over these N can propose at
-all. Its interval resamples documents, because words of one document come together (`estimates.ratio_interval`). If the
-held-out documents are too few, or one of them is most of the text, there is none.
+Tokens are ranked by their counts in the training split. Special tokens come first: no text has them, and every answer
+ends in one. The share of the held-out split that the first N cover is the share that a draft over these N can propose.
+Its interval resamples documents, since words of one document come together (`estimates.ratio_interval`). There is no
+interval if the held-out documents are too few, or if one of them is most of the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tiewise.core.files import write_result
 from tiewise.core.records import to_record
 from tiewise.training.data.corpus import PreparedText, prepare
 
-FEWEST_TOKENS = 512  # held out
+FEWEST_TOKENS = 512  # fewest held-out tokens
 LAYOUTS = {
     ".safetensors": "d2t and t2d, as an EAGLE-3 draft stores them",
     # SGLang's load_token_map opens it by torch.load(weights_only=True), which takes nothing else
@@ -39,22 +39,25 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class HotTokens:
-    """The N most frequent tokens of V."""
+    """The N most frequent of V tokens."""
 
     token_ids: NDArray[np.int64]  # in rising order [N]
     vocabulary: int  # V
-    unseen: int  # how many of them the training split does not have, special ones apart
-    counted: int  # tokens of the training split
-    coverage: Estimate  # the share of the held-out tokens that they are, over documents
-    held_out: int  # tokens that it is measured on
-    equal_documents: float  # how many held-out documents of equal length say as much as those that there are
+    unseen: int  # number of them that the training split lacks, without special ones
+    counted: int  # number of tokens of the training split
+    coverage: Estimate  # share of the held-out tokens among them, with an interval over documents
+    held_out: int  # number of held-out tokens
+    equal_documents: float  # number of equally long documents with the same information
 
     def record(self) -> dict[str, Any]:
-        """Return everything as strict JSON takes it."""
+        """Return all fields as strict JSON types."""
         return vars(self) | {"coverage": to_record(self.coverage), "token_ids": self.token_ids.tolist()}
 
     def write(self, path: Path) -> None:
-        """Write it in the layout of the file's ending, one of `LAYOUTS`; a RunError where it cannot be written."""
+        """Write the tokens in the layout of the file's ending, one of `LAYOUTS`.
+
+        RunError: the file cannot be written.
+        """
         if path.suffix == ".safetensors":
             data = self._as_eagle_maps()
         elif path.suffix == ".pt":
@@ -74,21 +77,24 @@ class HotTokens:
 
 
 def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vocab: int | None = None) -> HotTokens:
-    """Rank the tokens of `texts` (as in `tiewise.training.data.sources`) and measure what the first `size` cover.
+    """Rank the tokens of `texts`, and measure the share of text that the first `size` cover.
 
-    `folder` holds the tokens of the text meanwhile; `vocab` is V, None for what the tokenizer's folder says, or it.
+    `texts` are as in `tiewise.training.data.sources`. `folder` takes the tokens of the text. `vocab` is V; None takes
+    it from the tokenizer's folder, else from the tokenizer.
     """
     source = Path(tokenizer).expanduser()
     if vocab is None and source.is_dir():
         vocab = Facts(open_folder(source), scan=False).vocabulary
-    if size < 1 or size > (vocab or size):  # said before gigabytes are read
+    if size < 1 or size > (vocab or size):  # checked before gigabytes are read
         raise DataError(f"{size:,} tokens of {vocab or 'a vocabulary'}", "choose a size from 1 to the vocabulary's")
     text = prepare(texts, tokenizer, folder, length=1)
     rows = vocab or text.vocab
     if size > rows or text.counts[rows:].any():
         raise DataError(f"text or size go beyond a vocabulary of {rows:,}", "give tokenizer and size of one model")
     weights = _rank_weights(text, rows, size)
-    chosen = np.sort(np.argsort(-weights, kind="stable")[:size])  # of equals the lowest ids, which merges made first
+    chosen = np.sort(
+        np.argsort(-weights, kind="stable")[:size]
+    )  # of equal counts the lowest ids, which merges made first
     heldout = _heldout_tokens(text)
     is_chosen = np.isin(np.arange(text.vocab), chosen)
     return HotTokens(
@@ -103,7 +109,10 @@ def hot_tokens(texts: Sequence[str], tokenizer: str, size: int, folder: Path, vo
 
 
 def _rank_weights(text: PreparedText, rows: int, size: int) -> NDArray[np.int64]:
-    """Return the rank weight of each row [V]: its count in training, special tokens first, unnamed rows last."""
+    """Return the rank weight of each row [V].
+
+    It is the count in training; special tokens come first, rows without a token last.
+    """
     tokenizer = text.tokenizer
     added = [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
     special = [number for number in {*tokenizer.all_special_ids, *added} if number < rows]
@@ -112,7 +121,7 @@ def _rank_weights(text: PreparedText, rows: int, size: int) -> NDArray[np.int64]
     weights = np.zeros(rows, np.int64)
     weights[: len(text.counts)] = text.counts[:rows]
     weights[special] = np.iinfo(np.int64).max
-    unnamed = np.ones(rows, bool)  # rows without a token, padding and holes: no draft can propose them
+    unnamed = np.ones(rows, bool)  # rows without a token (padding, holes), which no draft can propose
     unnamed[[number for number in tokenizer.get_vocab().values() if number < rows]] = False
     weights[unnamed] = -1
     return weights
@@ -123,10 +132,10 @@ class HeldOutTokens:
     """Held-out tokens without the ends of documents."""
 
     tokens: np.ndarray  # [n]
-    documents: NDArray[np.int64]  # the number of each token's document [n]
+    documents: NDArray[np.int64]  # number of each token's document [n]
 
     def document_lengths(self) -> NDArray[np.float64]:
-        """Return the tokens of each document, some of them 0."""
+        """Return the number of tokens of each document, some of them 0."""
         return np.bincount(self.documents).astype(np.float64)
 
     def covered_by(self, is_chosen: NDArray[np.bool_]) -> Estimate:

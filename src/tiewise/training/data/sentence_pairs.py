@@ -1,22 +1,22 @@
-"""Sentences and words within a stream of tokens, found from what the tokens read as.
+"""Sentences and words in a stream of tokens, and pairs of segments for pretraining.
 
-    text ──► pieces: what each token adds to a text, as bytes
+    text ──► pieces: the bytes that each token adds to a text
     "… he said. ”Come!” She …"
-               └ a sentence ends behind . ! ? … (closing quotes belong to it) before white space and no small letter,
-                 and at every blank line; not behind a title (Mr.) or a single letter (J. Smith)
+               └ a sentence ends after . ! ? … (closing quotes belong to it) before white space and no small letter,
+                 and at every blank line; not after a title (Mr.) or a single letter (J. Smith)
 
-A sentence begins with the first token that begins where it does or later; white space around it is left out. The rules
+A sentence begins with the first token that begins at its start or later. White space around it is left out. The rules
 are those of English prose.
 
-Pairs of segments for pretraining: does the second follow the first?
+Objectives on pairs of segments: does the second follow the first?
 
     sop    label 1: as in the document        0: the same two, swapped              ALBERT, arXiv:1909.11942 §3.1
     nsp    label 1: as in the document        0: the second from another document   BERT, arXiv:1810.04805 §3.1
     none   always as in the document, no label
 
-A document's sentences are packed in order into rows of up to `length` tokens, `[CLS] A [SEP] B [SEP]`; A and B are one
-sentence or more, cut at random. Where two alone are too long, each loses its beginning or its end, by chance: no label
-can be read off from where a segment is torn. Sentence order in transformers is labelled 1 − label.
+A document's sentences are packed in order into rows of up to `length` tokens, `[CLS] A [SEP] B [SEP]`. A and B are one
+sentence or more, divided at random. If two sentences alone are too long, each loses its beginning or its end, at
+random, so a cut tells nothing about the label. In transformers the label of sentence order is 1 − label.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 OBJECTIVES = ("sop", "nsp", "none")
 MARKS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
-AROUND = 3  # of them in a row: [CLS], [SEP], [SEP]
+AROUND = 3  # marks in a row: [CLS], [SEP], [SEP]
 
 _END = re.compile(
     rb"(?P<mark>[.!?]+|\xe2\x80\xa6)(?:[\"')\]*_]|\xe2\x80[\x99\x9d])*(?=\s+[^\sa-z])"  # a mark, then closing quotes
@@ -56,17 +56,20 @@ _LETTERS = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the tokens of a vocabulary read as, all [V], and which stand for no text."""
+    """Texts of the tokens of a vocabulary, all [V], and its marks."""
 
     pieces: tuple[bytes, ...]  # bytes that each token adds to a text
-    begins: NDArray[np.bool_]  # whether a token begins inside a word, with a letter or digit
-    finishes: NDArray[np.bool_]  # whether it ends with one
-    spaced: Ints  # the token that reads as a space and then this one, where there is one; else this one
-    marks: tuple[int, ...]  # [CLS], [SEP], [MASK], [PAD]; empty where the tokenizer lacks one
+    begins: NDArray[np.bool_]  # True if the token's first byte is a letter or digit
+    finishes: NDArray[np.bool_]  # True if its last byte is one
+    spaced: Ints  # id of the token with the same text after a space, else the same id
+    marks: tuple[int, ...]  # ids of [CLS], [SEP], [MASK], [PAD]; empty if the tokenizer lacks one
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast, vocab: int) -> Vocabulary:
-        """Read a tokenizer's vocabulary; special tokens and rows without one read as nothing."""
+        """Read a tokenizer's vocabulary.
+
+        Special tokens, and rows without a token, have no text.
+        """
         pieces = _read_pieces(tokenizer, vocab)
         begins = np.array([_is_letter_at(piece, 0) for piece in pieces])
         finishes = np.array([_is_letter_at(piece, -1) for piece in pieces])
@@ -75,23 +78,29 @@ class Vocabulary:
 
     @cached_property
     def ordinary(self) -> Ints:
-        """Tokens that may replace a masked one: those that read as something."""
+        """Ids of tokens that may replace a masked one: those with text."""
         return np.flatnonzero([bool(piece) for piece in self.pieces])
 
     @cached_property
     def blank(self) -> NDArray[np.bool_]:
-        """Whether each token is white space alone, or nothing."""
+        """True for each token without text or with white space alone."""
         return np.array([not piece.strip() for piece in self.pieces])
 
     def word_starts(self, ids: Ints) -> NDArray[np.bool_]:
-        """Whether each of `ids` [N] begins a word; the rest go on with the word before them."""
+        """Return True for each of `ids` [N] that begins a word.
+
+        The others continue the word before them.
+        """
         starts = np.ones(len(ids), bool)
         starts[1:] = ~(self.begins[ids[1:]] & self.finishes[ids[:-1]])
         return starts
 
 
 def _read_pieces(tokenizer: PreTrainedTokenizerFast, vocab: int) -> tuple[bytes, ...]:
-    """Return the bytes that each token adds to a text; b"" for special tokens and rows without a token."""
+    """Return the bytes that each token adds to a text.
+
+    b"" for special tokens and rows without a token.
+    """
     names = tokenizer.convert_ids_to_tokens(list(range(vocab)))
     special = set(tokenizer.all_special_ids)
     ordinary = {i: name for i, name in enumerate(names) if name is not None and i not in special}
@@ -100,22 +109,25 @@ def _read_pieces(tokenizer: PreTrainedTokenizerFast, vocab: int) -> tuple[bytes,
 
 
 def _is_letter_at(piece: bytes, end: int) -> bool:
-    """Return whether a piece has a letter or a digit at its beginning (0) or its end (−1)."""
+    """Return whether a piece has a letter or digit at `end`: 0 first, −1 last."""
     return bool(piece) and piece[end] in _LETTERS
 
 
 def _spaced_ids(pieces: Sequence[bytes]) -> Ints:
-    """Return for each token the one that reads as a space and then this one; itself where there is none."""
+    """Return for each token the one with the same text after a space, else itself."""
     ids: dict[bytes, int] = {}
     for i, piece in enumerate(pieces):
         if piece:
-            ids.setdefault(piece, i)  # of equal pieces the first
+            ids.setdefault(piece, i)  # the first of equal pieces
     spaced = [ids.get(b" " + piece, i) if piece else i for i, piece in enumerate(pieces)]
     return np.array(spaced, np.int64)
 
 
 def _reader(names: Collection[str]) -> Callable[[str], bytes]:
-    """Return the function from a token's name to its bytes: byte-level, SentencePiece or WordPiece, as names say."""
+    """Return the function from a token's name to its bytes.
+
+    The names show whether the tokenizer is byte-level, SentencePiece or WordPiece.
+    """
     if any(name.startswith("▁") for name in names):
         return _sentencepiece_bytes
     if any(name.startswith("##") for name in names):
@@ -139,7 +151,10 @@ def _wordpiece_bytes(name: str) -> bytes:
 
 
 def _byte_level_bytes(name: str) -> bytes:
-    """Return the bytes that a name's letters stand for; of a name with other letters its own."""
+    """Return the bytes that a name's letters represent.
+
+    A name with other letters represents its UTF-8 bytes.
+    """
     letters = _byte_letters()
     if letters.keys() >= set(name):
         return bytes(letters[letter] for letter in name)
@@ -148,24 +163,27 @@ def _byte_level_bytes(name: str) -> bytes:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Where the sentences of a stream are."""
+    """Positions of the sentences of a stream of tokens."""
 
     vocabulary: Vocabulary
-    tokens: np.ndarray  # the stream [N], also memory-mapped
+    tokens: np.ndarray  # the stream [N], possibly memory-mapped
     starts: Ints  # first token of each sentence [S]
-    ends: Ints  # the token behind its last [S]
+    ends: Ints  # token after the last one of each sentence [S]
     documents: Ints  # first sentence of each document, and S at the end [D + 1]
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def between(self, first: int, last: int) -> Ints:
-        """Tokens of the sentences `first` … `last` − 1, of one document."""
+        """Return the tokens of the sentences `first` … `last` − 1, of one document."""
         return self.tokens[self.starts[first] : self.ends[last - 1]].astype(np.int64)
 
 
 def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sentences:
-    """Find the sentences of a stream [N] whose documents end with `eos`; `eos` itself is in none."""
+    """Find the sentences of a stream [N] whose documents end with `eos`.
+
+    No sentence contains `eos`.
+    """
     starts, ends, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [0]
     begin = 0
     for stop in [*np.flatnonzero(tokens == eos).tolist(), len(tokens)]:
@@ -179,7 +197,7 @@ def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sent
 
 
 def _sentences_of_document(tokens: np.ndarray, vocabulary: Vocabulary) -> tuple[Ints, Ints]:
-    """Return the first token of each sentence of a document, and the token behind its last."""
+    """Return the first token of each sentence of a document, and the token after its last."""
     pieces = [vocabulary.pieces[i] for i in tokens.tolist()]
     lengths = [len(piece) for piece in pieces]
     offsets = np.cumsum([0, *lengths][:-1])  # byte at which each token begins
@@ -192,7 +210,7 @@ def _sentences_of_document(tokens: np.ndarray, vocabulary: Vocabulary) -> tuple[
 
 
 def _sentence_ends(text: bytes) -> list[int]:
-    """Return the bytes behind which sentences end."""
+    """Return the byte offsets after which sentences end."""
     ends = []
     for match in _END.finditer(text):
         word = _WORD.search(text, max(0, match.start() - 12), match.start())
@@ -206,12 +224,12 @@ def _sentence_ends(text: bytes) -> list[int]:
 
 @dataclass(frozen=True)
 class Packing:
-    """How pairs are made."""
+    """Rules for packing sentences into pairs."""
 
     length: int = 128  # T, tokens of a row, marks included
     objective: str = "sop"
-    in_order: float = 0.5  # share of pairs that are as in the document
-    short: float = 0.1  # share of rows that are packed to a random shorter length, as BERT's and ALBERT's are
+    in_order: float = 0.5  # share of pairs in the document's order
+    short: float = 0.1  # share of rows packed to a random shorter length, as in BERT and ALBERT
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -222,16 +240,17 @@ class Packing:
 
     @property
     def room(self) -> int:
-        """Tokens of A and B together."""
+        """Number of tokens of A and B together."""
         return self.length - AROUND
 
 
 def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
-    """Pack a split once, in an order and with labels of its own draw.
+    """Pack a split once, in a random order and with random labels from `draw`.
 
     Returns:
-        pairs by their sentences [P, 6]: A is first … middle − 1, B middle … last − 1; the label is 1 where they are as
-        in the document; where it is 0 under nsp, B is other … other's last − 1 instead.
+        Pairs by their sentences [P, 6]: A is first … middle − 1, B is middle … last − 1. The label is 1 if they are as
+            in
+        the document. If it is 0 under nsp, B is other … other's last − 1 instead.
     """
     spans = _pack_rows(sentences, packing, draw)
     if not len(spans):
@@ -250,13 +269,16 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
 
 
 def _draw_segments(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.Generator) -> tuple[Ints, Ints]:
-    """Draw (first, behind the last) sentences of another document for each B, about as many tokens as it has."""
+    """Draw a segment of another document for each B, with about as many tokens.
+
+    Return its first sentence, and the one after its last.
+    """
     documents = sentences.documents
     if len(documents) < 3:
         raise DataError("nsp in one document: no other has a segment to lend", "give more documents, or use sop")
     document = np.searchsorted(documents, middle, side="right") - 1
     before, after = documents[document], documents[document + 1]
-    chosen = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
+    chosen = draw.integers(0, len(sentences) - (after - before))  # one of the sentences of other documents
     other = chosen + np.where(chosen < before, 0, after - before)
     size = sentences.ends[last - 1] - sentences.starts[middle]
     until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
@@ -265,15 +287,16 @@ def _draw_segments(sentences: Sentences, middle: Ints, last: Ints, draw: np.rand
 
 
 def _pack_rows(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
-    """Return (first, last) sentence of every row [P, 2]: as many as fit, two or more; one left over is left out.
+    """Return (first, last) sentence of every row [P, 2].
 
-    A document is packed from its beginning or from its end, by chance: the sentence that a row is filled up with is
-    one that still fitted, and were it always in B, the shorter segment would tell the order.
+    A row takes as many sentences as fit, two or more; a single one left over is left out. A document is packed from its
+    beginning or from its end, at random. The last sentence of a row is one that still fitted, so it tends to be short.
+    If it were always in B, the shorter segment would reveal the order.
     """
     spans: list[tuple[int, int]] = []
     for begin, stop in pairwise(sentences.documents.tolist()):
         starts, ends = sentences.starts[begin:stop], sentences.ends[begin:stop]
-        if draw.random() < 0.5:  # backwards: the same from the other end
+        if draw.random() < 0.5:  # backwards: mirrored positions
             rows = _pack_document(-ends[::-1], -starts[::-1], packing, draw)
             spans += [(stop - last, stop - first) for first, last in rows]
         else:
@@ -283,7 +306,7 @@ def _pack_rows(sentences: Sentences, packing: Packing, draw: np.random.Generator
 
 
 def _pack_document(starts: Ints, ends: Ints, packing: Packing, draw: np.random.Generator) -> list[tuple[int, int]]:
-    """Return (first, last) of the rows that a document's sentences fill, counted from its first sentence."""
+    """Return (first, last) of the rows of a document, counted from its first sentence."""
     rows = []
     first, count = 0, len(starts)
     while first + 2 <= count:
@@ -298,7 +321,10 @@ def _pack_document(starts: Ints, ends: Ints, packing: Packing, draw: np.random.G
 
 
 def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random.Generator) -> tuple[Ints, Ints]:
-    """Return (A, B) of a pair as tokens, in the order that the model reads, within the room of a row."""
+    """Return (A, B) of a pair as tokens, in the order of the model's input.
+
+    Both fit into a row.
+    """
     first, middle, last, label, other, other_last = pair.tolist()
     a, b = sentences.between(first, middle), sentences.between(middle, last)
     if packing.objective == "nsp" and not label:
@@ -313,7 +339,7 @@ def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random
 
 
 def _truncated(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:
-    """Leave out the beginning or the end, by chance; `keep` tokens stay."""
+    """Return `keep` tokens of a segment, without its beginning or its end, at random."""
     if draw.random() < 0.5:
         return segment[:keep]
     return segment[len(segment) - keep :]

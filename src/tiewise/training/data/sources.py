@@ -1,20 +1,19 @@
-"""What `--text` takes, as a stream of documents.
+"""Texts by name (`--text`), as a stream of documents.
 
-    builtin                  the prose that this Python carries
-    synthetic:irreversibility=0.3,scripts=2      a language made to order (`tiewise.training.data.synthetic`)
+    builtin                  the prose in this Python's library and reference
+    synthetic:irreversibility=0.3,scripts=2      an artificial language (`tiewise.training.data.synthetic`)
     FILE  FOLDER  'GLOB'     plain text, cut into parts; .jsonl and .parquet among them by their rows
     FILE.jsonl:FIELD         one field of every line (.ndjson too); "text" unless named
     FILE.parquet:COLUMN      one column; "text" unless named
     hf:ID[/CONFIG][:SPLIT]   a Hugging Face dataset, or a dataset's folder (hf:./folder:test); "train" unless named
     -                        standard input, as plain text
 
-Nothing is ever read whole: a file of any size passes through in parts. A plain file is one document, character for
-character, whose parts are about a hundredth of all plain text given, between 200 and 10,000 characters: small texts
-still split, and a folder of articles keeps each article in one part. A row is a document: its author drew that line, so
-it is never cut or joined here.
+A file of any size is read in parts. A plain file is one document, character for character. Its parts have about a
+hundredth of all plain text, between 200 and 10,000 characters: small texts still split, and a folder of articles has
+each article in one part. A row is a document as its author wrote it, so rows are never cut or joined here.
 
-The order never depends on the file system. In a folder and its subfolders: every file that begins as text, and every
-`.jsonl` and `.parquet`; hidden ones (a leading dot) and empty ones are passed over.
+The order never depends on the file system. A folder means every file in it and its subfolders that begins as text,
+and every `.jsonl` and `.parquet`. Hidden files (a leading dot) and empty ones are left out.
 """
 
 from __future__ import annotations
@@ -46,30 +45,36 @@ from tiewise.training.data.synthetic import NAME, Language
 Text = str | os.PathLike[str]
 SYNTHETIC, HUB = f"{NAME}:", "hf:"
 TABLES = (".jsonl", ".ndjson", ".parquet")
-FIELD = "text"  # of a row, unless another is named
+FIELD = "text"  # default field of a row
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
-_SNIFFED = 8192  # bytes that decide whether a file found in a folder is text
-_ROWS = 1024  # of a Parquet row group, held at once
+_SNIFFED = 8192  # first bytes of a file in a folder that are tested for text
+_ROWS = 1024  # rows of a Parquet row group in memory at once
 
 
 @dataclass(frozen=True)
 class Source:
-    """One text as typed, and the files behind it (none of what is made or on the Hub, nor of `-` until it is kept)."""
+    """One text as typed, and its files.
+
+    There are no files for generated texts, for the Hub, and for `-` until it is saved.
+    """
 
     text: str
     files: tuple[Path, ...] = ()
-    field: str = FIELD  # of the rows of tables among them
+    field: str = FIELD  # field of the rows, if files are tables
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Total bytes of its files."""
         return sum(file.stat().st_size for file in self.files)
 
 
 def resolve(text: str) -> Source:
-    """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
+    """Return the source that `text` names, without reading it.
+
+    DataError: there is none of that name.
+    """
     if text.startswith(SYNTHETIC):
-        Language.parse(text)  # a mistake in it is said at once
+        Language.parse(text)  # raises for a mistake before anything is read
         return Source(text)
     if text in ("builtin", "-"):
         return Source(text)
@@ -85,10 +90,10 @@ def resolve(text: str) -> Source:
 
 
 def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
-    """Stream the documents of all `texts` in the order given, plain files part by part.
+    """Stream the documents of all `texts` in the given order, plain files in parts.
 
     Raises:
-        DataError: at once where a text does not exist; while iterating where one cannot be read or holds no text.
+        DataError: at once if a text does not exist; while iterating if one cannot be read or has no text.
     """
     if isinstance(texts, str | os.PathLike):
         texts = [texts]
@@ -109,7 +114,10 @@ def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
 
 
 def _part_size(sources: Sequence[Source]) -> int:
-    """Return the characters of a part of plain text: about a hundredth of all plain files together."""
+    """Return the characters of a part of plain text.
+
+    It is about a hundredth of all plain files together.
+    """
     plain = 0
     for source in sources:
         if source.text.startswith(HUB):
@@ -119,7 +127,7 @@ def _part_size(sources: Sequence[Source]) -> int:
 
 
 def _documents(source: Source, size: int) -> Iterator[Document]:
-    """Stream the documents of a text; `size` is that of the parts of plain files."""
+    """Stream the documents of a text; `size` is the size of parts of plain files."""
     text = source.text
     if text == "builtin":
         for _, prose in builtin_texts():
@@ -152,7 +160,7 @@ def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
     for part in cut_parts(decode(file, name), size):
         text += part
         if begins and text.isspace():
-            continue  # blank lines that a file begins with go with what follows
+            continue  # blank lines at the beginning belong to the next part
         yield Document(text, begins)
         text, begins = "", False
 
@@ -161,7 +169,10 @@ def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
 
 
 def find_files(text: str) -> tuple[Path, ...]:
-    """Return the files that `text` means: the file itself, a folder's, or those that match a pattern; refuse none."""
+    """Return the files of a name: one file, or those of a folder or a pattern.
+
+    DataError: there are none.
+    """
     path = Path(text).expanduser()
     if not os.path.lexists(path) and glob.has_magic(text):
         files = _matching_files(path)
@@ -170,7 +181,7 @@ def find_files(text: str) -> tuple[Path, ...]:
         files = tuple(_text_files(path))
         none, remedy = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
     else:
-        is_empty = not _state(path).st_size and path.is_file()  # a pipe has no size either
+        is_empty = not _state(path).st_size and path.is_file()  # a pipe also has size 0
         files = () if is_empty else (path,)
         none, remedy = f"the file {text!r} is empty", "give a file with text in it"
     if not files:
@@ -179,7 +190,7 @@ def find_files(text: str) -> tuple[Path, ...]:
 
 
 def _matching_files(pattern: Path) -> tuple[Path, ...]:
-    """Return the files that match a pattern and are not empty, in order."""
+    """Return the non-empty files that match a pattern, in order."""
     matches = [Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]
     return tuple(path for path in matches if _is_filled_file(path))
 
@@ -196,9 +207,10 @@ def _state(path: Path) -> os.stat_result:
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
-    """Yield the tables and the files that begin as text, in a folder and its subfolders; hidden ones are left out."""
+    """Yield the tables and text files in a folder and its subfolders, without hidden ones."""
 
     def refuse(error: OSError) -> None:
+        """Raise the error for a folder that cannot be read."""
         raise unreadable(error.filename, error) from None
 
     for where, folders, names in os.walk(folder, onerror=refuse):
@@ -225,7 +237,10 @@ def _begins_as_text(path: Path) -> bool:
 
 
 def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[str]:
-    """Yield `field` of every line; blank lines and null values are passed over, errors name the line."""
+    """Yield `field` of every line, without blank lines and null values.
+
+    DataError: a line cannot be read; the message names it.
+    """
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -259,7 +274,7 @@ def _read_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
-    """Yield `column` of every row, a part of a row group at a time; nulls are passed over."""
+    """Yield `column` of every row without nulls, in parts of a row group."""
     try:
         parquet = pyarrow.parquet.ParquetFile(file)
         _require_text_column(parquet.schema_arrow, path, column)
@@ -270,7 +285,7 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
 
 
 def _require_text_column(schema: Any, path: Path, column: str) -> None:
-    """Raise DataError if a Parquet schema lacks a column, or if it holds no strings."""
+    """Raise DataError if a Parquet schema lacks a column, or if it has no strings."""
     if column not in schema.names:
         remedy = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
         raise DataError(f"{path}: no column {column!r}", remedy)
@@ -285,11 +300,14 @@ class HubName(NamedTuple):
     path: str  # the id, or the folder
     config: str | None
     split: str
-    folder: Path | None  # where the dataset is a folder of this machine
+    folder: Path | None  # folder of a dataset on this machine
 
 
 def parse_hub_name(name: str) -> HubName:
-    """Take `id[/config][:split]` apart; a DataError where no dataset can have this name."""
+    """Divide `id[/config][:split]` into its parts.
+
+    DataError: no dataset can have this name.
+    """
     path, _, split = name.partition(":")
     folder, form = Path(path).expanduser(), "write hf:owner/name[/config][:split], or hf:./folder[:split]"
     if path and folder.is_dir():
@@ -304,7 +322,7 @@ def parse_hub_name(name: str) -> HubName:
 
 
 def _hub_rows(name: str) -> Iterator[str]:
-    """Yield the rows of the dataset behind `hf:`: its column `text`, or else its only column of strings."""
+    """Yield the rows of an `hf:` dataset: its column `text`, or else its only text column."""
     source = parse_hub_name(name)
     column = None
     try:
@@ -315,7 +333,7 @@ def _hub_rows(name: str) -> Iterator[str]:
                 yield row[column]
     except DataError:
         raise
-    except Exception as error:  # a dozen kinds come out of there: hub, network, formats, the file system
+    except Exception as error:  # hub, network, formats and file system raise many types
         remedy = "check the split and the files in the folder"
         if source.folder is None:
             remedy = (
@@ -325,7 +343,7 @@ def _hub_rows(name: str) -> Iterator[str]:
 
 
 def _open_dataset(source: HubName) -> Iterable[dict[str, Any]]:
-    """Open a saved dataset, one of several that were saved together, or whatever `datasets` can load."""
+    """Open a saved dataset, one of several saved together, or any that `datasets` can load."""
     path, config, split, folder = source
     rows: Iterable[dict[str, Any]]
     if folder is not None and (folder / "state.json").exists():
@@ -334,18 +352,23 @@ def _open_dataset(source: HubName) -> Iterable[dict[str, Any]]:
     if folder is not None and (folder / "dataset_dict.json").exists():
         rows = datasets.load_from_disk(str(folder / split))
         return rows
-    can_stream = not set(split) & set("[+")  # slices and sums of splits cannot be
+    can_stream = not set(split) & set("[+")  # slices and sums of splits cannot be streamed
     try:
         rows = datasets.load_dataset(path, config, split=split, streaming=can_stream)
     except (OSError, datasets.exceptions.DatasetsError):
         if folder is not None or not can_stream:
             raise
-        rows = datasets.load_dataset(path, config, split=split)  # without streaming, which finds the local cache too
+        rows = datasets.load_dataset(
+            path, config, split=split
+        )  # without streaming, `datasets` also finds the local cache
     return rows
 
 
 def _text_column(row: Mapping[str, Any], name: str) -> str:
-    """Return the column `text` of a dataset's first row, or else its only one of strings. Raises DataError."""
+    """Return the column `text` of a dataset's first row, or else its only text column.
+
+    Raises DataError.
+    """
     strings = [column for column, value in row.items() if isinstance(value, str)]
     if FIELD in strings:
         return FIELD
@@ -355,19 +378,21 @@ def _text_column(row: Mapping[str, Any], name: str) -> str:
     return strings[0]
 
 
-# what Python carries
+# the built-in text
 
-# Packages of others, tests (they hold text written to be odd) and a parser kept for Python 2's grammar.
+# Third-party packages, tests (with deliberately strange text) and a parser of Python 2's grammar.
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}
 _BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def builtin_texts() -> Iterator[tuple[str, str]]:
-    """Yield (name, prose) of what every CPython carries: every reference topic, then every library module's docstrings.
+    """Yield (name, prose) of every reference topic and library module of this Python.
 
-    `pydoc_data.topics` holds the reference texts behind `help("if")`; docstrings are read from the source files by
-    `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order. Stripped
-    and zipped ones carry neither.
+    `pydoc_data.topics` has the reference texts of `help("if")`. Docstrings are read from the source files by `ast`, so
+    no module is imported and nothing runs. The same Python gives the same text, in sorted order. A stripped or zipped
+    Python has neither.
+
+    DataError: this Python has no documentation.
     """
     has_prose = False
     for name, prose in chain(_topics(), _library_docstrings()):
@@ -380,16 +405,16 @@ def builtin_texts() -> Iterator[tuple[str, str]]:
 
 
 def _topics() -> Iterator[tuple[str, str]]:
-    """Yield the reference topics behind `help("if")`, by name."""
+    """Yield the reference topics of `help("if")`, by name."""
     topics: dict[str, str] = {}
-    with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
+    with suppress(ImportError):  # some distributions package it separately; the docstrings suffice
         topics = importlib.import_module("pydoc_data.topics").topics
     for name in sorted(topics):
         yield f"topic {name}", topics[name]
 
 
 def _library_docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the docstrings of every module of the standard library, by its path; "" where there are none."""
+    """Yield the docstrings of every standard library module, by its path; "" if it has none."""
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
         inner = path.relative_to(library)
@@ -397,7 +422,7 @@ def _library_docstrings() -> Iterator[tuple[str, str]]:
             continue
         prose = ""
         with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
+            warnings.simplefilter("ignore")  # old modules have invalid escapes
             prose = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
         yield f"module {inner.as_posix()}", prose
 
@@ -409,6 +434,6 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
         if text:
             yield text
     for child in ast.iter_child_nodes(node):
-        # definitions stand in statements only, also in those of `if` and `try`; expressions are most of a tree
+        # only statements contain definitions, also those of `if` and `try`; expressions are most of a tree
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             yield from _docstrings(child)

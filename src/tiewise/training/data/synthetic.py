@@ -1,15 +1,17 @@
-"""Languages made to order, `synthetic:irreversibility=0.3,scripts=2`, so that causes of a tying gap vary one at a time.
+"""Artificial languages (`synthetic:irreversibility=0.3,scripts=2`), which vary one cause of a tying gap at a time.
 
 A word has a script, a rank, and one of three classes, A → B → C → A. The next word's class is the same in one case of
-three, else one step forward with probability f, else one step back; its script is the same seven times in eight, else
-any; its rank is drawn anew, p(r) ∝ r^−zipf. Classes are equally frequent, and a step and its reverse differ in f alone:
+three, else one step forward with probability f, else one step back. Its script is the same in seven of eight cases,
+else any. Its rank is drawn independently, p(r) ∝ r^−zipf. Classes are equally frequent, and a step and its reverse
+differ in f alone:
 
     irreversibility = ⅔ (ln 2 − h(f)) nats,   h the binary entropy; 0 at f = ½, 0.46 at f = 1
 
-is exact, whatever exponent, scripts and words are, and all that a word says of the next one's class. What is left at
-f = ½ has no negative eigenvalues: the floor of a direct path of one table with an output bias is that of two tables
+This is exact for any exponent, scripts and words, and it is all that a word tells about the next one's class. At f = ½
+the rest has no negative eigenvalues: the floor of a direct path of one table with an output bias is that of two tables
 plus the irreversibility, and no more. Words of one rank are equally frequent; over ranks the vocabulary has Zipf's
-exponent. A document is 128 words, drawn apart from the others; equal options give equal text, on every machine.
+exponent. A document has 128 words and is drawn independently of the others. Equal options give equal text on every
+machine.
 """
 
 from __future__ import annotations
@@ -27,24 +29,27 @@ from tiewise.core.records import read_setting, require
 
 NAME = "synthetic"
 CLASSES, STAYS, LENGTH = 3, 7 / 8, 128
-MOVES = 2 / 3  # chance that the class changes
+MOVES = 2 / 3  # probability that the class changes
 _LETTERS = (range(0x61, 0x7B), range(0x430, 0x450), range(0x10D0, 0x10F1), range(0x5D0, 0x5EB))
 SCRIPTS = len(_LETTERS)  # Latin, Cyrillic, Georgian, Hebrew
 
 
 @dataclass(frozen=True)
 class Language:
-    """Properties of a language made to order."""
+    """Properties of an artificial language."""
 
     irreversibility: float = 0.3  # nats per word
     zipf: float = 1.0
     scripts: int = 1
-    types: int = 1024  # distinct words, of all scripts together
+    types: int = 1024  # number of distinct words in all scripts together
     words: int = 500_000  # length of the text
 
     @classmethod
     def parse(cls, text: str) -> Language:
-        """Read `synthetic:NAME=VALUE,…`; a default stays where no value is given. Raises DataError."""
+        """Read `synthetic:NAME=VALUE,…`; options without a value have their defaults.
+
+        Raises DataError.
+        """
         try:
             language = cls(**cls._read_options(text))
             language._check()
@@ -54,7 +59,7 @@ class Language:
 
     @classmethod
     def _read_options(cls, text: str) -> dict[str, Any]:
-        """Return the options that a text names, as their defaults' types."""
+        """Return the options in a text, in the types of their defaults."""
         defaults = {field.name: field.default for field in fields(cls)}
         options = {}
         for part in text.removeprefix(NAME).removeprefix(":").split(","):
@@ -82,12 +87,13 @@ class Language:
         """Probability f of a step forward, at least ½."""
 
         def missing(f: float) -> float:
+            """Return the irreversibility at f minus that of this language."""
             return float(MOVES * (np.log(2) - scipy.special.entr([f, 1 - f]).sum()) - self.irreversibility)
 
         return float(scipy.optimize.brentq(missing, 0.5, 1))
 
     def documents(self) -> Iterator[str]:
-        """Yield the documents, words apart by single spaces, one before the first: all are tokens of one form."""
+        """Yield the documents, with a space before each word, so that all tokens have one form."""
         draw = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(0)))
         ranks = self.types // (CLASSES * self.scripts)
         weights = np.arange(1.0, ranks + 1) ** -self.zipf
@@ -105,7 +111,7 @@ class Language:
 
 
 def _spell_words(letters: range, count: int) -> list[str]:
-    """Return so many different words of two letters or more, short ones first."""
+    """Return `count` different words of two letters or more, short ones first."""
     alphabet = [chr(letter) for letter in letters]
     words = chain.from_iterable(product(alphabet, repeat=size) for size in range(2, 6))
     return ["".join(word[::-1]) for word in islice(words, count)]

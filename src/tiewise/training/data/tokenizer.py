@@ -1,13 +1,15 @@
-"""`--tokenizer`: a name becomes a Hugging Face tokenizer, always with an `eos` token, and text becomes tokens.
+"""Tokenizers by name (`--tokenizer`), and text as tokens.
+
+Every tokenizer has an `eos` token.
 
 bpe:4096          byte-level BPE of that many tokens, trained on the training split (Sennrich et al. 2016; bytes as
-                  in GPT-2), so every text can be written and nothing of the held-out text shapes the vocabulary
+                  in GPT-2), so it can encode every text, and held-out text has no influence on the vocabulary
 bytes             256 bytes, token = byte, and <eos>
 PATH              a tokenizer.json, or a folder that `save_pretrained` wrote
 ID                a tokenizer of the Hugging Face Hub
 
-Text goes to tokens and on to the disk a batch at a time: neither the text nor its tokens are ever held whole. An
-inspection reads a text with a checkpoint's own tokenizer (`read_tokens`), and runs a model on `windows` of it.
+Text is encoded and written batch by batch, so neither the text nor its tokens are ever in memory completely. An
+inspection reads a text with a checkpoint's tokenizer (`read_tokens`), and runs a model on `windows` of it.
 """
 
 from __future__ import annotations
@@ -30,20 +32,21 @@ from tiewise.training.data.sources import Text, open_sources
 
 Ids = NDArray[np.int64]
 EOS = "<eos>"
-_SMALLEST = 257  # every byte, and <eos>
-# What tokenizers without a declared end call it, most usual first.
+_SMALLEST = 257  # tokens: every byte, and <eos>
+# Names of the end token in tokenizers that declare none, most usual first.
 _ENDS = (EOS, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "[SEP]", "[EOS]")
 _CHOICES = "choose bpe:4096, bytes, a tokenizer.json, a tokenizer's folder, or a Hugging Face id"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda: iter(())) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that `kind` names; `train_texts` is called for `bpe:N` only.
+    """Return the tokenizer that `kind` names.
 
-    A short text gives fewer than N tokens: `len(tokenizer)` is the actual size. The same text gives the same tokens.
+    `train_texts` is called for `bpe:N` only. A short text gives fewer than N tokens: `len(tokenizer)` is the actual
+    size. The same text gives the same tokens.
 
     Raises:
-        DataError: on a kind that is malformed, not to be found, or not a tokenizer that this package can run.
+        DataError: `kind` is malformed, does not exist, or is a tokenizer that this package cannot run.
     """
     size = bpe_size(kind)
     if size is not None:
@@ -52,7 +55,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
         return _with_eos(_byte_level_engine(models.BPE(vocab={**byte_letters(), EOS: 256}, merges=[])))
     path = Path(kind).expanduser()
     if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
-        path = path.parent  # which knows the special tokens' parts
+        path = path.parent  # its tokenizer_config.json names the special tokens
     if path.is_file():
         tokenizer = _read_tokenizer_json(path)
     elif path.is_dir() or _is_hub_id(kind):
@@ -67,7 +70,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
 
 
 def _byte_level_engine(model: models.BPE) -> Tokenizer:
-    """Return an engine on bytes, as in GPT-2, that merges as a model says."""
+    """Return an engine on bytes, as in GPT-2, with the merges of a model."""
     engine = Tokenizer(model)
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
@@ -79,7 +82,7 @@ def _with_eos(engine: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _train_bpe(size: int, texts: Iterator[str]) -> PreTrainedTokenizerFast:
-    """Train a byte-level tokenizer of so many tokens at most."""
+    """Train a byte-level tokenizer of at most `size` tokens."""
     engine = _byte_level_engine(models.BPE())
     alphabet = sorted(byte_letters())
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
@@ -96,17 +99,17 @@ def _read_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
     """Read a tokenizer.json. Raises DataError."""
     try:
         return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
-    except Exception as error:  # the Rust side raises Exception itself
+    except Exception as error:  # the Rust library raises plain Exception
         raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line_message(error)})", _CHOICES) from None
 
 
 def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
-    """Read the tokenizer of a folder, or of the Hub where there is no such folder. Raises DataError."""
+    """Read the tokenizer of a folder, else of the Hub. Raises DataError."""
     is_local = folder.is_dir()
     name = str(folder) if is_local else kind
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
-    except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
+    except Exception as error:  # hub, network, missing packages and malformed files raise many types
         if is_local:
             problem, remedy = f"the folder {kind!r} holds no tokenizer", _CHOICES
         else:
@@ -119,7 +122,10 @@ def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _add_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Give a tokenizer an end token: its own separator, else a usual end that it has, else a new one."""
+    """Give a tokenizer an end token.
+
+    This is its separator, else a usual end token in its vocabulary, else a new one.
+    """
     end = tokenizer.sep_token
     if not end:
         vocabulary = tokenizer.get_vocab()
@@ -128,7 +134,10 @@ def _add_end(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def bpe_size(kind: str) -> int | None:
-    """Return N of `bpe:N`, and None for every other kind; a DataError where N is no number, or too small."""
+    """Return N of `bpe:N`, and None for every other kind.
+
+    DataError: N is no number, or too small.
+    """
     name, _, number = kind.partition(":")
     if name != "bpe":
         return None
@@ -141,7 +150,10 @@ def bpe_size(kind: str) -> int | None:
 
 
 def plain_engine(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """Return a copy that takes text as text: words such as "<eos>" in it stay words, nothing is truncated or padded."""
+    """Return a copy of the engine that reads special tokens in text as plain text.
+
+    A word such as "<eos>" remains a word. Nothing is truncated or padded.
+    """
     engine = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     engine.encode_special_tokens = True
     engine.no_truncation()
@@ -150,14 +162,14 @@ def plain_engine(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
 
 class StreamEncoder:
-    """A tokenizer that takes text as text (`plain_engine`) and ends documents."""
+    """Encoder that reads special tokens as plain text (`plain_engine`) and ends documents."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, dtype: np.dtype):
         self._engine = plain_engine(tokenizer)
         self._eos_id = tokenizer.eos_token_id
         self._dtype = dtype
         self._begins_spaced = prepends_space(self._engine)
-        self._ended = True  # whether the last piece was the end of a document
+        self._ended = True  # True if the last piece ended a document
 
     def encode(self, batch: list[tuple[str, bool]]) -> np.ndarray:
         """Return the tokens of all pieces, with `<eos>` after each that ends a document."""
@@ -173,7 +185,10 @@ class StreamEncoder:
         return np.array(ids, self._dtype)
 
     def _without_second_spaces(self, batch: list[tuple[str, bool]]) -> list[str]:
-        """Return the pieces; one that goes on loses its first space, for the engine puts one there itself."""
+        """Return the pieces without the space that the engine adds again.
+
+        A piece that continues a document loses its first space.
+        """
         texts = []
         for piece, is_last in batch:
             texts.append(piece if self._ended else piece.removeprefix(" "))
@@ -182,7 +197,10 @@ class StreamEncoder:
 
 
 def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamEncoder) -> int:
-    """Write the tokens of all `texts` (text, whether a document ends with it) to `path`; return how many these are."""
+    """Write the tokens of `texts` to `path`; return their number.
+
+    A text comes with True if its document ends with it.
+    """
     count, characters = 0, 0
     with path.open("wb") as file:
         for batch in batch_pieces(cut_pieces(texts)):
@@ -195,19 +213,19 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
     return count
 
 
-# what an inspection reads
+# texts of an inspection
 
 
 def read_tokens(folder: Path | str, texts: Text | Sequence[Text], vocab: int, most: int | None = None) -> Ids:
-    """Read texts (as in `sources`) with the tokenizer in a checkpoint's folder: ids [N], at most `most`.
+    """Read texts (as in `sources`) with a checkpoint's tokenizer; return ids [N], at most `most`.
 
-    Documents end in the tokenizer's end token, where it has one that the table of `vocab` rows knows; a plain file is
-    one document. Raises DataError.
+    A document ends in the tokenizer's end token, if the table of `vocab` rows has a row for it. A plain file is one
+    document. Raises DataError.
     """
     folder = Path(folder)
     tokenizer = _checkpoint_tokenizer(folder)
     encoder = StreamEncoder(tokenizer, np.dtype(np.int64))
-    end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
+    end = int(tokenizer.eos_token_id)  # beyond the table if the tokenizer lacks one and got a new one
     parts: list[Ids] = []
     count = 0
     for batch in batch_pieces(cut_pieces(with_document_ends(open_sources(texts)))):
@@ -239,7 +257,7 @@ def _checkpoint_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def windows(ids: np.ndarray, length: int, count: int) -> np.ndarray:
-    """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping."""
+    """Cut `count` windows [count, length], evenly spread over the stream, without overlap."""
     most = len(ids) // length
     if most < count:
         problem = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"

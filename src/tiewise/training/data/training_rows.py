@@ -1,17 +1,17 @@
-"""Rows that an ALBERT is trained on: pairs of segments with masked tokens, drawn anew in every epoch.
+"""Training rows of an ALBERT: pairs of segments with masked tokens, drawn for every epoch.
 
-    text = mark(prepare(...))                      # the tokenizer gets [CLS], [SEP], [MASK] and [PAD] where it has none
+    text = add_marks(prepare(...))                 # adds [CLS], [SEP], [MASK] and [PAD] to a tokenizer that lacks them
     rows = PairRows(split_sentences(text, "train"), Packing(), Masking(), seed=1, count=100_000)
     rows[0]["input_ids"], rows[0]["labels"], rows[0]["pair_labels"]
 
-Row i is a function of the seed and i alone: an interrupted run goes on with the rows that it would have had.
+Row i depends only on the seed and i, so a resumed run continues with the same rows.
 
-Masked are whole words in runs of up to three, replaced in the input, and predicted:
+Whole words in runs of up to three are masked, replaced in the input, and predicted:
 
     runs of n words with p(n) ∝ 1/n, n ≤ 3        ALBERT, arXiv:1909.11942 §4.1 (from SpanBERT, arXiv:1907.10529)
     until 15 % of the tokens are chosen; of these  80 % become [MASK], 10 % another token at random, 10 % stay
 
-A run ends early where a segment does, and is shortened where all of it would be more than is left to choose.
+A run ends at the end of a segment, and it is shortened if it has more tokens than are left to choose.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ IGNORED = -100
 
 
 def add_marks(text: PreparedText, marks: Mapping[str, str] = MARKS, more: Sequence[str] = ()) -> PreparedText:
-    """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk.
+    """Add the marks that a prepared text's tokenizer lacks, as new last tokens, on disk.
 
-    `marks` are by transformers' names for them; `more` have none.
+    `marks` are by transformers' names for them; `more` are tokens without such a name.
     """
     tokenizer = AutoTokenizer.from_pretrained(str(text.folder / TOKENIZER), local_files_only=True)
     vocabulary = tokenizer.get_vocab()
@@ -78,12 +78,12 @@ def split_sentences(text: PreparedText, split: str, most: int | None = None) -> 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked."""
+    """Rules for masking tokens."""
 
-    share: float = 0.15  # of a sequence's tokens that are predicted
+    share: float = 0.15  # share of a sequence's tokens that are predicted
     longest: int = 3  # words of the longest run
-    masked: float = 0.8  # of the chosen tokens, the share that becomes the mask
-    random: float = 0.1  # the share that becomes a token at random; the rest stays
+    masked: float = 0.8  # share of the chosen tokens that becomes the mask
+    random: float = 0.1  # share of them that becomes a random token; the rest stays
     whole_words: bool = True  # False masks tokens, not words
 
     def __post_init__(self) -> None:
@@ -96,17 +96,18 @@ class Masking:
 
     @property
     def lengths(self) -> NDArray[np.float64]:
-        """p(n) of a run of n words, n = 1 … longest."""
+        """Probabilities p(n) of a run of n words, n = 1 … longest."""
         weights = 1 / np.arange(1, self.longest + 1)
         return np.asarray(weights / weights.sum())
 
 
 def choose_masked(words: Ints, options: Masking, draw: Draw) -> NDArray[np.bool_]:
-    """Choose the tokens of a sequence that are to be predicted, bool [T].
+    """Choose the tokens of a sequence to predict, bool [T].
 
-    `words` are the numbers of each token's word [T], not falling; −1 for tokens that are never chosen. A run of words
-    goes on only where their numbers do: leave a number out to end it. Chosen are as many tokens as `options.share` of
-    those that may be, one or more, less what no whole word fits in; where not one word fits, the beginning of one.
+    `words` are the numbers of each token's word [T], not falling; −1 marks tokens that are never chosen. A run of words
+    continues only if their numbers do: leave a number out to end it. The choice has `options.share` of the tokens that
+    may be chosen, one or more, less the rest in which no complete word fits. If no word fits at all, the beginning of
+    one is chosen.
     """
     chosen = np.zeros(len(words), bool)
     numbers, begins, sizes = _words_to_choose(words)
@@ -141,9 +142,10 @@ def _words_to_choose(words: Ints) -> tuple[list[int], list[int], list[int]]:
 def apply_mask(
     ids: Ints, chosen: NDArray[np.bool_], mask_id: int, ordinary: int | Ints, options: Masking, draw: Draw
 ) -> tuple[Ints, Ints]:
-    """Replace the `chosen` of tokens [T], each by a separate draw; one at random is of `ordinary`, or below it.
+    """Replace the `chosen` of tokens [T], each by a separate draw.
 
-    Return inputs [T], and labels [T]: the tokens that were there where they were chosen, −100 elsewhere.
+    A random token is one of `ordinary`, or below it if it is a number. Return inputs [T] and labels [T]: the replaced
+    tokens, and −100 elsewhere.
     """
     inputs, count = ids.copy(), int(chosen.sum())
     fate = draw.random(count)
@@ -157,16 +159,17 @@ def apply_mask(
 
 
 class PairRows(Dataset[dict[str, Tensor]]):
-    """`{"input_ids", "token_type_ids", "attention_mask", "labels": int64[T], "pair_labels": int64[]}`, one per row.
+    """Rows of masked pairs as a dataset.
 
-    `count` rows in all, where the epochs follow each other; one epoch unless given. `seed` is of every draw.
+    Each is `{"input_ids", "token_type_ids", "attention_mask", "labels": int64[T], "pair_labels": int64[]}`. `count` is
+    the total number of rows over all epochs, by default one epoch. `seed` determines every draw.
     """
 
     def __init__(
         self, sentences: Sentences, packing: Packing, masking: Masking, *, seed: int, count: int | None = None
     ) -> None:
         self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
-        self._begins = [0]  # first row of each epoch so far, and of the next
+        self._begins = [0]  # first row of each epoch drawn so far, and of the next one
         self._turn_to(0)
         self.count = self.rows_per_epoch if count is None else count
 
@@ -198,14 +201,17 @@ class PairRows(Dataset[dict[str, Tensor]]):
         return row
 
     def _word_numbers(self, a: Ints, b: Ints) -> Ints:
-        """Number each token's word, or each token; marks have −1, and no run spans both segments."""
+        """Return the number of each token's word, or of each token.
+
+        Marks have −1. No number continues from one segment to the other, so no run spans both.
+        """
         starts = self.sentences.vocabulary.word_starts if self.masking.whole_words else np.ones_like
         in_a = np.cumsum(starts(a)) - 1
         in_b = np.cumsum(starts(b)) + in_a[-1] + 1
         return np.concatenate([[-1], in_a, [-1], in_b, [-1]])
 
     def pair(self, index: int, draw: Draw | None = None) -> tuple[Ints, Ints, int | None]:
-        """Return (A, B, label) of a row before it is masked; the label is None where there is no objective."""
+        """Return (A, B, label) of a row before masking; label None without an objective."""
         if draw is None:
             draw = _draw(self.seed, 1, index)
         while self._begins[-1] <= index:
@@ -215,7 +221,7 @@ class PairRows(Dataset[dict[str, Tensor]]):
             self._turn_to(epoch)
         pair = self._pairs[index - self._begins[epoch]]
         a, b = segments(self.sentences, pair, self.packing, draw)
-        for segment in (a, b):  # as it would begin within a text, wherever it was in one
+        for segment in (a, b):  # starts with the spaced token, as within a text
             segment[0] = self.sentences.vocabulary.spaced[segment[0]]
         if self.packing.objective == "none":
             return a, b, None
@@ -227,7 +233,7 @@ class PairRows(Dataset[dict[str, Tensor]]):
         return self._begins[1]
 
     def _turn_to(self, epoch: int) -> None:
-        """Pack the rows of an epoch, and note where the next one begins."""
+        """Pack the rows of an epoch, and note the first row of the next one."""
         self._epoch, self._pairs = epoch, make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
         if epoch == len(self._begins) - 1:
             self._begins.append(self._begins[-1] + len(self._pairs))

@@ -1,10 +1,10 @@
-"""Word-level corpora as papers count them: a folder of `train.txt`, `valid.txt`, `test.txt`, one token per word.
+"""Word-level corpora as in papers: `train.txt`, `valid.txt` and `test.txt`, one token per word.
 
-A line is cut at whitespace and ended by `<eos>`, blank lines too; the vocabulary is that of the training file, most
-frequent word first, and every other word is `<unk>`. So counted, the training file of the Penn Treebank has 929,589
-tokens and 10,000 words, and that of WikiText-2 2,088,628 and 33,278.
+A line is cut at white space and ended by `<eos>`, also a blank line. The vocabulary is that of the training file, most
+frequent word first, and every other word is `<unk>`. Counted so, the training file of the Penn Treebank has 929,589
+tokens and 10,000 words, and that of WikiText-2 has 2,088,628 and 33,278.
 
-What is left is a prepared folder like any other, its splits called train, tune (valid) and heldout (test).
+The result is a prepared folder like any other. Its splits are train, tune (valid) and heldout (test).
 """
 
 from __future__ import annotations
@@ -38,15 +38,19 @@ from tiewise.training.data.tokenizer import EOS
 FILES = ("train.txt", "valid.txt", "test.txt")
 UNKNOWN = "<unk>"
 KIND = "words"
-_LINES = 20_000  # turned into tokens at once
+_LINES = 20_000  # lines of a batch that is encoded at once
 _PART = re.compile(r"(?P<name>[^@]+)(?:@(?P<low>\d+)-(?P<high>\d+))?")
 
 
 def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> PreparedText:
-    """Turn the word-level corpus in a folder into tokens in `folder`, instead of what it held.
+    """Turn the word-level corpus in a folder into tokens in `folder`, and replace its content.
 
-    `files` are those of training, validation and test; `valid.txt@0-90` is the first nine tenths of a file's lines,
-    `valid.txt@90-100` the rest. DataError: one is missing, empty or no text; RunError: `folder` cannot be written.
+    `files` are those of training, validation and test. `valid.txt@0-90` is the first nine tenths of a file's lines,
+    `valid.txt@90-100` the rest.
+
+    Raises:
+        DataError: a file is missing, empty or no text.
+        RunError: `folder` cannot be written.
     """
     parts = word_files(corpus, files)
     folder = Path(folder)
@@ -74,19 +78,22 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
 
 
 def _count_words(part: WordFile) -> dict[str, int]:
-    """Return the words of a training file by their ids, most frequent first, and `<unk>`."""
+    """Return the ids of the words of a training file, most frequent first, and of `<unk>`."""
     counts: Counter[str] = Counter()
     for line in read_words(part):
         counts.update(line)
     if len(counts) < 2:
         raise DataError(f"{part.text} has no words", "give a training file with text in it")
     words = {word: index for index, (word, _) in enumerate(counts.most_common())}  # ties by first appearance
-    words.setdefault(UNKNOWN, len(words))  # last where training does not have it
+    words.setdefault(UNKNOWN, len(words))  # last if the training file lacks it
     return words
 
 
 def _word_tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that gives a text these ids: white space cuts, a line end is `<eos>`, the rest `<unk>`."""
+    """Return a tokenizer with these ids.
+
+    White space separates words, a line end is `<eos>`, and any other word is `<unk>`.
+    """
     engine = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
     engine.normalizer = normalizers.Replace("\n", f" {EOS} ")
     engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -96,13 +103,16 @@ def _word_tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
 
 
 def unknown_share(facts: dict[str, Any], split: str) -> float:
-    """Return the share of a split's tokens that became `<unk>` because training does not know them."""
+    """Return the share of a split's tokens that are `<unk>` because training lacks them."""
     counts: dict[str, int] = facts["splits"][split]
     return counts["unknown"] / counts["tokens"] if counts["tokens"] else 0.0
 
 
 def _write_split(path: Path, part: WordFile, words: dict[str, int], dtype: np.dtype) -> dict[str, int]:
-    """Write one split's ids; count tokens, lines (as documents), characters, bytes and words unknown to training."""
+    """Write one split's ids, and return its counts.
+
+    They count tokens, lines (as documents), characters, bytes, and words that training lacks.
+    """
     counts = dict.fromkeys(("tokens", "documents", "characters", "bytes"), 0)
     unknown: Counter[str] = Counter()
     with path.open("wb") as out:
@@ -113,7 +123,7 @@ def _write_split(path: Path, part: WordFile, words: dict[str, int], dtype: np.dt
             unknown.update(flat[i] for i in np.flatnonzero(ids < 0))
             ids[ids < 0] = words[UNKNOWN]
             out.write(ids.astype(dtype).tobytes())
-            # the spaces and the line ends that cut the words, instead of the `<eos>` that stand for the latter
+            # spaces and line ends between the words, instead of the `<eos>` that replace line ends
             between = sum(max(len(line) - 1, 1) for line in batch) - len(batch) * len(EOS)
             counts["tokens"] += len(ids)
             counts["documents"] += len(batch)
@@ -124,15 +134,21 @@ def _write_split(path: Path, part: WordFile, words: dict[str, int], dtype: np.dt
 
 @dataclass(frozen=True)
 class WordFile:
-    """A file of a corpus, or part of it by lines, so that two files can make three."""
+    """A file of a corpus, or a part of its lines.
+
+    Parts let two files serve as three.
+    """
 
     path: Path
-    numbers: range  # of its lines, from 0
-    text: str  # how that was written
+    numbers: range  # numbers of its lines, from 0
+    text: str  # file and part as the user wrote them
 
 
 def read_words(part: WordFile) -> Iterator[list[str]]:
-    """Yield the words of each line, `<eos>` last; a DataError for a file that cannot be read or is no text."""
+    """Yield the words of each line, `<eos>` last.
+
+    DataError: the file cannot be read or is no text.
+    """
     with open_text(part.path) as file:
         for number, line in enumerate(_lines_of(file, str(part.path))):
             if number in part.numbers:
@@ -140,7 +156,7 @@ def read_words(part: WordFile) -> Iterator[list[str]]:
 
 
 def _lines_of(file: BinaryIO, name: str) -> Iterator[str]:
-    """Yield the lines of a text, also a last one without its end."""
+    """Yield the lines of a text, also a last one without a line end."""
     rest = ""
     for piece in decode(file, name):
         *complete, rest = (rest + piece).split("\n")
@@ -150,7 +166,7 @@ def _lines_of(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
-    """Find the training, validation and test file of a corpus; `files` as `prepare_words` takes them."""
+    """Find the training, validation and test file of a corpus; `files` as in `prepare_words`."""
     folder = Path(corpus).expanduser()
     if not folder.is_dir():
         raise DataError(f"no corpus folder {corpus!r}", f"name a folder with {', '.join(FILES)}")
@@ -162,7 +178,7 @@ def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
 
 
 def _word_file(folder: Path, text: str) -> WordFile:
-    """Find a file of a corpus, or a part of one, as it is written: `valid.txt`, `valid.txt@0-90`."""
+    """Find a file of a corpus, or a part of one, by its written form, `valid.txt@0-90`."""
     remedy = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
     match = _PART.fullmatch(text)
     if match is None:
@@ -173,7 +189,7 @@ def _word_file(folder: Path, text: str) -> WordFile:
         other = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
         raise DataError(f"{str(folder)!r} has no {match['name']} (it has {texts})", other)
     if match["low"] is None:
-        with open_text(path):  # refuses one that cannot be read
+        with open_text(path):  # raises if it cannot be read
             return WordFile(path, range(sys.maxsize), text)
     low, high = int(match["low"]), int(match["high"])
     if not low < high <= 100:
