@@ -16,7 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 import tiewise
-from tiewise.core.estimates import Estimate, critical, detectable, holm, levels, mean_interval, p_value
+from tiewise.core.estimates import (
+    Estimate,
+    critical_t,
+    detectable_difference,
+    holm_adjusted,
+    holm_levels,
+    mean_interval,
+    p_value,
+)
 from tiewise.core.measurement import COLOURS, DIVERGING, count, places, plain, signed
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -118,13 +126,13 @@ def transfer(rows: Sequence[Row]) -> str:
 def tested(means: Sequence[Estimate]) -> list[tuple[float, float]]:
     """Return Holm's p of each mean against zero, and the level at which Holm reads its own p."""
     p = [p_value(mean, [0.0]) for mean in means]
-    return list(zip(holm(p), levels(p), strict=True))
+    return list(zip(holm_adjusted(p), holm_levels(p), strict=True))
 
 
 def contrast(mean: Estimate, p: float, level: float, digits: int) -> tuple[str, str, str]:
     """A difference, bold if it is detected; its interval; what a repetition detects in 80 of 100 cases."""
     value = signed(mean.value, digits)
-    least = detectable(mean.rows - 1, level) * (mean.high - mean.value) / critical(mean.rows - 1)
+    least = detectable_difference(mean.rows - 1, level) * (mean.high - mean.value) / critical_t(mean.rows - 1)
     interval = f"[{signed(mean.low, digits)}, {signed(mean.high, digits)}]"
     return value if p >= 0.05 else f"**{value}**", interval, plain(least, digits)
 
