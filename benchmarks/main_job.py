@@ -33,8 +33,8 @@ PARTS = (
     ("points of the curve", "training/run.py", "point"),
     ("checkpoints", "transformers/trainer.py", "_save_checkpoint"),
     ("last losses", "training/run.py", "_result"),
-    ("final model and result", "training/run.py", "_keep"),
-    ("building", "training/run.py", "build_drawn"),
+    ("final model and result", "training/run.py", "_save_models"),
+    ("building", "training/built_models.py", "build_with_random_tables"),
 )
 
 
