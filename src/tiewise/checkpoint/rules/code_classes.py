@@ -1,4 +1,4 @@
-"""Reader of the Python files of a checkpoint: the statements of their classes on tying.
+"""Reader of the Python files of a checkpoint, for code that ties tables.
 
 The reader parses each file as text. It imports and runs nothing.
 """
@@ -19,10 +19,8 @@ from tiewise.checkpoint.hf_folder import Fault, Folder, recording_faults
 from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
 from tiewise.core.errors import CheckpointError
 
-MOST_BYTES, MOST_IN_ALL = (
-    2**18,
-    2**20,
-)  # limits for one file and for all; a parsed file takes up to 600 times its bytes of memory
+# limits in bytes for one file and for all files; a parsed file takes up to 600 times its size in memory
+MOST_BYTES, MOST_IN_ALL = 2**18, 2**20
 MOST_CLASSES = 2000
 KEYS = "_tied_weights_keys"
 _MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
@@ -33,14 +31,14 @@ _WORDS = re.compile(b"tie|get_output_embeddings|Config")  # a file with none of 
 class Assigned(NamedTuple):
     """An assignment of `_tied_weights_keys`, or of a name that was meant to be it."""
 
-    name: str  # as written
-    line: int  # in its file
-    entries: tuple[str, ...]  # the texts of a list, tuple or set; empty where the value is something else
-    is_list: bool  # the value is a list, tuple or set
+    name: str  # name as written in the file
+    line: int  # number of the line in the file
+    entries: tuple[str, ...]  # strings of a list, tuple or set; empty for other values
+    is_list: bool  # True if the value is a list, tuple or set
 
     @property
     def is_list_of_keys(self) -> bool:
-        """Return whether it gives the keys as transformers 4 took them."""
+        """True if it sets the keys in the form of transformers 4."""
         return self.is_list and self.name == KEYS
 
 
@@ -55,15 +53,15 @@ class CodeClass:
     file: str  # name of the file in the folder
     line: int  # line of the class
     name: str  # name of the class
-    bases: tuple[str, ...]  # last parts of the names of its bases
+    bases: tuple[str, ...]  # names of its bases, without modules
     tied: tuple[Assigned, ...]  # assignments of `_tied_weights_keys`, or of a name that was meant to be it
-    tie_weights: int | None  # line of its own `tie_weights` if that lacks an argument of transformers 5; else None
+    tie_weights: int | None  # line of its `tie_weights` if that lacks an argument of transformers 5; else None
     methods: frozenset[str]  # names of its methods, without inherited ones
     names_flag: bool  # True if it names or sets `tie_word_embeddings`; reading the attribute does not count
 
     @property
     def keyed(self) -> bool:
-        """Return whether it assigns `_tied_weights_keys`."""
+        """True if the class assigns `_tied_weights_keys`."""
         return any(assigned.name == KEYS for assigned in self.tied)
 
 
@@ -87,7 +85,10 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
 
 
 def _summaries(text: bytes, path: Path) -> list[CodeClass]:
-    """Return the facts of the classes of one file. A file without a word on tying is not parsed."""
+    """Return facts about the classes of one file.
+
+    A file without a word on tying is not parsed.
+    """
     if not _WORDS.search(text):
         return []
     return [_summary(node, path.name) for node in parsed_classes(text, path)]
@@ -97,10 +98,11 @@ def parsed_classes(text: bytes, path: Path) -> list[ast.ClassDef]:
     """Return the syntax trees of all classes of a file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # else Python prints a line of the untrusted file, for example an invalid escape
-            tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
+            # else Python prints a line of the untrusted file, for example one with an invalid escape
+            warnings.simplefilter("ignore")
+            tree = ast.parse(
+                text, os.fspath(path)
+            )  # with the path, since a syntax error opens the file to quote a line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
         problem = f"{path}: cannot be read as Python ({_reason(error)})"
         raise CheckpointError(problem, "take it from its source again") from None
@@ -108,7 +110,7 @@ def parsed_classes(text: bytes, path: Path) -> list[ast.ClassDef]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a text is no Python, in a few words."""
+    """Return in a few words why a text is no Python code."""
     reason = getattr(error, "msg", None) or str(error)
     if not reason:
         reason = type(error).__name__
@@ -116,7 +118,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _summary(node: ast.ClassDef, file: str) -> CodeClass:
-    """Return the facts of one class."""
+    """Return facts about one class."""
     nodes = list(ast.walk(node))
     bases = map(last_name, node.bases)
     methods = _methods(node)
@@ -176,7 +178,10 @@ def _texts(value: ast.expr | None) -> tuple[str, ...]:
 
 
 def _is_flag(node: ast.AST) -> bool:
-    """Return whether a node names `tie_word_embeddings`: as a variable, text, argument, or attribute that is set."""
+    """Return whether a node names `tie_word_embeddings`.
+
+    It may be a variable, a string, an argument, or an attribute that is set.
+    """
     match node:
         case ast.arg(arg=word) | ast.keyword(arg=word) | ast.Constant(value=word) | ast.Name(id=word):
             return bool(word == FLAG)

@@ -1,4 +1,7 @@
-"""B023: the classes in the Python files of a checkpoint tie as transformers 5 asks. Nothing is imported or run."""
+"""Rule on a checkpoint's Python files: their classes must tie as transformers 5 requires.
+
+B023 imports and runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tiewise.checkpoint.untrusted import object_of, short
 MOST_ANCESTORS = 100
 _SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
 _MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
-_PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys
+_PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that declare no tied keys
 _BASE_CONFIGS = {"PretrainedConfig", "PreTrainedConfig"}
 
 
@@ -44,7 +47,7 @@ def custom_code(facts: Facts) -> Observations:
 
 
 def _models(facts: Facts, classes: Mapping[str, CodeClass], used: Mapping[str, str]) -> Observations:
-    """Report the models among a folder's classes: by config.json, or by their bases."""
+    """Report faults of the folder's model classes, known by config.json or by their bases."""
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for code in classes.values():
         above = _ancestors(classes, code)
@@ -63,7 +66,7 @@ def _unread_code(folder: Folder, faults: list[Fault]) -> Observations:
 
 
 def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
-    """Return the names of a class's bases and of theirs in the folder, the nearest first."""
+    """Return the names of a class's direct and indirect bases, the nearest first."""
     above, waiting = list[str](), list(code.bases)
     while waiting and len(above) < MOST_ANCESTORS:
         name = waiting.pop(0)
@@ -76,7 +79,10 @@ def _ancestors(classes: Mapping[str, CodeClass], code: CodeClass) -> list[str]:
 
 
 def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
-    """Return whether a base class declares tied keys, or may. One may that the folder lacks and is no plain base."""
+    """Return whether a base class declares tied keys, or may declare them.
+
+    A base may declare them if the folder lacks its code and it is no well-known plain base.
+    """
     for name in above:
         if name in classes:
             if classes[name].keyed:
@@ -87,7 +93,11 @@ def _inherits_keys(classes: Mapping[str, CodeClass], above: list[str]) -> bool:
 
 
 def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Observations:
-    """Report how a model's class ties otherwise than transformers 5 asks. `inherits`: a base may declare keys."""
+    """Report how a model's class differs from what transformers 5 requires.
+
+    Args:
+        inherits: True if a base may declare tied keys.
+    """
     lacks_keys = not inherits and not code.keyed
     for assigned in code.tied:
         if assigned.is_list_of_keys:
@@ -102,14 +112,14 @@ def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Observatio
 
 
 def _misnamed_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observation:
-    """Return the finding about keys under another name."""
+    """Return the finding about tied keys in an attribute with a wrong name."""
     problem = f"{code.name} sets {assigned.name}, which transformers 5 does not read: the name is {KEYS}"
     remedy = _assignment(facts, assigned.entries)
     return _finding("error", code, assigned.line, problem, remedy)
 
 
 def _no_keys(facts: Facts, code: CodeClass) -> Observations:
-    """Report a class with a head, and without keys by which transformers 5 would tie it."""
+    """Report a class with a head and without tied keys."""
     if not facts.claims.tied or "tie_weights" in code.methods:
         return
     if "get_output_embeddings" in code.methods:
@@ -121,7 +131,10 @@ def _no_keys(facts: Facts, code: CodeClass) -> Observations:
 
 
 def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observation:
-    """Return the finding about keys in a list. An untied model fails only when it is saved."""
+    """Return the finding about tied keys in a list.
+
+    An untied model fails only when it is saved.
+    """
     problem = f"{code.name}.{KEYS} is a list, and"
     remedy = _assignment(facts, assigned.entries)
     if facts.claims.tied is False:
@@ -132,7 +145,7 @@ def _list_of_keys(facts: Facts, code: CodeClass, assigned: Assigned) -> Observat
 
 
 def _missing_default(facts: Facts, config: CodeClass) -> Observations:
-    """Report a config class without a value for the flag, where config.json has none either."""
+    """Report that neither the config class nor config.json has a value for the flag."""
     if facts.claims.deciding.written is not None or facts.roles.headless:
         return
     is_base_alone = bool(config.bases) and _BASE_CONFIGS.issuperset(config.bases)
@@ -145,7 +158,7 @@ def _missing_default(facts: Facts, config: CodeClass) -> Observations:
 
 
 def _assignment(facts: Facts, entries: tuple[str, ...]) -> str:
-    """Return the advice to write a dict of keys, with the heads that a list names."""
+    """Return the line of code that declares the tied keys as a dict."""
     table = facts.roles.input_name or "model.embed_tokens.weight"
     heads = [entry for entry in entries if entry != table]
     if not heads:

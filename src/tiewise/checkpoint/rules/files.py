@@ -1,4 +1,4 @@
-"""Files of a checkpoint can be read, and index and shards agree: B001 to B004."""
+"""Rules on unreadable files, index and shards of a checkpoint: B001 to B004."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _unreadable_files(facts: Facts) -> Observations:
 
 
 def _only_pickles(folder: Folder) -> Observations:
-    """Report weights that are only pickles."""
+    """Report weights that exist only as pickles."""
     if folder.headers or folder.faults:
         return
     if folder.pickles:
@@ -55,7 +55,7 @@ def _only_pickles(folder: Folder) -> Observations:
 
 
 def _further_faults(facts: Facts) -> list[Fault]:
-    """Return the faults of files without which most loaders do."""
+    """Return the faults of files that most loaders do not need."""
     faults = list[Fault]()
     if facts.tokenizer is not None:
         faults += facts.tokenizer.faults
@@ -66,7 +66,7 @@ def _further_faults(facts: Facts) -> list[Fault]:
 
 
 def _without_path(fault: Fault, folder: Folder) -> str:
-    """Return the sentence of a fault without the folder's path at its beginning."""
+    """Return the problem of a fault, without the folder's path."""
     return fault.problem.removeprefix(f"{folder.path}/")
 
 
@@ -106,7 +106,7 @@ def _missing_shards(folder: Folder) -> Observations:
 
 
 def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
-    """Return {file: names of its tensors} by the index. One pass serves many missing shards."""
+    """Return {file: names of its tensors} by the index."""
     by_file: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         by_file.setdefault(file, []).append(name)
@@ -114,7 +114,7 @@ def _tensors_by_file(weight_map: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _missing_index(folder: Folder) -> Observations:
-    """Report a folder without an index in which loaders find no weights."""
+    """Report a folder in which loaders find no weights because it has no index."""
     if folder.config is None or not folder.headers:
         return
     if folder.opened is not None or folder.has(INDEX):
@@ -137,7 +137,7 @@ def _other_file_names(files: list[str]) -> Observation:
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
-    """Report tensors in another shard than the index says, in none, or without entry."""
+    """Report tensors whose shard differs from the index, or that one of the two lacks."""
     tensors = facts.folder.tensors
     misplaced = _not_in_their_shard(facts.folder, weight_map)
     elsewhere = [name for name in misplaced if name in tensors]
@@ -152,7 +152,11 @@ def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
 
 
 def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Observation:
-    """Return the finding about tensors in another shard. The index maps the first to `file`."""
+    """Return the finding about tensors in another shard than the index says.
+
+    Args:
+        file: shard to which the index maps the first of them.
+    """
     problem = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
     return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
@@ -165,7 +169,10 @@ def _without_entry(facts: Facts, unknown: list[str]) -> Observation:
 
 
 def _in_no_shard(facts: Facts, lost: list[str]) -> Observation:
-    """Return the finding about tensors that no shard holds. A tied model does without its head."""
+    """Return the finding about tensors that no shard stores.
+
+    It can be repaired if the only such tensor is the head of a tied model.
+    """
     problem = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
     if facts.claims.tied is True and lost == [facts.roles.output_name]:
         return Observation(INDEX, problem, facts.command("repair"), True, severity="error")
@@ -174,7 +181,10 @@ def _in_no_shard(facts: Facts, lost: list[str]) -> Observation:
 
 
 def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]:
-    """Return the tensors that the shard lacks to which the index maps them. Shards that were not read do not count."""
+    """Return the tensors that are not in the shard to which the index maps them.
+
+    Shards that were not read are skipped.
+    """
     misplaced = list[str]()
     for name, file in weight_map.items():
         header = folder.headers.get(file)
@@ -215,7 +225,7 @@ def _wrong_total(facts: Facts) -> Observations:
 
 
 def _older_weights(folder: Folder, old: list[str]) -> Observations:
-    """Report files of weights that the index does not name. If loaders open one, it is an error."""
+    """Report files of weights that the index does not name; an error if loaders open one."""
     if not old:
         return
     problem = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
@@ -228,7 +238,11 @@ def _older_weights(folder: Folder, old: list[str]) -> Observations:
 
 
 def _other_formats(folder: Folder, old: list[str]) -> Observations:
-    """Report weights in other formats or layouts than the checkpoint's, those aside that are `old`."""
+    """Report weights in other formats or layouts than the checkpoint's.
+
+    Args:
+        old: files that `_older_weights` reports.
+    """
     others = [name for name in folder.extra if name not in old]
     if folder.headers:
         others += filter(_MODEL_PICKLE.fullmatch, folder.pickles)
@@ -252,8 +266,11 @@ def name_in_two_shards(facts: Facts) -> Observations:
 
 
 def _copy_in_shard(facts: Facts, copy: Stored) -> Observation:
-    """Return the finding about a tensor whose name another shard holds too. An equal copy can be dropped."""
-    first = facts.folder.tensors[copy.name]  # the one that loaders should take
+    """Return the finding about a tensor whose name is in two shards.
+
+    An equal copy can be dropped.
+    """
+    first = facts.folder.tensors[copy.name]  # the tensor that loaders should take
     how, is_safe = "not compared", False
     remedy = "find out which one is meant, and write the shards again"
     if facts.scan:

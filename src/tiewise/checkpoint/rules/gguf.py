@@ -41,14 +41,14 @@ def gguf_ends(facts: GgufFacts) -> Observations:
 
 
 def _lost_table(facts: GgufFacts) -> Observations:
-    """Report a file that carries tokens and no table for them."""
+    """Report a file that has tokens and no table for them."""
     if facts.tokens is not None:
         problem = f"it carries {facts.tokens:,} tokens and no {TABLE}"
         yield Observation(short(facts.path.name), problem, CONVERT, severity="fatal")
 
 
 def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Observations:
-    """Report the table and the head if they have other rows than the file has tokens."""
+    """Report tables whose number of rows is not the number of tokens."""
     tokens = facts.tokens
     if tokens is None:
         return

@@ -14,7 +14,7 @@ from tiewise.checkpoint.rules.rule import dotted
 from tiewise.checkpoint.untrusted import path_inside, read_bytes, short
 
 _NORMALISED_HEAD = re.compile(r"\w*Norm(alized|alised)?(LM|Output)?Head")
-_HEAD_IN_TEXT = re.compile(b"Head|lm_head")  # a file with neither normalises no head
+_HEAD_IN_TEXT = re.compile(b"Head|lm_head")  # a file without these words normalises no head
 
 
 def normalised_heads(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -50,7 +50,7 @@ def _normalises(node: ast.ClassDef) -> bool:
     """Return whether a class is a normalised head by name, or normalises a head's weight."""
     if _NORMALISED_HEAD.fullmatch(node.name):
         return True
-    heads = {"lm_head"}  # whose weights are a head's
+    heads = {"lm_head"}  # owners whose weight is the head's
     if "head" in node.name.lower():
         heads.add("self")
     return not heads.isdisjoint(_normalised_owners(node))

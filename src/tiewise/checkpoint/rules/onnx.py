@@ -40,7 +40,7 @@ def onnx_shared(facts: OnnxFacts) -> Observations:
 
 
 def _shared_by_mistake(table: Stored, source: Facts) -> Observations:
-    """Report a table that serves both ends, and whose source has two."""
+    """Report a table that serves both ends if the source has two tables."""
     if source.tables_are_tied is False:
         problem = f"{describe(table)} serves both ends, and its source has two tables"
         yield Observation(short(table.name), problem, "export it again without sharing", severity="error")
@@ -56,11 +56,11 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
 
 
 def _other_head(facts: OnnxFacts, table: Stored, source: Facts) -> Observations:
-    """Report a head next to a table that is one with it in the source."""
+    """Report a separate head if the source has one table for both ends."""
     if not source.tied:
         return
     for head in facts.heads:
-        # a head of the same type and size either is a copy, reported already, or has other values
+        # a head of the same type and size is a copy, which is reported already, or has other values
         if (head.dtype, head.nbytes) != (table.dtype, table.nbytes):
             problem = f"its source has one table, and the file has {describe(table)} ({format_bytes(table.nbytes)})"
             problem += f" and {describe(head)} ({format_bytes(head.nbytes)})"
@@ -87,7 +87,7 @@ def onnx_head(facts: OnnxFacts) -> Observations:
 
 
 def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Observation:
-    """Return the finding about a graph whose table serves no product."""
+    """Return the finding about a graph without a product for the logits."""
     problem = f"{describe(table)} is looked up in, and no product has {table.rows:,} columns"
     problem += f": it ends at {names(facts.outputs)}"
     promised = [name for name in facts.outputs if "logits" in name]
@@ -97,9 +97,12 @@ def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Observation:
 
 
 def _without_data(facts: OnnxFacts) -> dict[str, str]:
-    """Return the operator that takes each name without data. A head that the caller must give has none."""
+    """Return {name without data: operator that reads it}.
+
+    A head that the caller must provide has no data.
+    """
     heads_of_caller = {name for name in facts.inputs if "lm_head" in name}
-    with_data = facts.filled.union(facts.makers, [""]) - heads_of_caller  # an empty name is an input left out
+    with_data = facts.filled.union(facts.makers, [""]) - heads_of_caller  # an empty name is an omitted input
     lacking = dict[str, str]()
     for node in facts.nodes:
         for name in node.inputs:

@@ -1,4 +1,4 @@
-"""Reader of untrusted ONNX files: the graph, and the places of its tensors.
+"""Reader of untrusted ONNX files: the graph, and the offsets of its tensors.
 
 A model is a protocol buffer (onnx/onnx.proto): fields of a number, a kind and a value, messages among them. Its graph
 is field 7; it holds nodes (1), initialisers (5), inputs (11) and outputs (12), and nodes hold graphs. The reader skips
@@ -25,7 +25,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress_of
 
 DAMAGED = "the file is damaged or was cut short, or is no ONNX model: export or download it again"
-MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above every model known
+MOST_FIELDS, MOST_NAME, MOST_TEXT = 1_500_000, 4096, 2**27  # far above all real models
 _NUMBER = re.compile("[0-9]{1,19}")
 WINDOW_BYTES = 2**14  # bytes of the file in memory
 _TYPES = "F32 U8 I8 U16 I16 I32 I64 - BOOL F16 F64 U32 U64 C64 C128 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ"
@@ -33,7 +33,15 @@ TYPES = dict(enumerate([*_TYPES.split(), "U4", "I4", "F4"], 1))
 _BITS = BITS | {"U4": 4, "I4": 4, "C128": 128}
 LOOKUPS = ("Gather", "GatherBlockQuantized")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul")
-PICKS = ("Gather", "GatherElements", "GatherND", "Slice", "Split", "Expand", "Flatten")  # some of the same numbers
+PICKS = (
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Slice",
+    "Split",
+    "Expand",
+    "Flatten",
+)  # operators whose output has some of the input's numbers
 SAME_DATA = ("Transpose", "Reshape", "Cast", "CastLike", "Identity", "DequantizeLinear", "Squeeze", "Unsqueeze")
 
 # numbers of the fields that are read, by message of onnx.proto
@@ -41,7 +49,7 @@ MODEL_GRAPH = 7
 GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_SPARSE_INITIALIZER = 1, 5, 11, 12, 15
 NODE_INPUT, NODE_OUTPUT, NODE_OPERATOR, NODE_ATTRIBUTE = 1, 2, 4, 5
 ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 6, 11
-VALUE_NAME = 1  # of an input or output
+VALUE_NAME = 1  # field of the name of an input or output
 SPARSE_VALUES = 1
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 TENSOR_AXES, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
@@ -52,8 +60,8 @@ TENSOR_DATA = (*TENSOR_AS_IN_MEMORY, 5, 6, 7, 11, TENSOR_EXTERNAL)
 VARINT, LENGTH_DELIMITED = 0, 2
 FIXED_BYTES = {1: 8, 5: 4}
 
-Span = tuple[int, int]  # where a field's value begins and ends; of a number its value, and -1
-Fields = defaultdict[int, list[Span]]  # of one message, by their numbers
+Span = tuple[int, int]  # start and end of a field's value; for a number, its value and -1
+Fields = defaultdict[int, list[Span]]  # {number of a field: its spans} in one message
 
 
 class OnnxNode(NamedTuple):
@@ -69,17 +77,17 @@ class OnnxFacts:
     """One ONNX file, and the checkpoint that it was made from."""
 
     path: Path
-    tensors: dict[str, Stored]  # initialisers by name, those whose bytes lie in a row
-    nodes: tuple[OnnxNode, ...]  # of all graphs
+    tensors: dict[str, Stored]  # initialisers with contiguous bytes, by name
+    nodes: tuple[OnnxNode, ...]  # nodes of all graphs
     filled: frozenset[str]  # names of inputs, and of initialisers that have data, of all graphs
-    inputs: tuple[str, ...]  # of the model's own graph, without initialisers: the caller gives these
+    inputs: tuple[str, ...]  # inputs of the main graph that the caller provides, without initialisers
     outputs: tuple[str, ...]
     source: Facts | None = None  # the Hugging Face checkpoint; None if the caller named none
     scan: bool = True  # True if tables may be read, False for headers only
 
     @cached_property
     def makers(self) -> dict[str, OnnxNode]:
-        """Return the node that makes each output, by the output's name."""
+        """{name of an output: the node that computes it}."""
         return {name: node for node in self.nodes for name in node.outputs}
 
     def source_name(self, name: str, through: tuple[str, ...] = SAME_DATA) -> str:
@@ -87,7 +95,7 @@ class OnnxFacts:
 
         By default, these operators change only layout or type.
         """
-        for _ in range(MOST_AXES):  # a damaged graph may be a ring
+        for _ in range(MOST_AXES):  # bounded, since a damaged graph may have a cycle
             maker = self.makers.get(name)
             if maker is None or maker.operator not in through or not maker.inputs:
                 break
@@ -139,7 +147,10 @@ class OnnxFacts:
 
     @cached_property
     def copies(self) -> tuple[Stored, ...]:
-        """Return other initialisers that hold the table's bytes, transposed or not. Empty for headers alone."""
+        """Other initialisers with the table's bytes, transposed or not.
+
+        Empty if only headers may be read.
+        """
         table = self.table
         if table is None or not self.scan:
             return ()
@@ -157,7 +168,10 @@ def _size(tensor: Stored) -> int:
 
 
 def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
-    """Read and check the graph of an ONNX file. The files that it names must be there, and long enough."""
+    """Read and check the graph of an ONNX file.
+
+    The data files that it names must exist and be long enough.
+    """
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         try:
             refuse_pointer(path, os.pread(file.fileno(), len(LFS_POINTER), 0))
@@ -167,7 +181,7 @@ def read_onnx(path: str | os.PathLike[str]) -> OnnxFacts:
 
 
 class _Place(NamedTuple):
-    """The bytes of a tensor in a file."""
+    """Location of a tensor's bytes in a file."""
 
     path: Path
     start: int
@@ -179,7 +193,7 @@ class _Graph:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
-        self.window, self.begin = b"", 0  # some bytes of the file, and where they begin
+        self.window, self.begin = b"", 0  # some bytes of the file, and their offset
         self.fields_left, self.text_left = MOST_FIELDS, MOST_TEXT
         self.nodes = list[OnnxNode]()
         self.tensors, self.filled = dict[str, Stored](), set[str]()
@@ -218,7 +232,7 @@ class _Graph:
         return tuple(names)
 
     def node(self, start: int, end: int) -> OnnxNode:
-        """Read one node, and note the graphs of its attributes."""
+        """Read one node, and record the graphs of its attributes."""
         fields = self.message(start, end)
         for span in fields[NODE_ATTRIBUTE]:
             attribute = self.message(*span)
@@ -227,7 +241,7 @@ class _Graph:
         return OnnxNode(self.joined(fields[NODE_OPERATOR]), inputs, outputs)
 
     def read_initialiser(self, start: int, end: int) -> None:
-        """Note that a name has data, and where its bytes are if in one piece."""
+        """Record that a name has data, and the location of its bytes if contiguous."""
         fields = self.message(start, end)
         shape = self.shape(fields[TENSOR_AXES])
         dtype = self.dtype(fields[TENSOR_TYPE])
@@ -328,7 +342,7 @@ class _Graph:
             if kind == LENGTH_DELIMITED:
                 length, start = self.varint(start, end)
             else:
-                length = FIXED_BYTES.get(kind, 2**64)  # an unknown kind goes beyond every message
+                length = FIXED_BYTES.get(kind, 2**64)  # an unknown kind exceeds the message
             if length > end - start:
                 raise self.wrong(f"its field at byte {start:,} goes beyond its message")
             fields[tag >> 3].append((start, start + length))

@@ -1,4 +1,4 @@
-"""Tables and biases have the rows that ids and config need: B017, B030, B033, B035."""
+"""Rules on the number of rows of tables and biases: B017, B030, B033, B035."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ def other_tables(facts: Facts) -> Observations:
 
 
 def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Observations:
-    """Report a table with other rows than the config gives it. `grow` is the command that adds rows."""
+    """Report a table whose number of rows differs from the config's.
+
+    Args:
+        grow: command that adds rows.
+    """
     table, rows = other.tensor, rows_in_config(other, facts.config)
     if rows in (None, table.rows):
         return
@@ -71,7 +75,12 @@ def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Observatio
 
 
 def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -> Observations:
-    """Report a table by id that has other rows than the input table `main`. `grow` is the command that adds rows."""
+    """Report a table by id whose number of rows differs from the input table's.
+
+    Args:
+        main: the input table.
+        grow: command that adds rows.
+    """
     table, is_per_layer = other.tensor, other.role == PER_LAYER
     if table.rows == main.rows or (is_per_layer and _allows_other_rows(facts, table, main)):
         return
@@ -86,7 +95,7 @@ def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -
 def _allows_other_rows(facts: Facts, per_layer: Stored, main: Stored) -> bool:
     """Return whether a per-layer table works with other rows than the input table `main`."""
     if per_layer.rows > main.rows:
-        return True  # more rows than ids are padding there
+        return True  # rows beyond the ids are padding
     # Gemma 3n reads the first row of its per-layer table for all further ids
     return family(facts.text.model_type).repeats_first_row
 
@@ -108,7 +117,7 @@ def _missing_per_layer_table(facts: Facts) -> Observations:
 
 def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Observations:
     """Report ids of the input table `main` that the last modality's table should have and lacks."""
-    tables: dict[int, Stored] = {}  # by first id; the last modality takes all ids that follow
+    tables: dict[int, Stored] = {}  # {first id: table}; the last modality takes all further ids
     for other in others:
         offset = positive_int(modality_config(other, facts.config).get("vocab_offset"))
         if offset is not None:
@@ -157,7 +166,7 @@ def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
 
 
 def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
-    """Return whether a config means two numbers of rows, as Marian's with `decoder_vocab_size` does."""
+    """Return whether a config has two numbers of rows, as Marian's `decoder_vocab_size`."""
     return SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
 
 
@@ -214,7 +223,7 @@ def _padded_rows(facts: Facts, rows: int) -> int:
 
 
 def _levels_above(facts: Facts) -> list[Claim]:
-    """Return the levels of the config that contain the one of the vocabulary."""
+    """Return the levels of the config that contain the text level."""
     return [claim for claim in facts.claims.levels if _is_above(claim, facts.text.level)]
 
 
@@ -245,7 +254,7 @@ def head_biases(facts: Facts) -> Observations:
 
 
 def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Observations:
-    """Report two stored biases of different numbers that a class makes one."""
+    """Report stored biases that differ although the class ties them."""
     if facts.tied is not True or not facts.scan:
         return
     for target, source in facts.roles.ties.items():
@@ -254,7 +263,7 @@ def _unequal_copies(facts: Facts, biases: dict[str, Stored]) -> Observations:
 
 
 def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
-    """Report that two stored biases differ, of which the class makes one."""
+    """Report one such pair of biases, if the two differ."""
     if facts.are_equal(bias, other):
         return
     where = short(bias.name)
@@ -275,14 +284,14 @@ def _fresh_biases(facts: Facts, biases: Collection[str]) -> Observations:
 def _missing_biases(facts: Facts) -> Observations:
     """Report biases of the head that the file lacks, so that transformers initialises them."""
     missing = [facts.saved_name(name) for name in facts.missing_biases]
-    if missing:  # several are names of one
+    if missing:  # several names may be those of one bias
         problem = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
         remedy = "take the bias from the source, or store zeros if the model was trained without one"
         yield Observation(missing[0], problem, remedy, severity="error")
 
 
 def _all_biases(facts: Facts, biases: dict[str, Stored]) -> Collection[Stored]:
-    """Return the head's biases, and all tensors that are such a bias by name or class."""
+    """Return the head's biases, including tensors that are one by name or class."""
     tensors, output = facts.folder.tensors, facts.roles.output_name
     every = biases | {name: tensors[name] for name in facts.misfits}
     endings = [f".{name}" for name in usual_names().biases]
@@ -300,9 +309,13 @@ def _is_vector(tensor: Stored) -> bool:
 
 
 def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
-    """Report a bias of a wrong length or shape, or of a tied head. `rows` are the right lengths."""
+    """Report a bias of a wrong length or shape, or of a tied head.
+
+    Args:
+        rows: valid lengths.
+    """
     where = short(bias.name)
-    expected = facts.misfits.get(bias.name)  # the shape in its class, where that is another one
+    expected = facts.misfits.get(bias.name)  # the class's shape, if it differs from the stored one
     if rows and bias.shape[-1] not in rows:
         yield _wrong_length(bias, rows, is_refused=expected is not None)
     elif expected is not None:
@@ -315,7 +328,7 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
 
 
 def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Observation:
-    """Return the finding about a bias with other entries than the tables have `rows`."""
+    """Return the finding about a bias whose length is none of `rows`."""
     listed = names(sorted(map(str, rows)))
     problem = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
     remedy = "take the bias from the source; `tiewise resize` changes tables and bias together"

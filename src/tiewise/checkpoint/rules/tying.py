@@ -1,4 +1,4 @@
-"""Stored tables, compared with the config's flag: B010 to B016, B018, B019, B090."""
+"""Rules that compare stored tables with the config's flag: B010–B016, B018, B019, B090."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def no_input(facts: Facts) -> Observations:
 
 
 def _misnamed_further_inputs(facts: Facts) -> Observations:
-    """Report input tables that the class does not load, though it loads another one."""
+    """Report input tables that the class does not load, if it loads another one."""
     for table in facts.unloaded_input_tables:
         name = facts.roles.unloaded_names[table.name]
         yield Observation(name, _misnamed(table, name), f"store it as {name}", severity="error")
 
 
 def _fresh_tables(facts: Facts) -> Observations:
-    """Report tables that an untied model draws at random, because one of two is stored alone."""
+    """Report tables that an untied model draws at random because only one of two is stored."""
     for target, source in facts.unfilled_ties:
         if not target.endswith("bias"):
             problem = f"{source} is stored alone, and an untied model of this class draws {target} at random"
@@ -63,7 +63,7 @@ def _fresh_tables(facts: Facts) -> Observations:
 
 
 def _missing_further_inputs(facts: Facts) -> Observations:
-    """Report input tables that are neither stored nor tied, next to one that is."""
+    """Report further input tables that are neither stored nor tied to a stored one."""
     for table_name in facts.missing_tables:
         name = facts.saved_name(table_name)
         stored = facts.roles.input_tables[0]
@@ -78,7 +78,7 @@ def _misnamed(table: Stored, name: str) -> str:
 
 
 def _misnamed_input(facts: Facts, table: Stored) -> Observation:
-    """Return the finding about an only input table that its class does not load."""
+    """Return the finding about a single input table that the class does not load."""
     roles = facts.roles
     name = roles.unloaded_names[table.name]
     effect = "the head takes its place"
@@ -96,7 +96,10 @@ def _misnamed_input(facts: Facts, table: Stored) -> Observation:
 
 
 def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
-    """Return the input tables of other models in the file: `name` behind another prefix, `value_model.` say."""
+    """Return the input tables of other models in the file.
+
+    Their names are `name` with another prefix, such as `value_model.`.
+    """
     ending = f".{name}"
     if not table.endswith(ending):
         return []
@@ -104,13 +107,12 @@ def _tables_of_others(facts: Facts, table: str, name: str) -> list[str]:
 
 
 def _missing_input(facts: Facts) -> Observations:
-    """Report that no tensor is the input table, unless the class may have none."""
+    """Report that no tensor is the input table, if the class must have one."""
     text, roles = facts.text, facts.roles
     if text.vocab_size is None or _may_lack_input(facts):
         return
-    is_reported = (
-        roles.saves_shared_table_as_head or not facts.matrices_without_role
-    )  # by B016, where there is anything to report
+    # B016 reports a stored head without an input table
+    is_reported = roles.saves_shared_table_as_head or not facts.matrices_without_role
     if roles.output is not None and is_reported:
         return
     problem = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
@@ -123,7 +125,7 @@ def _missing_input(facts: Facts) -> Observations:
 
 
 def _may_lack_input(facts: Facts) -> bool:
-    """Return whether the absence of an input table means nothing."""
+    """Return whether the input table may be missing without a fault."""
     if not facts.is_complete or _is_packed_in_unknown_way(facts):
         return True
     return facts.roles.headless and facts.roles.class_ends is None
@@ -191,12 +193,12 @@ def _must_have_head(facts: Facts) -> bool:
         return False
     if claims.has_family_data:
         return not _is_packed_in_unknown_way(facts)
-    # the code of an unknown class may know what is quantised or plays no known part
+    # an unknown class may use a quantised tensor, or one without a role, as its head
     return not facts.matrices_without_role and not facts.quantised
 
 
 def _why_untied(facts: Facts) -> str:
-    """Return the reason for which the model is untied."""
+    """Return a clause that says why the model is untied."""
     claims = facts.claims
     if claims.fixed is False:
         return "this class never ties"
@@ -235,15 +237,15 @@ def tied_but_different(facts: Facts) -> Observations:
 
 
 def _is_t5_with_head(claims: Claims) -> bool:
-    """Return whether the flag gives a T5-like model a separate head. Its class ignores that.
+    """Return whether the flag gives a T5-like model a separate head, as in T5 1.1.
 
-    T5 1.1 and its kin are such models.
+    The class ignores the flag in this respect.
     """
     return claims.t5_like and claims.deciding.written is False
 
 
 def _choice_of_table(facts: Facts) -> Repair:
-    """Return how to settle two different tables under a flag that ties them."""
+    """Return the repair of two different tables under a flag that ties them."""
     tie = facts.command("tie", "--keep input")
     if facts.has_untrained_head:
         return Repair(f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}")
@@ -320,7 +322,7 @@ def _not_read(facts: Facts, name: str) -> Observation:
 
 
 def _equal_tables(pair: ComparedEnds) -> str:
-    """Return how two equal tables are equal."""
+    """Return a clause on two equal tables: equal bytes, or equal except for signs of zeros."""
     pair_text = f"{describe(pair.head)} is {short(pair.table.name)}"
     if pair.likeness.kind == IDENTICAL:
         return f"{pair_text} byte for byte"
@@ -340,7 +342,7 @@ def equal_but_not_tied(facts: Facts) -> Observations:
     if pair is None or facts.tied is True:
         return
     if facts.roles.headless:
-        return  # its head is not read
+        return  # the class does not read the head
     how = "no config says whether they tie"
     if facts.claims.levels:
         how = f"the config says {flag_text(facts.tied)}"
@@ -366,7 +368,7 @@ def drifted(facts: Facts) -> Observations:
     if alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
         return
     if facts.tied is True and alike.differing:
-        return  # B012 is about tied models whose rows differ, and has more weight
+        return  # B012 reports tied models whose rows differ, and is more severe
     types = ""
     if table.dtype != head.dtype:
         types = f" ({table.dtype} and {head.dtype})"
@@ -400,22 +402,22 @@ def only_head_stored(facts: Facts) -> Observations:
 
 
 def _can_be_renamed(facts: Facts) -> bool:
-    """Return whether a lone head is the shared table, and has a name to take."""
+    """Return whether a head without input table can be renamed to the input table."""
     if facts.claims.tied is not True or facts.claims.t5_like:
         return False
     return facts.roles.input_name is not None and not facts.roles.output_end.quantised
 
 
 def _lacks_input(facts: Facts) -> bool:
-    """Return whether no tensor is or may be the input table, and the class has one."""
+    """Return whether the class has an input table and no tensor can be it."""
     roles = facts.roles
     if roles.input is not None or not facts.is_complete:
         return False
     if facts.matrices_without_role:
         return False
     if roles.headless and roles.input_name is None:
-        return False  # a class without a lookup: a CTC head has no input table
-    return not roles.saves_shared_table_as_head  # else the class saves the shared table under the head's name
+        return False  # a class without input embedding, such as one with a CTC head
+    return not roles.saves_shared_table_as_head  # such a class saves the shared table under the head's name
 
 
 @rule("B019", "error", "the layers between the body and the head are stored")

@@ -1,4 +1,4 @@
-"""Tables are of one type, in sound rows and stored once: B040 to B043, B081."""
+"""Rules on types, values and repeated storage of tables: B040 to B043, B081."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tiewise.core.files import format_bytes
 from tiewise.core.progress import progress_of
 
 FP32_ROUNDING = 2.0**-23  # next to rows of the median length, the logits of shorter rows vanish in fp32
-MOST_TEMPLATE, MOST_ADDED = 2**20, 10_000  # letters of chat templates, and added tokens that are looked for in them
+MOST_TEMPLATE, MOST_ADDED = 2**20, 10_000  # limits: letters of chat templates, added tokens to search in them
 
 
 @rule("B040", "warning", "types agree: both tables with each other, and the config with the bytes")
@@ -49,7 +49,7 @@ def types_disagree(facts: Facts) -> Observations:
 
 
 def _plain_tables(facts: Facts) -> list[Stored]:
-    """Return those of the two tables that are stored as floating numbers."""
+    """Return the tables of the two ends that are stored as floating-point numbers."""
     return [table for table in facts.roles.one_table_per_end if table.dtype in FLOATING]
 
 
@@ -90,7 +90,7 @@ def _dtype_key(config: Mapping[str, Any]) -> str:
 
 
 def _bytes_of_types(folder: Folder) -> Counter[str]:
-    """Return how many bytes the tensors of each floating type have."""
+    """Return {floating-point type: bytes of all its tensors}."""
     nbytes: Counter[str] = Counter()
     for tensor in folder.tensors.values():
         if tensor.dtype in FLOATING:
@@ -123,11 +123,11 @@ def rows_in_use(facts: Facts) -> Observations:
 
 
 class _TokensInUse(NamedTuple):
-    """The ids that text can produce, and those that have no need of a trained row."""
+    """Ids that text can produce, and padding ids, which need no trained row."""
 
-    used: frozenset[int] | None  # None where no tokenizer says which tokens there are
-    named: frozenset[int]  # by the chat template
-    pads: frozenset[int]
+    used: frozenset[int] | None  # ids that text can produce; None without a tokenizer
+    named: frozenset[int]  # ids of tokens in the chat template
+    pads: frozenset[int]  # padding ids of the config
 
     def rows(self, table: Stored) -> frozenset[int]:
         """Return the rows of a table that tokens in use have."""
@@ -139,7 +139,7 @@ class _TokensInUse(NamedTuple):
 def _tokens_in_use(facts: Facts) -> _TokensInUse:
     """Return the tokens in use, by tokenizer, chat template and config."""
     tokenizer, pads = facts.tokenizer, _padding_ids(facts)
-    if tokenizer is None or tokenizer.max_id < 0:  # one without tokens
+    if tokenizer is None or tokenizer.max_id < 0:  # a tokenizer without tokens
         return _TokensInUse(None, frozenset(), pads)
     named = _named_by_template(facts.folder, tokenizer)
     return _TokensInUse(tokenizer.used | named, named, pads)
@@ -182,7 +182,11 @@ def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Observations:
 
 
 def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: frozenset[int]) -> Observations:
-    """Report rows in use that are near zero or far longer than the median. The chat template names `named`."""
+    """Report rows in use that are near zero or far longer than the median.
+
+    Args:
+        named: ids of tokens in the chat template.
+    """
     where, lengths = short(table.name), scan.lengths
     far, median = outlying(lengths, used)
     least = median * FP32_ROUNDING
@@ -210,7 +214,7 @@ def _named_by_template(folder: Folder, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _chat_templates(folder: Folder) -> Iterator[str]:
-    """Yield every chat template of the folder. B001 reports files that cannot be read."""
+    """Yield every chat template of the folder; B001 reports files that cannot be read."""
     if folder.has("chat_template.jinja"):
         with suppress(CheckpointError):
             yield read_bytes(path_inside(folder.path, "chat_template.jinja"), MOST_TEMPLATE).decode("utf-8", "replace")
@@ -228,7 +232,7 @@ def _texts_of_template(template: Any) -> tuple[str, ...]:
 
 
 def _rows(numbers_of_rows: Sequence[int]) -> str:
-    """Return how many rows there are, and the first of them."""
+    """Return the number of rows and the first of them, as text."""
     count = len(numbers_of_rows)
     return f"{count:,} rows ({numbers(numbers_of_rows[:8], count)})"
 
@@ -297,14 +301,14 @@ def not_divisible(facts: Facts) -> Observations:
 
 
 def _rounded_up(rows: int, step: int) -> int:
-    """Return the least multiple of `step` that is no smaller."""
+    """Return the smallest multiple of `step` that is at least `rows`."""
     return -(-rows // step) * step
 
 
 def _shards(rows: int, ranks: int) -> str:
     """Return how torch, vLLM and Megatron-LM spread rows over ranks."""
     each = -(-rows // ranks)
-    with_rows = -(-rows // each)  # ranks that get any
+    with_rows = -(-rows // each)  # ranks that get at least one row
     torch = f"On {ranks} ranks torch gives {each:,} to each, {rows - (with_rows - 1) * each:,} to the last"
     if with_rows < ranks:
         torch += f", {ranks - with_rows:,} ranks none"
@@ -328,7 +332,7 @@ def stored_twice(facts: Facts) -> Observations:
     for group in duplicates(facts.folder.tensors.values(), facts.are_equal):
         alike = [tensor.name for tensor in group]
         if ends.issuperset(alike):
-            continue  # B013 and B014 say it
+            continue  # B013 and B014 report it
         first = group[0]
         spare = first.nbytes * (len(group) - 1)
         problem = f"{names(alike)} hold the same bytes: {format_bytes(spare)} stored more than once"
