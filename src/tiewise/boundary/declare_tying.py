@@ -39,7 +39,7 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     """
     head_key = f"{ends.head_name}.weight"
     allowed, of_model = allowed_keys(model), allowed_keys(model, parts=False)
-    neighbours = _without(head_key, allowed)
+    neighbours = _drop_key(head_key, allowed)
     if ends.tied:
         flag = True
         keys = _keys_when_tied(ends, head_key, allowed, of_model)
@@ -49,7 +49,7 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
         flag = _flag_when_untied(model, allowed, neighbours, loading)
         keys = of_model
         if flag and head_key in allowed:
-            keys = _without(head_key, of_model)
+            keys = _drop_key(head_key, of_model)
     if keys is not of_model:
         journal.set(model, "_tied_weights_keys", keys)
     if getattr(model.config, FLAG, False) != flag:
@@ -62,7 +62,7 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     return not ends.tied or head_key in allowed
 
 
-def _without(target: str, keys: Keys) -> Keys:
+def _drop_key(target: str, keys: Keys) -> Keys:
     """Return the keys without one target."""
     others = dict(keys)
     others.pop(target, None)
@@ -73,7 +73,7 @@ def _keys_when_tied(ends: ModelEnds, head_key: str, allowed: Keys, of_model: Key
     """Return the model's keys, with a key for the head if there is none."""
     if head_key in allowed:
         return of_model
-    source_name, _ = ends.named_source
+    source_name, _ = ends.named_main_lookup
     return {**of_model, head_key: f"{source_name}.weight"}
 
 

@@ -170,7 +170,7 @@ def _has_shape(x: Any, shape: tuple[int, ...]) -> bool:
 
 
 @contextmanager
-def decoding(link: Link) -> Iterator[ExactTop]:
+def return_top_logits(link: Link) -> Iterator[ExactTop]:
     """Let a model return `TopLogits` in evaluation without labels, within this context."""
     exact, before = ExactTop(link.head.weight), link.make_lazy
 

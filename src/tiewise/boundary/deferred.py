@@ -115,7 +115,7 @@ class Deferred(RecordedLogits):
 
     # pieces
 
-    def _pieces(self, cut: Callable[..., tuple[Tensor, ...]], *sizes: Any, dim: int) -> tuple[Self, ...] | None:
+    def _cut_positions(self, cut: Callable[..., tuple[Tensor, ...]], *sizes: Any, dim: int) -> tuple[Self, ...] | None:
         """Split a leading dimension by `cut(x, *sizes, dim)`. The pieces share the sweep of all tokens."""
         if dim % self.ndim == self.ndim - 1:
             return None
@@ -132,22 +132,22 @@ class Deferred(RecordedLogits):
 
     def _record_iteration(self) -> Iterator[Self] | None:
         """Return an iterator over the first dimension, as `iter(z)` does."""
-        rows = self._pieces(torch.unbind, dim=0)
+        rows = self._cut_positions(torch.unbind, dim=0)
         if rows is None:
             return None
         return iter(rows)
 
     def _record_unbind(self, dim: int = 0) -> tuple[Self, ...] | None:
         """Split one leading dimension into its entries."""
-        return self._pieces(torch.unbind, dim=dim)
+        return self._cut_positions(torch.unbind, dim=dim)
 
     def _record_split(self, split_size: Any, dim: int = 0) -> tuple[Self, ...] | None:
         """Split a leading dimension into pieces of these sizes."""
-        return self._pieces(torch.split, split_size, dim=dim)
+        return self._cut_positions(torch.split, split_size, dim=dim)
 
     def _record_chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...] | None:
         """Split a leading dimension into this number of pieces."""
-        return self._pieces(torch.chunk, chunks, dim=dim)
+        return self._cut_positions(torch.chunk, chunks, dim=dim)
 
     def _record_index(self, index: Any) -> Self | None:
         """Select positions, and a slice of the vocabulary if all recorded steps allow it."""
@@ -180,7 +180,7 @@ class Deferred(RecordedLogits):
     def _record_product(self, other: Any) -> Self | None:
         """Multiply by a number, or by probabilities of the same logits."""
         if not isinstance(other, Deferred):
-            return self._scaled(Step(Tensor.mul, (other,)), other)
+            return self._record_scale(Step(Tensor.mul, (other,)), other)
         form = PRODUCTS.get(frozenset((self.form, other.form)))
         if form is None or not self._has_logits_of(other):
             return None
@@ -195,9 +195,9 @@ class Deferred(RecordedLogits):
         """Divide by a number other than 0."""
         if not isinstance(other, int | float) or not other:
             return None
-        return self._scaled(Step(Tensor.div, (other,)), 1 / other)
+        return self._record_scale(Step(Tensor.div, (other,)), 1 / other)
 
-    def _scaled(self, step: Step, factor: Any) -> Self | None:
+    def _record_scale(self, step: Step, factor: Any) -> Self | None:
         """Record a step that multiplies by a finite `factor`.
 
         After a tanh the factor must be positive, as in a soft-cap.
@@ -259,13 +259,13 @@ class Deferred(RecordedLogits):
 
     def _record_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Self | None:
         """Record the softmax over the vocabulary."""
-        return self._normalised(P, torch.softmax, dim, dtype)
+        return self._record_normalisation(P, torch.softmax, dim, dtype)
 
     def _record_log_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Self | None:
         """Record the log-softmax over the vocabulary."""
-        return self._normalised(LOG_P, torch.log_softmax, dim, dtype)
+        return self._record_normalisation(LOG_P, torch.log_softmax, dim, dtype)
 
-    def _normalised(
+    def _record_normalisation(
         self, form: str, function: Callable[..., Tensor], dim: Any, dtype: torch.dtype | None
     ) -> Self | None:
         """Record the (log-)softmax over the vocabulary."""
@@ -416,21 +416,21 @@ _RECORDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _by_function(handlers: dict[str, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+def _key_by_function(handlers: dict[str, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
     """Return handlers by function of torch, Tensor or F instead of by name.
 
     Dynamo can compare functions, and cannot read the name of a compiled one.
     """
     by_function = {}
     for name, entry in handlers.items():
-        for home in (torch, Tensor, F):
-            if hasattr(home, name):
-                by_function[getattr(home, name)] = entry
+        for namespace in (torch, Tensor, F):
+            if hasattr(namespace, name):
+                by_function[getattr(namespace, name)] = entry
     return by_function
 
 
-_COMMUTING = _by_function(_COMMUTE)
-_HANDLERS = _by_function(_RECORDERS | ANSWERS)
+_COMMUTING = _key_by_function(_COMMUTE)
+_HANDLERS = _key_by_function(_RECORDERS | ANSWERS)
 
 
 # all other methods and attributes of Tensor

@@ -3,7 +3,7 @@
     import tiewise.hf
     model = AutoModelForCausalLM.from_pretrained(path)      # a model saved with factored:64, say
     model = tiewise.hf.load(path)                           # any token model, with its boundary installed and verified
-    plain = tiewise.hf.plain_copy(model)                    # the same function in the family's own classes
+    plain = tiewise.hf.plain_copy(model)                    # the same function in the family's plain classes
 
 Importing this module registers the config type of such checkpoints with transformers; importing `tiewise` does not.
 No code of a checkpoint is executed.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import tiewise.boundary.config_entry  # noqa: F401  (its entry of a config)
 from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.declare_tying import copy_config, declare_tying
-from tiewise.boundary.decoding import decoding
+from tiewise.boundary.decoding import return_top_logits
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.label_accounting import FusedLabelSmoother, correct_accounting
 from tiewise.boundary.link import Link, attach
@@ -159,7 +159,7 @@ class Installed:
 
         They are the same Parameter if tied.
         """
-        return self._link.ends.source.weight, self._link.head.weight
+        return self._link.ends.main_lookup.weight, self._link.head.weight
 
     def penalty(self) -> Tensor | None:
         """Return the penalty of a `projected` spec, λ‖P‖₂ + c/2 ‖P‖²_F.
@@ -200,7 +200,7 @@ class Installed:
             UnsupportedError: the table is fp64, not on the CPU, or sharded.
         """
         require_unsharded_table(self.model, self._link.head, "exact_decoding")
-        return decoding(self._link)
+        return return_top_logits(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
         """Give the output head a separate table with the values of the tied one.
@@ -358,7 +358,7 @@ def _install_with_vectors(
     if tokenizer is None:
         problem = f"{spec}: a file of vectors names words, and a model has only rows"
         raise SpecError(problem, "give install the model's tokenizer too: tokenizer=…")
-    tokens = row_tokens(tokenizer, len(locate(model).source.weight))
+    tokens = row_tokens(tokenizer, len(locate(model).main_lookup.weight))
     rows = load_vectors(file, tokens)
     without_file = replace(spec, vectors=None, freeze=False)
     handle = build_into(model, without_file, batch, rows=rows)
@@ -395,7 +395,7 @@ def build_into(
     try:
         link = _attach_link(model, spec, journal, loaded=loaded)
         if rows is not None:
-            check_rows(link.ends.source.weight, rows, link.spec)
+            check_rows(link.ends.main_lookup.weight, rows, link.spec)
         if spec is not None:
             _declare_spec(model, link, journal)
         return _verify_link(model, link, batch)
@@ -415,7 +415,7 @@ def _require_unsharded_change(
     `locate` also refuses ends that adapters or quantisation have changed.
     """
     ends = locate(model)  # they may have changed after an earlier install
-    if not (fsdp_units(model) or is_row_parallel(ends.source) or is_row_parallel(ends.head)):
+    if not (fsdp_units(model) or is_row_parallel(ends.main_lookup) or is_row_parallel(ends.head)):
         return
     if old_link is None:
         present_spec, verified = ends.plain_spec, False

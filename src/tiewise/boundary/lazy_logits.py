@@ -56,7 +56,7 @@ class LazyLogits(Tensor):
             if loss is not None:
                 return loss
         if func is torch.autograd.grad:
-            args, kwargs = tree_map(_unwrapped, (args, kwargs))
+            args, kwargs = tree_map(_unwrap, (args, kwargs))
             return gradients(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         return _call_computed(func, args, kwargs, name)
@@ -79,27 +79,27 @@ def first_unread(args: tuple[Any, ...]) -> LazyLogits | None:
     return args[0]
 
 
-def compute_logits(value: Any, because: str = "real") -> Any:
+def compute_logits(value: Any, reason: str = "real") -> Any:
     """Return the real logits of a `LazyLogits` or `Deferred`, and anything else unchanged."""
-    value = _unwrapped(value)
+    value = _unwrap(value)
     if isinstance(value, Deferred):
-        return value.real(because)
+        return value.real(reason)
     return value
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """Return the deferred logits of a `LazyLogits`, and anything else unchanged."""
     if isinstance(value, LazyLogits):
         return value.deferred
     return value
 
 
-def _call_computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], because: str) -> Any:
+def _call_computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
     """Call a function with all logits among its arguments computed."""
 
-    def real(value: Any) -> Any:
+    def compute(value: Any) -> Any:
         """Compute logits, with the function as the reason."""
-        return compute_logits(value, because)
+        return compute_logits(value, reason)
 
-    args, kwargs = tree_map(real, (args, kwargs))
+    args, kwargs = tree_map(compute, (args, kwargs))
     return func(*args, **kwargs)

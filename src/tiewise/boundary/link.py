@@ -88,7 +88,7 @@ class Link:
     @property
     def in_map(self) -> Any:
         """The map after every lookup, or None."""
-        return getattr(self.ends.owner, "in_map", None)
+        return getattr(self.ends.first_lookup, "in_map", None)
 
 
 def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
@@ -230,19 +230,19 @@ def finish_forward(model: nn.Module, args: Any, kwargs: dict[str, Any], output: 
     if link is None:
         return None
     if link.averages_over_batch and output is not None:  # also in replicas of DataParallel: it reads the link only
-        output = _share_of_step(output, kwargs, link.shifts_labels)
+        output = _scale_to_step(output, kwargs, link.shifts_labels)
     if not link.is_running:
         return output
     link.chain.clear()
     link.is_running = link.defers_logits = False
     if torch.compiler.is_compiling():
-        return _without_deferred(output)
+        return _drop_deferred(output)
     if model.training or link.deferral_depth > 0:
         return output
-    return _with_lazy(output, link.make_lazy)
+    return _wrap_deferred(output, link.make_lazy)
 
 
-def _without_deferred(output: Any) -> Any:
+def _drop_deferred(output: Any) -> Any:
     """Leave deferred logits out of an output with a loss.
 
     A compiled graph can return Tensors only, and computing the logits would cost as much as deferring saves.
@@ -253,7 +253,7 @@ def _without_deferred(output: Any) -> Any:
     return type(output)(**computed)
 
 
-def _with_lazy(output: Any, lazy: Callable[[Deferred], Tensor]) -> Any:
+def _wrap_deferred(output: Any, lazy: Callable[[Deferred], Tensor]) -> Any:
     """Wrap deferred logits of an output as Tensors that are computed when read."""
     if isinstance(output, tuple):
         values = list(output)
@@ -271,7 +271,7 @@ def _replace_deferred(output: Any, entries: Iterable[tuple[Any, Any]], lazy: Cal
             output[key] = lazy(value)
 
 
-def _share_of_step(output: Any, kwargs: dict[str, Any], shifts_labels: bool) -> Any:
+def _scale_to_step(output: Any, kwargs: dict[str, Any], shifts_labels: bool) -> Any:
     """Scale the mean loss of this batch to its share of the mean over `num_items_in_batch`."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
@@ -304,7 +304,7 @@ class Lookup(nn.Embedding):
         link: Link = vars(self)[NAME]
         shard = shard_of(self)
         if shard is not None or (torch.is_grad_enabled() and self.weight.requires_grad):
-            rows = _linked_rows(self, link, ids, shard)
+            rows = _look_up_linked(self, link, ids, shard)
         else:
             rows = super().forward(ids)
         rows = apply_map(getattr(self, "in_map", link.in_map), rows)
@@ -314,7 +314,7 @@ class Lookup(nn.Embedding):
         return rows * scale
 
 
-def _linked_rows(lookup: Lookup, link: Link, ids: Tensor, shard: VocabularyShard | None) -> Tensor:
+def _look_up_linked(lookup: Lookup, link: Link, ids: Tensor, shard: VocabularyShard | None) -> Tensor:
     """Return rows [..., E]. During a forward, store the table for the head in the chain."""
     link_options = link.options
     options = LookupOptions(lookup.padding_idx, link_options.stop_both, link_options.alpha, link_options.record)

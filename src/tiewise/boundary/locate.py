@@ -43,7 +43,7 @@ class ModelEnds:
     head: nn.Linear
 
     @property
-    def owner(self) -> nn.Embedding:
+    def first_lookup(self) -> nn.Embedding:
         """The lookup that stores what all lookups share, such as the input map.
 
         It is the first one, so it is the same in every copy of a model, tied or not.
@@ -51,12 +51,12 @@ class ModelEnds:
         return self.lookups[0][1]
 
     @property
-    def named(self) -> list[tuple[str, nn.Embedding | nn.Linear]]:
+    def named_modules(self) -> list[tuple[str, nn.Embedding | nn.Linear]]:
         """All lookups, then the head, as (name, module)."""
         return [*self.lookups, (self.head_name, self.head)]
 
     @property
-    def named_source(self) -> tuple[str, nn.Embedding]:
+    def named_main_lookup(self) -> tuple[str, nn.Embedding]:
         """Name and module of the lookup that has the head's table.
 
         If the tables are untied, it is the last lookup, which is the decoder's.
@@ -67,14 +67,14 @@ class ModelEnds:
         return self.lookups[-1]
 
     @property
-    def source(self) -> nn.Embedding:
-        """The module of `named_source`."""
-        return self.named_source[1]
+    def main_lookup(self) -> nn.Embedding:
+        """The module of `named_main_lookup`."""
+        return self.named_main_lookup[1]
 
     @property
     def tied(self) -> bool:
         """True if the head and a lookup have the same Parameter; equal values do not count."""
-        return self.source.weight is self.head.weight
+        return self.main_lookup.weight is self.head.weight
 
     @property
     def plain_spec(self) -> BoundarySpec:
@@ -100,9 +100,9 @@ def locate(model: nn.Module) -> ModelEnds:
         raise InstallError(f"{kind} makes its tables anew on each call", "there is no module to install into")
     lookups = _lookups_of(model, table, head, names)
     for name, module in lookups.items():
-        where = f"{kind}: {name}"
-        _check_kind(where, module, nn.Embedding, gathered)
-        _refuse_options(where, module)
+        label = f"{kind}: {name}"
+        _check_kind(label, module, nn.Embedding, gathered)
+        _refuse_options(label, module)
     return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
 
@@ -176,14 +176,14 @@ def _refuse_pipeline(model: Any) -> None:
     names = {*declared.keys(), *declared.values()}
     stage = getattr(model, "_pp_stage", None)
     is_stage = getattr(stage, "pp_size", 1) > 1
-    elsewhere = [name for name in names if is_stage or _is_taken_away(model, name)]
+    elsewhere = [name for name in names if is_stage or _is_removed(model, name)]
     if elsewhere:
         remedy = "keep both ends on one rank and split the layers between them, or use fully_shard"
         problem = f"{type(model).__name__} is one stage of a pipeline, and its ends are on different ranks"
         raise InstallError(f"{problem}: no rank has both paths of the table's gradient", remedy)
 
 
-def _is_taken_away(model: Any, parameter: str) -> bool:
+def _is_removed(model: Any, parameter: str) -> bool:
     """Return whether a pipeline removed a parameter's module: it is None or an `Identity`."""
     module = model
     for part in parameter.split(".")[:-1]:
@@ -204,7 +204,7 @@ def _no_head(model: nn.Module) -> str:
     return f"{kind} is an encoder or body without a token head"
 
 
-def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
+def _check_kind(label: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
     """Refuse a module that is no `cls`, and computed, wrapped, quantised or sharded weights.
 
     Weights in `gathered`, which FSDP gathers, and weights that tensor parallelism spreads by rows are accepted.
@@ -213,31 +213,31 @@ def _check_kind(where: str, module: Any, cls: type[nn.Module], gathered: set[int
     remedy = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
     is_foreign = home.startswith(("bitsandbytes.", "peft."))
     if is_foreign or not isinstance(module, cls):
-        raise InstallError(f"{where} is a {kind} of {home}", remedy)
+        raise InstallError(f"{label} is a {kind} of {home}", remedy)
     is_placed = id(module.weight) in gathered or is_row_parallel(module)
     if not is_placed:
-        _check_weight(where, module.weight, remedy)
+        _check_weight(label, module.weight, remedy)
 
 
-def _check_weight(where: str, weight: Any, remedy: str) -> None:
+def _check_weight(label: str, weight: Any, remedy: str) -> None:
     """Refuse a weight that is sharded, quantised or computed.
 
     `remedy` is the one for quantised weights.
     """
     if hasattr(weight, "full_tensor"):
         remedy = "install before fully_shard or tensor parallelism, and keep what install returned"
-        raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", remedy)
+        raise InstallError(f"{label} is sharded, its weight a {type(weight).__name__}", remedy)
     # compare classes: isinstance accepts any tensor with `_is_param` as a Parameter, also a quantised one
     weight_class = type(weight)
     is_plain = weight_class is torch.Tensor or issubclass(weight_class, nn.Parameter)
     if weight.dtype not in _DTYPES or not is_plain:
-        raise InstallError(f"{where} holds quantised weights ({weight_class.__name__}, {weight.dtype})", remedy)
+        raise InstallError(f"{label} holds quantised weights ({weight_class.__name__}, {weight.dtype})", remedy)
     if weight_class is torch.Tensor:
-        raise InstallError(f"{where} has a weight that is computed, no Parameter", "remove what computes it first")
+        raise InstallError(f"{label} has a weight that is computed, no Parameter", "remove what computes it first")
 
 
-def _refuse_options(where: str, lookup: nn.Embedding) -> None:
+def _refuse_options(label: str, lookup: nn.Embedding) -> None:
     """Refuse options of a lookup that a head lacks."""
-    for option, (does, remedy) in _REFUSED.items():
+    for option, (effect, remedy) in _REFUSED.items():
         if getattr(lookup, option) not in (None, False):
-            raise InstallError(f"{where} {does}", remedy)
+            raise InstallError(f"{label} {effect}", remedy)

@@ -95,7 +95,7 @@ def gather(z: RecordedLogits, dim: int, index: Tensor, *, sparse_grad: bool = Fa
         return None  # torch raises the error
     with torch.set_grad_enabled(z.requires_grad):
         statistics = sweep(z, index.reshape(-1))
-        return _as_reduction(z, _entry_at_target(statistics, z.form), keepdim=True)
+        return _reshape_as_reduction(z, _entry_at_target(statistics, z.form), keepdim=True)
 
 
 def _has_one_token_each(index: Any, shape: torch.Size) -> bool:
@@ -140,10 +140,10 @@ def logsumexp(z: RecordedLogits, dim: Any, keepdim: bool = False) -> Tensor | No
     if z.form != LOGITS or not _can_sweep(z, dim):
         return None
     with torch.set_grad_enabled(z.requires_grad):
-        return _as_reduction(z, sweep(z).lse.clone(), keepdim)
+        return _reshape_as_reduction(z, sweep(z).lse.clone(), keepdim)
 
 
-def total(
+def sum_over_vocabulary(
     z: RecordedLogits, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor | None:
     """Answer `torch.sum` over the vocabulary.
@@ -163,7 +163,7 @@ def total(
             summed = -statistics.entropy  # Σ p log p = −H
         else:
             summed = statistics.lse - statistics.entropy  # Σ p z = lse − H
-        return _as_reduction(z, summed, keepdim)
+        return _reshape_as_reduction(z, summed, keepdim)
 
 
 def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | None) -> Tensor | None:
@@ -184,7 +184,7 @@ def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | Non
         sums = means * z.shape[-1]
         if z.form == LOG_P:
             sums = -sums
-        shaped = _as_reduction(z, sums, keepdim)
+        shaped = _reshape_as_reduction(z, sums, keepdim)
         if dtype is None:
             return shaped
         return shaped.to(dtype)
@@ -232,10 +232,10 @@ def _apply_by_chunks(z: RecordedLogits, function: Callable[..., Tensor], keepdim
         hidden = z.hidden.reshape(-1, z.hidden.shape[-1])
         chunks = torch.split(hidden, chunk_rows(len(hidden), z.shape[-1], z.device.type))
         values = torch.cat([function(z.derive(hidden=chunk).compute(), -1) for chunk in chunks])
-        return _as_reduction(z, values, keepdim)
+        return _reshape_as_reduction(z, values, keepdim)
 
 
-def _as_reduction(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
+def _reshape_as_reduction(z: RecordedLogits, values: Tensor, keepdim: bool) -> Tensor:
     """Return values of all tokens in the shape and dtype of a reduction over the vocabulary."""
     values = _cast_from_fp64(z, values)
     positions = z.shape[:-1]
@@ -301,7 +301,7 @@ ANSWERS: dict[str, Callable[..., Tensor | None]] = {
     "gather": gather,
     "take_along_dim": take_along_dim,
     "logsumexp": logsumexp,
-    "sum": total,
+    "sum": sum_over_vocabulary,
     "argmax": argmax,
     "mean": mean,
     "cross_entropy": fused_cross_entropy,

@@ -78,11 +78,11 @@ def _computed_logits(tensors: list[Any]) -> list[Any]:
     return real
 
 
-def _add(gradient: Tensor | None, more: Tensor) -> Tensor:
+def _add(gradient: Tensor | None, addend: Tensor) -> Tensor:
     """Return the sum of two gradients, the first of which may be missing."""
     if gradient is None:
-        return more
-    return gradient + more
+        return addend
+    return gradient + addend
 
 
 def _put_zeros(gradients: list[Tensor | None], inputs: list[Any]) -> None:

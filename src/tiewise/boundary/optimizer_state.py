@@ -27,14 +27,14 @@ def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
     if optimizer is None:
         return {}
     state = dict(optimizer.state.get(table, {}))
-    unknown = [key for key in _without_none(state) if key not in _UNDERSTOOD]
+    unknown = [key for key in _drop_none(state) if key not in _UNDERSTOOD]
     if unknown:
         problem = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
         raise UnsupportedError(problem, "use SGD, Adam or AdamW, or change the boundary without an optimizer")
     return state
 
 
-def _without_none(state: State) -> State:
+def _drop_none(state: State) -> State:
     """Return the entries of a state that are not None. SGD without momentum stores a None buffer."""
     return {key: value for key, value in state.items() if value is not None}
 
@@ -42,20 +42,20 @@ def _without_none(state: State) -> State:
 def split(state: State) -> State:
     """Return a state with half of the first moments. Two such states add up to the old one."""
     halved = dict(state)
-    for key, value in _without_none(state).items():
+    for key, value in _drop_none(state).items():
         if key in FIRST:
             halved[key] = value * 0.5
     return halved
 
 
-def merge(one: State, two: State) -> State:
+def merge(first_state: State, second_state: State) -> State:
     """Return the state of a tied table from the states of two tables.
 
     The gradient of the tied table is the sum of both. So moments add, and the larger step counter stays.
     """
-    merged = one | two
-    for key, value in _without_none(one).items():
-        other = two.get(key)
+    merged = first_state | second_state
+    for key, value in _drop_none(first_state).items():
+        other = second_state.get(key)
         if other is None:
             merged[key] = value
         elif key in COUNTER:

@@ -78,8 +78,8 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
             f"none of the mesh's {mesh.ndim} dimensions is named {AXIS!r} ({', '.join(names) or 'none has a name'})"
         )
         raise InstallError(problem, f"name the one whose ranks share tokens: mesh_dim_names=(…, {AXIS!r})")
-    end_names = [name for name, _ in ends.named]
-    return dict.fromkeys(end_names, _Rows(model))
+    end_names = [name for name, _ in ends.named_modules]
+    return dict.fromkeys(end_names, _RowStyle(model))
 
 
 def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
@@ -109,11 +109,11 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
         raise InstallError(f"{kind} is sharded by fully_shard already", remedy)
     if mesh.ndim > 2:
         raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
-    for _, module in ends.named:
+    for _, module in ends.named_modules:
         setattr(module, FSDP_TABLE, True)
-        _Rows(model)._apply(module, mesh)
+        _RowStyle(model)._apply(module, mesh)
     tables: set[nn.Parameter] = set()
-    for _, module in ends.named:
+    for _, module in ends.named_modules:
         tables.update(module.parameters(recurse=False))
     return tables
 
@@ -130,7 +130,7 @@ def _locate_unspread(model: Any, mesh: Any, caller: str) -> ModelEnds:
     if not isinstance(mesh, DeviceMesh):
         remedy = "make one with torch.distributed.device_mesh.init_device_mesh"
         raise InstallError(f"{caller} of a {type(mesh).__name__} in place of a mesh", remedy)
-    if is_row_parallel(ends.source) or is_row_parallel(ends.head):
+    if is_row_parallel(ends.main_lookup) or is_row_parallel(ends.head):
         problem = f"{type(model).__name__}: the rows of its tables are spread over ranks already"
         raise InstallError(problem, "call tiewise.install(model)")
     return ends
@@ -170,7 +170,7 @@ def spread_over(model: Any, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, {**body_plan(model, mesh.size()), **parallel_plan(model, mesh)})
 
 
-class _Rows(ParallelStyle):
+class _RowStyle(ParallelStyle):
     """Parallel style that spreads a module's Parameters by rows over a mesh's last dimension.
 
     Every module of the model that shares such a Parameter gets the spread one.
@@ -180,12 +180,13 @@ class _Rows(ParallelStyle):
         self._model = model
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        """Spread the module's Parameters and set a forward that gathers them."""
         replicas = [Replicate()] * (device_mesh.ndim - 1)
         for parameter in list(module.parameters(recurse=False)):
             if not is_row_sharded(parameter):
                 rows = distribute_tensor(parameter.detach(), device_mesh, [*replicas, Shard(0)])
                 self._replace(parameter, nn.Parameter(rows, requires_grad=parameter.requires_grad))
-        module.forward = _forward_gathered(module, self._model)
+        module.forward = _make_gathering_forward(module, self._model)
         link = link_of(module)
         if link is not None:  # installed earlier: `Lookup` and `Head` compute with local rows
             detach_parallel_forward(module, link.journal)
@@ -199,7 +200,7 @@ class _Rows(ParallelStyle):
                     holder.register_parameter(name, new)
 
 
-def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
+def _make_gathering_forward(module: nn.Module, model: nn.Module) -> Callable[..., Any]:
     """Return a forward that gathers the module's Parameters first.
 
     It serves until a boundary is installed.
@@ -215,7 +216,7 @@ def _forward_gathered(module: nn.Module, model: nn.Module) -> Callable[..., Any]
         try:
             for name, parameter in spread_parameters.items():
                 if is_row_sharded(parameter):
-                    module._parameters[name] = _gathered(parameter, dtype)
+                    module._parameters[name] = _gather(parameter, dtype)
             return type(module).forward(module, *args, **kwargs)
         finally:
             module._parameters.update(spread_parameters)
@@ -230,7 +231,7 @@ def _refuse_training(module: nn.Module) -> None:
         raise UnsupportedError(f"{problem} without a boundary", "call tiewise.install(model) first")
 
 
-def _gathered(parameter: Any, dtype: torch.dtype | None) -> Any:
+def _gather(parameter: Any, dtype: torch.dtype | None) -> Any:
     """Return the full tensor of a Parameter that is spread by rows.
 
     It is cast to `dtype` unless that is None.

@@ -132,7 +132,7 @@ def plain_copy(model: Any) -> PreTrainedModel:
     link: Link = link_of(plain)
     _unswap(link, Journal())
     link.journal.undo()
-    for module, name in ((link.ends.owner, "in_map"), (link.head, "out_map")):
+    for module, name in ((link.ends.first_lookup, "in_map"), (link.head, "out_map")):
         if hasattr(module, name):
             delattr(module, name)
     for lookup in link.lookups:

@@ -249,10 +249,10 @@ class RecordedLogits:
             problem = "these logits share memory with others that were scaled in place, and these are deferred"
             raise UnsupportedError(problem, "read those, or divide into a new tensor: logits / temperature")
 
-    def real(self, because: str = "real") -> Tensor:
+    def real(self, reason: str = "real") -> Tensor:
         """Compute the logits by repeating the recorded steps, and store them.
 
-        `because` names the operation that needs them, for `Counts`.
+        `reason` names the operation that needs them, for `Counts`.
         """
         self.require_unchanged()
         real = self._real
@@ -260,28 +260,28 @@ class RecordedLogits:
             return real
         logits = self.compute()
         if not torch.compiler.is_compiling():
-            self._count_computation(because)
+            self._count_computation(reason)
             self._real = logits
         return logits
 
-    def _count_computation(self, because: str) -> None:
+    def _count_computation(self, reason: str) -> None:
         """Count the computation, with its operation and the softmaxes before it."""
         self.counts.materialised += 1
         functions = [step.function for step in self.steps]
         softmaxes = [f.__name__ for f in functions if f in (torch.softmax, torch.log_softmax)]
-        self.counts.operations.append(", ".join([*softmaxes, because]))
+        self.counts.operations.append(", ".join([*softmaxes, reason]))
 
     def compute(self) -> Tensor:
         """Return the computed logits without storing them."""
         self.require_unchanged()
         # restore the head's autocast and gradient mode, which may have changed
         with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
-            logits = self._multiplied()
+            logits = self._multiply()
             for function, arguments in self.steps:
                 logits = function(logits, *[_computed_argument(x) for x in arguments])
         return logits
 
-    def _multiplied(self) -> Tensor:
+    def _multiply(self) -> Tensor:
         """Return hidden @ tableᵀ + bias [..., V], in the dtype in which the head multiplies."""
         dtype = self.product
         table = self.table.to(dtype)

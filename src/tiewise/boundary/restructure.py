@@ -42,7 +42,7 @@ class Structure:
 
 def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
     """Change tables, maps and options in place. `journal` gets every change."""
-    widths = _Widths(ends.source.weight.shape[1], ends.head.weight.shape[1])
+    widths = _Widths(ends.main_lookup.weight.shape[1], ends.head.weight.shape[1])
     _require_one_vocabulary(ends, spec, widths)
     _set_tables(ends, _make_tables(ends, spec, widths), spec, journal)
     maps = _make_maps(spec, widths, ends.head.weight)
@@ -85,7 +85,7 @@ def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths
     lookup_rows = {len(lookup.weight) for _, lookup in ends.lookups}
     if spec.tables == 2 and len(lookup_rows) == 1:
         return
-    counts = {name: len(module.weight) for name, module in ends.named}
+    counts = {name: len(module.weight) for name, module in ends.named_modules}
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
         remedy = "choose untied, or resize_token_embeddings to one vocabulary first"
@@ -100,14 +100,14 @@ def _require_one_vocabulary(ends: ModelEnds, spec: BoundarySpec, widths: _Widths
 
 def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Tables:
     """Return the spec's tables. The model's table is reused if its width and values may stay."""
-    old_in, old_out = ends.source.weight, ends.head.weight
+    old_in, old_out = ends.main_lookup.weight, ends.head.weight
     width_in, _ = spec.table_widths(widths.input)
     _, width_out = spec.table_widths(widths.output)
     table_in = old_in
     if spec.init is not None or width_in != widths.input:
         padding = spec.pad
         if padding is None:
-            padding = ends.source.padding_idx
+            padding = ends.main_lookup.padding_idx
         table_in = _new_table(old_in, width_in, spec.init, padding)
     if spec.tables == 1:
         return _Tables(table_in, table_in)
@@ -119,16 +119,16 @@ def _make_tables(ends: ModelEnds, spec: BoundarySpec, widths: _Widths) -> _Table
     return _Tables(table_in, table_out)
 
 
-def _new_table(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
+def _new_table(old_table: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
     """Return a new table of this width from N(0, std²).
 
-    Without a `std` it is that of the old table `like`.
+    Without a `std` it is that of the old table `old_table`.
     """
-    table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
+    table = nn.Parameter(old_table.new_empty(len(old_table), width), requires_grad=old_table.requires_grad)
     if table.is_meta:
         return table
     if std is None:
-        std = float(like.detach().float().std())
+        std = float(old_table.detach().float().std())
     draw(table, std, zero_row)
     return table
 
@@ -139,7 +139,7 @@ def _set_tables(ends: ModelEnds, tables: _Tables, spec: BoundarySpec, journal: J
     A lookup with a separate table, such as an encoder's, keeps it if the boundary is untied with an unchanged input
     table.
     """
-    old_in = ends.source.weight
+    old_in = ends.main_lookup.weight
     replaces_all = spec.tables == 1 or tables.input is not old_in
     for _, lookup in ends.lookups:
         if replaces_all or lookup.weight is old_in:
@@ -175,7 +175,7 @@ def _set_maps(ends: ModelEnds, maps: _Maps, journal: Journal) -> None:
     for _, lookup in ends.lookups:
         journal.set(lookup, "embedding_dim", int(lookup.weight.size(1)))
     if maps.into is not None:  # one lookup stores the map for all of them, so that a checkpoint has it once
-        journal.set(ends.owner, "in_map", maps.into)
+        journal.set(ends.first_lookup, "in_map", maps.into)
     journal.set(ends.head, "in_features", ends.head.weight.shape[1])
     if maps.out is not None:
         journal.set(ends.head, "out_map", maps.out)

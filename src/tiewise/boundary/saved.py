@@ -62,7 +62,7 @@ def plain_class_of(x: Any) -> type:
     return plain
 
 
-class Swapped:
+class SwappedClass:
     """Base of the classes that are made from a plain class at run time.
 
     Copying and pickling stores the call that makes the class.
@@ -90,9 +90,9 @@ def _make(plain: Any, bases: tuple[type, ...], factory_call: tuple[Any, ...], **
 @cache
 def swapped(plain: Any, mixin: Any) -> Any:
     """Return a class with the bases `plain` and then `mixin`, for objects of class `plain`."""
-    bases: tuple[type, ...] = (Swapped, plain, mixin)
+    bases: tuple[type, ...] = (SwappedClass, plain, mixin)
     if issubclass(mixin, plain):
-        bases = (Swapped, mixin)
+        bases = (SwappedClass, mixin)
     return _make(plain, bases, (swapped, plain, mixin))
 
 
@@ -151,7 +151,7 @@ class DepthTying:
             super()._adjust_bias(module, table)  # type: ignore[misc]
 
 
-class FamilyModel(DepthTying, Swapped):
+class FamilyModel(DepthTying, SwappedClass):
     """Mixin before a family's model class, which builds the entries of its config."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -196,7 +196,7 @@ class FamilyModel(DepthTying, Swapped):
         link = link_of(self)
         if link is None:
             return super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
-        ends: list[tuple[str, Any]] = link.ends.named
+        ends: list[tuple[str, Any]] = link.ends.named_modules
         trained: list[tuple[nn.Parameter, bool]] = []
         for _, module in ends:
             trained += [(parameter, parameter.requires_grad) for parameter in module.parameters()]
@@ -206,7 +206,7 @@ class FamilyModel(DepthTying, Swapped):
         for name, module in ends:
             replacement = self.get_submodule(name)  # type: ignore[attr-defined]
             if replacement is not module:
-                _take_sizes(module, replacement)
+                _copy_sizes(module, replacement)
                 self.set_submodule(name, module)  # type: ignore[attr-defined]
         # transformers has tied BART's tables and BERT's biases, even if the flag was off
         declare_tying(self, link.ends, Journal())
@@ -227,14 +227,14 @@ def _asks_for_tensor_parallelism(options: dict[str, Any]) -> bool:
     return ranks is not None and ranks > 1
 
 
-def _take_sizes(module: nn.Module, resized: nn.Module) -> None:
+def _copy_sizes(module: nn.Module, resized: nn.Module) -> None:
     """Copy table, bias and sizes from transformers' replacement of an end to the end."""
     for attribute in ("weight", "bias", "num_embeddings", "padding_idx", "out_features"):
         if hasattr(module, attribute):
             setattr(module, attribute, getattr(resized, attribute))
 
 
-class FamilyConfig(Swapped):
+class FamilyConfig(SwappedClass):
     """Mixin before a family's config class."""
 
 

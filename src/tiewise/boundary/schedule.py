@@ -10,7 +10,7 @@ from tiewise.boundary.install import KEEP, STATE, install
 from tiewise.core.errors import SpecError, UnsupportedError
 
 
-class _Scheduled(TrainerCallback):
+class _ScheduledChange(TrainerCallback):
     """Callback that ties or unties a model once, after `step` optimizer steps."""
 
     def __init__(self, new_kind: str, step: int, choice: str, choices: tuple[str, ...]) -> None:
@@ -53,7 +53,7 @@ def tie_at(step: int, keep: str = "mean") -> TrainerCallback:
 
     >>> callback = tie_at(1000, keep="output")
     """
-    return _Scheduled("tied", step, keep, KEEP)
+    return _ScheduledChange("tied", step, keep, KEEP)
 
 
 def untie_at(step: int, state: str = "copy") -> TrainerCallback:
@@ -71,4 +71,4 @@ def untie_at(step: int, state: str = "copy") -> TrainerCallback:
 
     >>> callback = untie_at(1000, state="split")
     """
-    return _Scheduled("untied", step, state, STATE)
+    return _ScheduledChange("untied", step, state, STATE)

@@ -39,11 +39,13 @@ def norms_of_one_table(table: Tensor, head: nn.Module, record: PathRecord | None
     """
     rows, shard = local_gradient(table.grad)
     if record is not None:
-        record = _over_ranks(record, table, head, shard)
+        record = _average_over_ranks(record, table, head, shard)
     return path_norms(rows, record, shard)
 
 
-def _over_ranks(record: PathRecord, table: Tensor, head: nn.Module, shard: VocabularyShard | None) -> PathRecord:
+def _average_over_ranks(
+    record: PathRecord, table: Tensor, head: nn.Module, shard: VocabularyShard | None
+) -> PathRecord:
     """Average the lookup path's rows over ranks in the same way as the gradient."""
     if not is_row_parallel(head):
         return gather(record, shard)

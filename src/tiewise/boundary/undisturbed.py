@@ -189,20 +189,20 @@ class _Snapshot:
         """
         for container, copied in self.containers:
             _refill(container, copied)
-        for parameter, gradient, trains in self.parameters:
-            _restore_parameter(parameter, gradient, trains)
+        for parameter, gradient, requires_grad in self.parameters:
+            _restore_parameter(parameter, gradient, requires_grad)
         for tensor, values, version in self.tensors:
             if every_value or _may_be_written(tensor, version):
                 with torch.no_grad():
                     tensor.copy_(values)
 
 
-def _restore_parameter(parameter: nn.Parameter, gradient: Tensor | None, trains: bool) -> None:
+def _restore_parameter(parameter: nn.Parameter, gradient: Tensor | None, requires_grad: bool) -> None:
     """Restore a Parameter's gradient and `requires_grad`, if they changed."""
     if parameter.grad is not gradient:
         parameter.grad = gradient
-    if parameter.requires_grad != trains:
-        parameter.requires_grad_(trains)
+    if parameter.requires_grad != requires_grad:
+        parameter.requires_grad_(requires_grad)
 
 
 def _may_be_written(tensor: Tensor, version: int | None) -> bool:

@@ -72,9 +72,9 @@ def read_word2vec(file: Cursor, tokens: Sequence[str | None], header: VectorHead
     count, width, size = header.words, header.width, len(file.bytes)
     if not 0 < width <= WIDEST:
         raise DataError(f"its first line says {width:,} numbers per word", f"use vectors of 1 to {WIDEST:,} columns")
-    least = header.length + count * (4 * width + 1)
-    if size < least:
-        promised = f"{count:,} words of {width:,} numbers, at least {least:,} bytes; it has {size:,}"
+    min_size = header.length + count * (4 * width + 1)
+    if size < min_size:
+        promised = f"{count:,} words of {width:,} numbers, at least {min_size:,} bytes; it has {size:,}"
         raise DataError(f"cut short, or no word2vec file: its first line promises {promised}", DOWNLOAD_AGAIN)
     file.position = header.length
     rows = WordRows(tokens, width)
@@ -92,7 +92,7 @@ def read_word2vec(file: Cursor, tokens: Sequence[str | None], header: VectorHead
 # fastText
 
 
-class _Model(NamedTuple):
+class _FastTextSizes(NamedTuple):
     """Sizes of a fastText model."""
 
     width: int  # columns of the matrix
@@ -126,7 +126,7 @@ def _require(is_consistent: bool, contradiction: str) -> None:
         raise DataError(f"a fastText model that contradicts itself: {contradiction}", DOWNLOAD_AGAIN)
 
 
-def _read_sizes(file: Cursor) -> _Model:
+def _read_sizes(file: Cursor) -> _FastTextSizes:
     """Read the arguments of a fastText model and the sizes of its dictionary."""
     _, version = file.read_numbers("2i")
     if version != 12:
@@ -137,10 +137,10 @@ def _read_sizes(file: Cursor) -> _Model:
     has_entries = min(words, labels) >= 0 and words + labels == entries
     _require(has_width and has_entries, "sizes that no model has")
     _require(bucket >= (longest > 0), "n-grams without rows")
-    return _Model(width, bucket, shortest, longest, entries, words, pruned)
+    return _FastTextSizes(width, bucket, shortest, longest, entries, words, pruned)
 
 
-def _find_entries(file: Cursor, model: _Model, rows: WordRows) -> dict[bytes, int]:
+def _find_entries(file: Cursor, model: _FastTextSizes, rows: WordRows) -> dict[bytes, int]:
     """Read the dictionary, and return {word: row of the matrix} for the table's words."""
     entry_of: dict[bytes, int] = {}
     for entry in range(model.entries):
@@ -153,15 +153,15 @@ def _find_entries(file: Cursor, model: _Model, rows: WordRows) -> dict[bytes, in
     return entry_of
 
 
-def _map_matrix(file: Cursor, model: _Model) -> np.ndarray:
+def _map_matrix(file: Cursor, model: _FastTextSizes) -> np.ndarray:
     """Return the input matrix [words + bucket, width], mapped from the file."""
     quantised, height, columns = file.read_numbers("?2q")
     if quantised:
         raise DataError("a quantised fastText model", _AS_TEXT)
     _require((height, columns) == (model.words + model.bucket, model.width), f"a matrix of {height:,} x {columns:,}")
-    least, size = file.position + 4 * height * columns, len(file.bytes)
-    if size < least:
-        problem = f"cut short, its matrix of {height:,} x {columns:,} needs {least:,} bytes"
+    min_size, size = file.position + 4 * height * columns, len(file.bytes)
+    if size < min_size:
+        problem = f"cut short, its matrix of {height:,} x {columns:,} needs {min_size:,} bytes"
         raise DataError(f"{problem} and it has {size:,}", DOWNLOAD_AGAIN)
     return np.ndarray((height, columns), "<f4", file.bytes, file.position)
 

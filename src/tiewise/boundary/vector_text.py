@@ -31,23 +31,23 @@ class VectorHeader(NamedTuple):
     length: int  # of the line, in bytes
 
 
-def find_header(head: bytes) -> VectorHeader | None:
+def find_header(first_bytes: bytes) -> VectorHeader | None:
     """Return the header at the start of a file, or None."""
-    match = _HEADER.match(head)
+    match = _HEADER.match(first_bytes)
     if match is None:
         return None
     words, width = match.groups()
     return VectorHeader(int(words), int(width), match.end())
 
 
-def find_text_width(head: bytes, header: VectorHeader | None) -> int:
+def find_text_width(first_bytes: bytes, header: VectorHeader | None) -> int:
     """Return the number of columns of a text file of vectors, or 0 for another file.
 
     At least half of the first lines must have this many numbers after a word.
     """
-    sample = head
+    sample = first_bytes
     if header is not None:
-        sample = head[header.length :]
+        sample = first_bytes[header.length :]
     lines = [line for line in sample.split(b"\n", _SAMPLE)[:_SAMPLE] if line.strip()]
     widths = Counter(_trailing_numbers(line.split()[1:]) for line in lines)
     del widths[0]

@@ -25,7 +25,7 @@ from tiewise.core.errors import DataError, SpecError, to_printable
 from tiewise.core.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
-_HEAD = 1 << 20  # number of first bytes by which a format is recognised
+_SAMPLE_BYTES = 1 << 20  # number of first bytes by which a format is recognised
 
 
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
@@ -51,13 +51,13 @@ def _load(path: Path, tokens: Sequence[str | None]) -> Tensor:
     if not path.is_file():
         raise DataError("no such file", "give a GloVe, word2vec, fastText or safetensors file")
     with path.open("rb") as file:
-        head = file.read(len(LFS_POINTER))
-    if head == LFS_POINTER:
+        first_bytes = file.read(len(LFS_POINTER))
+    if first_bytes == LFS_POINTER:
         raise DataError(*_POINTER)
     status = path.stat()
     # a safetensors file begins with the length of a JSON header and the header's brace
-    header_length = int.from_bytes(head[:8], "little")
-    begins_as_safetensors = head[8:9] == b"{" and header_length < status.st_size
+    header_length = int.from_bytes(first_bytes[:8], "little")
+    begins_as_safetensors = first_bytes[8:9] == b"{" and header_length < status.st_size
     if begins_as_safetensors or path.suffix == ".safetensors":
         return _read_safetensors(path, len(tokens))
     changed = (status.st_mtime_ns, status.st_size)
@@ -150,18 +150,18 @@ def _read_words(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[
     return torch.from_numpy(rows.values)
 
 
-def _warn_of_gaps(where: str, rows: WordRows, skipped: str) -> None:
+def _warn_of_gaps(label: str, rows: WordRows, skipped: str) -> None:
     """Log warnings about a file that may be cut short, skipped parts and missing words."""
     if rows.suspicion:
-        log.warning(f"{where}: {rows.suspicion}: is the file whole?")
+        log.warning(f"{label}: {rows.suspicion}: is the file whole?")
     if rows.broken:
-        log.warning(f"{where}: {skipped} skipped: {_list_first(rows.broken)}")
+        log.warning(f"{label}: {skipped} skipped: {_list_first(rows.broken)}")
     if rows.repeats:
-        log.warning(f"{where}: a word stands in it again {rows.repeats:,} times; its first vector counts")
+        log.warning(f"{label}: a word stands in it again {rows.repeats:,} times; its first vector counts")
     missing = [word.decode(errors="replace") for word, row in rows.index.items() if row not in rows.filled]
     if missing:
         problem = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
-        log.warning(f"{where}: {problem}: {_list_first(missing)}")
+        log.warning(f"{label}: {problem}: {_list_first(missing)}")
 
 
 def _list_first(items: Sequence[object], count: int = 5) -> str:
@@ -183,16 +183,16 @@ _UNSUPPORTED = {  # first bytes of files that users often pass instead of vector
 
 def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
     """Return the name of the file's format and the vectors of `tokens`."""
-    head = file.read(_HEAD)
-    if not head:
+    first_bytes = file.read(_SAMPLE_BYTES)
+    if not first_bytes:
         raise DataError("an empty file", DOWNLOAD_AGAIN)
-    for first_bytes, (problem, remedy) in _UNSUPPORTED.items():
-        if head.startswith(first_bytes):
+    for magic, (problem, remedy) in _UNSUPPORTED.items():
+        if first_bytes.startswith(magic):
             raise DataError(problem, remedy)
-    if head.startswith(FASTTEXT_MAGIC):
+    if first_bytes.startswith(FASTTEXT_MAGIC):
         return "fastText binary", read_fasttext(Cursor(file), tokens)
-    header = find_header(head)
-    width = find_text_width(head, header)
+    header = find_header(first_bytes)
+    width = find_text_width(first_bytes, header)
     if width:
         rows = read_text(file, tokens, header, width)
         if header is None:

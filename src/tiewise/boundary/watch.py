@@ -105,9 +105,9 @@ class _Watch:
         link: Any = self.link()
         sharded = {}
         for record in records:
-            place = record._module_info
-            for module in (place.module, *place.shared_modules):
-                sharded[id(module), place.param_name] = record.sharded_param
+            module_info = record._module_info
+            for module in (module_info.module, *module_info.shared_modules):
+                sharded[id(module), module_info.param_name] = record.sharded_param
         tables = {}
         for module in (link.head, *link.lookups):
             table = sharded.get((id(module), "weight"), module.weight)

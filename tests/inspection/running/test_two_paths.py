@@ -85,7 +85,7 @@ def by_hand(found, windows):
     nll.backward()
     hook.remove()
     hidden, slope = kept["in"].detach().flatten(0, -2), kept["out"].grad.flatten(0, -2)
-    total = ends.source.weight.grad.clone()
+    total = ends.main_lookup.weight.grad.clone()
     model.zero_grad()
     return total, slope.T @ hidden, nll.item()
 
@@ -127,7 +127,7 @@ def test_a_boundary_of_ours_is_divided_too(spec, tmp_path):
     ids = torch.from_numpy(windows)
     logits = model(ids).logits
     F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
-    total = found.ends.source.weight.grad.clone()
+    total = found.ends.main_lookup.weight.grad.clone()
     got = divided(found, windows)
     assert (got.a + got.b - total).norm() <= 1e-10 * total.norm()
     assert got.a.norm() > 0 < got.b.norm()

@@ -118,7 +118,7 @@ def test_the_step_by_path_adds_up_to_that_of_torch(tmp_path):
 def test_the_older_convention_counts_every_position_as_a_row(tmp_path):
     model, windows = opened(build("gpt2"), tmp_path), text(4) % 4 + 3
     ids, kept = torch.from_numpy(windows), []
-    hook = model.ends.source.register_forward_hook(lambda m, i, out: (out.retain_grad(), kept.append(out))[0])
+    hook = model.ends.main_lookup.register_forward_hook(lambda m, i, out: (out.retain_grad(), kept.append(out))[0])
     F.cross_entropy(model.model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     hook.remove()
     found = gradients_of(model, windows, batch=4)

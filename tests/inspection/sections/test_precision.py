@@ -56,7 +56,7 @@ def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_pat
     def with_tables(table, head):
         other = copy.deepcopy(model.model)
         lookups = [m for m in other.modules() if isinstance(m, torch.nn.Embedding)]
-        source = model.ends.source.weight
+        source = model.ends.main_lookup.weight
         old = [m for m in model.model.modules() if isinstance(m, torch.nn.Embedding)]
         for mine, its in zip(lookups, old, strict=True):
             if its.weight is source:
@@ -66,7 +66,7 @@ def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_pat
             logits, targets = logits_of(other, loss.kind, torch.from_numpy(windows), masked)
         return logits.log_softmax(-1), targets
 
-    table, head = model.ends.source.weight.detach(), model.ends.head.weight.detach()
+    table, head = model.ends.main_lookup.weight.detach(), model.ends.head.weight.detach()
     base, targets = with_tables(table, head)
     found = precision_of(model, windows)
     for bits, by_hand in ((8, by_row), (4, by_block)):

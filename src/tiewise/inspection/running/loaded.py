@@ -44,7 +44,7 @@ class Opened:
     @property
     def vocab(self) -> int:
         """Return V, the number of rows of the input table."""
-        return int(self.ends.source.weight.shape[0])
+        return int(self.ends.main_lookup.weight.shape[0])
 
     @property
     def longest(self) -> int | None:

@@ -105,7 +105,7 @@ def find_stack(opened: Opened) -> AppliedStack:
     if model.config.is_encoder_decoder:
         raise UnsupportedError(f"{kind} has an encoder and a decoder, which read different texts", _FIX)
     ids = ordinary_ids(model, opened.vocab, (_ROWS, _LENGTH), torch.Generator().manual_seed(SEED))
-    ids = ids.to(opened.ends.source.weight.device)
+    ids = ids.to(opened.ends.main_lookup.weight.device)
     try:
         with torch.no_grad(), _recorded(_listed_modules(model)) as calls:
             logits = _logits(model, ids)

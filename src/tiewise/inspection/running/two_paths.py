@@ -185,7 +185,7 @@ class TwoLeaves:
 @contextmanager
 def separate_leaves(ends: ModelEnds) -> Iterator[TwoLeaves]:
     """Give lookups and head separate leaves within this context, then restore the model."""
-    table, output = ends.source.weight, ends.head.weight
+    table, output = ends.main_lookup.weight, ends.head.weight
     lookups = list({id(module): module for _, module in ends.lookups if module.weight is table}.values())
     leaves = TwoLeaves(nn.Parameter(table.detach()), nn.Parameter(output.detach()), [])
 
