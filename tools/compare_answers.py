@@ -1,4 +1,4 @@
-"""Run the recorded cases on two revisions of the package, on this machine, and print where they answer differently.
+"""Run the recorded cases on two revisions of the package, and print differences.
 
     python tools/compare_answers.py main HEAD
     python tools/compare_answers.py main . --only "plan gpt2" "check tied"
@@ -66,7 +66,7 @@ def tree_of(revision):
 
 
 def run_python(arguments, package, setup):
-    """Run Python with the package of one tree and the cases of another; return what it prints."""
+    """Run Python with the package of one tree and the cases of another; return its output."""
     paths = os.pathsep.join([str(package / "src"), str(setup.cases)])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]

@@ -24,10 +24,10 @@ import tiewise
 from tiewise.checkpoint.families import family as record_of
 from tiewise.core.errors import PlanError
 from tiewise.planning.config import Config
-from tiewise.planning.read_config import formula
+from tiewise.planning.read_config import estimate_by_formula
 
 PATH = Path(tiewise.__file__).parent / "checkpoint" / "data" / "estimated_families.json"
-MOST = 0.02  # of the class's own count
+MOST = 0.02  # relative to the count of the built class
 HEADS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM", "SpeechSeq2Seq", "PreTraining")
 BUILT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
 
@@ -41,13 +41,20 @@ def built(config: Any) -> tuple[int, bool]:
 
 
 def counted(config: Any, has_head: bool) -> int:
-    """Return what the formula counts of the config, less an untied head that the built class does not have."""
-    found = formula(Config(config.to_dict(), str(config.model_type)))
-    return found.total - (0 if has_head or found.ends.tied else found.ends.vocab * found.ends.width)
+    """Return the formula's count of a config's parameters.
+
+    An untied head that the built class lacks is subtracted.
+    """
+    architecture = estimate_by_formula(Config(config.to_dict(), str(config.model_type)))
+    ends = architecture.ends
+    return architecture.total - (0 if has_head or ends.tied else ends.vocab * ends.width)
 
 
 def is_estimated(family: str) -> bool:
-    """Return whether the formula counts this type, as its class completes an empty config and with one more layer."""
+    """Return whether the formula counts a model type within `MOST` of its class.
+
+    Compared are the class's default config and the same with one more layer.
+    """
     config = AutoConfig.for_model(family)
     try:
         longer = AutoConfig.for_model(family, num_hidden_layers=config.num_hidden_layers + 1)

@@ -1,4 +1,4 @@
-"""Write the reference pages from what they describe: the command line from its options, the API from its docstrings.
+"""Write the reference pages: of the command line from its options, of the API from docstrings.
 
 python tools/make_reference.py           writes docs/reference-cli.md, docs/reference-api.md, docs/reference-rules.md,
                                          the table in docs/check.md, and the list in checkpoint/rules/__init__.py
@@ -111,7 +111,9 @@ def signature(thing: object) -> str:
 
 
 def prose(docstring: str) -> Iterator[str]:
-    """A docstring as Markdown: blocks that are set in keep their form, `Args:` and its like become lists."""
+    """Return a docstring as Markdown.
+
+    Indented blocks keep their form; `Args:` and similar sections become lists."""
     for block in re.split(r"\n{2,}", docstring.strip()):
         head, _, rest = block.partition("\n")
         if re.fullmatch(r"[A-Z]\w+:", head) and rest:

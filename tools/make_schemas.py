@@ -1,4 +1,4 @@
-"""Write a JSON Schema for everything that a command prints with `--json` or keeps beside its results.
+"""Write JSON Schemas for the output of `--json` and the JSON files of results.
 
     python tools/make_schemas.py           writes src/tiewise/report/schemas/NAME-VERSION.json
     python tools/make_schemas.py --hold    writes nothing, and exits with 1 where one is not what it would write

@@ -1,4 +1,4 @@
-"""Write what type checkers and editors read about verbs and settings of runs, from where these are defined.
+"""Write the stubs of verbs and settings of runs, for type checkers and editors.
 
     python tools/make_stubs.py           writes the files
     python tools/make_stubs.py --hold    writes nothing, and exits with 1 if a file is not what it would write
