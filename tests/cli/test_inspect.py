@@ -168,7 +168,7 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     assert left_out["tokens left out"] == 1
 
 
-@pytest.mark.parametrize("where", ["inspected", "open_models"])
+@pytest.mark.parametrize("where", ["measure_sections", "open_models"])
 def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -180,7 +180,7 @@ def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.inspection.inspected", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("tiewise.inspection.inspection.measure_sections", lambda *_: pytest.fail("it was measured"))
     refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
 
     def read_only(**_):

@@ -13,7 +13,7 @@ from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.measurement import ONE, Measurement, Quantity
 from tiewise.core.progress import listen_to_progress, report_progress
 from tiewise.inspection import inspection, sections
-from tiewise.inspection.inspection import checked, inspect, inspected, labels, open_models, pairs_of
+from tiewise.inspection.inspection import check_request, inspect, labels, measure_sections, open_models, parse_pairs
 from tiewise.inspection.workspace import Effort, NotApplicable, Request, Section
 from tiewise.report.inspection_page import inspection_page
 from tiewise.report.views import inspection_view
@@ -49,7 +49,7 @@ def subjects(tmp_path):
 def test_every_measure_of_every_subject_or_the_reason(subjects):
     ticks = []
     with listen_to_progress(lambda *tick: ticks.append(tick)):
-        found = inspected(subjects, Request(), MEASURES)
+        found = measure_sections(subjects, Request(), MEASURES)
     assert {label: one["rows"].value for label, one in found.found("rows").items()} == {"a": 1, "b": 2}
     assert ticks == [("a: rows", 500, 8000), ("b: rows", 1500, 8000)]  # of eight calls
     assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
@@ -62,7 +62,7 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
 
 
 def test_its_repr_is_a_summary(subjects):
-    assert repr(inspected(subjects, Request(), MEASURES)) == (
+    assert repr(measure_sections(subjects, Request(), MEASURES)) == (
         "Inspection of a, b\n"
         f"  evidence: {inspection.NO_VERDICT}\n"
         "  rows: a: 1 rows; b: 2 rows\n"
@@ -83,7 +83,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
     ticks = []
     measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, absent))
     with listen_to_progress(lambda *tick: ticks.append(tick)):
-        inspected(subjects, Request(), measures)
+        measure_sections(subjects, Request(), measures)
     parts = [done for _, done, _ in ticks]
     assert parts == sorted(parts)
     assert {total for *_, total in ticks} == {4000}
@@ -93,7 +93,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
 
 def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.workspace.Workspace.ids", lambda workspace, subject: None)
-    assert set(inspected(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
+    assert set(measure_sections(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,17 @@ def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
 )
 def test_what_was_asked_for_and_cannot_be_had_ends_it(subjects, only, said):
     with pytest.raises((CheckpointError, NotApplicable), match=said):
-        inspected(subjects, Request(only=only), MEASURES)
+        measure_sections(subjects, Request(only=only), MEASURES)
 
 
 def test_nothing_to_measure_ends_it(subjects):
     with pytest.raises(RunError, match="nothing to measure; give --text, or a second model"):
-        inspected(subjects, Request(), MEASURES[2:])
+        measure_sections(subjects, Request(), MEASURES[2:])
 
 
 def test_sections_are_chosen_by_name_and_keep_their_order(subjects):
     every = (*MEASURES[:3], replace(MEASURES[3], text=False))
-    found = inspected(subjects, Request(only=("read", "rows")), every)
+    found = measure_sections(subjects, Request(only=("read", "rows")), every)
     assert [one.name for one in found.sections] == ["evidence", "rows", "read"]
 
 
@@ -135,20 +135,20 @@ def test_folders_are_named_by_what_tells_them_apart(places, named):
     [("New, York", (("New", "York"),)), ("New,York; San , Diego", (("New", "York"), ("San", "Diego")))],
 )
 def test_pairs_are_read(text, pairs):
-    assert pairs_of(text) == pairs
+    assert parse_pairs(text) == pairs
 
 
 @pytest.mark.parametrize("text", ["New", "New, York, City", "New, ; a, b", ""])
 def test_what_is_no_pair_is_refused(text):
     with pytest.raises(DataError, match='is no pair; write two tokens: "New, York"'):
-        pairs_of(text)
+        parse_pairs(text)
 
 
 @pytest.mark.parametrize(("name", "value"), [("windows", 7), ("length", 1), ("samples", 1), ("lens_steps", 19)])
 def test_too_little_effort_is_refused(name, value):
     option = name.replace("_", "-")
     with pytest.raises(DataError, match=f"--{option} {value}; use {value + 1} or more"):
-        checked(Request(effort=Effort(**{name: value})))
+        check_request(Request(effort=Effort(**{name: value})))
 
 
 @pytest.mark.parametrize(

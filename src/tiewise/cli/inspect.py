@@ -49,19 +49,19 @@ def inspect(
     Sections: direct path, bigrams, alignment, gradients, tokens, lenses, refinement, other numbers of applications.
     Every measure has its interval and its chance level. Without --text, measures that need a text are left out.
     """
-    from tiewise.inspection.inspection import checked, inspected, open_models, pairs_of
+    from tiewise.inspection.inspection import check_request, measure_sections, open_models, parse_pairs
     from tiewise.inspection.workspace import Effort, Request
 
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=heldout)
     names = o.split_list(only)
-    request = checked(Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort))
+    request = check_request(Request(tuple(text or ()), parse_pairs(tokens) if tokens else (), names, seed, effort))
     with o.interruptible("; nothing was written"):
         if out is not None:
             _check_writable(out, overwrite)
         subjects = open_models([model] if other is None else [model, other])
         _check_packages(request)
         with o.progress_bar(quiet, reads=False):
-            inspection = inspected(subjects, request)
+            inspection = measure_sections(subjects, request)
     record = inspection.record()
     if out is not None:
         page = _write(inspection, record, out)

@@ -140,11 +140,11 @@ def inspect(
     effort = Effort(windows, length, tokens, samples, lens_steps, held_out)
     texts = (text,) if isinstance(text, str | os.PathLike) else text
     sources = tuple(os.fspath(source) for source in texts)
-    request = checked(Request(sources, tuple(pairs), tuple(only), seed, effort))
-    return inspected(open_models([model] if other is None else [model, other]), request)
+    request = check_request(Request(sources, tuple(pairs), tuple(only), seed, effort))
+    return measure_sections(open_models([model] if other is None else [model, other]), request)
 
 
-def checked(request: Request) -> Request:
+def check_request(request: Request) -> Request:
     """Return a request after checking its sections and efforts.
 
     Raises:
@@ -164,7 +164,7 @@ def checked(request: Request) -> Request:
     return request
 
 
-def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
+def parse_pairs(tokens: str) -> tuple[tuple[str, str], ...]:
     """Parse "New, York" or "New, York; San, Francisco" as pairs of tokens."""
     pairs = []
     for text in tokens.split(";"):
@@ -181,39 +181,39 @@ def open_models(paths: Sequence[str | os.PathLike[str]]) -> tuple[InspectedModel
 
     Of a comparison, this is each arm's first finished model, in the order of the arms.
     """
-    places = [Path(path) for path in paths]
-    comparisons = [place for place in places if _is_comparison(place)]
-    if comparisons and len(places) > 1:
-        what = f"{comparisons[0]} is a comparison of several models"
-        raise RunError(what, "inspect it alone, or give two of its models")
+    folder_paths = [Path(path) for path in paths]
+    comparisons = [folder_path for folder_path in folder_paths if _is_comparison(folder_path)]
+    if comparisons and len(folder_paths) > 1:
+        problem = f"{comparisons[0]} is a comparison of several models"
+        raise RunError(problem, "inspect it alone, or give two of its models")
     if comparisons:
         return _arms_of(comparisons[0])
-    opened = [open_folder(place) for place in places]
-    names = labels([place.resolve() for place in places])
+    opened = [open_folder(folder_path) for folder_path in folder_paths]
+    names = labels([folder_path.resolve() for folder_path in folder_paths])
     models = []
-    for name, place, folder in zip(names, places, opened, strict=True):
-        _require_tensors(place, folder)
+    for name, folder_path, folder in zip(names, folder_paths, opened, strict=True):
+        _require_tensors(folder_path, folder)
         models.append(InspectedModel(name, folder))
     return tuple(models)
 
 
-def _is_comparison(place: Path) -> bool:
+def _is_comparison(folder_path: Path) -> bool:
     """Return True for the folder of a comparison that has results."""
-    return (place / RESULTS).is_file() and (place / RUN).is_file()
+    return (folder_path / RESULTS).is_file() and (folder_path / RUN).is_file()
 
 
-def _require_tensors(place: Path, folder: Folder) -> None:
+def _require_tensors(folder_path: Path, folder: Folder) -> None:
     """Refuse an unfinished comparison, an adapter, and a folder without readable tensors."""
-    if (place / RUN).is_file():
-        raise RunError(f"{place}: a comparison that is not finished", FINISH)
+    if (folder_path / RUN).is_file():
+        raise RunError(f"{folder_path}: a comparison that is not finished", FINISH)
     if folder.tensors:
         return
-    if (place / ADAPTER_CONFIG).is_file():
+    if (folder_path / ADAPTER_CONFIG).is_file():
         fix = "`tiewise merge` it into its base first"
-        raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
+        raise CheckpointError(f"{folder_path}: an adapter, which has no tables of its own", fix)
     reason = f" ({folder.faults[0].problem})" if folder.faults else ""
-    what = f"{place}: no safetensors that can be read{reason}"
-    raise CheckpointError(what, "`tiewise check` says what is there")
+    problem = f"{folder_path}: no safetensors that can be read{reason}"
+    raise CheckpointError(problem, "`tiewise check` says what is there")
 
 
 def _arms_of(run: Path) -> tuple[InspectedModel, ...]:
@@ -229,15 +229,15 @@ def _arms_of(run: Path) -> tuple[InspectedModel, ...]:
     return tuple(InspectedModel(arm, open_folder(final), run) for arm, final in models.items())
 
 
-def labels(places: Sequence[Path]) -> list[str]:
+def labels(folder_paths: Sequence[Path]) -> list[str]:
     """Name folders by the fewest last parts of their paths that are distinct."""
-    longest = max(len(place.parts) for place in places)
+    longest = max(len(folder_path.parts) for folder_path in folder_paths)
     for parts in range(1, longest + 1):
-        names = ["/".join(place.parts[-parts:]) for place in places]
+        names = ["/".join(folder_path.parts[-parts:]) for folder_path in folder_paths]
         is_generic = parts == 1 and not GENERIC.isdisjoint(names)
         if len(set(names)) == len(names) and not is_generic:
             return names
-    return [f"{place} ({number})" for number, place in enumerate(places, 1)]
+    return [f"{folder_path} ({number})" for number, folder_path in enumerate(folder_paths, 1)]
 
 
 # the results
@@ -368,7 +368,7 @@ def _answers(section: SectionMeasurement) -> str:
 # measuring
 
 
-def inspected(
+def measure_sections(
     models: tuple[InspectedModel, ...], request: Request, available: Sequence[Section] | None = None
 ) -> Inspection:
     """Measure every section of a request on every model.

@@ -158,7 +158,7 @@ def over_seeds(
         left_out.append(f"CKA without frequency: {error.problem}")
 
     compared = {arm: models[arm] for arm in (untied, *arms)}
-    tables = _tables_by_place(compared)
+    tables = _tables_by_key(compared)
     groups = _repeats(compared, untied) | _against_untied(compared, untied, arms)
     scores = _align_groups(groups, tables, pairs, settings, counts)
     return OverSeeds(
@@ -235,7 +235,7 @@ def _padded(counts: Ids, rows: int) -> Ids:
     return np.pad(counts, (0, max(0, rows - len(counts))))
 
 
-def _tables_by_place(models: Models) -> dict[TableOf, TokenTable]:
+def _tables_by_key(models: Models) -> dict[TableOf, TokenTable]:
     """Return every table of the compared models, by arm, seed and end."""
     tables: dict[TableOf, TokenTable] = {}
     for arm, of_arm in models.items():
@@ -373,9 +373,9 @@ class _Scores:
         The keys are arm and end.
         """
         shares: dict[str, list[float]] = {}
-        for place in tables:
-            if place in self.taken_out:
-                shares.setdefault(f"{place.arm} {place.end}", []).append(self.taken_out[place])
+        for key in tables:
+            if key in self.taken_out:
+                shares.setdefault(f"{key.arm} {key.end}", []).append(self.taken_out[key])
         return {name: mean_interval(values) for name, values in shares.items()}
 
 

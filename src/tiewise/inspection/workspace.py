@@ -133,8 +133,8 @@ class Workspace:
         length = self.request.effort.length
         least = FEWEST * length
         if len(ids) < least:
-            what = f"the text has {len(ids):,} tokens, {FEWEST} windows of {length} need {least:,}"
-            raise DataError(what, "give a longer text, or --length")
+            problem = f"the text has {len(ids):,} tokens, {FEWEST} windows of {length} need {least:,}"
+            raise DataError(problem, "give a longer text, or --length")
         return ids
 
     def _heldout_tokens(self, run: Path) -> Ids:

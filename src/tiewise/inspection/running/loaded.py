@@ -76,8 +76,8 @@ class Opened:
         if largest >= rows or int(windows.min()) < 0:
             raise DataError(f"token {largest} in tables of {rows:,} rows", "use the tokenizer of this model")
         if self.longest is not None and length > self.longest:
-            what = f"windows of {length} tokens, and the model has {self.longest} positions"
-            raise DataError(what, f"give windows of at most {self.longest}")
+            problem = f"windows of {length} tokens, and the model has {self.longest} positions"
+            raise DataError(problem, f"give windows of at most {self.longest}")
         return torch.from_numpy(np.ascontiguousarray(windows, dtype=np.int64))
 
 
@@ -107,8 +107,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     except TiewiseError:
         raise
     except Exception as error:  # the config classes of transformers raise errors of any type
-        what = f"{folder.path}: transformers cannot load it ({_load_failure(error)})"
-        raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
+        problem = f"{folder.path}: transformers cannot load it ({_load_failure(error)})"
+        raise CheckpointError(problem, "`tiewise check` says what is wrong with it") from None
     model.eval()
     return Opened(folder, model, locate(model))
 

@@ -53,8 +53,8 @@ def passages(texts: Iterable[str], most: int = MOST, read: int = READ) -> list[s
     for text in taken:
         cut += _cut(text, size)
     if len(cut) < FEWEST:
-        what = f"{total:,} characters of text are too few to measure a loss on"
-        raise DataError(what, f"give {2 * FEWEST * SHORTEST:,} or more")
+        problem = f"{total:,} characters of text are too few to measure a loss on"
+        raise DataError(problem, f"give {2 * FEWEST * SHORTEST:,} or more")
     count = min(most, len(cut))
     return [cut[number * len(cut) // count] for number in range(count)]
 
@@ -86,8 +86,10 @@ def passage_nats(path: str | os.PathLike[str], texts: Sequence[str]) -> Nats:
     windows = _windows_of(tokenizer, texts, min(LONGEST, opened.longest or LONGEST))
     largest = max(max(window.ids) for window in windows)
     if largest >= opened.vocab:
-        what = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
-        raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
+        problem = f"the tokenizer in {opened.folder.path} names token {largest}, the table has {opened.vocab:,} rows"
+        raise DataError(
+            problem, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)"
+        )
     costs = np.zeros(len(texts))
     step = opened.at_once(max(len(window.ids) for window in windows))
     for at in range(0, len(windows), step):

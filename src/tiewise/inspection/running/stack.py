@@ -127,8 +127,8 @@ def _listed_modules(model: nn.Module) -> dict[str, nn.Module]:
         if not isinstance(module, nn.ModuleList):
             continue
         prefix = f"{name}." if name else ""
-        for place, member in enumerate(module):
-            members[f"{prefix}{place}"] = member
+        for position, member in enumerate(module):
+            members[f"{prefix}{position}"] = member
     return members
 
 
@@ -162,8 +162,8 @@ def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
     largest = logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny)
     difference = float((again - logits).abs().max() / largest)
     if not difference <= TOLERANCE:
-        what = f"{kind}: logits depend on more than the last layer's output (relative difference {difference:.1e})"
-        raise UnsupportedError(what, _FIX)
+        problem = f"{kind}: logits depend on more than the last layer's output (relative difference {difference:.1e})"
+        raise UnsupportedError(problem, _FIX)
 
 
 def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
@@ -193,7 +193,7 @@ class LayerCall:
     module: nn.Module
     args: tuple[Any, ...]  # positional arguments, with None for the state
     kwargs: dict[str, Any]  # keyword arguments, with None for the state
-    place: int | str  # position of the state: index in `args` or key in `kwargs`
+    position: int | str  # position of the state: index in `args` or key in `kwargs`
     read: Tensor  # the state: the first float tensor among the arguments
     wrote: Tensor  # the output, or its first element if it is a tuple
     returns: int  # length of that tuple, 0 for a bare tensor
@@ -205,10 +205,10 @@ class LayerCall:
         It receives a copy of the state.
         """
         args, kwargs = list(self.args), dict(self.kwargs)
-        if isinstance(self.place, int):
-            args[self.place] = state.clone()
+        if isinstance(self.position, int):
+            args[self.position] = state.clone()
         else:
-            kwargs[self.place] = state.clone()
+            kwargs[self.position] = state.clone()
         output = self.module(*args, **kwargs)
         wrote: Tensor = output[0] if isinstance(output, tuple) else output
         return wrote
@@ -263,10 +263,10 @@ class _Recorder:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Store the first float tensor of a call, and its position among the arguments."""
-        places: list[int | str] = [*range(len(args)), *kwargs]
-        for place, value in zip(places, (*args, *kwargs.values()), strict=True):
+        positions: list[int | str] = [*range(len(args)), *kwargs]
+        for position, value in zip(positions, (*args, *kwargs.values()), strict=True):
             if isinstance(value, Tensor) and value.is_floating_point():
-                self._running.append((place, value.detach().clone()))
+                self._running.append((position, value.detach().clone()))
                 return
         self._running.append(None)
 
@@ -278,20 +278,20 @@ class _Recorder:
             returns, wrote = len(output), output[0]
         if noted is None or not isinstance(wrote, Tensor):
             return
-        place, read = noted
+        position, read = noted
         # the state is stored once, apart from the other arguments
         other_args: list[Any] = list(args)
         other_kwargs = dict(kwargs)
-        if isinstance(place, int):
-            other_args[place] = None
+        if isinstance(position, int):
+            other_args[position] = None
         else:
-            other_kwargs[place] = None
+            other_kwargs[position] = None
         call = LayerCall(
             self.names[id(module)],
             module,
             args=tuple(other_args),
             kwargs=other_kwargs,
-            place=place,
+            position=position,
             read=read,
             wrote=wrote.detach().clone(),
             returns=returns,
@@ -393,12 +393,14 @@ def one_block(calls: list[LayerCall]) -> Repeat:
     for period in range(1, count // 2 + 1):
         if of_calls == of_calls[:period] * (count // period):
             return Repeat(0, period, count // period)
-    what = "every layer has parameters of its own"
+    problem = "every layer has parameters of its own"
     if any(shared_fractions(calls)):
-        what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
+        problem = (
+            f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
+        )
     elif count == 1:
-        what = "one layer, applied once"
-    raise UnsupportedError(what, "give a model that repeats whole layers")
+        problem = "one layer, applied once"
+    raise UnsupportedError(problem, "give a model that repeats whole layers")
 
 
 def shared_fractions(calls: Iterable[LayerCall]) -> list[float]:

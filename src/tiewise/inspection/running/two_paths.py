@@ -73,16 +73,16 @@ class TextLoss:
             self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
         self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
 
-    def predicted(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (logits [n, V], tokens [n]) that the windows `which` [b] predict, in order.
+    def predicted(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (logits [n, V], tokens [n]) that the windows `indices` [b] predict, in order.
 
         n = b·`per_window`.
         """
-        ids = self.windows[which]
+        ids = self.windows[indices]
         if self.kind == NEXT:
             logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
         elif self.kind == HIDDEN:
-            hidden = self._hidden[which]
+            hidden = self._hidden[indices]
             logits = self.model(input_ids=ids.masked_fill(hidden, self._mask)).logits[hidden]
             targets = ids[hidden]
         else:
@@ -92,12 +92,12 @@ class TextLoss:
             logits = self.model(input_ids=first, decoder_input_ids=shifted).logits
         return logits.flatten(0, -2), targets.flatten()
 
-    def total(self, which: Tensor) -> Tensor:
+    def total(self, indices: Tensor) -> Tensor:
         """Return the sum of −ln p over all tokens that windows predict: a scalar, in nats.
 
-        `which` [b] are the numbers of the windows.
+        `indices` [b] are the numbers of the windows.
         """
-        return F.cross_entropy(*self.predicted(which), reduction="sum")
+        return F.cross_entropy(*self.predicted(indices), reduction="sum")
 
 
 def _mask_token(folder: Folder) -> int:
@@ -109,8 +109,8 @@ def _mask_token(folder: Folder) -> int:
         for text in _MASKS:
             if text in tokens:
                 return tokens[text]
-    what = f"{folder.path}: the model predicts hidden tokens, and its tokenizer has no "
-    raise DataError(what + " or ".join(_MASKS), "put the model's own tokenizer beside it")
+    problem = f"{folder.path}: the model predicts hidden tokens, and its tokenizer has no "
+    raise DataError(problem + " or ".join(_MASKS), "put the model's own tokenizer beside it")
 
 
 def _kind(opened: Opened, windows: Tensor) -> str:
@@ -121,8 +121,8 @@ def _kind(opened: Opened, windows: Tensor) -> str:
     model: Any = opened.model
     if model.config.is_encoder_decoder:
         if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            what = f"{type(model).__name__} does not say how its decoder's input is made from labels"
-            raise UnsupportedError(what, "give a decoder-only or an encoder-only model")
+            problem = f"{type(model).__name__} does not say how its decoder's input is made from labels"
+            raise UnsupportedError(problem, "give a decoder-only or an encoder-only model")
         return HALF
     looked_up: list[Tensor] = []
 
@@ -161,15 +161,15 @@ class TwoLeaves:
     b: nn.Parameter
     looked_up: list[Tensor]  # the lookups' outputs in the current forward
 
-    def gradient(self, loss: TextLoss, which: Tensor) -> BatchGradient:
-        """Differentiate the mean loss per predicted token of the windows `which` [b].
+    def gradient(self, loss: TextLoss, indices: Tensor) -> BatchGradient:
+        """Differentiate the mean loss per predicted token of the windows `indices` [b].
 
         A few windows are run at a time.
         """
         a, b = torch.zeros_like(self.a), torch.zeros_like(self.b)
         nll = squares = absolute = 0.0
-        tokens = loss.per_window * len(which)
-        for piece in torch.split(which, loss.at_once):
+        tokens = loss.per_window * len(indices)
+        for piece in torch.split(indices, loss.at_once):
             self.looked_up.clear()
             part = loss.total(piece) / tokens
             of_a, of_b, *of_rows = torch.autograd.grad(part, [self.a, self.b, *self.looked_up])

@@ -313,7 +313,7 @@ def _masked_rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
         if number is None or number >= vocab:
             missing.append(piece)
     if missing:
-        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
-        raise DataError(what, "put the model's own tokenizer beside it")
+        problem = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
+        raise DataError(problem, "put the model's own tokenizer beside it")
     sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
     return PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)

@@ -59,13 +59,14 @@ def bottleneck_of(opened: Opened, windows: Ids, counts: NDArray[np.int64] | None
     passed, total = np.zeros((2, len(windows), len(BINS)))  # ‖P g‖² and ‖g‖², by window and band
     at_head = _HeadLogits()
     with head.register_forward_hook(at_head.store):
-        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):  # less: gradients need memory
-            logits, targets = loss.predicted(which)
+        at_once = max(1, loss.at_once // 4)  # less: gradients need memory
+        for indices in torch.split(torch.arange(len(windows)), at_once):
+            logits, targets = loss.predicted(indices)
             gradient = at_head.gradient(logits, targets)
-            place = np.repeat(which.numpy(), loss.per_window), bands[targets.numpy()]
-            np.add.at(passed, place, _squares(gradient @ basis))
-            np.add.at(total, place, _squares(gradient))
-            report_progress("gradients at the logits", int(which[-1]) + 1, len(windows))
+            cells = np.repeat(indices.numpy(), loss.per_window), bands[targets.numpy()]
+            np.add.at(passed, cells, _squares(gradient @ basis))
+            np.add.at(total, cells, _squares(gradient))
+            report_progress("gradients at the logits", int(indices[-1]) + 1, len(windows))
     return _report(passed, total, basis.shape[1] / len(basis))
 
 
@@ -132,5 +133,5 @@ def _basis(table: Tensor) -> Tensor:
     of_table = (len(values) * torch.finfo(table.dtype).eps) ** 2
     of_gram = len(values) * torch.finfo(torch.float64).eps
     is_filled = values > values[-1] * max(of_table, of_gram)
-    turned = vectors[:, is_filled] / values[is_filled].sqrt()
-    return torch.cat([(part.double() @ turned).to(table.dtype) for part in torch.split(table, _ROWS)])
+    projection = vectors[:, is_filled] / values[is_filled].sqrt()
+    return torch.cat([(part.double() @ projection).to(table.dtype) for part in torch.split(table, _ROWS)])

@@ -108,8 +108,8 @@ def first_mlp_of(
 def _require_vocabulary(chain: Chain, rows: int) -> None:
     """Refuse a text whose tokens are not those of a table of `rows` rows."""
     if chain.vocabulary > rows:
-        what = f"a text of {chain.vocabulary:,} different ids, a table of {rows:,} rows"
-        raise DataError(what, "use the tokenizer that belongs to the model")
+        problem = f"a text of {chain.vocabulary:,} different ids, a table of {rows:,} rows"
+        raise DataError(problem, "use the tokenizer that belongs to the model")
 
 
 def _asymmetries(
@@ -190,10 +190,10 @@ def _shares_in_text(chain: Chain | None, pairs: Sequence[tuple[int, int]]) -> li
     """
     if chain is None:
         return [NONE] * (2 * len(pairs))
-    ways = []
+    ordered_pairs = []
     for a, b in pairs:
-        ways += [(a, b), (b, a)]
-    _, shares, _ = pair_counts(chain, ways)
+        ordered_pairs += [(a, b), (b, a)]
+    _, shares, _ = pair_counts(chain, ordered_pairs)
     return [NONE if math.isnan(share) else f"{share:.3g}" for share in shares.tolist()]
 
 
@@ -304,8 +304,8 @@ def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:
 
     def after(rows: Array) -> Array:
         """Return the rows after the block, in fp64."""
-        behind: Array = block(torch.from_numpy(rows * scale)).double().numpy()
-        return behind
+        mapped: Array = block(torch.from_numpy(rows * scale)).double().numpy()
+        return mapped
 
     table = MappedTable(path.input, after, path.input.width, name)
     return replace(path, input=table, input_scale=1.0, notes=(*path.notes, f"first MLP: {block.composition}"))

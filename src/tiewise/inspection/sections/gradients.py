@@ -71,9 +71,7 @@ class PathGradients:
     nll: float  # mean loss, nats per predicted token
     batch: int  # windows per batch
     batches: tuple[PathSplit, ...]  # full batches, without a smaller last one
-    looked_up: tuple[
-        tuple[float, float], ...
-    ]  # L2 and L1 norms of each batch at the lookups' outputs, one row per position
+    looked_up: tuple[tuple[float, float], ...]  # L2 and L1 norms of each batch at the lookups' outputs, by position
     mean: tuple[float, float]  # ‖A‖, ‖B‖ of the mean gradient of these batches
     gradient: RowSums  # of the mean loss over all windows
     update: RowSums  # Adam's step from the batches in order, with constant weights

@@ -71,9 +71,9 @@ class LoggedPaths:
         both = self.a + self.b
         return np.divide(self.b, both, out=np.full_like(both, math.nan), where=both > 0)
 
-    def over(self, its: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def over(self, selected: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the mean share over some windows, weighted by their steps [seeds]."""
-        return np.average(self.share[its], axis=0, weights=(self.last - self.first + 1)[its])
+        return np.average(self.share[selected], axis=0, weights=(self.last - self.first + 1)[selected])
 
     def tenths(self) -> list[NDArray[np.bool_]]:
         """Mark the windows that end in each tenth of the run.
@@ -127,7 +127,7 @@ def measurement_of(paths: LoggedPaths) -> Measurement:
     """Report the head path's share, and whether it changed over training."""
     seeds = paths.a.shape[1]
     tenths, all_windows = paths.tenths(), np.ones(len(paths.last), bool)
-    by_tenth = [paths.over(its) for its in tenths]
+    by_tenth = [paths.over(selected) for selected in tenths]
     of_run = paths.over(all_windows)
     change = np.full(seeds, math.nan)
     if len(by_tenth) > 1:
@@ -135,8 +135,8 @@ def measurement_of(paths: LoggedPaths) -> Measurement:
     share = mean_of("head path's share of both norms", of_run, unit="%", chance=0.5)
     moved = mean_of("last tenth − first tenth", change, unit="%", chance=0.0, why="in points of a hundred")
     rows = []
-    for its, shares in zip([*tenths, all_windows], [*by_tenth, of_run], strict=True):
-        steps = f"{count(paths.first[its][0])}–{count(paths.last[its][-1])}"
+    for selected, shares in zip([*tenths, all_windows], [*by_tenth, of_run], strict=True):
+        steps = f"{count(paths.first[selected][0])}–{count(paths.last[selected][-1])}"
         rows.append((steps, str(mean_of("", shares, unit="%"))))
     return Measurement(
         answer=_answer(share, moved),
@@ -155,12 +155,12 @@ def _answer(share: Quantity, moved: Quantity) -> str:
     longer = longer_path(share)
     if not math.isfinite(moved.value):
         return longer
-    way = "is not shown to move"
+    trend = "is not shown to move"
     if moved.high < 0:
-        way = "falls"
+        trend = "falls"
     elif moved.low > 0:
-        way = "rises"
-    return f"{longer}; the head's share {way} over training"
+        trend = "rises"
+    return f"{longer}; the head's share {trend} over training"
 
 
 def _cosines(paths: LoggedPaths) -> list[Quantity]:

@@ -86,8 +86,8 @@ def lens_of(opened: Opened, windows: Ids, heldout: Ids, steps: int = 250, seed: 
         raise DataError("1 held-out window", "an interval needs two: give a longer text")
     stack = find_stack(opened)
     if not stack.causal:
-        what = f"{type(opened.model).__name__} reads both sides of a token"
-        raise UnsupportedError(what, "give a causal language model")
+        problem = f"{type(opened.model).__name__} reads both sides of a token"
+        raise UnsupportedError(problem, "give a causal language model")
     fixed, translators = _fixed(stack, texts), _identities(stack, texts)
     training = _train(stack, translators, texts, heldout_texts, steps, seed)
     return _report(stack, _read_both(stack, heldout_texts, translators, fixed), training)
@@ -424,19 +424,19 @@ def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) ->
     After the last layer there is only the logit lens.
     """
     header = ["place"]
-    for what in ("nats", "bits", "nll", "same token"):
-        header += [f"logit lens, {what}", f"tuned lens, {what}"]
+    for column in ("nats", "bits", "nll", "same token"):
+        header += [f"logit lens, {column}", f"tuned lens, {column}"]
     header += ["last tenth", "converged"]
-    places = [names[0]]
+    layer_names = [names[0]]
     for depth, name in enumerate(names[1:], 1):
-        places.append(f"{depth} · {name}")
+        layer_names.append(f"{depth} · {name}")
     rows = []
-    for place, logit, tuned, share in zip(places[:-1], reads.logit, reads.tuned, moved, strict=True):
+    for layer, logit, tuned, share in zip(layer_names[:-1], reads.logit, reads.tuned, moved, strict=True):
         is_converged = "yes" if abs(share) < CONVERGED else "no"
         cells = _both_cells(_cells(logit), _cells(tuned))
-        rows.append((place, *cells, f"{plain(-100 * share, 2)} %", is_converged))
+        rows.append((layer, *cells, f"{plain(-100 * share, 2)} %", is_converged))
     cells = _both_cells(_cells(reads.last), [NONE] * 4)
-    rows.append((places[-1], *cells, NONE, NONE))
+    rows.append((layer_names[-1], *cells, NONE, NONE))
     return Listing("Both lenses at each place", tuple(header), tuple(rows))
 
 

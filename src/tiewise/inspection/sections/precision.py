@@ -79,16 +79,16 @@ def precision_of(opened: Opened, windows: Ids, seed: int = 0) -> Measurement:
     measured: dict[Choice, list[Tensor]] = {(end, bits): [] for bits, end in product(ROUNDED, ENDS)}
     with separate_leaves(opened.ends) as leaves, torch.no_grad():
         ends = _EndsToRound.of(leaves)
-        for which in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):
+        for indices in torch.split(torch.arange(len(windows)), max(1, loss.at_once // 4)):
             ends.restore()
-            logits, targets = loss.predicted(which)
+            logits, targets = loss.predicted(indices)
             p = logits.softmax(-1)
             for choice, means in measured.items():
                 ends.round(*choice)
-                changed, _ = loss.predicted(which)
+                changed, _ = loss.predicted(indices)
                 both = _kl_and_loss(logits, p, changed, targets)
-                means.append(both.view(2, len(which), -1).mean(2))
-            report_progress("rounding the ends", int(which[-1]) + 1, len(windows))
+                means.append(both.view(2, len(indices), -1).mean(2))
+            report_progress("rounding the ends", int(indices[-1]) + 1, len(windows))
     return measurement_of({choice: torch.cat(parts, 1) for choice, parts in measured.items()}, tied)
 
 

@@ -154,9 +154,9 @@ def _joined(parts: list[Values]) -> Values:
 def _same_as(of_calls: Sequence[object]) -> tuple[int | None, ...]:
     """Return the first application with the key of each; None for the first itself."""
     earlier: list[int | None] = []
-    for place, key in enumerate(of_calls):
+    for index, key in enumerate(of_calls):
         first = of_calls.index(key)
-        earlier.append(first if first < place else None)
+        earlier.append(first if first < index else None)
     return tuple(earlier)
 
 
@@ -214,19 +214,19 @@ def iterate(
 
     state, before = start, None
     generator = torch.Generator().manual_seed(seed)
-    apart = torch.randn(start.shape, generator=generator, dtype=start.dtype).to(start.device)
+    offset = torch.randn(start.shape, generator=generator, dtype=start.dtype).to(start.device)
     residual, two_steps, change, growth = [], [], [], []
     for _ in range(count):
-        apart = apart * (SMALL * _size(state) / _size(apart))  # rescaled in each window
+        offset = offset * (SMALL * _size(state) / _size(offset))  # rescaled in each window
         following = block(state)
-        difference = block(state + apart) - following
-        growth.append(_size(difference) / _size(apart))
+        difference = block(state + offset) - following
+        growth.append(_size(difference) / _size(offset))
         residual.append(relative(following, state))
         change.append(_size(following - state))
         if before is not None:
             two_steps.append(relative(following, before))
         before, state = state, following
-        apart = torch.where(_size(difference) > 0, difference, apart)
+        offset = torch.where(_size(difference) > 0, difference, offset)
     changes = torch.stack(change)
     rounding = 10 * torch.finfo(start.dtype).eps * _size(state)
     ratio = torch.where(changes[1:] > rounding, changes[1:] / changes[:-1], torch.nan)
@@ -308,7 +308,7 @@ def _grid(trajectory: Trajectory, which: str) -> Grid:
 
     `which` names the weights; "" for the model's own.
     """
-    states = tuple(str(place) for place in range(len(trajectory.alike)))
+    states = tuple(str(index) for index in range(len(trajectory.alike)))
     title = "How alike the states are"
     if which:
         title += f", {which}"
@@ -369,7 +369,7 @@ def _curves(trajectory: Trajectory, which: str) -> Iterator[Curve]:
     for name, unit, log, key, why in PER_LAYER:
         if which and key == "again":
             continue
-        points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(trajectory.each, 1)]
+        points = [(index, mean_interval(values.get(key, ()))) for index, values in enumerate(trajectory.each, 1)]
         caption = f"{why} {CONTROL}"
         curve = Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=caption)
         if curve.x:
@@ -387,11 +387,11 @@ def _curves(trajectory: Trajectory, which: str) -> Iterator[Curve]:
 def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Listing]:
     """Yield every application of a layer, compared with fresh weights."""
     rows, distances = [], []
-    for place, values in enumerate(trained.each):
-        name = f"{place + 1} · {trained.layers[place]}"
-        fresh = {} if untrained is None else untrained.each[place]
+    for index, values in enumerate(trained.each):
+        name = f"{index + 1} · {trained.layers[index]}"
+        fresh = {} if untrained is None else untrained.each[index]
         cells = [_cell(values, key) for key in ("change", "cosine", "turn", "norm", "again")]
-        rows.append((name, *cells, _shared_cell(trained, place), _cell(fresh, "change")))
+        rows.append((name, *cells, _shared_cell(trained, index), _cell(fresh, "change")))
         distances.append((name, _cell(values, "distance"), _cell(fresh, "distance")))
     header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", f"change, {FRESH}")
     yield Listing("Each application of a layer", header, tuple(rows))
@@ -404,9 +404,9 @@ def _cell(values: Values, key: str) -> str:
     return str(mean)
 
 
-def _shared_cell(trajectory: Trajectory, place: int) -> str:
+def _shared_cell(trajectory: Trajectory, index: int) -> str:
     """Return the share of an application's parameters that an earlier one used."""
-    same, share = trajectory.same_as[place], trajectory.shared[place]
+    same, share = trajectory.same_as[index], trajectory.shared[index]
     if same is not None:
         return f"all, as {same + 1}"
     if not share:

@@ -64,10 +64,10 @@ def tokens(model: InspectedModel, workspace: Workspace) -> Measurement:
     rows = min(table.rows for table in views.values())
     counts = workspace.counts(model, rows)
     report = tokens_of(model.folder, workspace.ids(model), effort.samples, seed, counts)
-    whose = "the given text, which need not be that of training"
+    counted_text = "the given text, which need not be that of training"
     if workspace.counts_training_text(model):
-        whose = "the text that the model was trained on"
-    return replace(report, notes=(*report.notes, f"Token counts are those of {whose}."))
+        counted_text = "the text that the model was trained on"
+    return replace(report, notes=(*report.notes, f"Token counts are those of {counted_text}."))
 
 
 def tokens_of(
@@ -271,14 +271,14 @@ class _TablesReport:
     def _norms_by_group(self, name: str, norms: Array, kind: str, of: Groups) -> None:
         """Report median, quartiles and mean of the norms in each group of tokens."""
         medians: list[tuple[int, Estimate]] = []  # (index of the group, median and quartiles)
-        for place, label, inside in of:
+        for index, label, inside in of:
             values = norms[inside]
             if not len(values):
                 continue
             low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
             cells = (f"{name}: {label}", count(len(values)), plain(median, 3), plain(low, 3), plain(high, 3))
             self._norm_rows[kind].append(cells)
-            medians.append((place, Estimate(median, low, high, len(values))))
+            medians.append((index, Estimate(median, low, high, len(values))))
             if len(values) > 1:
                 title = f"mean norm, {name}, tokens of {_group_word(kind)} {label}"
                 self.quantities.append(mean_of(title, values, unit="norm", main=False))
@@ -297,10 +297,10 @@ class _TablesReport:
             self._named = _worth_naming(xy, sample.labels, sample.counts)
         first, second = np.append(sums.shares, 0.0)[:2]  # a table of width 1 has no second axis
         axes = f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"
-        places = tuple((x, y) for x, y in xy.tolist())
+        coordinates = tuple((x, y) for x, y in xy.tolist())
         title = f"Rows in two dimensions: {name}"
         groups, legend = sample.bands
-        points = Points(title, places, sample.labels, groups, legend, self._named, axes, why=sample.caption)
+        points = Points(title, coordinates, sample.labels, groups, legend, self._named, axes, why=sample.caption)
         self.points.append(points)
 
 
@@ -313,7 +313,7 @@ def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tup
     """Return the indices of frequent words whose points are far enough apart to be labelled."""
     if not len(xy):
         return ()
-    apart = (0.3, 0.1) * np.ptp(xy, axis=0)  # labels are readable if either coordinate differs by this
+    label_distance = (0.3, 0.1) * np.ptp(xy, axis=0)  # labels are readable if either coordinate differs by this
     order = np.arange(len(xy))
     if counts is not None:
         order = np.argsort(-counts, kind="stable")
@@ -322,7 +322,7 @@ def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tup
         text = labels[index].strip()
         if len(text) < 2 or not text.isalpha():
             continue
-        is_apart = (np.abs(xy[index] - xy[taken]) > apart).any(axis=1)
+        is_apart = (np.abs(xy[index] - xy[taken]) > label_distance).any(axis=1)
         if is_apart.all():
             taken.append(index)
         if len(taken) == NAMED:

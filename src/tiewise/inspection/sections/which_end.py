@@ -156,9 +156,9 @@ class _TwoModels:
         first, second = self.ends
         pairs = self.every.without(first.unusable(), second.unusable())
         if len(pairs) < FEWEST:
-            what = f"vocabularies of {first.input.rows:,} and {second.input.rows:,} rows share"
-            what += f" {len(pairs):,} usable tokens"
-            raise CheckpointError(what, f"at least {FEWEST} are needed")
+            problem = f"vocabularies of {first.input.rows:,} and {second.input.rows:,} rows share"
+            problem += f" {len(pairs):,} usable tokens"
+            raise CheckpointError(problem, f"at least {FEWEST} are needed")
         return pairs
 
     def aligned(self, pairs: Pairs, settings: AlignSettings) -> dict[str, Alignment]:
@@ -182,8 +182,8 @@ class _TwoModels:
         """Compare the one table of model number `one` with both tables of the other model."""
         table, other = self.ends[one].shared, self.ends[1 - one]
         assert table is not None, "the model has one stored table"
-        turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
-        return nearer_end(table, other.input, other.output, turned, settings)
+        swapped = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
+        return nearer_end(table, other.input, other.output, swapped, settings)
 
 
 def _table_count(ends: tuple[Ends, Ends]) -> str:
@@ -202,19 +202,24 @@ def _lean_quantities(lean: Lean, label: str, other: str) -> list[Quantity]:
     Their difference is the last quantity.
     """
     is_centred, unit = lean.view == CENTRED, "mean cosine, or share"
-    name, against, apart = f"{spelled(lean.measure)}, not centred", "", ""
+    name, score_figure, difference_figure = f"{spelled(lean.measure)}, not centred", "", ""
     if is_centred:
         name = spelled(lean.measure)
-        against, apart = f"The table of {label} against both of {other}", f"Output less input, for {label}"
+        score_figure, difference_figure = (
+            f"The table of {label} against both of {other}",
+            f"Output less input, for {label}",
+        )
     quantities = []
     for end, score in zip(ENDS, (lean.input, lean.output), strict=True):
         of = f"{end} of {other}"
         quantities.append(
-            Quantity.of_estimate(name, score, chance=lean.chance, of=of, unit=unit, main=False, figure=against)
+            Quantity.of_estimate(name, score, chance=lean.chance, of=of, unit=unit, main=False, figure=score_figure)
         )
     title = f"output − input, {name}"
     quantities.append(
-        Quantity.of_estimate(title, lean.difference, chance=0.0, unit=unit, main=is_centred, figure=apart, why=ABOVE)
+        Quantity.of_estimate(
+            title, lean.difference, chance=0.0, unit=unit, main=is_centred, figure=difference_figure, why=ABOVE
+        )
     )
     return quantities
 
@@ -271,7 +276,7 @@ def measurement_over_seeds(comparison: OverSeeds, arm: str) -> Measurement:
     stored = comparison.leaning(arm, IDENTITY, SAME_SEED)
     if stored is not None and stored.input.value > KIN:
         notes.append(f"of one seed, rows share a start: cosine {plain(stored.input.value, 2)}")
-    notes += [f"left out: {what}" for what in comparison.left_out]
+    notes += [f"left out: {reason}" for reason in comparison.left_out]
     header = ("seeds", "measure", "with the input", "with the output")
     return Measurement(
         answer=_answer_over_seeds(comparison, arm),
@@ -354,11 +359,11 @@ def _over_seeds(comparison: OverSeeds, arm: str) -> Iterator[Quantity]:
     read_first = [] if corrected else [leaning for leaning in first if leaning.measure in READ_FIRST]
     for leaning in leanings:
         yield _difference_quantity(leaning, is_main=leaning in read_first)
-    for (what, measure), again in comparison.again.items():
-        yield Quantity.of_estimate(spelled(measure), over_pairs(again), of=what, unit=SCORES, main=False)
+    for (tables, measure), again in comparison.again.items():
+        yield Quantity.of_estimate(spelled(measure), over_pairs(again), of=tables, unit=SCORES, main=False)
     name, chance = "variance that is a curve in log frequency", CURVE / max(1, comparison.tokens - 1)
-    for what, share in comparison.frequency.items():
-        yield Quantity.of_estimate(name, share, chance=chance, of=what, unit="%", main=False)
+    for tables, share in comparison.frequency.items():
+        yield Quantity.of_estimate(name, share, chance=chance, of=tables, unit="%", main=False)
 
 
 def _difference_quantity(leaning: Leaning, is_main: bool) -> Quantity:

@@ -221,9 +221,9 @@ def align(
         frequency = directions(counts)
     fitter = Fitter(as_table(a), as_table(b), pairs, settings, frequency)
     scores = _map_scores(fitter, settings)
-    which, k = settings.sample(len(pairs))
+    indices, k = settings.sample(len(pairs))
     if k:
-        scores.append(_neighbour_score(fitter, settings, which, k))
+        scores.append(_neighbour_score(fitter, settings, indices, k))
     # maps are fitted: from here on the sums are over all pairs
     products, heldout_norms, _ = fitter.sums(fitter.heldout, onto=fitter.products)
     cka_scores, taken_out = _cka_scores(products)
@@ -253,19 +253,19 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
     fit, heldout = fitter.rows, fitter.heldout
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(heldout) else len(fit)
-    place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
-    scored = {FITTED: _ScoredRows(FITTED, fit[place])}
+    sample = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
+    scored = {FITTED: _ScoredRows(FITTED, fit[sample])}
     if len(heldout):
         scored[HELDOUT] = _ScoredRows(HELDOUT, heldout)
     maps = fitter.fit()
     for rows in scored.values():
-        rows.cosines = fitter.cosines(maps, rows.which, rows.which)
+        rows.cosines = fitter.cosines(maps, rows.indices, rows.indices)
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
-        partners = {FITTED: order[place], HELDOUT: generator.permutation(heldout)}
+        partners = {FITTED: order[sample], HELDOUT: generator.permutation(heldout)}
         refitted = fitter.fit(order)
         for kind, rows in scored.items():
-            rows.permuted.append(fitter.cosines(refitted, rows.which, partners[kind]))
+            rows.permuted.append(fitter.cosines(refitted, rows.indices, partners[kind]))
     scores: list[Score] = []
     for rows in scored.values():
         scores += rows.scores(len(fit), fitter.widths)
@@ -277,7 +277,7 @@ class _ScoredRows:
     """Pairs that maps are scored on, and their cosines by every map."""
 
     kind: str  # FITTED or HELD_OUT
-    which: Ids  # the pairs [n]
+    indices: Ids  # the pairs [n]
     cosines: dict[Key, Matrix] = field(default_factory=dict)  # map → cosines [n]
     permuted: list[dict[Key, Matrix]] = field(default_factory=list)  # the same for each permutation
 
@@ -301,22 +301,22 @@ class _ScoredRows:
             )
 
 
-def _neighbour_score(fitter: Fitter, settings: AlignSettings, which: Ids, k: int) -> Score:
+def _neighbour_score(fitter: Fitter, settings: AlignSettings, indices: Ids, k: int) -> Score:
     """Return the share of each row's k nearest neighbours that both tables have in common.
 
-    Neighbours are searched within the pairs `which`.
+    Neighbours are searched within the pairs `indices`.
     """
-    ids_a = nearest(fitter.a, fitter.pairs.a[which], k, fitter.dtype)
-    ids_b = nearest(fitter.b, fitter.pairs.b[which], k, fitter.dtype)
+    ids_a = nearest(fitter.a, fitter.pairs.a[indices], k, fitter.dtype)
+    ids_b = nearest(fitter.b, fitter.pairs.b[indices], k, fitter.dtype)
     generator = np.random.default_rng(settings.seed)
     null = []
     for _ in range(max(1, settings.permutations)):
-        order = generator.permutation(len(which))
+        order = generator.permutation(len(indices))
         permuted = np.argsort(order)[ids_b[order]]
         null.append(float(shared(ids_a, permuted).mean()))
     # rows share neighbours, so the interval is slightly too narrow
     estimate = mean_interval(shared(ids_a, ids_b))
-    return Score(NEIGHBOURS, estimate, _neighbour_chance(k, len(which)), null=tuple(null))
+    return Score(NEIGHBOURS, estimate, _neighbour_chance(k, len(indices)), null=tuple(null))
 
 
 def _neighbour_chance(k: int, rows: int) -> float:
@@ -365,14 +365,14 @@ def _share_taken(rest: Matrix, gram: Matrix) -> float:
     return 1 - float(np.trace(rest) / total)
 
 
-def nearest(table: TokenTable, which: Ids, k: int, dtype: type[np.floating]) -> Ids:
-    """Return indices [n, k], within `which` [n > k], of each row's k nearest neighbours.
+def nearest(table: TokenTable, indices: Ids, k: int, dtype: type[np.floating]) -> Ids:
+    """Return indices [n, k], within `indices` [n > k], of each row's k nearest neighbours.
 
     Similarity is the cosine of centred rows. The indices have no order, and equal cosines are chosen arbitrarily. Rows
     of
     zeros have cosine 0 with all. Each pair of blocks is read once.
     """
-    rows = table.take(which, dtype)
+    rows = table.take(indices, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
     n = len(rows)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -423,12 +423,12 @@ def _above(tile: Rows, least: Rows) -> tuple[Rows, Ids]:
 
     Few are left once some tiles are merged.
     """
-    at, column = np.nonzero(np.ascontiguousarray(tile > least[:, None]))
-    counts = np.bincount(at, minlength=len(tile))
-    place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)  # index of each within its row
+    row_index, column = np.nonzero(np.ascontiguousarray(tile > least[:, None]))
+    counts = np.bincount(row_index, minlength=len(tile))
+    column_index = np.arange(len(row_index)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the row
     values: Rows = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
     columns = np.zeros(values.shape, np.int64)
-    values[at, place], columns[at, place] = tile[at, column], column
+    values[row_index, column_index], columns[row_index, column_index] = tile[row_index, column], column
     return values, columns
 
 
@@ -626,10 +626,10 @@ def nearer_end(
     """
     settings = settings or AlignSettings()
     nearer = as_table(table)
-    which, k = settings.sample(len(pairs))
-    of_rows = _RowScores(nearer, pairs, settings, which, k)
+    indices, k = settings.sample(len(pairs))
+    of_rows = _RowScores(nearer, pairs, settings, indices, k)
     to_input, to_output = of_rows.against(as_table(input_other)), of_rows.against(as_table(output_other))
-    chances = {NEIGHBOURS: _neighbour_chance(k, len(which))} if k else {}
+    chances = {NEIGHBOURS: _neighbour_chance(k, len(indices))} if k else {}
     leans = []
     for (measure, view), of_output in to_output.items():
         of_input = to_input.get((measure, view))
@@ -650,25 +650,25 @@ def nearer_end(
 class _RowScores:
     """Scores of other tables that are mapped onto one table, row by row."""
 
-    def __init__(self, table: TokenTable, pairs: Pairs, settings: AlignSettings, which: Ids, k: int) -> None:
-        """Store the table, a of `pairs`, and find k neighbours of each row among pairs `which`.
+    def __init__(self, table: TokenTable, pairs: Pairs, settings: AlignSettings, indices: Ids, k: int) -> None:
+        """Store the table, a of `pairs`, and find k neighbours of each row among pairs `indices`.
 
         0 leaves neighbours out.
         """
-        self.table, self.pairs, self.settings, self.which, self.k = table, pairs, settings, which, k
+        self.table, self.pairs, self.settings, self.indices, self.k = table, pairs, settings, indices, k
         if k:
-            self.neighbours = nearest(table, pairs.a[which], k, np.float32)
+            self.neighbours = nearest(table, pairs.a[indices], k, np.float32)
 
     def against(self, other: TokenTable) -> dict[Key, Matrix]:
         """Return by measure the cosine of each held-out row, or its share of common neighbours.
 
         If no rows are held out, cosines are of all rows.
         """
-        turned = Pairs(self.pairs.b, self.pairs.a, self.pairs.how)
-        fitter = Fitter(other, self.table, turned, self.settings)
+        swapped = Pairs(self.pairs.b, self.pairs.a, self.pairs.how)
+        fitter = Fitter(other, self.table, swapped, self.settings)
         scored = fitter.heldout if len(fitter.heldout) else fitter.rows
         scores = fitter.cosines(fitter.fit(), scored, scored)
         if self.k:
-            of_other = nearest(other, self.pairs.b[self.which], self.k, np.float32)
+            of_other = nearest(other, self.pairs.b[self.indices], self.k, np.float32)
             scores[NEIGHBOURS, CENTRED] = shared(self.neighbours, of_other)
         return scores

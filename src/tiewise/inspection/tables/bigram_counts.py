@@ -56,8 +56,8 @@ class Chain:
         is_outside = (text < 0) | (text >= vocabulary)
         outside = text[is_outside]
         if len(outside):
-            what = f"token {int(outside[0])} is outside a vocabulary of {vocabulary:,}"
-            raise DataError(what, "use the tokenizer that belongs to the table")
+            problem = f"token {int(outside[0])} is outside a vocabulary of {vocabulary:,}"
+            raise DataError(problem, "use the tokenizer that belongs to the table")
         if len(text) < 2:
             raise DataError(f"a text of {len(text)} tokens has no pairs", "give a longer text")
         return cls.along(np.append(text, text[0]), vocabulary)
@@ -96,8 +96,8 @@ class Chain:
 
     def counted(self, keys: Ids) -> Ids:
         """Return the counts of the pairs with these keys."""
-        place = np.searchsorted(self.keys, keys) % len(self.keys)
-        return np.where(self.keys[place] == keys, self.counts[place], 0)
+        index = np.searchsorted(self.keys, keys) % len(self.keys)
+        return np.where(self.keys[index] == keys, self.counts[index], 0)
 
     @property
     def entropy(self) -> float:
@@ -306,10 +306,10 @@ def _tossed_by_token(chain: Chain, back: Ids) -> tuple[Array, Array]:
     A fair coin tosses the direction of each occurrence of a pair. `back` are counts of the other order of each pair.
     """
     once = chain.is_first_order(back)
-    sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
+    sizes, index = np.unique((chain.counts + back)[once], return_inverse=True)
     by_size = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2)
     means, variances = np.zeros((2, len(chain.keys)))
-    means[once], variances[once] = by_size[place].T
+    means[once], variances[once] = by_size[index].T
     return _spread(chain, means), _spread(chain, variances)
 
 

@@ -98,8 +98,8 @@ def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int =
     The bias starts at the tokens' frequencies.
     """
     if chain.vocabulary > MOST_TOKENS:
-        what = f"{chain.vocabulary:,} tokens are too many for a fit"
-        raise DataError(what, f"keep the {MOST_TOKENS:,} most frequent ones or fewer")
+        problem = f"{chain.vocabulary:,} tokens are too many for a fit"
+        raise DataError(problem, f"keep the {MOST_TOKENS:,} most frequent ones or fewer")
     if width < 1 or starts < 1:
         raise DataError(f"width {width}, {starts} starts", "both must be 1 or more")
     q = chain.dense()
@@ -158,8 +158,8 @@ def frequent_loss(
         weights = np.full(most_others, 1 / most_others)
     largest = int(retained.max())
     if largest >= path.output.rows:
-        what = f"token {largest} is outside the output table's {path.output.rows:,} rows"
-        raise DataError(what, "use the tokenizer that belongs to the model")
+        problem = f"token {largest} is outside the output table's {path.output.rows:,} rows"
+        raise DataError(problem, "use the tokenizer that belongs to the model")
     logs = _state_logs(path, np.concatenate([retained, others]), retained)
     if len(others):
         count = len(retained)
@@ -273,9 +273,9 @@ class _MapAxes:
 def _following(path_name: str, of_text: Array, of_path: Array, seed: int) -> Iterator[Quantity]:
     """Yield the correlations of a path's map with the text's: by value, and by order."""
     by_value, by_order = likeness(of_text, of_path, seed=seed)
-    for what, (correlation, p) in {"the text": by_value, "which order is likelier": by_order}.items():
+    for target, (correlation, p) in {"the text": by_value, "which order is likelier": by_order}.items():
         if not math.isnan(correlation):
-            name, why = f"{path_name} follows {what}", f"p = {p:.2g} by permuted tokens"
+            name, why = f"{path_name} follows {target}", f"p = {p:.2g} by permuted tokens"
             yield Quantity(name, correlation, chance=0.0, unit="correlation", main=False, why=why)
 
 

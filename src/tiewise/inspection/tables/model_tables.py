@@ -97,8 +97,10 @@ class ArrayTable(TokenTable):
     def __init__(self, values: ArrayLike) -> None:
         self.values = np.asarray(values)
         if self.values.ndim != 2 or not np.issubdtype(self.values.dtype, np.floating):
-            what = f"an array of {self.values.dtype} and shape {list(self.values.shape)} is no table of floating values"
-            raise CheckpointError(what, "give one row per token: [V, E]")
+            problem = (
+                f"an array of {self.values.dtype} and shape {list(self.values.shape)} is no table of floating values"
+            )
+            raise CheckpointError(problem, "give one row per token: [V, E]")
         self.rows, self.width = self.values.shape
 
     def read(self, start: int, stop: int) -> Array:
@@ -118,8 +120,8 @@ class StoredTable(TokenTable):
 
     def __init__(self, tensor: Stored) -> None:
         if len(tensor.shape) != 2 or tensor.dtype not in FLOATING:
-            what = f"{tensor.path}: {short(tensor.name)} is {tensor.dtype} of shape {list(tensor.shape)}"
-            raise CheckpointError(what, "give a checkpoint whose tables are stored as plain floating numbers")
+            problem = f"{tensor.path}: {short(tensor.name)} is {tensor.dtype} of shape {list(tensor.shape)}"
+            raise CheckpointError(problem, "give a checkpoint whose tables are stored as plain floating numbers")
         self.tensor = tensor
         self.name = short(tensor.name)
         self.rows, self.width = tensor.shape
@@ -415,8 +417,8 @@ def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
         fault = tokenizer.faults[0]
         raise CheckpointError(f"{where}: {fault.problem}", fault.remedy)
     if not set(tokenizer.files).isdisjoint(PIECES[1:]):
-        what = f"{where}: a SentencePiece model whose positions need not be ids"
-        raise CheckpointError(what, "add its tokenizer.json")
+        problem = f"{where}: a SentencePiece model whose positions need not be ids"
+        raise CheckpointError(problem, "add its tokenizer.json")
     texts = {number: text for text, number in tokenizer.base.items()}
     texts |= tokenizer.added
     return [texts.get(row) for row in range(rows)]

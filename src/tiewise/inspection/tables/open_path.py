@@ -52,8 +52,8 @@ class DirectPath:
 
     def __post_init__(self) -> None:
         if self.input.width != self.output.width:
-            what = f"the input table is {self.input.width} wide, the output table {self.output.width}"
-            raise DataError(what, "only tables of one width have a direct path")
+            problem = f"the input table is {self.input.width} wide, the output table {self.output.width}"
+            raise DataError(problem, "only tables of one width have a direct path")
         for vector in (self.norm.gain, self.norm.shift):
             if vector is not None and vector.shape != (self.input.width,):
                 raise DataError(f"a norm of shape {vector.shape}", f"the tables are {self.input.width} wide")
@@ -109,17 +109,17 @@ class DirectPath:
         """
         return self.base(rows) * self.weights
 
-    def logits(self, dots: Array, output_rows: Array, which: slice | Ids) -> Array:
+    def logits(self, dots: Array, output_rows: Array, indices: slice | Ids) -> Array:
         """Return the head's logits from dot products of A with some output rows.
 
-        `which` are the indices of these rows in the output table. The logits include the norm's shift, which does not
+        `indices` are the indices of these rows in the output table. The logits include the norm's shift, which does not
         depend on
         the input token, the bias and the soft-cap.
         """
         if self.norm.shift is not None:
             dots = dots + output_rows @ self.norm.shift * self.output_scale
         if self.bias is not None:
-            dots = dots + self.bias[which]
+            dots = dots + self.bias[indices]
         if self.softcap is not None:
             dots = self.softcap * np.tanh(dots / self.softcap)
         return dots
@@ -161,8 +161,8 @@ def path_of(facts: Facts) -> DirectPath:
     softcap = scales.softcap
     if boundary_softcap is not None:
         if softcap is not None:
-            what = f"{facts.path}: two soft-caps, the boundary's and the family's"
-            raise CheckpointError(what, "its direct path is not measured")
+            problem = f"{facts.path}: two soft-caps, the boundary's and the family's"
+            raise CheckpointError(problem, "its direct path is not measured")
         softcap = boundary_softcap
         notes.append(f"soft-cap {softcap:g} applied")
     if facts.roles.positions:
@@ -197,8 +197,8 @@ def _plain_tables(facts: Facts) -> _PathTables:
     table, head = stored_ends(facts)
     maps = facts.roles.maps
     if maps:
-        what = f"{facts.path}: {short(maps[0].name)} stands between a table and the body"
-        raise CheckpointError(what, "give a model whose tables are as wide as its body")
+        problem = f"{facts.path}: {short(maps[0].name)} stands between a table and the body"
+        raise CheckpointError(problem, "give a model whose tables are as wide as its body")
     source = StoredTable(table)
     if head is None:
         return _PathTables(table, source, source)
@@ -321,8 +321,8 @@ def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stor
     name = f"{body}.{ending.norm}" if body else ending.norm
     weight = facts.folder.tensors.get(f"{name}.weight")
     if weight is None:
-        what = f"{facts.path}: the final norm {short(name)}.weight is not stored"
-        raise CheckpointError(what, "`tiewise check` says what is missing")
+        problem = f"{facts.path}: the final norm {short(name)}.weight is not stored"
+        raise CheckpointError(problem, "`tiewise check` says what is missing")
     gain = _vector(weight, width)
     if ending.plus_one:
         gain = gain + 1.0
@@ -349,6 +349,6 @@ def _epsilon(ending: FinalNorm, level: Mapping[str, Any]) -> float:
 def _vector(tensor: Stored, size: int) -> Array:
     """Read a stored vector [size]; CheckpointError if it has another shape."""
     if tensor.shape not in ((size,), (1, size)):
-        what = f"{tensor.path}: {short(tensor.name)} has shape {list(tensor.shape)}, not [{size}]"
-        raise CheckpointError(what, "`tiewise check` says what does not fit")
+        problem = f"{tensor.path}: {short(tensor.name)} has shape {list(tensor.shape)}, not [{size}]"
+        raise CheckpointError(problem, "`tiewise check` says what does not fit")
     return read_float64(tensor).reshape(size)

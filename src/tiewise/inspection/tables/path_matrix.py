@@ -115,12 +115,12 @@ def asymmetry(g: Grams) -> tuple[float, float]:
     M.
     """
     weights = np.outer(g.weights, g.weights)
-    straight, turned = g.left * g.right, g.cross * g.cross.T
-    energy = float((weights * straight).sum())
+    direct, transposed = g.left * g.right, g.cross * g.cross.T
+    energy = float((weights * direct).sum())
     if energy <= 0:
         return energy, 0.0
-    apart = float((weights * (straight - turned)).sum())
-    return energy, 2 * max(0.0, apart) / energy
+    difference = float((weights * (direct - transposed)).sum())
+    return energy, 2 * max(0.0, difference) / energy
 
 
 def eigenvalues(g: Grams) -> Array:
@@ -178,7 +178,7 @@ def sampled_asymmetry(
             raise non_finite_error("a table or a norm")
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     weights = np.concatenate([np.ones((n, 1)), draws.T], axis=1)  # the sample itself comes first
-    ratios = [_Ratios(left, right, weights).measure(place * n, block) for place, left in enumerate(lefts)]
+    ratios = [_Ratios(left, right, weights).measure(index * n, block) for index, left in enumerate(lefts)]
     estimates = []
     for raw, centred in (*ratios, ratios[-1] - ratios[0]):
         estimates.append((_bootstrapped(raw, n), _bootstrapped(centred, n)))
@@ -201,7 +201,7 @@ class _Ratios:
         self.rows, self.columns = left @ right.mean(0), right @ left.mean(0)
         self.mean = float(left.mean(0) @ right.mean(0))
         # ‖S‖² and ⟨S, Sᵀ⟩ of S and of the centred S [2, draws]
-        self.energy, self.turned = np.zeros((2, 2, weights.shape[1]))
+        self.energy, self.transposed = np.zeros((2, 2, weights.shape[1]))
 
     def measure(self, before: int, block: int) -> Array:
         """Return ‖S − Sᵀ‖² / ‖S‖² of S and of the centred S [2, draws].
@@ -220,17 +220,17 @@ class _Ratios:
                 self._add(0, there, back, first, second)
                 self._add(1, centred_there, centred_back, first, second)
             advance_progress(before + first.stop)
-        difference = 2 * self.energy - 2 * self.turned
+        difference = 2 * self.energy - 2 * self.transposed
         return np.divide(difference, self.energy, out=np.zeros_like(difference), where=self.energy > 0)
 
     def _add(self, kind: int, a: Array, b: Array, first: slice, second: slice) -> None:
         """Add a block `a` and its transposed mirror image `b` to the sums of one S."""
         if first == second:
-            energy, turned = a * a, a * b
+            energy, transposed = a * a, a * b
         else:
-            energy, turned = a * a + b * b, 2 * a * b
+            energy, transposed = a * a + b * b, 2 * a * b
         self._add_values(self.energy[kind], energy, first, second)
-        self._add_values(self.turned[kind], turned, first, second)
+        self._add_values(self.transposed[kind], transposed, first, second)
 
     def _add_values(self, total: Array, values: Array, first: slice, second: slice) -> None:
         """Add values of a block to sums [draws].
@@ -267,23 +267,27 @@ def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
 
     Logits are the head's, the softmax runs over every output row, and a rank counts the tokens with a larger logit.
     """
-    ways = np.asarray(pairs, np.int64).reshape(-1, 2)
-    logits, logs, ranks = np.empty(len(ways)), np.empty(len(ways)), np.zeros(len(ways), np.int64)
-    for first in range(0, len(ways), MOST_PAIRS):
-        some = slice(first, first + MOST_PAIRS)
-        before, place = np.unique(ways[some, 0], return_inverse=True)
+    ordered_pairs = np.asarray(pairs, np.int64).reshape(-1, 2)
+    logits, logs, ranks = (
+        np.empty(len(ordered_pairs)),
+        np.empty(len(ordered_pairs)),
+        np.zeros(len(ordered_pairs), np.int64),
+    )
+    for first in range(0, len(ordered_pairs), MOST_PAIRS):
+        chunk = slice(first, first + MOST_PAIRS)
+        before, index = np.unique(ordered_pairs[chunk, 0], return_inverse=True)
         left = path.left(path.input.take(before))
-        of_pairs = logits_of(path, left[place], ways[some, 1])
+        of_pairs = logits_of(path, left[index], ordered_pairs[chunk, 1])
         least = beyond(of_pairs)[:, None]
         highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
         for _, _, block in logit_blocks(path, left, caller_width=len(of_pairs)):
-            ranks[some] += (block[place] > least).sum(1)
+            ranks[chunk] += (block[index] > least).sum(1)
             larger = np.maximum(highest, block.max(1))
             total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
             highest = larger
         normaliser = highest + np.log(total)
-        logits[some] = of_pairs
-        logs[some] = of_pairs - normaliser[place]
+        logits[chunk] = of_pairs
+        logs[chunk] = of_pairs - normaliser[index]
     return logits, logs, ranks
 
 
@@ -359,9 +363,9 @@ def _most_asymmetric(first: Ids, second: Ids, forward: Array, backward: Array, t
     """
     is_once = first[:, None] < second[None, :]
     difference = np.where(is_once, np.abs(forward - backward), -1.0).ravel()
-    places = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
-    for place in places[difference[places] >= 0].tolist():
-        row, column = divmod(place, len(second))
+    indices = np.argpartition(-difference, min(top, len(difference)) - 1)[:top]
+    for index in indices[difference[indices] >= 0].tolist():
+        row, column = divmod(index, len(second))
         i, j = int(first[row]), int(second[column])
         there, back = float(forward[row, column]), float(backward[row, column])
         if there >= back:
@@ -390,8 +394,8 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
     largest = max(ids)
     if largest >= rows:
         text = texts[ids.index(largest)]
-        what = f"{folder.path}: {text!r} is token {largest}, its tables have {rows:,} rows"
-        raise DataError(what, "put the tokenizer that belongs to the model beside it")
+        problem = f"{folder.path}: {text!r} is token {largest}, its tables have {rows:,} rows"
+        raise DataError(problem, "put the tokenizer that belongs to the model beside it")
     return list(zip(ids[::2], ids[1::2], strict=True))
 
 
@@ -404,9 +408,9 @@ def word_orders(path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterabl
     for first, second in words:
         a, b = visible(first), visible(second)
         names += [f"{a} → {b}", f"{b} → {a}"]
-    ways = []
+    ordered_pairs = []
     for a_id, b_id in ids:
-        ways += [(a_id, b_id), (b_id, a_id)]
-    logits, logs, ranks = transitions(path, ways)
+        ordered_pairs += [(a_id, b_id), (b_id, a_id)]
+    logits, logs, ranks = transitions(path, ordered_pairs)
     values = zip(logits.tolist(), logs.tolist(), ranks.tolist(), strict=True)
     return dict(zip(names, values, strict=True))

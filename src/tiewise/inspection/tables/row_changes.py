@@ -199,8 +199,8 @@ class _Change:
 def _compared(one: StoredTable, other: StoredTable, name: str) -> _Change:
     """Compare two tables in one pass over the rows that both have."""
     if one.width != other.width:
-        what = f"rows of {one.name} are {one.width} wide, those of {other.name} {other.width}"
-        raise CheckpointError(what, "give two checkpoints of one width")
+        problem = f"rows of {one.name} are {one.width} wide, those of {other.name} {other.width}"
+        raise CheckpointError(problem, "give two checkpoints of one width")
     common = min(one.rows, other.rows)
     sums = _ChangeSums(one.width, bits=min(BITS.get(table.tensor.dtype, 2) for table in (one, other)))
     for start, stop in one.spans(common, caller_width=one.width):

@@ -320,8 +320,8 @@ class Fitter:
         _require_rows(b, pairs.b)
         count = len(pairs)
         if count < FEWEST:
-            what = f"{count} paired rows are too few to align"
-            raise CheckpointError(what, f"at least {FEWEST} tokens must be in both")
+            problem = f"{count} paired rows are too few to align"
+            raise CheckpointError(problem, f"at least {FEWEST} tokens must be in both")
         if not 0 <= settings.held_out <= 0.5:
             fix = "use a share from 0 (fit and score all rows) to 0.5"
             raise CheckpointError(f"held_out = {settings.held_out}", fix)
@@ -360,18 +360,18 @@ class Fitter:
             yield piece, self.a.take(a, self.dtype), self.b.take(b, self.dtype)
             report_progress(doing, piece.stop, len(first))
 
-    def sums(self, which: Ids, onto: Products | None = None) -> Sums:
-        """Sum products and norms over the pairs `which`.
+    def sums(self, indices: Ids, onto: Products | None = None) -> Sums:
+        """Sum products and norms over the pairs `indices`.
 
         If `onto` has the products of other pairs, the new ones are added to it in place.
         """
         products = onto or Products.nothing(*self.widths, self.frequency.shape[1])
-        norms = np.zeros(len(which)), np.zeros(len(which))
+        norms = np.zeros(len(indices)), np.zeros(len(indices))
         error = 0.0
-        for piece, a, b in self.pieces(which, which, "products"):
+        for piece, a, b in self.pieces(indices, indices, "products"):
             norms[0][piece] = _norms(self.a.name, a)
             norms[1][piece] = _norms(self.b.name, b)
-            products.add(a, b, self.frequency[which[piece]])
+            products.add(a, b, self.frequency[indices[piece]])
             if self.dtype != np.float64 and not error:
                 error = _product_error(a[:1024], b[:1024])
         return Sums(products, norms, error)
@@ -422,8 +422,8 @@ class Fitter:
 def _require_rows(table: TokenTable, ids: Ids) -> None:
     """Refuse pairs that name rows which a table lacks."""
     if len(ids) and int(ids.max()) >= table.rows:
-        what = f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(ids.max()):,}"
-        raise CheckpointError(what, "give the tokenizer that belongs to the table")
+        problem = f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(ids.max()):,}"
+        raise CheckpointError(problem, "give the tokenizer that belongs to the table")
 
 
 def _norms(name: str, rows: Rows) -> Matrix:

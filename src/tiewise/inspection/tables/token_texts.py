@@ -67,8 +67,8 @@ def _find_token(tokenizer: Any, text: str, unknown: int | None) -> int:
     if number is not None:
         return int(number)
     pieces = " + ".join(short(piece) for piece in alone.tokens[:6])
-    what = f"{short(text)} is not one token of this vocabulary: {pieces or 'nothing'}"
-    raise DataError(what, "choose a word that is one token")
+    problem = f"{short(text)} is not one token of this vocabulary: {pieces or 'nothing'}"
+    raise DataError(problem, "choose a word that is one token")
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
@@ -147,8 +147,8 @@ class Groups:
 
     def __iter__(self) -> Iterator[tuple[int, str, NDArray[np.bool_]]]:
         """Yield (index, label, mask of its tokens [V]) of each group."""
-        for place, label in enumerate(self.labels):
-            yield place, label, self.of == place
+        for index, label in enumerate(self.labels):
+            yield index, label, self.of == index
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
         if texts.of[row] is not None:
             names[row] = SPECIAL
     labels = tuple(name for name, _ in Counter(names).most_common())
-    place = {name: number for number, name in enumerate(labels)}
-    return Groups(labels, np.array([place[name] for name in names], np.int64))
+    index = {name: number for number, name in enumerate(labels)}
+    return Groups(labels, np.array([index[name] for name in names], np.int64))
 
 
 def script_of(text: str | None) -> str:
