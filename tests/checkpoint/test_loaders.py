@@ -21,7 +21,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import mlx_data
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.loader_columns import LOST, VERIFIED
+from tiewise.checkpoint.loader_columns import BROKEN, VERIFIED
 from tiewise.checkpoint.loaders import predict
 
 FLAG, FILE = saved.FLAG, "model.safetensors"
@@ -335,7 +335,7 @@ def test_what_transformers_loses_is_an_error(tmp_path, name, number):
         seen, *_, missing = observe(name, tmp_path)
     except (RuntimeError, OSError):
         seen = columns.ERROR
-    if seen in LOST:
+    if seen in BROKEN:
         assert said == seen, done
         assert audit.at_least("error"), done
     elif said == columns.NEW_BIAS:
@@ -373,8 +373,8 @@ def test_no_loader_loses_a_model_without_an_error(tmp_path_factory, data):
     for scan in (True, False):
         audit = check(folder, scan=scan)
         refused = [one for one in audit.outcomes if one.outcome == columns.ERROR and one.loader != "transformers"]
-        lost = [one for one in audit.outcomes if one.outcome in LOST and one not in refused]
+        lost = [one for one in audit.outcomes if one.outcome in BROKEN and one not in refused]
         assert not lost or audit.at_least("error"), (lost, config, stored)
         for outcome in audit.outcomes:
             assert outcome.predicted or outcome.versions in (tr.__version__, mlx_data()["version"])
-            assert (outcome.outcome in LOST) <= (outcome.right is False)
+            assert (outcome.outcome in BROKEN) <= (outcome.right is False)
