@@ -1,0 +1,1 @@
+"""Benchmarks and checks on this machine; each module is a program."""

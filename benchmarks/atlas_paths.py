@@ -1,4 +1,6 @@
-"""What does a whole model owe to its direct path, and what does its first MLP make of it? Of every seed of a sweep.
+"""Share of a model's logits and loss that its direct path and first MLP explain.
+
+It is measured for every seed of a sweep.
 
     python -m benchmarks.atlas_paths runs/size-text-vocabulary
 

@@ -1,4 +1,6 @@
-"""`tiewise check`: a 70B-sized folder by its headers, and the rate of the equality scan beside that of plain reading.
+"""Time of `tiewise check`: headers of a 70B-sized folder, and the rate of its scan.
+
+The rate of the equality scan is compared with that of plain reading.
 
 python -m benchmarks.check
 """
@@ -45,7 +47,10 @@ LAYER = {
 
 
 def sparse_70b(folder: Path) -> int:
-    """Write a Llama-70B-shaped checkpoint of sparse files, each tensor a 1 and a hole; return its logical bytes."""
+    """Write a Llama-70B-shaped checkpoint of sparse files; return its logical bytes.
+
+    Each tensor is a 1 and a hole.
+    """
     shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
     for layer in range(LAYERS):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in LAYER.items()}

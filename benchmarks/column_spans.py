@@ -1,4 +1,4 @@
-"""How far apart the spaces are that two tables' columns span: the measurement of Inan, Khosravi and Socher, §6.2.
+"""Distance of two tables' column spaces, as Inan, Khosravi and Socher measure it in §6.2.
 
 A table [V, E] has E columns, each a vector over the words; what logits a head can give at all is their span. Two tables
 whose spans agree differ by a matrix [E, E] that the body can absorb, and that is what the augmented loss is shown to
@@ -29,7 +29,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SubspaceDistance:
-    """What `subspace_distance` found of tables a and b.
+    """Result of `subspace_distance` for tables a and b.
 
     Attributes:
         distance: root mean squared sine of the principal angles, 0 to 1.

@@ -39,7 +39,7 @@ def table_of(name: str, v: int, e: int) -> tuple[Tensor, Tensor]:
 
 
 def wrong(top: ExactTop, hidden: Tensor, k: int) -> int:
-    """Queries that `top` answers otherwise than fp64 products, told apart by `math.fsum` where those are too close."""
+    """Return how many queries `top` answers otherwise than fp64 products. `math.fsum` decides close cases."""
     scores, tokens = top.top(hidden, k)
     rows = top.table.double()
     errors = 0
@@ -78,7 +78,10 @@ def trained(queries: int) -> tuple[Tensor, Tensor]:
 
 
 def row(name: str, table: Tensor, hidden: Tensor, top: ExactTop, k: int) -> str:
-    """One row of the table: `k` logits of one hidden state after another, and the faster of two bf16 products."""
+    """Return one row of the results: the times for `k` logits of one hidden state after another.
+
+    They are compared with the faster of two bf16 products.
+    """
     narrow, turn, top.counts = table.bfloat16(), cycle(hidden), TopCounts()
     times = alternate(
         {

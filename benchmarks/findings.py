@@ -1,4 +1,4 @@
-"""What docs/findings.md says of its two texts: the figures of both inspections, as the page has them side by side.
+"""Figures of docs/findings.md: both inspections, in the columns of the page.
 
 python -m benchmarks.findings runs/wikitext-2 runs/war-and-peace
 

@@ -1,4 +1,6 @@
-"""Time and memory of the loss on a GPU beside its peers, as ratios to the three bare matrix products.
+"""Time and memory of the loss and its peers on a GPU, relative to the products alone.
+
+These are the three matrix products of a loss with its gradients.
 
 python -m benchmarks.gpu_times [--out gpu_times.json] [--rounds 7]
 

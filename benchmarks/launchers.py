@@ -1,4 +1,4 @@
-"""Twelve runs on a local Ray cluster of two workers, beside two processes of the local launcher: time and figures.
+"""Time and results of twelve runs: two workers of local Ray, two local processes.
 
 python -m benchmarks.launchers [SECONDS]
 

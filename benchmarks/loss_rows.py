@@ -1,4 +1,4 @@
-"""What `benchmarks.loss` measures: the problem of a shape, and every row as a step that can be repeated.
+"""Rows of `benchmarks.loss`: the problem of a shape, and each row as a repeatable step.
 
 The problem: W [V, D] ~ N(0, 1/D); targets and ids by Zipf's law, as tokens are; features a standard normal plus
 a_i · W[t_i] with a ~ N(ln V, 2), so that some targets are likely and some are not, as a trained model's are.
@@ -194,7 +194,7 @@ def tracked(p: Problem) -> Step:
 
 
 def lookup(p: Problem) -> Step:
-    """What the lookup adds to a tied step: its rows, and their gradient into the head's buffer."""
+    """Return the lookup's part of a tied step: rows, and their gradient into the head's buffer."""
     (w,) = p.optimizer.param_groups[0]["params"]
     by_rows, by_table = torch.zeros(len(p.ids), w.shape[1]), torch.zeros_like(w)
 

@@ -1,4 +1,6 @@
-"""The main job on its demo corpus: by default, one run at a time with torch's own products, and where its time goes.
+"""Time of `tiewise compare` on its demo corpus, and its parts.
+
+By default it trains one run at a time with torch's own products.
 
 python -m benchmarks.main_job [STEPS [SRC]]
 

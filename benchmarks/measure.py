@@ -1,4 +1,4 @@
-"""Timing that survives a noisy machine: all candidates alternate in one process, and ratios are taken per round.
+"""Timing on a noisy machine: candidates alternate in one process, and ratios are per round.
 
 Absolute times drift, so a claim is the median over rounds of (time of A / time of B in the same round). The order
 reverses every round. Peak memory is the growth of the process's peak resident size over what was resident before.

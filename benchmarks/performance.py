@@ -165,7 +165,7 @@ def bare(rows: dict[str, Row]) -> dict[str, Row]:
 
 
 def standing(mine: list[Measured], kind: str) -> str:
-    """Where our loss is ahead of the peers that were measured, and where it is not, with the fastest of them."""
+    """Return where our loss is ahead of all measured peers, and where the fastest peer is ahead."""
     ahead, behind = [], []
     for m in mine:
         rows = bare(m.kinds.get(kind, {}))

@@ -1,4 +1,4 @@
-"""A stateful training step of a recurrent language model: written plainly, and as its recipe trains it here.
+"""Time of a stateful training step of a recurrent model: plain PyTorch and the recipe here.
 
 python -m benchmarks.recurrent [BATCH LENGTH WIDTH VOCAB [DROPOUT]]
 

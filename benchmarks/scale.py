@@ -1,4 +1,4 @@
-"""What the two vocabulary ends cost on many ranks, by the planner: the tables of `docs/scale.md`.
+"""Planned costs of input embedding and output head on many ranks, for `docs/scale.md`.
 
     python -m benchmarks.scale [--vocab 128000] [--width 8192] [--tokens 1000000]
 
@@ -34,7 +34,10 @@ Rank = dict[str, Any]
 
 
 def rank(sizes: Sizes, tokens: int, world: int, layout: str, tp: int = 1, fsdp: int | None = None) -> Rank | None:
-    """What the planner says of one rank; None where there is no such layout (fsdp 0: all ranks but those of tp)."""
+    """Return the plan of one rank; None if there is no such layout.
+
+    With fsdp 0, FSDP spans all ranks but those of tp.
+    """
     fsdp = world // tp if fsdp == 0 else fsdp
     setting = Setting(1, tokens * tp // world, "bfloat16", world, tp, fsdp=fsdp)
     ranks = plan(sizes, ["tied"], setting=setting).choices[0]["ranks"]

@@ -123,7 +123,7 @@ def logits(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Of masked tokens, here of all, and of pairs: every parameter gets a gradient."""
+    """Return the loss of all tokens and of pairs, by which every parameter gets a gradient."""
     found: Tensor = model(ids, labels=ids, pair_labels=torch.zeros(len(ids), dtype=torch.long)).loss
     return found
 
@@ -134,7 +134,7 @@ def _step(model: nn.Module, ids: Tensor) -> None:
 
 
 def kept_bytes(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass of what `run` returns, less the model's own weights."""
+    """Return the bytes that autograd stores for the backward pass of `run`, without weights."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def kept_bytes(model: nn.Module, run: Callable[[], Tensor]) -> int:
 
 
 def state_bytes(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes of weights, gradients and moments after one step of AdamW; gradients are gone when it returns."""
+    """Return the bytes of weights, gradients and moments after one step of AdamW. It frees the gradients."""
     model.zero_grad()
     run().backward()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)

@@ -1,4 +1,6 @@
-"""Time to `import tiewise`, to `tiewise --help` and to a plan, whole processes, beside an empty Python.
+"""Time of `import tiewise`, `tiewise --help` and a plan, compared with an empty Python.
+
+Each time is that of a full process.
 
 The processor's time (user and system) says what a process does whatever else the machine does; the clock's does not.
 

@@ -1,4 +1,6 @@
-"""Inan, Khosravi and Socher, §6.2: the augmented loss alone draws the output table into the input table's span.
+"""Reproduction of Inan, Khosravi and Socher, §6.2: the augmented loss aligns the tables' spans.
+
+The augmented loss alone draws the output table into the span of the input table.
 
     python -m benchmarks.subspace CORPUS [--words 20000] [--beta 0 1] [--temperature 10] [--epochs 15]
 

@@ -1,4 +1,4 @@
-"""Bytes that ranks send in a step because of the tables, measured on gloo ranks and planned.
+"""Bytes that ranks send per step for the tables, measured with gloo and planned.
 
     python -m benchmarks.wire [RANKS …]           2 and 4 ranks of one CPU; a minute
 
@@ -205,7 +205,7 @@ def tensor_parallel(vocab: int, layers: int, installed: bool, folder: Path) -> S
 
 
 def measured(make: Step) -> tuple[int, int, int]:
-    """Bytes of one step, forward and backward, the mean of all ranks: (counted, as gloo sends it, sent by TCP)."""
+    """Return the mean bytes of one step over ranks: (counted, as gloo sends it, sent by TCP)."""
     for _ in range(2):  # what is done once: groups connect, DDP tells its buckets at the second step
         make().backward()
     dist.barrier()

@@ -113,7 +113,8 @@ def signature(thing: object) -> str:
 def prose(docstring: str) -> Iterator[str]:
     """Return a docstring as Markdown.
 
-    Indented blocks keep their form; `Args:` and similar sections become lists."""
+    Indented blocks keep their form; `Args:` and similar sections become lists.
+    """
     for block in re.split(r"\n{2,}", docstring.strip()):
         head, _, rest = block.partition("\n")
         if re.fullmatch(r"[A-Z]\w+:", head) and rest:
