@@ -1,6 +1,6 @@
-"""Views for a reader: terminal and pages, made of the same `Measurement`s (`tiewise.core.measurement`).
+"""Terminal views and pages, made from the same `Measurement`s (`tiewise.core.measurement`).
 
 - `views`, `figures`: sentences, tables and figures of any `Measurement`.
-- `report_page`: the one page, a template that escapes by itself.
-- `comparison_*`, `plan_*`: what each command shows.
+- `report_page`: the common page, whose template escapes texts automatically.
+- `comparison_*`, `plan_*`: the views of each command.
 """

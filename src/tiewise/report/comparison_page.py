@@ -1,6 +1,6 @@
 """`write_report`: a comparison as one HTML file (`report_page`): the verdict, one table, then figures.
 
-A figure whose data a comparison lacks is left out, so a short run gives a short page.
+A figure is left out if the comparison lacks its data, so a short run gives a short page.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ NOTE = (
     "nll: nats per token; perplexity: exp of its mean. Memory: weights, gradients, moments in fp32."
 )
 BIGRAMS = "Last columns: logit of “right after left” less “left after right”; 0 in one table without maps."
-CONSTANTS = {None: "none", True: "yes", False: "no"}  # of JSON, in words
+CONSTANTS = {None: "none", True: "yes", False: "no"}  # constant of JSON → text
 
 
 def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path`, whole or not at all, and return it.
+    """Write the page to `path`, complete or not at all, and return the path.
 
     Raises:
-        RunError: when the file cannot be written there.
+        RunError: the file cannot be written.
     """
     return write_result(render(comparison), path, "--out")
 
 
 def render(comparison: Comparison) -> str:
-    """Return the page as text; sections that have nothing to show are left out of it."""
+    """Return the page as text, without empty sections."""
     seeds = len(comparison.seeds)
     plural = "" if seeds == 1 else "s"
     arms = ", ".join(comparison.arms)
@@ -91,13 +91,13 @@ def _loss_panels(comparison: Comparison) -> list[Panel]:
 
 
 def _shares_section(comparison: Comparison) -> PageSection:
-    """Return the section of an ALBERT's right answers; only its title for any other model."""
+    """Return the section of an ALBERT's right answers; an empty section for any other model."""
     title, panels = "Masked tokens and pairs", share_panels(comparison)
     if not panels:
         return PageSection(title)
     notes = [comparison_measurement.SHARES_NOTE]
     unigram_nlls = [run.unigram_nll for run in comparison.runs if run.unigram_nll is not None]
-    if unigram_nlls:  # equal in all runs, which are measured on the same rows
+    if unigram_nlls:  # equal in all runs, because they are measured on the same rows
         notes.append(f"Masked tokens’ nll by frequencies alone: {plain(unigram_nlls[0])}.")
     return PageSection(title, panels, notes=notes)
 
@@ -130,7 +130,7 @@ def _starting_point(comparison: Comparison) -> PageSection:
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, value) pairs of nested facts, both in words."""
+    """Yield (name, value) pairs of nested facts, both as text."""
     for key, value in facts.items():
         name = f"{prefix}{key}".replace("_", " ")
         if isinstance(value, Mapping):
@@ -140,7 +140,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _fact(value: Any) -> str:
-    """Return a value of JSON in words."""
+    """Return a value of JSON as text."""
     if value is None or isinstance(value, bool):
         return CONSTANTS[value]
     if isinstance(value, list | tuple):
@@ -153,7 +153,7 @@ def _fact(value: Any) -> str:
 
 
 def bigrams(comparison: Comparison) -> Listing:
-    """Return the most asymmetric bigrams with each arm's direct-path logit difference between the two orders."""
+    """Return the most asymmetric bigrams with each arm's asymmetry (see `asymmetry`)."""
     rows = []
     for pair in comparison.bigrams:
         left, right = pair["left"], pair["right"]
@@ -167,7 +167,10 @@ def bigrams(comparison: Comparison) -> Listing:
 
 
 def asymmetry(path: ArmDirectPath, left: str, right: str) -> float | None:
-    """Return logit(right after left) − logit(left after right). None where the map lacks one of the two."""
+    """Return logit(right after left) − logit(left after right).
+
+    None if the map lacks one of the two.
+    """
     if left not in path.tokens or right not in path.tokens:
         return None
     i, j = path.tokens.index(left), path.tokens.index(right)

@@ -1,6 +1,6 @@
 """Parts of all figures: a style for each arm or model, markers, token labels, titles, margins.
 
-Whatever is compared keeps its colour (`core/measurement.py`), dash and marker through all figures, in both themes.
+An arm or model has the same colour (`core/measurement.py`), dash and marker in all figures, in both themes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tiewise.report.report_page import LIGHT, MARGIN
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 QUIET = "#8a8f99"
-UNSAID: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}  # of traces that no legend and no hover names
+# Options of traces without legend entry and hover text.
+UNSAID: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class Style:
     marker: str
 
 
-def style(place: int) -> Style:
-    """Return the style at a place. The periods differ in length, so 168 of them look different."""
-    return Style(COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)], MARKERS[place % len(MARKERS)])
+def style(index: int) -> Style:
+    """Return the `index`-th style. The periods differ in length, so 168 styles are distinct."""
+    return Style(COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)], MARKERS[index % len(MARKERS)])
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each of these, by its place."""
+    """Return a style for each name."""
     return {name: style(place) for name, place in places(names).items()}
 
 
@@ -49,17 +50,17 @@ def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
 
 
 def title_of(name: str, model: str) -> str:
-    """Return the title of a figure that may be of one model."""
+    """Return the title of a figure, which may belong to one model."""
     if not model:
         return name
     return f"{name}: {model}"
 
 
 def marker(colour: str, size: float, symbol: str | Sequence[str] = "circle", width: float = 0) -> go.scatter.Marker:
-    """Return a marker whose outline has its own colour; `symbol` may be one for each point."""
+    """Return a marker with a coloured outline. `symbol` may be a list, one for each point."""
     return go.scatter.Marker(color=colour, size=size, symbol=symbol, line_color=colour, line_width=width)
 
 
 def token_label(token: str) -> str:
-    """Return a token as plotly text: visible and escaped. A quote is no markup to plotly."""
+    """Return a token as plotly text: visible and escaped. plotly does not treat quotes as markup."""
     return html.escape(visible(token), quote=False)

@@ -1,6 +1,6 @@
 """A grid of numbers as a heat map, rows against columns.
 
-Positions, not labels, are the coordinates: two tokens may look alike, and "2024" must not become a date.
+Indices are the coordinates, not labels: two tokens may have the same label, and plotly must not parse "2024" as a date.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tiewise.report.drawing import QUIET, UNSAID, finish, marker, title_of, toke
 from tiewise.report.report_page import Panel
 
 MAP_HEIGHT = 430  # pixels
-ROW_HEIGHT = 44  # pixels, of a row with texts
+ROW_HEIGHT = 44  # pixels per row with texts
 
 
 def heat_map(grid: Grid) -> Panel:
-    """Draw a grid, rows against columns; cells without a number are crossed, or hold their text."""
+    """Draw a grid. A cell without a number is crossed, or has its text."""
     heat = _HeatMap(grid)
     heat.arrange()
     heat.mark_empty_cells()
@@ -27,7 +27,7 @@ def heat_map(grid: Grid) -> Panel:
 
 
 class _HeatMap:
-    """A heat map while it is drawn."""
+    """State of a heat map."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -40,7 +40,7 @@ class _HeatMap:
         self.figure = go.Figure(self._cells())
 
     def _cells(self) -> go.Heatmap:
-        """Return the coloured cells, with their texts where they have a number."""
+        """Return the coloured cells, with their texts if they have a number."""
         hover_labels = []
         for row_label in self.row_labels:
             hover_labels.append([[row_label, column_label] for column_label in self.column_labels])
@@ -61,7 +61,10 @@ class _HeatMap:
         )
 
     def _texts_of_numbers(self) -> list[list[str]]:
-        """Return the texts of cells with a number, "" for any other cell. Empty for a grid without texts."""
+        """Return the texts of cells with a number, "" for any other cell.
+
+        Empty for a grid without texts.
+        """
         texts = []
         for row, of_row in zip(self.values, self.grid.texts, strict=False):  # a grid may have no texts
             texts.append(["" if value is None else text for value, text in zip(row, of_row, strict=True)])
@@ -93,7 +96,7 @@ class _HeatMap:
             axis.update(showgrid=False, zeroline=False, tickfont_size=11)
 
     def mark_empty_cells(self) -> None:
-        """Mark every cell without a number by its text, or by a cross without texts."""
+        """Mark every cell without a number by its text, or by a cross."""
         x, y = [], []
         for i, row in enumerate(self.values):
             for j, value in enumerate(row):

@@ -13,16 +13,16 @@ from tiewise.report.report_page import PageSection, ReportPage
 
 
 def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], command: str) -> Path:
-    """Write `report.html` into `folder`, whole or not at all, and return its path.
+    """Write `report.html` into `folder`, complete or not at all, and return its path.
 
     Raises:
-        RunError: when the file cannot be written there.
+        RunError: the file cannot be written.
     """
     return write_result(inspection_page(inspection, command), Path(folder) / "report.html", "--out")
 
 
 def inspection_page(inspection: Inspection, command: str) -> str:
-    """Return the page as text: the verdict, what can decide, then every section with a finding."""
+    """Return the page as text: the verdict, the deciding table, then every section with results."""
     models = [model.label for model in inspection.models]
     evidence = inspection.evidence
     decisive = views.deciding(evidence, models)

@@ -12,19 +12,21 @@ from tiewise.core.measurement import NONE, Curve, Listing, Quantity
 from tiewise.report.drawing import DASHES, QUIET, UNSAID, Style, finish, marker
 from tiewise.report.report_page import Panel
 
-LOWEST = 1e-9  # where 0 is drawn on an axis of orders of magnitude
-MOST_ROWS = 64  # of a curve's table
-MOST_MARKERS = 32  # points of a line; a longer one has no markers
-FEW_LAYERS = 12  # an axis that ends below it has a tick at each whole number
+LOWEST = 1e-9  # position of 0 on a logarithmic axis
+MOST_ROWS = 64  # maximum number of rows in a curve's table
+MOST_MARKERS = 32  # maximum number of points of a line with markers
+FEW_LAYERS = 12  # an axis that ends below this value has a tick at each integer
 
 
 def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | None = None) -> Panel:
-    """Draw curves of one name: a model's colour, a dash for each line of it. The first has its interval as a band.
+    """Draw curves of one name. A model has a colour, and each of its lines a dash.
+
+    The first curve has its interval as a band.
 
     Args:
         curves: at least one; the first decides title, axes and caption.
-        looks: the style of each model.
-        digits: after the point, in the table and hover labels; None for as many as a value's size asks for.
+        looks: style of each model.
+        digits: digits after the point in the table and hover labels; None: as many as a value's size needs.
     """
     figure, first = go.Figure(), curves[0]
     _add_curves(figure, curves, looks, digits)
@@ -32,14 +34,14 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
     for curve in curves:
         every_x.update(curve.x)
     x = sorted(every_x)
-    if x:  # without any point there is no width to draw a level over
+    if x:  # without points a level has no start and end
         _add_levels(figure, curves, x[0], x[-1])
     _set_axes(figure, first, x)
     return Panel(figure, first.why, _table(curves, x, digits))
 
 
 def _add_curves(figure: go.Figure, curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | None) -> None:
-    """Add every curve. A dash tells a model's lines apart, or the models where each has one line."""
+    """Add every curve. Dashes distinguish a model's lines, or models that have one line each."""
     kinds = list(dict.fromkeys(curve.which for curve in curves))
     for curve in curves:
         look = looks[curve.of]
@@ -70,7 +72,7 @@ def _add_curves(figure: go.Figure, curves: Sequence[Curve], looks: Mapping[str, 
 
 
 def _drawable(curve: Curve, values: Sequence[float]) -> list[float]:
-    """Return values as the curve's axis can show them: above 0 if it is logarithmic."""
+    """Return values that the curve's axis can represent: above 0 if it is logarithmic."""
     if not curve.log:
         return list(values)
     return [max(value, LOWEST) for value in values]
@@ -95,7 +97,7 @@ def _add_band(figure: go.Figure, curve: Curve, look: Style) -> None:
 
 
 def _add_mark(figure: go.Figure, curve: Curve, look: Style, y: float) -> None:
-    """Add a ring around the point of a curve that is the model's own."""
+    """Add a ring around the point of a curve that is the model's actual value."""
     ring = marker(look.colour, 15, f"{look.marker}-open", 2.2)
     figure.add_scatter(x=[curve.mark], y=[y], mode="markers", marker=ring, **UNSAID, legendgroup=curve.line)
 
@@ -103,9 +105,9 @@ def _add_mark(figure: go.Figure, curve: Curve, look: Style, y: float) -> None:
 def _add_levels(figure: go.Figure, curves: Sequence[Curve], start: float, end: float) -> None:
     """Add a dotted line from `start` to `end` at every level of the curves.
 
-    The first curve that has a level names it. NaN is a level that could not be estimated, and is not drawn.
+    The first curve that has a level names it. NaN is a level that could not be estimated, and has no line.
     """
-    levels: dict[tuple[float, str], str] = {}  # level, its name → the model whose level it is
+    levels: dict[tuple[float, str], str] = {}  # (level, its name) → the model that has this level
     for curve in reversed(curves):
         if curve.level is not None and math.isfinite(curve.level):
             levels[curve.level, curve.level_name] = curve.of
@@ -125,10 +127,10 @@ def _add_levels(figure: go.Figure, curves: Sequence[Curve], start: float, end: f
 
 
 def _set_axes(figure: go.Figure, first: Curve, x: Sequence[float]) -> None:
-    """Set title and both axes as the first curve asks. `x` holds every x of the figure, ascending."""
+    """Set title and both axes from the first curve. `x` has every x of the figure, ascending."""
     finish(figure, first.name, first.unit).update_xaxes(title=first.along, zeroline=False)
     figure.update_layout(hovermode="x unified")
-    if x and 1 < x[-1] < FEW_LAYERS:  # layers are whole
+    if x and 1 < x[-1] < FEW_LAYERS:  # layers are integers
         figure.update_xaxes(dtick=1)
     if first.unit == "%":
         figure.update_yaxes(title="", tickformat=".0%")
@@ -158,7 +160,7 @@ def _table(curves: Sequence[Curve], x: Sequence[float], digits: int | None) -> L
 
 
 def _thinned(x: Sequence[float]) -> Sequence[float]:
-    """Return at most `MOST_ROWS` + 1 of these, about as many for each doubling."""
+    """Return at most `MOST_ROWS` + 1 of the values, about equally many per doubling."""
     if len(x) <= MOST_ROWS:
         return x
     indices = {round(len(x) ** (k / MOST_ROWS)) - 1 for k in range(MOST_ROWS + 1)}

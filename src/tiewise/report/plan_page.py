@@ -1,6 +1,6 @@
-"""`write_plan`: a plan as one HTML file (see `tiewise.report.report_page`), its rows and figures.
+"""`write_plan`: a plan as one HTML file (see `tiewise.report.report_page`), with its rows and figures.
 
-A plan of a model that others published has their figures too.
+A plan of a published BERT or ALBERT also has the published figures.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ PRESETS = {
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:
-    """Write the page to `path`, whole or not at all, and return it.
+    """Write the page to `path`, complete or not at all, and return the path.
 
     Raises:
-        RunError: when the file cannot be written there.
+        RunError: the file cannot be written.
     """
     return write_result(render(plan, command), path, "--plot")
 
@@ -105,7 +105,7 @@ def _choices(record: Record) -> dict[str, Record]:
 
 
 def _outcome(choice: Record) -> str:
-    """Return a choice's parameters, and how many fewer than the model untied and unshared."""
+    """Return a choice's parameters, and the saving against the untied model without sharing."""
     total, saved, share = choice["parameters"]["total"], choice["saved"], choice["saved_share"]
     if total is None:
         outcome = "the total is not counted"
@@ -124,7 +124,7 @@ def _outcome(choice: Record) -> str:
 
 
 def model_panels(plan: Plan) -> list[Panel]:
-    """Return the figures of this model; none where its total is not known."""
+    """Return the figures of this model; empty if its total is not known."""
     if plan.architecture.not_counted:
         return []
     record = plan.record()
@@ -132,7 +132,7 @@ def model_panels(plan: Plan) -> list[Panel]:
 
 
 def share_panel(record: Record) -> Panel:
-    """Draw the share of every group of components in the whole, by choice."""
+    """Draw the share of every group of components in the total, by choice."""
     shares = {name: _shares_of_groups(choice["parameters"]) for name, choice in _choices(record).items()}
     show = _about_if(record["model"]["estimated"], plan_rows.percent)
     why = "A table at both ends is counted once."
@@ -182,7 +182,10 @@ def memory_panel(record: Record) -> Panel:
 
 
 def sharing_panels(plan: Plan) -> list[Panel]:
-    """Draw total parameters of the model's own boundary under every sharing. Nothing if its layers are not known."""
+    """Draw total parameters of the unchanged boundary under every sharing.
+
+    Empty if layers are not counted one by one.
+    """
     model = plan.architecture
     if not model.layers:
         return []
@@ -198,19 +201,19 @@ def sharing_panels(plan: Plan) -> list[Panel]:
 
 
 def _about_if(estimated: bool, show: Callable[[float], str]) -> Callable[[float], str]:
-    """Return `show`, or if its numbers are estimates a function that marks them ≈."""
+    """Return `show`, or for estimated numbers a function that marks them ≈."""
     if estimated:
         return _about(show)
     return show
 
 
 def _about(show: Callable[[float], str]) -> Callable[[float], str]:
-    """Return a function that writes a number as `show` does, marked ≈ as an estimate."""
+    """Return a function that formats a number as `show` does, marked ≈ as an estimate."""
     return lambda value: f"≈ {show(value)}"
 
 
 def growth_panels(plan: Plan) -> list[Panel]:
-    """Draw tables and whole plain decoders of the model's vocabulary and depth, by width."""
+    """Draw tables and total parameters of generic decoders with this vocabulary and depth, by width."""
     model, factored = plan.architecture, f"factored:{RANK}"
     vocab, layers = model.ends.vocab, max(model.layers, 1)
     tables = {}
@@ -231,13 +234,16 @@ def growth_panels(plan: Plan) -> list[Panel]:
 
 
 def _budgets_by_width(vocab: int, layers: int, boundary: str, share: str) -> list[Budget]:
-    """Return the budget of a plain decoder at every width under one choice."""
+    """Return the budget of a generic decoder at every width under one choice."""
     choice = BoundarySpec.parse(boundary), SharingSpec(share)
     return [budget(from_sizes(Sizes(vocab, width, layers)), *choice) for width in WIDTHS]
 
 
 def _width_panel(counts: Mapping[str, Sequence[int]], title: str, unit: str, why: str, width: int) -> Panel:
-    """Draw counts by name at every width of WIDTHS. The model's `width` is a dotted line if it is among them."""
+    """Draw counts by name at every width of WIDTHS.
+
+    The model's `width` is a dotted line if it is among them.
+    """
     has_width = WIDTHS[0] <= width <= WIDTHS[-1]
     if has_width:
         why = f"{why} Dotted: this model's width."
@@ -301,7 +307,7 @@ def _add_scores(figure: go.Figure, kind: str, look: Style, scores: Sequence[Resu
     """Add the published results of one kind of sharing."""
     names, hover_texts = [], []
     for result in scores:
-        # variations of the base size are too close to each other for names, and have the hover's
+        # variations of the base size are too close to each other for labels; their names are in the hover text
         is_variation = "," in result.model
         names.append("" if is_variation else result.model.removeprefix("ALBERT-"))
         hover_texts.append([html.escape(result.model), f"{result.per_million:.3g}", result.source])

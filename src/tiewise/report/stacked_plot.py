@@ -30,12 +30,12 @@ def stacked(
 
     Args:
         values: parts of each bar.
-        title: of the figure.
-        unit: of the values.
-        show: writes a value.
-        why: how to read the figure.
-        first: the part that all bars share, so that parts that differ are next to each other.
-        total: heads a last column of the table with each bar's sum.
+        title: title of the figure.
+        unit: unit of the values.
+        show: formats a value.
+        why: caption, which explains the figure.
+        first: part that all bars share; it is drawn first, so that differing parts are next to each other.
+        total: header of a last column of the table with each bar's sum.
     """
     parts = list(dict.fromkeys(chain.from_iterable(values.values())))
     bars = [html.escape(bar) for bar in values]
@@ -47,7 +47,7 @@ def stacked(
             y=bars,
             x=lengths,
             marker_color=PART_COLOURS[position % len(PART_COLOURS)],
-            marker_pattern_shape=PART_PATTERNS[position % len(PART_PATTERNS)],  # for eyes that see no colour
+            marker_pattern_shape=PART_PATTERNS[position % len(PART_PATTERNS)],  # readable without colours
             customdata=[show(value) for value in lengths],
         )
     pattern = go.bar.marker.Pattern(fillmode="overlay", size=6, solidity=0.18)
@@ -63,7 +63,7 @@ def stacked(
 def _table_of_parts(
     values: Mapping[str, Mapping[str, float]], parts: Sequence[str], show: Callable[[float], str], total: str
 ) -> Listing:
-    """Return a row for each bar and a column for each part. `total`, if given, heads the sums."""
+    """Return a row for each bar and a column for each part. `total`, if set, is the header of the sums."""
     header, rows = ["", *parts], []
     if total:
         header.append(total)

@@ -1,4 +1,4 @@
-"""Answer of a study in sentences: where signs change, or which sign was detected."""
+"""Answer of a study in sentences: sign changes, or the significant sign."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tiewise.core.measurement import NATS, count, plain
 from tiewise.report.sweep_axes import axes_of, in_words, parted, value_text, words
 from tiewise.training.study.study import Study, SweepRow
 
-OUTCOMES = {-1: "better", 0: "–", 1: "worse"}  # by the sign of a row
-MOST_CHANGES = 2  # that an answer names
+OUTCOMES = {-1: "better", 0: "–", 1: "worse"}  # sign of a row → outcome
+MOST_CHANGES = 2  # maximum number of changes in an answer
 
 
 def answer(study: Study) -> list[str]:
-    """Return a sentence for every contrast on where its sign changes; then sizes of the models."""
+    """Return a sentence for every contrast about its sign, then one about the models' sizes."""
     sentences = [_answer_of(study, rows) for rows in parted(study.rows, []).values()]
     sizes: list[int] = []
     for row in study.rows:
@@ -27,7 +27,7 @@ def answer(study: Study) -> list[str]:
 
 
 def _answer_of(study: Study, rows: Sequence[SweepRow]) -> str:
-    """Return in a sentence where the sign of one contrast changes, or which sign is detected."""
+    """Return a sentence about one contrast: its sign changes, or its significant sign."""
     contrast = f"{rows[0].arm} against {rows[0].reference}"
     changes = turns(study, rows[0].contrast)
     if changes:
@@ -48,7 +48,7 @@ def _answer_of(study: Study, rows: Sequence[SweepRow]) -> str:
 
 
 def _first_changes(changes: Sequence[str]) -> str:
-    """Return the first changes of a sign, and how many more there are."""
+    """Return the first sign changes, and the number of all others."""
     named = "; ".join(changes[:MOST_CHANGES])
     others = len(changes) - MOST_CHANGES
     if others <= 0:
@@ -57,7 +57,7 @@ def _first_changes(changes: Sequence[str]) -> str:
 
 
 def _span_of_gaps(rows: Iterable[SweepRow]) -> str:
-    """Return the smallest and the largest difference, without their sign."""
+    """Return the smallest and the largest absolute difference."""
     gaps = sorted(abs(row.heldout.mean) for row in rows)
     if len(gaps) == 1:
         return plain(gaps[0])
@@ -65,7 +65,10 @@ def _span_of_gaps(rows: Iterable[SweepRow]) -> str:
 
 
 def _sensitivity(rows: Iterable[SweepRow]) -> str:
-    """Return the least difference that any row could detect, as a clause. "" if no row has one."""
+    """Return the smallest difference that any row could detect, as a clause.
+
+    "" if no row has one.
+    """
     detectable = [row.heldout.detectable for row in rows if row.heldout.detectable is not None]
     if not detectable:
         return ""
@@ -73,9 +76,9 @@ def _sensitivity(rows: Iterable[SweepRow]) -> str:
 
 
 def turns(study: Study, contrast: str) -> list[str]:
-    """Return every change from one detected sign to the other along one axis, in words.
+    """Return every change from one significant sign to the other along one axis, as text.
 
-    Rows without a detected sign may be between the two.
+    Rows without a significant sign may be between the two.
     """
     rows = [row for row in study.rows if row.contrast == contrast]
     axes = axes_of(study)
@@ -88,7 +91,7 @@ def turns(study: Study, contrast: str) -> list[str]:
 
 
 def _turns_along(axis: str, rows: Iterable[SweepRow], others: Sequence[str]) -> list[str]:
-    """Return the sign's changes along one axis, in words, of rows alike on the `others`."""
+    """Return the sign changes along one axis among rows that are equal on `others`."""
     detected = [row for row in rows if row.sign]
     detected.sort(key=lambda row: row.measure(axis))
     changes = []
@@ -99,7 +102,7 @@ def _turns_along(axis: str, rows: Iterable[SweepRow], others: Sequence[str]) -> 
 
 
 def _change_in_words(before: SweepRow, after: SweepRow, axis: str, others: Sequence[str]) -> str:
-    """Return one change of the sign along an axis, and both rows' place on the `others`."""
+    """Return one sign change along an axis as text, with both rows' values on the `others`."""
     place = f"between {words(axis)} {value_text(before, axis)} and {value_text(after, axis)}"
     change = f"from {OUTCOMES[before.sign]} to {OUTCOMES[after.sign]} {place}"
     if not others:

@@ -1,4 +1,4 @@
-"""Axes of a study that vary, those that are numbers, and a row's place in words."""
+"""Varying axes of a study, the numeric ones among them, and values as text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from tiewise.core.measurement import count
 from tiewise.training.study.study import Study, SweepRow
 
-ARM = "arm"  # tables and maps treat a row's arm as one more axis
-UNSET = {"train_tokens": "all"}  # an axis without a value, in words; "default" for any other
+ARM = "arm"  # name of the arm in tables and maps, which treat it as an axis
+UNSET = {"train_tokens": "all"}  # text of an axis without a value; "default" for all others
 
 
 @dataclass(frozen=True)
 class StudyAxes:
-    """The varying axes of a study: those that are numbers in every row, then the others."""
+    """Varying axes of a study: those with numbers in every row, then the others."""
 
     numeric: list[str]
     others: list[str]
 
     @property
     def varying(self) -> list[str]:
-        """All of them."""
+        """All varying axes."""
         return [*self.numeric, *self.others]
 
     def all_but(self, along: str) -> list[str]:
@@ -45,7 +45,7 @@ def axes_of(study: Study) -> StudyAxes:
 
 
 def parted(rows: Iterable[SweepRow], axes: Sequence[str]) -> dict[str, list[SweepRow]]:
-    """Return rows by their contrast and their values on these axes, in words."""
+    """Return rows grouped by their contrast and their values on these axes, as text."""
     groups: dict[str, list[SweepRow]] = {}
     for row in rows:
         groups.setdefault(heading(row.contrast, row, axes), []).append(row)
@@ -53,22 +53,22 @@ def parted(rows: Iterable[SweepRow], axes: Sequence[str]) -> dict[str, list[Swee
 
 
 def heading(subject: str, row: SweepRow, axes: Iterable[str]) -> str:
-    """Return a subject and a row's values on these axes, in words."""
+    """Return a subject and a row's values on these axes, as text."""
     return ", ".join([subject, *(in_words(row, axis) for axis in axes)])
 
 
 def in_words(row: SweepRow, axis: str) -> str:
-    """Return an axis and a row's value on it, in words."""
+    """Return an axis and a row's value on it, as text."""
     return f"{words(axis)} {value_text(row, axis)}"
 
 
 def words(axis: str) -> str:
-    """Return an axis in words."""
+    """Return an axis's name with spaces."""
     return axis.replace("_", " ")
 
 
 def value_text(row: SweepRow, axis: str) -> str:
-    """Return a row's value on an axis, in words. The axis may be `ARM`."""
+    """Return a row's value on an axis as text. The axis may be `ARM`."""
     if axis == ARM:
         return row.arm
     value = row.at[axis]

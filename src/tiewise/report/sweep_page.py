@@ -1,7 +1,7 @@
-"""Findings of a study, on a terminal and as a page: table, maps of signs, curves.
+"""Results of a study for a terminal and a page: table, maps of signs, curves.
 
-Axes that are numbers (tokens of a text and V of a tokenizer too) are drawn to a logarithmic scale. Every other axis,
-and numbers beyond the first two, split the rows into separate figures.
+Numeric axes (also the tokens of a text and the V of a tokenizer) have a logarithmic scale. Every other axis, and
+numeric axes beyond the first two, split the rows into separate figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAP = f"Blue: better; orange: worse; no colour: not detected. In {NATS}."
 BANDS = "Below zero: better; bands: 95 % intervals."
 ALL = "All arms"
 TEXT_AXES = ("train_tokens", "steps")
-FIRST = 4  # figures of a section that are not folded
+FIRST = 4  # number of figures of a section that are not folded
 MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
 
 
@@ -59,7 +59,10 @@ def table(study: Study) -> Listing:
 
 
 def sign_maps(study: Study) -> Iterator[Grid]:
-    """Yield the difference over two axes, or over one and the arms. Uncoloured where it is not detected."""
+    """Yield the difference over two axes, or over one axis and the arms.
+
+    Cells without a significant sign have no colour.
+    """
     across, *others = axes_of(study).varying
     gaps = [abs(row.heldout.mean) for row in study.rows if row.sign]
     top = max(gaps, default=1.0)
@@ -75,10 +78,10 @@ def _sign_map(name: str, rows: Sequence[SweepRow], axes: tuple[str, str], top: f
     """Return rows as a grid.
 
     Args:
-        name: of the map.
-        rows: of the study, one for each cell at most.
-        axes: down and across.
-        top: the difference at the end of the colours.
+        name: name of the map.
+        rows: rows of the study, at most one for each cell.
+        axes: the axis down and the axis across.
+        top: the difference at the end of the colour scale.
     """
     down, across = axes
     columns = tuple(dict.fromkeys(value_text(row, across) for row in rows))
@@ -103,7 +106,7 @@ def _sign_map(name: str, rows: Sequence[SweepRow], axes: tuple[str, str], top: f
 
 
 def _detected_mean(row: SweepRow | None) -> float:
-    """Return a row's difference if its sign is detected, else NaN."""
+    """Return a row's difference if its sign is significant, else NaN."""
     if row is None or not row.sign:
         return math.nan
     return row.heldout.mean
@@ -117,7 +120,7 @@ def _mean_text(row: SweepRow | None) -> str:
 
 
 class _Point(NamedTuple):
-    """A row in a figure of differences, and the line that goes through it."""
+    """A row in a figure of differences, and the line to which it belongs."""
 
     line: str
     x: float
@@ -125,7 +128,7 @@ class _Point(NamedTuple):
 
 
 def curves(study: Study) -> Iterator[Panel]:
-    """Yield the difference along one axis, an amount of text if there is one.
+    """Yield the difference along one axis, preferably an amount of text.
 
     A second axis has a line for each of its values; without one, every arm has a line.
     """
@@ -146,9 +149,9 @@ def curves(study: Study) -> Iterator[Panel]:
 
 
 def by_rank(study: Study) -> Iterator[Panel]:
-    """Yield held-out loss above the reference's against parameters.
+    """Yield held-out loss minus the reference's against parameters.
 
-    A line goes through the ranks of each kind of boundary. Nothing is drawn of fewer than two ranks.
+    A line connects the ranks of each kind of boundary. A kind with fewer than two ranks has no line.
     """
     ranks = {row.rank for row in study.rows if row.rank is not None}
     if len(ranks) < 2:
@@ -212,7 +215,11 @@ def _grid_facts(study: Study) -> list[tuple[str, str]]:
 
 
 def write_sweep(study: Study, command: str) -> Path:
-    """Write the page into the study's folder, whole or not at all. Raises RunError where it cannot be written."""
+    """Write the page into the study's folder, complete or not at all.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
     return write_result(render(study, command), study.folder / PAGE, "--out")
 
 

@@ -18,15 +18,13 @@ from tiewise.report.sweep_axes import axes_of, number_texts, parted, words
 from tiewise.training.study.study import Study, SweepRow
 
 FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
-FINE = 13  # predictions along an axis
+FINE = 13  # number of predictions along an axis
 
 
 def fitted(study: Study) -> Iterator[PageSection]:
     """Yield a section for every contrast: predictions of a surface, and their score.
 
-    The score is of settings that were left out of the fit.
-
-    A contrast with too few settings is left out.
+    The score is of settings that were left out of the fit. A contrast with too few settings has no section.
     """
     axes = axes_of(study)
     if not axes.numeric:
@@ -58,7 +56,7 @@ def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) 
 
 
 def _left_out_table(rows: Sequence[SweepRow], left_out: Sequence[tuple[Estimate, bool]]) -> Listing:
-    """Return each setting as it was measured and as the others predict it."""
+    """Return each setting with its measured difference and the prediction from the others."""
     cells = []
     for row, (estimate, is_enclosed) in zip(rows, left_out, strict=True):
         predicted = Quantity.of_estimate("", estimate, unit=NATS, digits=4)
@@ -70,7 +68,7 @@ def _left_out_table(rows: Sequence[SweepRow], left_out: Sequence[tuple[Estimate,
 def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
     """Return predictions for new settings along the first two axes, the others at their means.
 
-    A value is NaN where its interval holds zero, or no settings enclose the place.
+    A value is NaN if its interval contains zero, or if the settings do not enclose the point.
     """
     low, high = surface.points.min(0), surface.points.max(0)
     others = surface.points.mean(0)[2:]
@@ -95,7 +93,10 @@ def predictions(surface: Surface, axes: Sequence[str]) -> Grid:
 
 
 def _clear_prediction(surface: Surface, point: Sequence[float]) -> float:
-    """Return the prediction at a point. NaN if its interval holds zero, or the settings do not enclose it."""
+    """Return the prediction at a point.
+
+    NaN if its interval contains zero, or if the settings do not enclose the point.
+    """
     estimate = surface.at(point)
     holds_zero = estimate.low < 0 < estimate.high
     if holds_zero or not enclosed(surface.points, point):

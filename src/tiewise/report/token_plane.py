@@ -15,9 +15,9 @@ GROUP_COLOURS = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a
 
 
 def plane(points: Points) -> Panel:
-    """Draw points, a colour for each group; those that are named carry their label."""
+    """Draw points, a colour for each group. Named points have their label."""
     figure = go.Figure()
-    members: dict[int, list[int]] = {}  # group → its points
+    members: dict[int, list[int]] = {}  # group → indices of its points
     for place, group in enumerate(points.groups):
         members.setdefault(group, []).append(place)
     for group in sorted(members):
@@ -54,7 +54,7 @@ def plane(points: Points) -> Panel:
 
 
 def _coordinates(points: Points, places: Iterable[int]) -> tuple[list[float], list[float], list[str]]:
-    """Return (x, y, labels) of the points at these places."""
+    """Return (x, y, labels) of the points with these indices."""
     x, y, labels = [], [], []
     for place in places:
         x_value, y_value = points.xy[place]

@@ -13,16 +13,16 @@ import pytest
 from tiewise.core.errors import RunError
 from tiewise.core.measurement import plain
 from tiewise.report.explorer import page
-from tiewise.report.explorer.page import explore, joined
+from tiewise.report.explorer.page import explore, join_modules
 
 WEB = Path(page.__file__).parent / "web"
 ALL = "[...document.querySelectorAll('[role=tab]')].map(t => t.value)"
 
 
 def test_every_name_of_the_joined_script_is_unique_and_no_module_line_is_left():
-    names = re.findall(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", joined(), flags=re.MULTILINE)
+    names = re.findall(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", join_modules(), flags=re.MULTILINE)
     assert len(names) == len(set(names)) > 20
-    assert not re.search(r"^(import|export)\b", joined(), flags=re.MULTILINE)
+    assert not re.search(r"^(import|export)\b", join_modules(), flags=re.MULTILINE)
     lines = [line for path in WEB.glob("*.js") for line in path.read_text(encoding="utf-8").splitlines()]
     assert max(map(len, lines)) <= 120
 

@@ -1,6 +1,6 @@
-"""Runs as the page shows them, side by side: verdict, differences with intervals, and curves.
+"""Records of runs for the page, side by side: verdict, differences with intervals, and curves.
 
-A comparison that is not finished has the curves that it has logged so far, and no verdict.
+The record of an unfinished comparison has the curves logged so far, and no verdict.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ MEASURES = {
     "cosine": COSINE,
 }
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
-MOST_POINTS = 400  # of a curve, evenly
-FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # of a line of metrics, as of a `CurvePoint`
+MOST_POINTS = 400  # maximum number of points of a curve, evenly spaced
+FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # fields of a line of metrics and of a `CurvePoint`
 
 
 def is_run(path: Path) -> bool:
-    """Return True if `tiewise compare` or `tiewise train` has started a run in this folder."""
+    """Return whether `tiewise compare` or `tiewise train` has started a run in this folder."""
     return (path / FILE).is_file()
 
 
 def compared(paths: Sequence[Path]) -> dict[str, Any]:
-    """Return what the page shows of these runs. Choices of one name have one colour in all.
+    """Return the page's record of these runs. Equal arms have the same colour in all runs.
 
     Raises:
-        RunError: a folder's files cannot be read.
+        RunError: the files of a folder cannot be read.
     """
     names = labels([path.resolve() for path in paths])
     records, arms = [], []
@@ -65,14 +65,14 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _run_record(path: Path) -> dict[str, Any]:
-    """Return what the page shows of one run, with its results or without."""
+    """Return the page's record of one run, with or without results."""
     if (path / RESULTS).is_file():
         return _finished(path)
     return _unfinished(path)
 
 
 def _finished(path: Path) -> dict[str, Any]:
-    """Return the record of a comparison that has its results."""
+    """Return the record of a comparison that has results."""
     comparison = comparison_of(path)
     table = comparison_measurement.results(comparison)
     differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
@@ -92,7 +92,7 @@ def _finished(path: Path) -> dict[str, Any]:
 
 
 def _difference_records(differences: Iterable[Difference | None]) -> list[dict[str, Any]]:
-    """Return each difference with its interval, as number and text; a diverged run has none."""
+    """Return each difference with its interval, as number and text, without diverged runs."""
     records: list[dict[str, Any]] = []
     for d in differences:
         if d is None or math.isnan(d.mean):
@@ -109,7 +109,7 @@ class _RunPlan:
 
     arms: list[str]
     seeds: int
-    single: int | None  # the seed of one run by itself; None for a comparison
+    single: int | None  # seed of a single run; None for a comparison
 
 
 def _run_plan(path: Path) -> _RunPlan:
@@ -128,14 +128,14 @@ def _run_plan(path: Path) -> _RunPlan:
 
 
 def _are_names(value: Any) -> TypeGuard[list[str]]:
-    """Return True for a value of YAML that is a list of strings and not empty."""
+    """Return whether a value of YAML is a non-empty list of strings."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(name, str) for name in value)
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    """Return the record of a run without results: the curves that it has logged so far."""
+    """Return the record of a run without results: the curves logged so far."""
     plan = _run_plan(path)
     reference = plan.arms[0]
     logged: dict[str, dict[int, list[CurvePoint]]] = {arm: {} for arm in plan.arms}
@@ -166,7 +166,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
 
 
 def _started_seeds(path: Path, plan: _RunPlan) -> list[int]:
-    """Return the seeds that have a folder; the settings may claim any number of them."""
+    """Return the seeds that have a folder; the settings may list more."""
     if plan.single:
         return [plan.single]
     started = set()
@@ -178,7 +178,7 @@ def _started_seeds(path: Path, plan: _RunPlan) -> list[int]:
 
 
 def _logged(folder: Path) -> list[CurvePoint]:
-    """Return what a run has logged so far. A line that is no moment of training is left out."""
+    """Return the points that a run has logged so far. Other lines are left out."""
     points = []
     for line in read_lines(folder / METRICS):
         if isinstance(line, dict) and isinstance(line.get("step"), int):
@@ -208,12 +208,12 @@ def _measures(curves: Moments, reference: str) -> dict[str, Any]:
 
 
 def _line_record(curve: Curve) -> dict[str, Any]:
-    """Return a curve as the page draws it."""
+    """Return a curve's record for the page."""
     return {"arm": curve.of, "points": _points(curve)}
 
 
 def _points(curve: Curve) -> list[tuple[float, float]]:
-    """Return at most about `MOST_POINTS` points of a curve, always with the last."""
+    """Return about `MOST_POINTS` points of a curve at most, always with the last."""
     stride = -(-len(curve.x) // MOST_POINTS)
     points = [(x, round(y, 6)) for x, y in zip(curve.x, curve.y, strict=True)]
     last = len(points) - 1

@@ -1,8 +1,10 @@
-"""`tiewise explore CKPT`: the verdict of `tiewise check`, and the checkpoint's part in the page.
+"""`tiewise explore CKPT`: a verdict, and a part of the checkpoint for the page.
 
-The part has at most 20 MB; dropping the checkpoint on the page brings the rest of its rows.
+The verdict is that of `tiewise check`.
 
-The ends of a live model are saved with its config in a temporary folder, which is read as any folder is.
+The part has at most 20 MB. A user can drop the checkpoint on the page to load the other rows.
+
+The ends of a live model are saved with its config in a temporary folder, which is read like any other folder.
 """
 
 from __future__ import annotations
@@ -33,25 +35,24 @@ from tiewise.core.text import token_counts
 from tiewise.inspection.tables.open_path import final_norm_of, path_of
 from tiewise.inspection.tables.token_texts import find_tokens, read_as
 
-MOST_BYTES = 20_000_000  # of the checkpoint, before they are written as text
+MOST_BYTES = 20_000_000  # maximum bytes of the checkpoint's part, before base64
 MOST_ROWS = 4096
-MOST_TOKENS = 2_000_000  # of a text, that are counted
-FINDING_FIELDS = ("rule", "severity", "where", "evidence", "repair")  # of a finding, as the page shows it
-_TOKENIZER = Late("tiewise.training.data.tokenizer")  # which needs transformers; a live model needs torch
+MOST_TOKENS = 2_000_000  # maximum number of tokens of a text to count
+FINDING_FIELDS = ("rule", "severity", "where", "evidence", "repair")  # fields of a finding in the page's record
+_TOKENIZER = Late("tiewise.training.data.tokenizer")  # needs transformers; a live model needs torch
 _LOCATE, _SAVED, _TORCH = Late("tiewise.boundary.locate"), Late("tiewise.boundary.saved"), Late("safetensors.torch")
 
 
 def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
     """Return the page's record of a checkpoint: its verdict, and rows of both tables as stored.
 
-    Args:
-        path: a Hugging Face folder, or one `.safetensors`.
-        words: tokens whose rows are to be there in any case: words that are one token, or "#1234".
-        texts: what is counted, as `training.data.sources` takes it: its most frequent tokens are there, else the first.
+    Args: path: a Hugging Face folder, or one `.safetensors` file. words: tokens whose rows the record must contain:
+    words that are one token, or "#1234". texts: texts as `training.data.sources` reads them. The record has their most
+    frequent tokens, else the first rows.
 
     Raises:
-        CheckpointError: nothing there can be read, or it holds no tensors.
-        DataError: a word that is no token; a text without tokens, or that the folder's tokenizer cannot read.
+        CheckpointError: the path cannot be read, or has no tensors.
+        DataError: a word is not one token, a text has no tokens, or the folder's tokenizer cannot read it.
     """
     folder = _folder_with_tensors(path)
     facts = Facts(folder)
@@ -101,19 +102,19 @@ def _folder_with_tensors(path: str | os.PathLike[str]) -> Folder:
 
 
 def _bytes_of_vectors(applied: Mapping[str, Any] | None) -> int:
-    """Return the bytes behind all texts of base64 of what is applied between the tables."""
+    """Return the length of all base64 texts of the vectors applied between the tables."""
     if applied is None:
         return 0
     return sum(len(text) * 3 // 4 for text in applied.values() if isinstance(text, str))
 
 
 def _all_rows(tables: Sequence[Stored], ids: Sequence[int]) -> bool:
-    """Return True if there are tables, and these are all of their rows."""
+    """Return whether there are tables, and these rows are all of them."""
     return {table.rows for table in tables} == {len(ids)}
 
 
 def _rows_in_words(tables: Sequence[Stored], ids: Sequence[int]) -> str:
-    """Return how many rows of the larger table are there."""
+    """Return how many rows of the larger table are in the record."""
     if not tables:
         return "no rows"
     most_rows = max(table.rows for table in tables)
@@ -121,7 +122,7 @@ def _rows_in_words(tables: Sequence[Stored], ids: Sequence[int]) -> str:
 
 
 def _tensor_records(folder: Folder, data: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return every tensor outside of the layers, with its data where there is some."""
+    """Return every tensor outside the layers, with its data if it has rows in the record."""
     records = []
     for name, tensor in folder.tensors.items():
         if in_layer(name):
@@ -143,7 +144,7 @@ def _ranks(ids: Sequence[int], frequent: Sequence[int]) -> list[int]:
 
 
 def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) -> list[int]:
-    """Return the tokens of the texts, the most frequent first, those of one count by number."""
+    """Return the tokens of the texts, the most frequent first, equally frequent ones by id."""
     fewest_rows = _fewest_rows(tables)
     tokens = _TOKENIZER.read_tokens(folder.path, texts, fewest_rows, MOST_TOKENS)
     counts = token_counts(tokens, fewest_rows)
@@ -154,12 +155,12 @@ def _frequent(folder: Folder, tables: Sequence[Stored], texts: Sequence[str]) ->
 
 
 def _fewest_rows(tables: Iterable[Stored]) -> int:
-    """Return the rows of the smallest table: a token below it is in all of them."""
+    """Return the number of rows of the smallest table. Smaller token ids are in every table."""
     return min(table.rows for table in tables)
 
 
 def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
-    """Return in words which rows a page holds."""
+    """Return a sentence about the rows that a page contains."""
     chosen = "the first, which tokenizers mostly give to frequent tokens"
     if frequent:
         chosen = f"the most frequent of the {count(len(frequent))} tokens that the text has"
@@ -169,7 +170,7 @@ def _chosen(frequent: Sequence[int], words: Sequence[str]) -> str:
 
 
 def _tables(facts: Facts) -> list[Stored]:
-    """Return the tables that can be read by rows: the input's first, a tied one once."""
+    """Return tables that can be read by rows, the input table first, a tied table once."""
     if facts.is_tiewise_type:  # its tables are behind maps and scales, so their products are not the model's
         return []
     ends = [facts.roles.input]
@@ -179,19 +180,22 @@ def _tables(facts: Facts) -> list[Stored]:
 
 
 def _has_equal_ends(facts: Facts) -> bool:
-    """Return True if both ends have the same values."""
+    """Return whether both tables have the same values."""
     return facts.ends_likeness is not None and facts.ends_likeness.equal
 
 
 def _is_readable(table: Stored | None, facts: Facts) -> TypeGuard[Stored]:
-    """Return True for a table that is a plain matrix with rows."""
+    """Return whether a table is a plain matrix with rows."""
     if table is None or facts.roles.is_packed(table):
         return False
     return len(table.shape) == 2 and table.nbytes > 0
 
 
 def _choice(facts: Facts) -> dict[str, str] | None:
-    """Return the names of both tables, "" for no output head. None where `tiewise check` finds no input table."""
+    """Return the names of both tables, "" for no output head.
+
+    None if `tiewise check` finds no input table.
+    """
     roles = facts.roles
     if roles.input is None or facts.is_tiewise_type:
         return None
@@ -206,7 +210,10 @@ def _choice(facts: Facts) -> dict[str, str] | None:
 
 
 def _applied(facts: Facts) -> dict[str, Any] | None:
-    """Return what the class does between its tables, vectors as fp64 in base64. None where that is not known."""
+    """Return the operations of the class between its tables, vectors as fp64 in base64.
+
+    None if they are not known.
+    """
     if facts.is_tiewise_type or final_norm_of(facts) is None:
         return None
     try:
@@ -227,7 +234,7 @@ def _applied(facts: Facts) -> dict[str, Any] | None:
 
 
 def _vector(values: NDArray[Any] | None) -> str | None:
-    """Return a vector as fp64, little-endian, in base64; None for none."""
+    """Return a vector as little-endian fp64 in base64; None for None."""
     if values is None:
         return None
     return b64encode(values.astype("<f8").tobytes()).decode("ascii")
@@ -238,7 +245,7 @@ def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[
     findings = []
     for finding in audit.findings:
         record = {field: getattr(finding, field) for field in FINDING_FIELDS}
-        if audit.path.is_absolute():  # the page may be read on another machine
+        if audit.path.is_absolute():  # the page may be opened on another machine
             record["repair"] = record["repair"].replace(str(audit.path), name)
         findings.append(record)
     return {
@@ -251,7 +258,7 @@ def _verdict(audit: Audit, choice: Mapping[str, str] | None, name: str) -> dict[
 
 
 def _stored_tables(choice: Mapping[str, str] | None) -> str:
-    """Return in words which tables the checkpoint has."""
+    """Return a sentence about the tables that the checkpoint has."""
     if choice is None:
         return "No table of tokens to show"
     if choice["input"] == choice["output"]:
@@ -264,9 +271,9 @@ def _stored_tables(choice: Mapping[str, str] | None) -> str:
 def _rows(
     folder: Folder, tables: Sequence[Stored], room: int, words: Iterable[str], frequent: Sequence[int]
 ) -> list[int]:
-    """Return the numbers of the rows to embed, in order, as many as `room` bytes hold.
+    """Return indices of rows to embed, in order, as many as fit into `room` bytes.
 
-    Those of `words` come first and in any case, then the `frequent`, then the first of the tables.
+    Those of `words` come first and are always included, then the `frequent` tokens, then the first rows of the tables.
     """
     if not tables:
         return []
@@ -279,10 +286,10 @@ def _rows(
 
 
 def _token_of(folder: Folder, word: str, rows: int) -> int:
-    """Return the token of a word that is one token, or of "#1234".
+    """Return the id of a word that is one token, or of "#1234".
 
     Raises:
-        DataError: the word is no token, or the tables have fewer rows.
+        DataError: the word is not one token, or the tables have fewer rows.
     """
     numbered = re.fullmatch(r"#([0-9]+)", word)
     if numbered:
@@ -306,17 +313,17 @@ def _text(tensor: Stored, ids: Sequence[int]) -> str:
 
 
 def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what `embedded` returns of a folder, of a model in memory.
+    """Return the record of a model in memory, as `embedded` does for a folder.
 
     Args:
         model: a Hugging Face model with a token head.
-        tokenizer: whose texts name the rows.
-        words, texts: as `embedded` takes them.
+        tokenizer: tokenizer whose texts name the rows.
+        words, texts: as in `embedded`.
 
     Raises:
-        InstallError: it has no two ends of tokens.
-        UnsupportedError: a boundary is installed whose tables alone do not say what it does.
-        RunError: the disk for temporary files takes no more.
+        InstallError: the model lacks an input embedding or an output head for tokens.
+        UnsupportedError: an installed boundary does more than its tables can express.
+        RunError: the disk for temporary files is full.
     """
     _LOCATE.locate(model)
     name = type(model).__name__
@@ -334,9 +341,9 @@ def live(model: Any, tokenizer: Any = None, words: Sequence[str] = (), texts: Se
 
 
 def _save_ends(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the config, the tensors outside of the layers, and the tokenizer if there is one."""
+    """Write the config, the tensors outside the layers, and the tokenizer if there is one."""
     config = json.loads(model.config.to_json_string()) | {"architectures": [type(model).__name__]}
-    tensors: dict[int, tuple[str, Any]] = {}  # a table of both ends once, as save_pretrained writes it
+    tensors: dict[int, tuple[str, Any]] = {}  # a table of both ends once, as save_pretrained does
     for key, tensor in model.state_dict().items():
         if not in_layer(key):
             tensors.setdefault(tensor.data_ptr(), (key, tensor))

@@ -2,11 +2,12 @@
 
     facts (JSON) + web/*.js joined + report.css + page.css → web/page.html
 
-The modules import each other by name, so that an editor knows them; joined, they are one script in which every name is
-unique, and which a worker of the page runs too. Needs neither torch nor plotly, except for a live model.
+The modules import each other by name, so that an editor can follow the imports. Joined, they are one script in which
+every name is unique; a worker of the page runs the same script. Only a live model needs torch, and nothing needs
+plotly.
 
-The page counts nothing: it puts its sizes into the terms that `planning.resized` found. Python computes the verdict on
-a checkpoint. Where no script runs, `picture` shows its first sentences and one figure, as SVG.
+The page has no formulas for counting: it evaluates the terms of `planning.resized` at its sizes. Python computes the
+verdict on a checkpoint. If no script runs, `picture` has the first sentences and one figure, as SVG.
 """
 
 from __future__ import annotations
@@ -36,25 +37,34 @@ from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
 from tiewise.report.explorer.compared import compared, is_run
 from tiewise.report.explorer.embedded import embedded, live
 
-_FRAME = (  # of a notebook: scripts run in it, and reach nothing of the notebook
+_FRAME = (  # frame in a notebook: scripts run in it, but cannot access the notebook
     'title="tiewise explore" sandbox="allow-scripts allow-forms" allow="clipboard-write" width="100%" height="760" '
     'style="border: 1px solid #8884; border-radius: 8px; background: #fff"'
 )
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
-# Decoders by their sizes alone, as `tiewise plan --vocab … [--gated]` counts them.
+# Generic decoders, as `tiewise plan --vocab … [--gated]` counts them: name → gated.
 PLAIN = {"sizes alone": False, "sizes alone, gated": True}
 WIDTH, LINE, WRAP = 680, 22, 84  # pixels of the picture, and of a line of text; letters in a line
 INK, QUIET, CARD, GRID = "#22252b", "#5d626d", "#ffffff", "#e4e1db"
-WORDS, TABLE = ("New", "York", "City"), ((1.0, 0.5), (0.8, 0.9), (0.3, 1.2))  # as the story begins
-STRONGEST = 1.53  # the largest score of TABLE, a row with itself
+WORDS, TABLE = ("New", "York", "City"), ((1.0, 0.5), (0.8, 0.9), (0.3, 1.2))  # the first example of the page's story
+STRONGEST = 1.53  # largest score of TABLE, of a row with itself
 
 
 class Explorer:
-    """The page as text. In a notebook it shows itself in a frame that reaches nothing outside of it."""
+    """The page as text. A notebook displays it in a frame that cannot reach anything outside.
+
+    Args:
+        html: Text of the page.
+        picture: SVG of the first sentences and one figure, for viewers that run no script.
+
+    >>> from tiewise import explore
+    >>> explore().html.startswith("<!doctype html>")
+    True
+    """
 
     def __init__(self, html: str, picture: str) -> None:
         self.html = html
-        self.picture = picture  # SVG, for where no script runs
+        self.picture = picture  # SVG, for viewers that run no script
 
     def __repr__(self) -> str:
         return f"Explorer: a page of {format_bytes(len(self.html))}; .write(path) keeps it"
@@ -64,10 +74,14 @@ class Explorer:
         return {"text/html": frame, "image/svg+xml": self.picture, "text/plain": repr(self)}
 
     def write(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-        """Write the page to `path`, whole or not at all, and return it.
+        """Write the page to `path`, complete or not at all, and return the path.
+
+        Args:
+            path: File to write.
+            overwrite: Replace an existing file.
 
         Raises:
-            RunError: something is there already and not to be replaced, or it cannot be written there.
+            RunError: The file exists and `overwrite` is false, or it cannot be written.
         """
         target = Path(path)
         if target.exists() and not overwrite:
@@ -75,23 +89,28 @@ class Explorer:
         return write_result(self.html, target, "--out")
 
 
-def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
-    """Make the page, and open it at what was given.
+def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
+    """Make the page, with the given runs and checkpoint.
 
-    Args:
-        shown: folders of `tiewise compare` or `tiewise train`, side by side; and a checkpoint to carry a part of, or a
-            live Hugging Face model.
-        words: tokens whose rows are to be in that part: words that are one token, or "#1234".
-        texts: what is counted, as `tiewise compare --text` takes it: that part holds its most frequent tokens.
-        tokenizer: of a live model, to name its rows.
+    Args: sources: Folders of `tiewise compare` or `tiewise train`, side by side; also at most one checkpoint, of which
+    the page contains a part, or one live Hugging Face model. words: Tokens whose rows the page must contain: words that
+    are one token, or "#1234". texts: Texts to count tokens in, as for `tiewise compare --text`. The page contains the
+    most frequent tokens. tokenizer: Tokenizer of a live model, to name its rows.
 
-    Raises:
-        RunError: several checkpoints, or a run that cannot be read, or texts without a checkpoint.
-        CheckpointError: what is neither run nor checkpoint, or cannot be read.
-        DataError: a word that is no token; a text without tokens, or that no tokenizer beside the model reads.
-        InstallError, UnsupportedError: a live model that has no two tables of tokens to show.
+    Returns:
+        an `Explorer`; `.write(path)` stores it, a notebook displays it.
+
+    Raises: RunError: There are several checkpoints, a run cannot be read, or texts are given without a checkpoint.
+    CheckpointError: A source is neither a run nor a checkpoint, or cannot be read. DataError: A word is not one token,
+    a text has no tokens, or the model's folder has no tokenizer that can read it. InstallError, UnsupportedError: A
+    live model lacks two tables of tokens that can be displayed.
+
+    >>> from tiewise import explore
+    >>> page = explore()  # without runs and checkpoint
+    >>> repr(page).startswith("Explorer: a page of ")
+    True
     """
-    runs, models = _runs_and_models(shown)
+    runs, models = _runs_and_models(sources)
     if len(models) > 1:
         raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
     if texts and not models:
@@ -101,19 +120,19 @@ def explore(*shown: Any, words: Sequence[str] = (), texts: Sequence[str] = (), t
         part = _part_of(models[0], words, texts, tokenizer)
     page_facts: dict[str, Any] = {
         "at": _opened_at(part, runs),
-        "counts": facts(),  # the same for every page
+        "counts": facts(),  # equal in every page
         "checkpoint": {"names": table_names(), "embedded": part},
     }
     if runs:
         page_facts["runs"] = compared(runs)
-    return _filled_page(page_facts)
+    return _fill_page(page_facts)
 
 
-def _runs_and_models(shown: Iterable[Any]) -> tuple[list[Path], list[Any]]:
-    """Return the folders of runs, and everything else: folders of checkpoints and live models."""
+def _runs_and_models(sources: Iterable[Any]) -> tuple[list[Path], list[Any]]:
+    """Return the folders of runs, then all other sources: checkpoint folders and live models."""
     runs: list[Path] = []
     models: list[Any] = []
-    for one in shown:
+    for one in sources:
         if hasattr(one, "state_dict"):
             models.append(one)
             continue
@@ -126,14 +145,14 @@ def _runs_and_models(shown: Iterable[Any]) -> tuple[list[Path], list[Any]]:
 
 
 def _part_of(model: Any, words: Sequence[str], texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
-    """Return the part of a checkpoint or a live model that the page carries."""
+    """Return the part of a checkpoint or a live model that the page contains."""
     if isinstance(model, Path):
         return embedded(model, words, texts)
     return live(model, tokenizer, words, texts)
 
 
 def _opened_at(part: Mapping[str, Any] | None, runs: Sequence[Path]) -> str:
-    """Return the section that the page opens at."""
+    """Return the section that is open at first."""
     if part:
         return "checkpoint"
     if runs:
@@ -141,26 +160,27 @@ def _opened_at(part: Mapping[str, Any] | None, runs: Sequence[Path]) -> str:
     return "symmetry"
 
 
-def _filled_page(page_facts: Mapping[str, Any]) -> Explorer:
-    """Return the page with style, picture, facts and code in their places of the template."""
-    # texts of users are in the JSON, which closes no script, and in the picture
+def _fill_page(page_facts: Mapping[str, Any]) -> Explorer:
+    """Return the page: the template with style, picture, facts and code filled in."""
+    # texts of users are in the JSON, which cannot close a script element, and in the picture
     record = json.dumps(page_facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     parts = {
         "style": f"{_text('report/templates/report.css')}{_colours()}{_text('report/explorer/web/page.css')}",
         "picture": picture(page_facts),
         "facts": record.replace("<", "\\u003c"),
-        "code": joined(),
+        "code": join_modules(),
     }
     template = _text("report/explorer/web/page.html")
     filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda mark: parts[mark[1]], template)
     return Explorer(filled, parts["picture"])
 
 
-def joined(last: str = "main") -> str:
+def join_modules(last: str = "main") -> str:
     """Return a module and its imports as one script, each module after its imports."""
     modules: dict[str, str] = {}
 
     def add(name: str) -> None:
+        """Add the module `name` to `modules`, after its imports."""
         text = _text(f"report/explorer/web/{name}.js")
         for imported in IMPORT.findall(text):
             if imported not in modules:
@@ -172,7 +192,7 @@ def joined(last: str = "main") -> str:
 
 
 def _colours() -> str:
-    """Return the colours that all pages share as variables of the style sheet."""
+    """Return the colours of all pages as variables of the style sheet."""
     boundaries = "".join(f"--{name}: {COLOURS[place]}; " for name, place in (PLACES | PATHS).items())
     scales = {}
     for theme, (low, zero, high) in DIVERGING.items():
@@ -187,12 +207,15 @@ def _text(path: str) -> str:
     return data.decode()
 
 
-# facts that are the same whatever the page is opened at: terms of counting, and usual names of tables
+# facts that are equal in every page: terms of counting, and usual names of tables
 
 
 @cache
 def facts() -> dict[str, Any]:
-    """Return the facts of every page as JSON. `forms` lists the families' terms; a preset has its form's index."""
+    """Return the facts of every page as JSON.
+
+    `forms` has the terms of families; a preset has its form's index.
+    """
     forms, presets = _forms_and_presets()
     models_with_vocab = [model for model in models() if model.vocab]
     return {
@@ -207,15 +230,15 @@ def facts() -> dict[str, Any]:
         "training": {dtype: _bytes_of_parameter(dtype) for dtype in ("float32", "bfloat16")},
         "header": NEIGHBOUR_HEADER,
         "models": [[m.name, m.vocab, m.width, m.layers, m.tied, m.checked] for m in models_with_vocab],
-        # by the question that a model was trained on (sentence order, next sentence): its right answers to the other
+        # question of the training (sentence order or next sentence) → % of right answers to the other question
         "judged": {"sop": _right_answers("sop", "nsp"), "nsp": _right_answers("nsp", "sop")},
         "scores": _sharing_scores(),
     }
 
 
 def _forms_and_presets() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the distinct terms of families, and every model whose counting follows one of them."""
-    described: dict[str, tuple[Mapping[str, Any] | Sizes, bool | None]] = {}  # name → config or sizes, whether tied
+    """Return the distinct terms of families, and every model whose counts follow one of them."""
+    described: dict[str, tuple[Mapping[str, Any] | Sizes, bool | None]] = {}  # name → (config or sizes, is tied)
     for name, gated in PLAIN.items():
         described[name] = (Sizes(50_257, 768, 12, heads=12, gated=gated), None)
     for model in models():
@@ -236,12 +259,15 @@ def _forms_and_presets() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def _bytes_of_parameter(dtype: str) -> dict[str, int]:
-    """Return the bytes of one parameter that is trained, by optimizer."""
+    """Return the bytes of one trained parameter, by optimizer."""
     return {optimizer: parts["total"] for optimizer, parts in training_bytes(1, 1, dtype).items()}
 
 
 def _right_answers(trained: str, other: str) -> float:
-    """Return in % how often a model trained on one question answers the `other` right."""
+    """Return the share in % of right answers to the `other` question.
+
+    The model was trained on the question `trained`.
+    """
     published = results(f"pairs right as {other}, %")
     return next(result.value for result in published if result.setting == f"objective={trained}")
 
@@ -263,7 +289,7 @@ def table_names() -> dict[str, Sequence[str]]:
     return {"inputs": list(inputs), "outputs": list(outputs), "foreign": names.foreign}
 
 
-# the picture where no script runs
+# the picture for viewers that run no script
 
 
 def picture(page_facts: Mapping[str, Any]) -> str:
@@ -290,14 +316,14 @@ def picture(page_facts: Mapping[str, Any]) -> str:
 
 
 def _figure(runs: Mapping[str, Any] | None, top: int) -> tuple[list[str], int]:
-    """Return (elements, height) of the picture's figure: the runs' curves, else a table's scores."""
+    """Return (elements, height) of the picture's figure: the runs' curves, or else a table's scores."""
     if runs:
         return _curves(runs, top)
     return _scores(top)
 
 
 def _tables_in_words(part: Mapping[str, Any]) -> str:
-    """Return name, shape and type of the tables that a part of a checkpoint holds."""
+    """Return name, shape and dtype of the tables in a part of a checkpoint."""
     tables = []
     for tensor in part["tensors"]:
         if "data" in tensor and len(tensor["shape"]) == 2:
@@ -307,7 +333,7 @@ def _tables_in_words(part: Mapping[str, Any]) -> str:
 
 
 def _scores(top: int) -> tuple[list[str], int]:
-    """Return the direct path of a tied table, which is symmetric, as (elements, height)."""
+    """Return the symmetric direct path of a tied table as (elements, height)."""
     elements = []
     strongest_colour = DIVERGING["light"][2]
     for i, (row, before) in enumerate(zip(TABLE, WORDS, strict=True)):
@@ -322,7 +348,7 @@ def _scores(top: int) -> tuple[list[str], int]:
 
 
 def _curves(runs: Mapping[str, Any], top: int) -> tuple[list[str], int]:
-    """Return the first measure of the first run that has one, as (elements, height)."""
+    """Return the curves of the first measure of any run as (elements, height)."""
     measure = _first_measure(runs)
     if measure is None:
         return [], 12
@@ -354,7 +380,7 @@ def _first_measure(runs: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class _Axes:
-    """Axes of the picture's curves: the range of both, and where a point is drawn."""
+    """Axes of the picture's curves: the ranges of both, and the conversion to pixels."""
 
     left, right, height = 64, WIDTH - 150, 220  # pixels
 
@@ -365,7 +391,7 @@ class _Axes:
 
     @classmethod
     def around(cls, lines: Sequence[Mapping[str, Any]], top: int) -> _Axes:
-        """Return axes that hold all points of these lines."""
+        """Return axes that contain all points of these lines."""
         points: list[tuple[float, float]] = []
         for line in lines:
             points += line["points"]
@@ -373,13 +399,13 @@ class _Axes:
         return cls(_range(x), _range(y), top)
 
     def at(self, x: float, y: float) -> str:
-        """Return a point's pixels as a path of SVG has them."""
+        """Return a point's pixels in the form of an SVG path."""
         across, up = (x - self.start) / (self.end - self.start), (y - self.low) / (self.high - self.low)
         return f"{self.left + across * (self.right - self.left):.1f} {self.top + 40 + (1 - up) * self.height:.1f}"
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the largest value, apart from each other in any case."""
+    """Return the smallest and the largest value, moved apart if they are equal."""
     low, high = min(values), max(values)
     if low < high:
         return low, high
@@ -387,5 +413,5 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _label(x: float, y: float, text: str, fill: str = INK, size: int = 13) -> str:
-    """Return a text of SVG."""
+    """Return a text as an SVG element."""
     return f'<text x="{x}" y="{y}" fill="{fill}" font-size="{size}">{escape(text)}</text>'
