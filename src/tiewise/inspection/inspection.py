@@ -112,8 +112,6 @@ def inspect(
 ) -> Inspection:
     """Inspect one model, two, or the models of one comparison.
 
-        tiewise.inspect("model", text="text.txt").found("lens")
-
     Args:
         model: a Hugging Face folder, or the folder of a comparison.
         other: a second Hugging Face folder.
@@ -134,6 +132,17 @@ def inspect(
 
     Raises:
         TiewiseError: a path, text or pair cannot be used, or no section could be measured.
+
+    >>> import pathlib, tempfile, numpy, safetensors.numpy
+    >>> from tiewise import inspect
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name, "tiny")
+    >>> path.mkdir()
+    >>> _ = (path / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
+    >>> table = numpy.eye(4, 3, dtype="float32")
+    >>> safetensors.numpy.save_file({"model.embed_tokens.weight": table}, path / "model.safetensors")
+    >>> print(inspect(path, only=["alignment"]).found("alignment")["tiny"].answer)
+    they are one table
     """
     for each in (model, other):
         refuse_live_model("inspect", each)

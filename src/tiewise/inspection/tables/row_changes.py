@@ -42,8 +42,6 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     Only their tables and tokenizer files are read. The rank follows Bandeira & van Handel (2016, theorem 1.1), the
     effective rank Roy & Vetterli (2007).
 
-        tiewise.diff("base", "finetuned")
-
     Args:
         old, new: Hugging Face folders or single `.safetensors`, of one width; rows that one of them lacks are counted.
         top: the number of rows that are listed, those that moved farthest.
@@ -54,6 +52,17 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
 
     Raises:
         CheckpointError: a folder has no readable tables, or the tables have two widths.
+
+    >>> import tempfile, numpy, safetensors.numpy
+    >>> from tiewise import diff
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> table = numpy.arange(12, dtype="float32").reshape(4, 3)
+    >>> files = [f"{folder.name}/{name}.safetensors" for name in ("base", "finetuned")]
+    >>> for file, change in zip(files, (0, 1)):
+    ...     changed = table + change * numpy.eye(4, 3, dtype="float32")
+    ...     safetensors.numpy.save_file({"model.embed_tokens.weight": changed}, file)
+    >>> print(diff(*files).answer)
+    3 of 4 rows of the shared table moved
     """
     for each in (old, new):
         refuse_live_model("diff", each)
