@@ -132,7 +132,7 @@ def left(source: str, number: Held, page: Path, text: str) -> list[tuple[str, ..
 
 
 def in_order(row: list[tuple[str, bool]], line: tuple[str, ...]) -> bool:
-    """Whether all numbers of a row come in a line, in their order."""
+    """Return whether a line contains all numbers of a row, in order."""
     rest = iter(line)
     return all(any(is_printed(said, source, per_cent) for source in rest) for said, per_cent in row)
 
@@ -159,7 +159,7 @@ def faults(mine: list[Held], page: Path, text: str) -> list[str]:
 
 
 def problems(page: Path, text: str) -> list[str]:
-    """Return a line for each measured number of a page that is not in its source, or has none."""
+    """Return a line for each measured number of a page without a source, or that it lacks."""
     numbers = [] if WRITTEN.fullmatch(page.stem) else held(text)
     lines = [list(mine) for _, mine in groupby(numbers, lambda number: number.line)]
     return [fault for mine in lines for fault in faults(mine, page, text)]

@@ -169,7 +169,7 @@ def _compact(value: Any) -> str:
 
 
 def config_entry(config_class: Any) -> dict[str, Any] | None:
-    """What a family's default config says: the flag, the families of nested levels, names of sizes, scalars."""
+    """Return the facts of a family's default config: flag, nested families, names of sizes, scalars."""
     config = config_class()
     full = config.to_dict()
     levels = {path: level for path, level in model_levels(full) if path}
@@ -195,7 +195,7 @@ def _takes(config_class: Any, flag: Any) -> bool:
 
 
 def class_entry(model_class: Any) -> dict[str, Any] | None:
-    """What one class does at its ends; None for a class without a table of tokens.
+    """Return the facts of one class's input embedding and head; None without a token table.
 
     Raises:
         Exception: whatever building it raises.

@@ -22,7 +22,7 @@ TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "planning" / "data" / "
 
 
 def first_steps() -> list[FirstStep]:
-    """Every first step that a plan of a model of the catalogue asks for when nothing else is said, each once."""
+    """Return the distinct first steps that plans of the catalogue's models need by default."""
     found: dict[FirstStep, None] = {}
     for row in models():
         try:

@@ -70,7 +70,7 @@ def of(hint: Any) -> Schema:
 
 
 def comments(kind: type) -> dict[str, str]:
-    """What the comments behind the fields of a dataclass say."""
+    """Return the trailing comments of a dataclass's fields."""
     found = re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", inspect.getsource(kind), re.M)
     return dict(found)
 
@@ -96,7 +96,7 @@ def or_null(schema: Schema) -> Schema:
 
 
 def common(values: list[Any]) -> Schema:
-    """What values have in common: of objects the keys and which of them are always there, of lists their items."""
+    """Return the common schema of values: keys of objects, required keys, items of lists."""
     kinds = {SCALARS.get(type(v)) or ("object" if isinstance(v, dict) else "array") for v in values}
     kinds |= {"null"} if "number" in kinds else set()
     if {"integer", "number"} <= kinds:
@@ -123,7 +123,7 @@ OPEN = {"parameters": mapping(COUNT), "config": {"type": ["object", "null"]}}  #
 
 
 def plans() -> Schema:
-    """What plans of unlike models have in common."""
+    """Return the common schema of plans of different models."""
     boundaries, setting = ("tied", "untied", "factored:64", "projected:32"), Setting(world=8, tp=2, fsdp=2, std=0.05)
     made = [tiewise.plan(name, boundaries, setting=setting).record() for name in LIKE]
     made += [tiewise.plan(name).record() for name in LIKE]
@@ -208,7 +208,7 @@ def comparison() -> Schema:
 
 
 def receipt() -> Schema:
-    """What a rewritten checkpoint comes with.
+    """Return the schema of the record of a rewritten checkpoint.
 
     `loss` only where a text was given to `transplant`; `loaded` only where loading was not skipped (docs/rewrite.md).
     Where there was nothing to do, the reason alone.

@@ -114,7 +114,7 @@ def setting_types() -> str:
 
 
 def _setting_lines() -> Iterator[str]:
-    """Yield a line for each shared setting, then for each that only some kinds of run have."""
+    """Yield a line for each shared setting, then for those of some kinds of run."""
     types: dict[str, dict[str, str]] = {"all": {name: _setting_type(hint) for name, hint in _hints(Settings)}}
     for kind in kinds():
         options = None if kind == DECODER else find_kind(kind).options

@@ -64,7 +64,10 @@ class Example(NamedTuple):
 
 
 def examples(text: str) -> list[Example]:
-    """Return what of a page is run; ValueError where a fence has no kind or a mark that there is not."""
+    """Return the examples of a page that are run.
+
+    Raises ValueError for a fence without a kind or with an unknown mark.
+    """
     found = []
     for fence in FENCE.finditer(text):
         line = text.count("\n", 0, fence.start("code"))
@@ -79,7 +82,7 @@ def examples(text: str) -> list[Example]:
 
 
 def script(found: list[Example], page: Path) -> str:
-    """Return one Python program for the Python of a page, which says where it is when it fails."""
+    """Return one program of a page's Python code, whose errors name the line."""
     lines = [f"import doctest\npage, here = {str(page)!r}, {{'__name__': 'page'}}"]
     for example in sorted(found, key=lambda example: example.kind == "number"):  # what they speak of is made by then
         code = example.code
