@@ -89,7 +89,7 @@ def test_every_public_name_is_asked():
 
 def test_type_checkers_are_told_the_same_names():
     tree = ast.parse(Path(tiewise.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    told = {alias.asname: node.module for node in tree.body[1:] for alias in node.verb_names}
+    told = {alias.asname: node.module for node in tree.body[1:] for alias in node.names}
     assert told == tiewise._MODULES
 
 
