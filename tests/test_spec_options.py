@@ -542,7 +542,7 @@ ENTER = {
     INSPECT: lambda text, tmp_path: open_path(open_folder(write(tmp_path / "stored", text))),
     SHARDED: read_sharded,
     RUN: lambda text, tmp_path: check_run(text),
-    ALBERT_RUN: lambda text, tmp_path: check_run(text, kind="albert", model="albert", own=AlbertOptions()),
+    ALBERT_RUN: lambda text, tmp_path: check_run(text, kind="albert", model="albert", kind_options=AlbertOptions()),
     FLAX_RUN: lambda text, tmp_path: check_run(text, backend="flax"),
 }
 
