@@ -116,7 +116,7 @@ def test_an_interrupt_between_runs_is_no_finding_and_sources_are_not_needed_agai
 
 def test_a_comparison_is_held_against_the_atlas(monkeypatch):
     asked = []
-    monkeypatch.setattr(compare, "expectation", lambda *a: asked.append(a) or "held")
+    monkeypatch.setattr(compare, "assess_difference", lambda *a: asked.append(a) or "held")
     one = sample_comparison(("untied", "tied"))
     one.setting["tokens_per_run"], one.data["splits"] = 307_200, {"train": {"tokens": 99_968}}
     settings = Settings(arms=("untied", "tied"), width=64, steps=60)

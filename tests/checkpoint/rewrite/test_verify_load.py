@@ -26,7 +26,7 @@ def in_process(monkeypatch):
     """Let the child's work be done here, where torch is imported already."""
 
     def load_here(paths, rows, _):
-        return load_child.compared(list(map(str, paths)), rows)
+        return load_child.compare_folders(list(map(str, paths)), rows)
 
     monkeypatch.setattr(verify_load, "_load_in_child", load_here)
 
@@ -156,7 +156,7 @@ def test_what_is_meant_to_change_is_not_compared(tmp_path, in_process):
 def test_a_source_whose_own_logits_are_random_is_not_compared(tmp_path, in_process):
     path = llama(tmp_path / "a", False, tensors={"lm_head.weight": None})
     made = tie(path, tmp_path / "b", keep="input")
-    source = load_child.compared([str(path), str(path)], "all")
+    source = load_child.compare_folders([str(path), str(path)], "all")
     assert "lm_head.weight" in source["missing"][0]
     assert "so its logits are random" in words(made)[1]
 
