@@ -92,7 +92,9 @@ def read_bytes():
     """Note how many bytes of tensors this process reads."""
     read, into = [], Reader.read_into
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Reader, "read_into", lambda self, buffer, *at: read.append(len(buffer)) or into(self, buffer, *at))
+        patch.setattr(
+            Reader, "read_into", lambda self, buffer, *at: read.append(len(buffer)) or into(self, buffer, *at)
+        )
         yield read
 
 
