@@ -1,3 +1,5 @@
+"""Fixtures of small texts, settings and runs, and checks that the training tests share."""
+
 import random
 import signal
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ LENGTH = 16
 
 
 def prose(paragraphs, known=150, each=40):
-    """Paragraphs of made-up words, each of which tends to follow a few others, so that there is something to learn."""
+    """Return paragraphs of made-up words. Each word has four likely successors, so a model has something to learn."""
     draw = random.Random(0)
     words = ["".join(draw.choice("abcdefghijklmnop") for _ in range(draw.randint(2, 6))) for _ in range(known)]
     after = {word: draw.sample(words, 4) for word in words}
@@ -32,7 +34,7 @@ def prose(paragraphs, known=150, each=40):
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
-    """A text file of 30,000 characters."""
+    """Write a text file of 30,000 characters."""
     path = tmp_path_factory.mktemp("source") / "text.txt"
     path.write_text(prose(150), encoding="utf-8")
     return path
@@ -40,13 +42,13 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def text(source, tmp_path_factory):
-    """The same as tokens, 300 of them in the vocabulary."""
+    """Prepare that text with a vocabulary of 300 tokens."""
     return prepare([str(source)], "bpe:300", tmp_path_factory.mktemp("tokens") / "data", length=LENGTH)
 
 
 @pytest.fixture(scope="session")
-def tiny(source):
-    """Make settings of a run of a second; keywords replace any of them."""
+def tiny_settings(source):
+    """Return a function that makes settings of a run of one second; keywords override them."""
 
     def make(**changes):
         small = {"width": 16, "layers": 1, "heads": 2, "length": LENGTH, "batch": 4, "steps": 40, "seeds": 1}
@@ -57,7 +59,7 @@ def tiny(source):
 
 
 def jobs_on(text):
-    """Make the job of an arm on a text, of the settings' only one where none is named."""
+    """Return a function that makes the job of an arm on a text. The default arm is the first one."""
 
     def make(settings, folder=None, arm=None, **changes):
         specs = settings.specs() if arm is None else {arm: BoundarySpec.parse(arm)}
@@ -73,13 +75,13 @@ def job(text):
 
 @pytest.fixture(scope="session")
 def trained(job):
-    """Train the job of an arm; return its outcome."""
+    """Return a function that trains the job of an arm and returns its outcome."""
     return lambda *arguments, **changes: train(job(*arguments, **{"probe": (3, 4, 5), **changes}))
 
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Train a job, or do `work`, with Ctrl-C pressed in the middle of the step after `step`."""
+    """Return a function that runs `work` on a job and presses Ctrl-C after `step` steps."""
 
     def cut(job, step, times=1, raises=Interrupted, work=train):
         real, pressed = RunRecord.on_step_begin, []
@@ -101,7 +103,7 @@ def interrupted(monkeypatch):
 
 @contextmanager
 def refusal(says, error=TiewiseError):
-    """See that what is done within is refused in one line that says this, and the way out."""
+    """Check that the block raises `error` with a remedy and a one-line message containing `says`."""
     with pytest.raises(error) as caught:
         yield
     assert says in str(caught.value)
@@ -109,31 +111,33 @@ def refusal(says, error=TiewiseError):
     assert caught.value.remedy
 
 
-def differing(one, other):
-    """Fields of two results that differ, beyond how long it took."""
-    left, right = ({name: repr(value) for name, value in vars(of).items()} for of in (one, other))  # nan is nan
+def differing_fields(one, other):
+    """Return the names of the fields in which two results differ, apart from durations."""
+    # as text, nan equals nan
+    left, right = ({name: repr(value) for name, value in vars(of).items()} for of in (one, other))
     return {name for name in left if name not in ("tokens_per_second", "seconds") and left[name] != right[name]}
 
 
-def assert_same(one, other):
-    """See that two runs' figures are the same; times and memory are each run's own."""
+def assert_same_results(one, other):
+    """Check that two runs have equal losses and curves; durations and memory may differ."""
     assert (one.arm, one.seed) == (other.arm, other.seed)
     for name in ("heldout_nll", "train_nll", "initial_nll", "bits_per_byte"):
-        same = pytest.approx(getattr(other, name), abs=1e-6, nan_ok=name == "bits_per_byte")  # hidden tokens have none
+        # seq2seq runs have no bits per byte
+        same = pytest.approx(getattr(other, name), abs=1e-6, nan_ok=name == "bits_per_byte")
         assert getattr(one, name) == same, name
     for a, b in zip(one.curve, other.curve, strict=True):
         assert vars(a) == pytest.approx(vars(b), abs=1e-6)
 
 
-class Lines(list):
-    """What was said while runs were begun and trained."""
+class DisplayedLines(list):
+    """Lines that the display printed while runs were started and trained."""
 
     @property
     def display(self):
         return Display(self.append)
 
     def begin(self, settings, out, **options):
-        """Start a run in `out`; return `out`."""
+        """Start a run in `out` and return `out`."""
         with locked(out):
             start(settings, out, "tiewise compare --as typed", self.display, **options)
         return out
@@ -141,4 +145,4 @@ class Lines(list):
 
 @pytest.fixture
 def lines():
-    return Lines()
+    return DisplayedLines()

@@ -1,4 +1,4 @@
-"""A comparison from its start to results.json: what is refused before anything is trained, minutes, resuming."""
+"""Tests of comparisons from start to results.json: refusals, interruption, the atlas and matched operations."""
 
 import json
 from dataclasses import replace
@@ -20,9 +20,9 @@ from tiewise.training.results import Comparison
 from tiewise.training.settings import Settings
 
 
-def test_a_comparison(tiny, tmp_path, lines):
+def test_comparison_trains_all_arms_and_saves_results(tiny_settings, tmp_path, lines):
     arms = ("tied", "untied", "untied+tie_at=10")
-    out = lines.begin(tiny(arms=arms, seeds=2, steps=20), tmp_path / "out")
+    out = lines.begin(tiny_settings(arms=arms, seeds=2, steps=20), tmp_path / "out")
     found = finish(out, lines.display)
     assert [(run.seed, run.arm) for run in found.runs] == [(seed, arm) for seed in (1, 2) for arm in arms]
     assert found.reference == "tied"
@@ -39,7 +39,7 @@ def test_a_comparison(tiny, tmp_path, lines):
     assert sum("validation nll" in line for line in lines) == 6
 
 
-def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(tiny, tmp_path, lines, monkeypatch):
+def test_progress_bar_covers_all_runs_and_treats_earlier_steps_as_initial(tiny_settings, tmp_path, lines, monkeypatch):
     bars = []
 
     class Recorded(tqdm):
@@ -47,7 +47,7 @@ def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(ti
             super().__init__(**named, file=StringIO())
             bars.append(self)
 
-    out = lines.begin(tiny(seeds=2, steps=8, tune=True), tmp_path / "out")
+    out = lines.begin(tiny_settings(seeds=2, steps=8, tune=True), tmp_path / "out")
     monkeypatch.setattr(compare, "tqdm", Recorded)
     monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
     finish(out, compare.Display(lines.append, bars=True))
@@ -57,11 +57,11 @@ def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(ti
     assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
 
 
-def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
-    out = lines.begin(tiny(arms=("tied", "tied+untie_at=20"), steps=40), tmp_path / "out")
+def test_scheduled_arm_unties_tables_at_named_step(tiny_settings, tmp_path, lines):
+    out = lines.begin(tiny_settings(arms=("tied", "tied+untie_at=20"), steps=40), tmp_path / "out")
     tied, untying = finish(out, lines.display).runs
     same = [(a.step, a.train_nll == b.train_nll) for a, b in zip(tied.curve, untying.curve, strict=True)]
-    # step 21 still sees equal tables: its loss, and that of the window, differ from step 22 on
+    # the tables are still equal in step 21, so losses and windows differ from step 22 on
     assert [step for step, equal in same if equal] == list(range(2, 21, 2))
     assert all(point.cosine is None for point in untying.curve if point.step > 20)
     assert all(point.cosine is not None for point in untying.curve if point.step <= 20)
@@ -76,15 +76,15 @@ def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
         ({"minutes": 1.0, "arms": ("tied+untie_at=9000000",)}, RunError, "step 9000000 is not within "),
     ],
 )
-def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, lines, changes, error, says):
+def test_start_refuses_unusable_settings_before_first_run(tiny_settings, tmp_path, lines, changes, error, says):
     with refusal(says, error):
-        lines.begin(tiny(**changes), tmp_path / "a" / "out")
+        lines.begin(tiny_settings(**changes), tmp_path / "a" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_single_run_and_a_comparison_are_told_apart(tiny, tmp_path, lines):
-    single = lines.begin(tiny(arms=("untied",), seed=3, steps=5), tmp_path / "single")
-    several = lines.begin(tiny(steps=5), tmp_path / "several")
+def test_finish_refuses_single_run_and_finish_one_refuses_comparison(tiny_settings, tmp_path, lines):
+    single = lines.begin(tiny_settings(arms=("untied",), seed=3, steps=5), tmp_path / "single")
+    several = lines.begin(tiny_settings(steps=5), tmp_path / "several")
     with pytest.raises(RunError, match="use tiewise train --out"):
         finish(single, lines.display)
     with pytest.raises(RunError, match="use tiewise compare --out"):
@@ -95,12 +95,12 @@ def test_a_single_run_and_a_comparison_are_told_apart(tiny, tmp_path, lines):
     assert (trained.model / "model.safetensors").is_file()
 
 
-def test_an_interrupt_between_runs_is_no_finding_and_sources_are_not_needed_again(
-    source, tiny, tmp_path, lines, monkeypatch
+def test_interrupted_comparison_writes_no_results_and_resumes_without_sources(
+    source, tiny_settings, tmp_path, lines, monkeypatch
 ):
     path = tmp_path / "text.txt"
     path.write_text(source.read_text())
-    out = lines.begin(tiny(text=(str(path),), steps=5), tmp_path / "out")
+    out = lines.begin(tiny_settings(text=(str(path),), steps=5), tmp_path / "out")
     path.unlink()
 
     def stop(job):
@@ -114,7 +114,7 @@ def test_an_interrupt_between_runs_is_no_finding_and_sources_are_not_needed_agai
     assert len(finish(out, lines.display).runs) == 2
 
 
-def test_a_comparison_is_held_against_the_atlas(monkeypatch):
+def test_compare_with_atlas_passes_sizes_gap_and_changed_settings(monkeypatch):
     asked = []
     monkeypatch.setattr(compare, "assess_difference", lambda *a: asked.append(a) or "held")
     one = sample_comparison(("untied", "tied"))
@@ -126,30 +126,32 @@ def test_a_comparison_is_held_against_the_atlas(monkeypatch):
     assert asked.pop() == (sizes, pytest.approx(gap), 3, "")
     compare.compare_with_atlas(replace(settings, model="gpt2", learning_rate=0.01, tune=True, batch=2), one)
     assert asked.pop()[3] == "model=gpt2, batch=2, learning_rate=0.01"
-    compare.compare_with_atlas(replace(settings, layers=0), one)  # of which no logarithm is taken
+    # the atlas takes the logarithm of the number of layers
+    compare.compare_with_atlas(replace(settings, layers=0), one)
     assert asked.pop()[3] == "no layers"
     compare.compare_with_atlas(replace(settings, text=("synthetic:zipf=1",)), one)
     assert asked.pop()[3] == "synthetic:zipf=1"
     assert compare.compare_with_atlas(settings, sample_comparison(("tied", "factored:64"))) is None
 
 
-def test_every_arm_takes_as_many_operations(tiny, text, job):
-    """Of one forward pass over one block, counted by PyTorch."""
+def test_match_flops_gives_every_arm_equal_operations(tiny_settings, text, job):
+    """PyTorch counts the operations of one forward pass over one block."""
     arms = ("untied", "tied", "factored:4", "projected:24", "residual:2", "factored-untied:in=4,out=8")
-    settings = tiny(arms=arms, match="flops", width=32).checked()
+    settings = tiny_settings(arms=arms, match="flops", width=32).checked()
     wide, found = KIND.feed_forward(settings, text.vocab), {}
     assert wide["tied"] == wide["untied"]
     for arm in arms:
         model = KIND.build(job(settings, arm=arm, feed_forward=wide[arm])).model
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(torch.zeros(1, settings.length, dtype=torch.long)).logits + 0  # deferred until they are read
+            # logits are deferred until they are read
+            model(torch.zeros(1, settings.length, dtype=torch.long)).logits + 0
         found[arm] = counter.get_total_flops()
-    unit = 2 * 3 * 32 * settings.length  # of one more column of a gated feed-forward layer
+    unit = 2 * 3 * 32 * settings.length  # operations of one more column in a gated feed-forward layer
     for arm, count in found.items():
         assert count == pytest.approx(max(found.values()), abs=unit), arm
 
 
-def test_the_bar_of_a_comparison_counts_trials_only_where_it_tunes():
+def test_steps_of_arm_includes_trials_only_when_tuning():
     settings = Settings(seeds=3, steps=40)
     assert compare._steps_of_arm(settings) == 120
     assert compare._steps_of_arm(replace(settings, tune=True)) > 120

@@ -1,4 +1,4 @@
-"""The run's folder: whole or as it was, one run at a time, only whole checkpoints, and a full disk called one."""
+"""Tests of run folders: atomic replacement, locks, complete checkpoints and errors of a full disk."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ def tree(root):
     return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in sorted(root.rglob("*"))}
 
 
-def begin(out, settings, data="tokens", overwrite=False, stop=None):
+def start_run(out, settings, data="tokens", overwrite=False, stop=None):
     with locked(out), stage_run(out, overwrite=overwrite) as stage:
         (stage / "data").mkdir()
         (stage / "data" / "train.bin").write_text(data)
@@ -40,10 +40,10 @@ def begin(out, settings, data="tokens", overwrite=False, stop=None):
 
 
 @pytest.fixture
-def old(tmp_path):
-    """A finished run, with a note beside it."""
+def finished_run(tmp_path):
+    """Write a finished run and a note in its folder."""
     out = tmp_path / "runs" / "old"
-    begin(out, Settings(arms=("tied", "factored:64")), "old")
+    start_run(out, Settings(arms=("tied", "factored:64")), "old")
     made = ("tied/seed-1/result.json", "factored-64/seed-1/result.json", "tuning/x/y", "mine/notes.txt")
     for name in (*made, "results.json", "report.html", "tuning.json"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,25 +51,25 @@ def old(tmp_path):
     return out
 
 
-def test_a_run_is_there_whole_where_a_start_was_killed_before(tmp_path):
+def test_stage_run_completes_in_folder_of_killed_start(tmp_path):
     (tmp_path / "a" / ".starting" / "data").mkdir(parents=True)
-    begin(tmp_path / "a", Settings(steps=5))
+    start_run(tmp_path / "a", Settings(steps=5))
     assert saved_run(tmp_path / "a") == Settings(steps=5)
     assert set(tree(tmp_path / "a")) == WHOLE
 
 
 @pytest.mark.parametrize("stop", [RunError("no good"), KeyboardInterrupt()])
-def test_a_start_that_fails_leaves_the_old_run_or_nothing_not_even_parents(old, tmp_path, stop):
+def test_failed_start_leaves_old_run_and_creates_no_folders(finished_run, tmp_path, stop):
     before = tree(tmp_path)
-    for out in (tmp_path / "a" / "b", old):
+    for out in (tmp_path / "a" / "b", finished_run):
         with pytest.raises(type(stop)):
-            begin(out, Settings(), overwrite=True, stop=stop)
+            start_run(out, Settings(), overwrite=True, stop=stop)
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("moves", range(4))
-def test_killed_while_the_new_run_is_put_in_place(old, monkeypatch, moves):
-    """Whichever move was the last one, a resume finds the new run whole, and what is not ours beside it."""
+def test_saved_run_returns_new_run_after_kill_during_replacement(finished_run, monkeypatch, moves):
+    """After a kill at any move, the folder holds the new run and the user's files."""
     real, done = folder.replace_path, []
 
     def limited(made, final):
@@ -80,21 +80,21 @@ def test_killed_while_the_new_run_is_put_in_place(old, monkeypatch, moves):
     killed = pytest.raises(SystemExit) if moves < 3 else nullcontext()
     with monkeypatch.context() as patch, killed:
         patch.setattr(folder, "replace_path", limited)
-        begin(old, Settings(arms=("untied",)), "new", overwrite=True)
-    assert saved_run(old) == Settings(arms=("untied",))
-    assert set(tree(old)) == WHOLE | {"mine", "mine/notes.txt"}
-    assert (old / "data" / "train.bin").read_text() == "new"
+        start_run(finished_run, Settings(arms=("untied",)), "new", overwrite=True)
+    assert saved_run(finished_run) == Settings(arms=("untied",))
+    assert set(tree(finished_run)) == WHOLE | {"mine", "mine/notes.txt"}
+    assert (finished_run / "data" / "train.bin").read_text() == "new"
 
 
-def test_a_damaged_run_is_not_replaced(old):
-    (old / FILE).write_text("arms: [..]")
-    before = tree(old)
+def test_stage_run_refuses_to_replace_damaged_run(finished_run):
+    (finished_run / FILE).write_text("arms: [..]")
+    before = tree(finished_run)
     with pytest.raises(ValueError, match="unknown boundary"):
-        begin(old, Settings(), overwrite=True)
-    assert tree(old) == before
+        start_run(finished_run, Settings(), overwrite=True)
+    assert tree(finished_run) == before
 
 
-def test_names_of_folders_are_readable_and_never_two_alike():
+def test_folder_names_are_readable_and_unique():
     assert folder_name("factored-untied:in=64,out=128+bias") == "factored-untied-in=64-out=128+bias"
     arms = ["tied+vectors=a/b", "tied+vectors=a-b", "tied+vectors=" + "x" * 200, "tied+vectors=" + "x" * 201]
     names = [folder_name(arm) for arm in arms]
@@ -102,7 +102,7 @@ def test_names_of_folders_are_readable_and_never_two_alike():
     assert all("/" not in name and len(name) < 100 for name in names)
 
 
-def test_the_newest_whole_checkpoint_is_taken_and_torn_ones_go(tmp_path):
+def test_newest_checkpoint_returns_last_complete_one_and_removes_incomplete_ones(tmp_path):
     states = {step: json.dumps({"global_step": step}) for step in (4, 8, 12)}
     torn = {100: None, 16: '{"global_step": 1', 20: json.dumps({"global_step": 16}), "last": '{"global_step": 1}'}
     for step, state in {**states, **torn}.items():
@@ -115,7 +115,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_torn_ones_go(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]
 
 
-def test_json_is_written_whole_or_not_at_all(tmp_path):
+def test_write_json_keeps_old_file_when_new_value_is_invalid(tmp_path):
     path = tmp_path / "x.json"
     write_json(path, {"a": 1})
     with pytest.raises(ValueError, match="JSON"):
@@ -125,34 +125,34 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
     assert read_json(path) is None
 
 
-def refused(out):
+def assert_locked(out):
     with pytest.raises(RunError, match=r"another run is at work in .*; wait for it, or choose another"):
         locked(out).__enter__()
 
 
-def test_what_is_trained_in_part_elsewhere_is_not_replaced(tmp_path):
+def test_stage_run_refuses_to_replace_run_that_another_process_trains(tmp_path):
     out = tmp_path / "run"
-    begin(out, Settings())
+    start_run(out, Settings())
     part = out / "tied" / "seed-2"
     part.mkdir(parents=True)
     before = tree(out)
     says = "another run is at work in .*run/tied/seed-2; wait for it, or choose another"
     with locked(part), pytest.raises(RunError, match=says):
-        begin(out, Settings(seeds=5), "others", overwrite=True)
+        start_run(out, Settings(seeds=5), "others", overwrite=True)
     assert tree(out) == before
     with ExitStack() as later, pytest.raises(RunError, match=says), locked(out), stage_run(out, overwrite=True):
-        later.enter_context(locked(part))  # it begins while the new run is prepared
+        later.enter_context(locked(part))  # the other process starts while the new run is prepared
     assert tree(out) == before
-    (part / ".lock").touch()  # what a crash leaves
-    begin(out, Settings(seeds=5), "others", overwrite=True)
+    (part / ".lock").touch()  # a crash leaves this file
+    start_run(out, Settings(seeds=5), "others", overwrite=True)
     assert not part.exists()
 
 
-def test_a_second_one_is_refused_and_a_folder_made_for_the_lock_alone_is_gone_afterwards(tmp_path):
+def test_locked_refuses_second_holder_and_removes_empty_folder(tmp_path):
     out = tmp_path / "a" / "run"
     with locked(out):
-        refused(out)
-        refused(out)
+        assert_locked(out)
+        assert_locked(out)
     assert list(tmp_path.iterdir()) == []
     with locked(out):
         (out / "file").write_text("x")
@@ -169,10 +169,10 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_killed_holder_blocks_nobody(tmp_path):
+def test_locked_succeeds_after_holder_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
-        refused(tmp_path)
+        assert_locked(tmp_path)
         holder.send_signal(signal.SIGKILL)
     assert (tmp_path / ".lock").exists()
     with locked(tmp_path):
@@ -180,8 +180,8 @@ def test_a_killed_holder_blocks_nobody(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_was_removed_while_it_was_opened_is_taken_anew(tmp_path, monkeypatch):
-    """Two come at once: the second opens the first's file, which is gone when it gets the lock."""
+def test_locked_retries_when_lock_file_is_removed_while_opening(tmp_path, monkeypatch):
+    """Another process removes the lock file after it is opened and before it is locked."""
     real, opened = os.open, []
 
     def raced(path, *arguments):
@@ -193,7 +193,7 @@ def test_a_lock_that_was_removed_while_it_was_opened_is_taken_anew(tmp_path, mon
 
     monkeypatch.setattr(os, "open", raced)
     with locked(tmp_path):
-        refused(tmp_path)
+        assert_locked(tmp_path)
 
 
 WITHOUT_FCNTL = """
@@ -214,14 +214,14 @@ with locked(Path("run")):
 """
 
 
-def test_where_the_system_has_no_fcntl_locks_are_files(tmp_path):
-    """As on Windows, whose own locks filelock takes there. No module but that of these writers asks for it."""
+def test_locks_use_files_when_fcntl_is_missing(tmp_path):
+    """Windows lacks fcntl, too; filelock uses its locks there. Only one module imports fcntl."""
     importing = [
         path.name for path in Path(tiewise.__file__).parent.rglob("*.py") if "import fcntl" in path.read_text()
     ]
     assert importing == ["new_folder.py"]
     llama(tmp_path / "a")
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL]  # filelock says so, too
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL]  # filelock warns about soft locks
     made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (made.returncode, made.stderr) == (0, "")
     assert made.stdout.startswith("another run is at work in run")
@@ -231,8 +231,8 @@ def test_where_the_system_has_no_fcntl_locks_are_files(tmp_path):
 FULL = Path("/dev/full")
 
 
-def test_a_full_disk_by_any_library(tmp_path):
-    """On a file system of 64 kB."""
+def test_disk_error_reports_full_disk_from_any_library(tmp_path):
+    """Write to a file system of 64 kB."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("only root can mount")
     writers = (
@@ -248,10 +248,10 @@ def test_a_full_disk_by_any_library(tmp_path):
             said = f"cannot write to {out}: No space left on device (file system {tmp_path}); make room"
             assert str(disk_error(raised.value, out, "make room")) == said
     finally:
-        subprocess.run(["umount", "-l", tmp_path], check=True)  # lazily: an error holds its file open
+        subprocess.run(["umount", "-l", tmp_path], check=True)  # lazily, because an error keeps its file open
 
 
-TORCH = "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"  # on a disk with room
+TORCH = "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"  # on a disk with free space
 OF_THE_DISK = [(RuntimeError(TORCH), errno.EIO)]
 for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
     OF_THE_DISK += [(OSError(code, "x"), code), (Exception(f"I/O error: something (os error {code})"), code)]
@@ -259,13 +259,13 @@ OTHERS = [FileNotFoundError(errno.ENOENT, "x"), RuntimeError("mat1 and mat2"), K
 
 
 @pytest.mark.parametrize(("error", "code"), [*OF_THE_DISK, *((error, None) for error in (*OTHERS, OSError()))])
-def test_the_reason_is_the_systems_where_it_is_of_the_disk(tmp_path, error, code):
+def test_disk_error_returns_system_reason_only_for_disk_errors(tmp_path, error, code):
     found = disk_error(error, tmp_path, "make room")
     assert found is None if code is None else os.strerror(code) in str(found)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")
-def test_a_threads_writing_error_prints_nothing_and_another_error_does(monkeypatch):
+def test_quiet_threads_silences_only_disk_errors(monkeypatch):
     seen = []
 
     def hook(arguments):

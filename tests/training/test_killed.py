@@ -1,8 +1,7 @@
-"""SIGKILL at any moment, then resume: the final numbers of every run are those of the undisturbed comparison.
+"""Tests that a killed and resumed comparison ends with the results of an undisturbed one.
 
-Each moment patches one function of the Trainer or of ours, in a process of its own, so that the kill falls where a file
-is half there. Children come from a server that has imported everything once and trained nothing, so that each costs
-little and starts clean.
+Each moment patches one function of the Trainer or of tiewise in a separate process, so the kill comes while a file is
+half written. A fork server has imported everything and trained nothing, so each child starts fast and clean.
 """
 
 import multiprocessing
@@ -15,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.training.conftest import assert_same
+from tests.training.conftest import assert_same_results
 from transformers import Trainer, TrainerState, trainer
 
 from tiewise.training import compare, run
@@ -31,7 +30,7 @@ def die(*arguments, **named):
 
 
 def on_call(owner, name, number, first=None):
-    """Die at call `number` of a function, after `first(real, …)` where given, before it otherwise."""
+    """Die at call `number` of a function: after `first(real, …)` if given, else before the call."""
     owner = import_module(owner) if isinstance(owner, str) else owner
     real, calls = getattr(owner, name), []
 
@@ -71,7 +70,7 @@ def after(real, *arguments, **named):
     real(*arguments, **named)
 
 
-# Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
+# Two runs of 40 steps save a checkpoint every 8 steps, five each. A call beyond 5 belongs to the second run.
 MOMENTS = {
     "torch": {
         "before the first checkpoint": (RunRecord, "on_step_end", 5),
@@ -109,19 +108,19 @@ TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 
 def finish(out):
-    """Run or finish the comparison in `out`."""
+    """Train or resume the comparison in `out` and return it."""
     return compare.finish(Path(out), Display(lambda line: None))
 
 
 def dies(out, backend, moment):
-    """Run it until `moment`, or its so many-th step."""
+    """Train the comparison until a named moment or a number of steps, then die."""
     step = (STEPS, "_step") if backend == "flax" else (RunRecord, "on_step_end")
     on_call(*(MOMENTS[backend][moment] if isinstance(moment, str) else (*step, moment)))
     finish(out)
 
 
 def dies_at_touch(out, backend, number):
-    """Run it until it touches the disk below `out` for the `number`-th time: opening, renaming, making, removing."""
+    """Train until the `number`-th disk access below `out` (open, rename, remove, mkdir, rmdir), then die."""
     touches = []
 
     def hook(event, arguments):
@@ -135,35 +134,37 @@ def dies_at_touch(out, backend, number):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """Run one of these functions in a process of its own; say whether it was killed."""
+def was_killed(tmp_path_factory):
+    """Return a function that calls a target in a process and returns whether SIGKILL ended it."""
     made = multiprocessing.get_context("forkserver")
-    # not our own module: the server has another path
+    # not this test module, because the server has another path
     made.set_forkserver_preload(["tiewise.training.compare", FLAX])
 
     def ran(target, *arguments):
         child = made.Process(target=target, args=arguments)
         child.start()
-        child.join(1800)  # its first steps by JAX are compiled
+        child.join(1800)  # JAX compiles its first steps
         assert not child.is_alive()
         return child.exitcode == -signal.SIGKILL
 
     with pytest.MonkeyPatch.context() as patch:
-        # what one child has compiled the next one loads
+        # children share compiled functions
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield ran
 
 
 @pytest.fixture(scope="module")
-def begun(tiny, tmp_path_factory):
-    """Make a copy of a backend's run that is started and not yet trained; return what it ends with undisturbed."""
+def copy_started_run(tiny_settings, tmp_path_factory):
+    """Return a function that copies a started, untrained run to `out` and returns its undisturbed result."""
     made = {}
 
     def copied(backend, out):
         if backend not in made:
             folder = tmp_path_factory.mktemp(backend)
-            compare.start(tiny(**BACKENDS[backend]), folder / "begun", "tiewise compare", Display(lambda line: None))
+            compare.start(
+                tiny_settings(**BACKENDS[backend]), folder / "begun", "tiewise compare", Display(lambda line: None)
+            )
             shutil.copytree(folder / "begun", folder / "whole")
             made[backend] = folder / "begun", finish(folder / "whole")
         shutil.copytree(made[backend][0], out)
@@ -172,10 +173,10 @@ def begun(tiny, tmp_path_factory):
     return copied
 
 
-def check(out, undisturbed):
+def assert_resumes(out, undisturbed):
     resumed = finish(out)
     for one, whole in zip(resumed.runs, undisturbed.runs, strict=True):
-        assert_same(one, whole)
+        assert_same_results(one, whole)
     means = [found.difference("untied", "heldout_nll").mean for found in (resumed, undisturbed)]
     assert means[0] == pytest.approx(means[1], abs=1e-6)
 
@@ -188,10 +189,10 @@ def check(out, undisturbed):
         for moment in moments
     ],
 )
-def test_killed_at(killed, begun, tmp_path, backend, moment):
-    undisturbed = begun(backend, tmp_path / "run")
-    assert killed(dies, str(tmp_path / "run"), backend, moment)
-    check(tmp_path / "run", undisturbed)
+def test_run_killed_at_named_moment_resumes_to_same_results(was_killed, copy_started_run, tmp_path, backend, moment):
+    undisturbed = copy_started_run(backend, tmp_path / "run")
+    assert was_killed(dies, str(tmp_path / "run"), backend, moment)
+    assert_resumes(tmp_path / "run", undisturbed)
 
 
 TARGETS = [("torch", dies_at_touch, 1, 150, seed) for seed in range(8)]
@@ -201,12 +202,14 @@ TARGETS += [("flax", dies, 20, 70, 0)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "target", "least", "most", "seed"), TARGETS)
-def test_killed_at_random_moments_again_and_again(killed, begun, tmp_path, backend, target, least, most, seed):
-    """At a random touch of the disk, or after a random step, until it gets through before its next one."""
+def test_run_killed_repeatedly_at_random_moments_resumes_to_same_results(
+    was_killed, copy_started_run, tmp_path, backend, target, least, most, seed
+):
+    """Each process dies at a random disk access or step, until one finishes before that."""
     out, draw, kills = tmp_path / "run", random.Random(seed), 0
-    undisturbed = begun(backend, out)
-    while killed(target, str(out), backend, draw.randint(least, most)):
+    undisturbed = copy_started_run(backend, out)
+    while was_killed(target, str(out), backend, draw.randint(least, most)):
         kills += 1
         assert kills < 100
     assert kills
-    check(out, undisturbed)
+    assert_resumes(out, undisturbed)

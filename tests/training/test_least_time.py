@@ -1,4 +1,4 @@
-"""Minutes that no machine could make do with are refused from the settings alone; all others are left to the trials."""
+"""Tests that settings alone refuse minutes that no machine can meet, against an estimate by hand."""
 
 import subprocess
 import sys
@@ -13,11 +13,12 @@ from tiewise.training.settings import Settings
 TWO_CORES = Machine(cores=2, may_have_gpu=False)
 
 
-def test_the_bare_command_tuned_in_eighteen_seconds_is_refused_with_what_it_needs():
+def test_refuse_impossible_minutes_reports_minutes_that_tuned_default_needs():
     with pytest.raises(RunError, match=r"--minutes 0\.3 does not hold 27 tuning runs and 9 runs of 20") as refused:
         refuse_impossible_minutes(Settings(minutes=0.3, tune=True), TWO_CORES)
-    # 5 s to start, 36 · 0.05 s, and by hand: runs read 2·45,000 + 21·2,048 tokens and train 20·512, trials 22,048 and
-    # 2,560; 2 and 6 operations for each of 4,096·128 + 24·128² weights; 1.5e11 in a second of each core
+    # 5 s to start and 0.05 s for each of 36 runs; a run evaluates 2·45,000 + 21·2,048 tokens and trains on 20·512, a
+    # trial evaluates 22,048 and trains on 2,560; evaluation takes 2 and training 6 operations for each of
+    # 4,096·128 + 24·128² weights; a core does 1.5e11 operations a second
     weights = 4096 * 128 + 24 * 128**2
     work = 9 * (2 * 133_008 + 6 * 10_240) + 27 * (2 * 22_048 + 6 * 2_560)
     assert 18 < 5 + 36 * 0.05 + work * weights / 3e11 < 24
@@ -28,29 +29,29 @@ def test_the_bare_command_tuned_in_eighteen_seconds_is_refused_with_what_it_need
 @pytest.mark.parametrize(
     "settings", [{"minutes": 0.5, "tune": True}, {"minutes": 0.4}, {"tune": True}, {"minutes": 0.2, "text": ("a.txt",)}]
 )
-def test_what_might_do_is_left_to_the_trials(settings):
+def test_refuse_impossible_minutes_accepts_settings_that_might_fit(settings):
     refuse_impossible_minutes(Settings(**settings), TWO_CORES)
 
 
-def test_a_machine_that_may_have_an_accelerator_is_not_judged():
+def test_refuse_impossible_minutes_accepts_any_minutes_with_possible_gpu():
     refuse_impossible_minutes(Settings(minutes=0.001, tune=True), Machine(cores=2, may_have_gpu=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="devices are looked up in /dev on Linux alone")
 @pytest.mark.parametrize(("device", "may_have"), [("nvidia0", True), ("dri", True), ("accel1", True), ("null", False)])
-def test_a_machine_with_a_device_for_an_accelerator_may_have_one(device, may_have, tmp_path, monkeypatch):
+def test_machine_detects_possible_gpu_from_device_files(device, may_have, tmp_path, monkeypatch):
     (tmp_path / device).touch()
     monkeypatch.setattr(least_time, "Path", lambda _: tmp_path)
     assert Machine.here().may_have_gpu is may_have
 
 
-def test_it_counts_the_runs_that_there_will_be():
+def test_least_time_constants_match_short_trials():
     assert short_trials.trials_per_arm() == least_time.TRIALS
     assert short_trials.LEAST_STEPS == least_time.LEAST_STEPS
     assert short_trials.short_steps(Settings(steps=short_trials.LEAST_STEPS)) == least_time.TRIAL_STEPS
 
 
-def test_the_command_refuses_before_it_loads_torch_or_the_text(tmp_path):
+def test_compare_command_refuses_impossible_minutes_before_importing_torch(tmp_path):
     program = """
 import sys, atexit
 from tiewise.cli.main import main

@@ -1,6 +1,6 @@
-"""Promises of `training.workers` that a pool of `concurrent.futures` breaks.
+"""Tests of limits of `concurrent.futures` pools that `training.workers` exists to avoid.
 
-A failure here is good news: Python now keeps the promise. Then look again whether its pool can replace our workers.
+If a test fails, Python has lifted the limit. Then check again whether its pool can replace our workers.
 """
 
 import os
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 METHODS = ("spawn", "forkserver")
-# how long a pool is waited for that may never return
+# seconds to wait for a pool that may never return
 PATIENCE = 20
 
 ONE_KILLED = """
@@ -33,35 +33,35 @@ os._exit(0)
 """
 
 
-def started(*arguments):
-    """Start Python in a separate session, so that whatever it starts can be ended with it."""
+def start_python(*arguments):
+    """Start Python in a separate session, so its child processes can be ended with it."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     return subprocess.Popen([sys.executable, *arguments], start_new_session=True, **pipes)
 
 
-def ended(process):
-    """End a process and all that it has started."""
+def end_session(process):
+    """End a process and all its child processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_one_killed_process_fails_all_calls_and_no_error_names_its_work():
-    """Or the pool hangs: it may not notice the end of a process that it has just started."""
-    process = started("-c", ONE_KILLED)
+def test_pool_fails_all_calls_after_one_kill_without_naming_signal():
+    """The pool may also hang, because it can miss the end of a new process."""
+    process = start_python("-c", ONE_KILLED)
     try:
         errors = process.communicate(timeout=PATIENCE)[0].splitlines()
     except subprocess.TimeoutExpired:
         return
     finally:
-        ended(process)
+        end_session(process)
     assert len(errors) == 2
     assert len(set(errors)) == 1
     assert errors[0].startswith("BrokenProcessPool")
     assert "SIGKILL" not in errors[0]
 
 
-def test_a_process_is_in_the_session_of_its_parent():
-    """So Ctrl-C on a terminal reaches it directly, also while it starts."""
+def test_pool_process_shares_session_of_parent():
+    """Therefore Ctrl-C on a terminal reaches the process directly, even while it starts."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         assert pool.submit(os.getsid, 0).result() == os.getsid(0)
 
@@ -76,14 +76,14 @@ ProcessPoolExecutor(1, get_context("{method}")).submit(abs, -1)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_script_without_a_guard_runs_again(method, tmp_path):
+def test_pool_runs_script_without_main_guard_again(method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(method=method))
-    process = started(str(script))
+    process = start_python(str(script))
     try:
         assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
     finally:
-        ended(process)
+        end_session(process)
         process.communicate()
 
 
@@ -99,8 +99,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_process_outlives_its_killed_parent(method):
-    parent = started("-c", KILLED.format(method=method))
+def test_pool_process_outlives_killed_parent(method):
+    parent = start_python("-c", KILLED.format(method=method))
     orphan = psutil.Process(int(parent.stdout.readline()))
     try:
         assert parent.wait() == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""One choice of matrix products in a comparison: made when it begins, kept in env.json, taken by all its runs."""
+"""Tests that all runs of a comparison use the matrix products chosen at its start."""
 
 import json
 import re
@@ -21,7 +21,7 @@ AMX = {"cpu_name": "Xeon", "amx_tile": True}
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Make up a processor and the trial's (default, oneDNN) times on it; by default every problem is large."""
+    """Return a function that fakes a processor and trial times (default, oneDNN). Every problem counts as large."""
     made = Machine(monkeypatch)
 
     def make(*times, traits=PLAIN, large=1):
@@ -36,7 +36,7 @@ def machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def flags(monkeypatch):
-    """The flag within every training step and every measurement."""
+    """Collect the flag of every training step and every measurement."""
     found = set()
     step, measure = TiewiseTrainer.training_step, decoder.measure
     monkeypatch.setattr(TiewiseTrainer, "training_step", lambda *a, **k: found.add(flag()) or step(*a, **k))
@@ -49,9 +49,9 @@ def products(out, file="env.json"):
     return record.get("env", record)["products"]
 
 
-def test_all_runs_take_the_choice_of_the_start(tiny, tmp_path, lines, machine, flags):
+def test_all_runs_use_matrix_products_chosen_at_start(tiny_settings, tmp_path, lines, machine, flags):
     machine(10.0, 5.0)
-    out = lines.begin(tiny(steps=4, tune=True, arms=("tied",)), tmp_path / "out")
+    out = lines.begin(tiny_settings(steps=4, tune=True, arms=("tied",)), tmp_path / "out")
     assert products(out)["product"] == "onednn"
     assert json.loads((out / "env.json").read_text())["kernels"] == compiled_kernels.kernels_state(full=False)
     assert products(out)["reason"] == "a trial on oneDNN took 0.50 of the time"
@@ -65,22 +65,22 @@ def test_all_runs_take_the_choice_of_the_start(tiny, tmp_path, lines, machine, f
     assert not any("products" in line for line in lines[before:])
 
 
-def test_where_nothing_is_large_the_default_is_written(tiny, tmp_path, lines, machine, flags):
+def test_start_records_default_products_for_small_problems(tiny_settings, tmp_path, lines, machine, flags):
     machine(10.0, 5.0, large=2**28)
-    out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
+    out = lines.begin(tiny_settings(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
     assert products(out)["product"] == "default"
     finish_one(out, lines.display)
     assert flags == {"none"}
 
 
 @pytest.fixture
-def onednn(tiny, tmp_path, lines, machine):
-    """A single run that began on oneDNN."""
+def onednn(tiny_settings, tmp_path, lines, machine):
+    """Start a single run with oneDNN products."""
     machine(10.0, 5.0)
-    return lines.begin(tiny(steps=4, seed=1, arms=("tied",)), tmp_path / "out")
+    return lines.begin(tiny_settings(steps=4, seed=1, arms=("tied",)), tmp_path / "out")
 
 
-def test_a_processor_that_would_round_falls_back_and_says_so(onednn, lines, machine, flags):
+def test_run_falls_back_to_default_products_on_rounding_processor_and_reports_it(onednn, lines, machine, flags):
     machine(traits=AMX)
     finish_one(onednn, lines.display)
     assert flags == {"none"}
@@ -88,7 +88,7 @@ def test_a_processor_that_would_round_falls_back_and_says_so(onednn, lines, mach
     assert [line for line in lines if "products" in line] == [said]
 
 
-def test_a_run_that_began_before_there_was_a_choice_ends_alike_to_fp32(onednn, tmp_path, lines, flags):
+def test_run_without_recorded_products_reaches_equal_loss_to_fp32(onednn, tmp_path, lines, flags):
     shutil.copytree(onednn, tmp_path / "before")
     record = json.loads((onednn / "env.json").read_text())
     (tmp_path / "before" / "env.json").write_text(json.dumps(record | {"products": {"product": 3}}))

@@ -1,4 +1,4 @@
-"""results.json, a round trip through strict JSON; paired differences against scipy's, and what the finding says."""
+"""Tests of results.json, of paired differences against scipy, and of the finding."""
 
 import json
 import math
@@ -40,7 +40,7 @@ OF_TYPE |= {
 
 
 def any_of(cls, **given):
-    """Any value of a dataclass."""
+    """Return a strategy for values of a dataclass."""
     chosen = {item.name: OF_TYPE[item.type] for item in fields(cls) if item.type in OF_TYPE}
     return st.builds(cls, **{**chosen, **given})
 
@@ -51,12 +51,12 @@ for name in ("BinNll", "CurvePoint", "ArmDirectPath", "Difference", "RunResult")
 
 
 @given(any_of(Comparison, schema=st.just(SCHEMA)))
-def test_round_trip_through_strict_json(comparison):
+def test_comparison_round_trips_through_strict_json(comparison):
     text = json.dumps(comparison.record(), allow_nan=False)
     assert Comparison.from_dict(json.loads(text)) == comparison
 
 
-def a_run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
+def make_run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
     bins = [BinNll(label, 5, value) for label, value in frequency]
     sizes = {"parameters": {"body": parameters}, "total_parameters": parameters, "bytes": 4 * parameters}
     losses = {"train_nll": nll + train, "heldout_nll": nll, "perplexity": math.exp(nll), "bits_per_byte": nll / 2}
@@ -65,7 +65,7 @@ def a_run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
 
 
 def runs_of(arm, losses, **more):
-    return [a_run(arm, seed, nll, **more) for seed, nll in enumerate(losses)]
+    return [make_run(arm, seed, nll, **more) for seed, nll in enumerate(losses)]
 
 
 def comparison(runs, arms=("tied", "untied"), **setting):
@@ -74,8 +74,8 @@ def comparison(runs, arms=("tied", "untied"), **setting):
     return complete(Comparison(**plain, arms=list(arms), seeds=seeds, setting=setting, runs=runs))
 
 
-def test_a_diverged_run_is_written_as_null_and_read_as_nan_and_an_integer_as_a_float_where_one_is_meant():
-    bad = replace(a_run("tied", 0, math.nan), perplexity=math.inf)
+def test_comparison_reads_null_as_nan_and_integer_as_float():
+    bad = replace(make_run("tied", 0, math.nan), perplexity=math.inf)
     record = json.loads(json.dumps(comparison([bad]).record(), allow_nan=False))
     record["runs"][0]["seconds"] = 5
     read = Comparison.from_dict(record).runs[0]
@@ -98,8 +98,8 @@ def test_a_diverged_run_is_written_as_null_and_read_as_nan_and_an_integer_as_a_f
         (lambda r: r.clear(), "schema None"),
     ],
 )
-def test_what_cannot_be_read_is_named(spoil, says):
-    record = comparison([a_run("tied", 0, 5.0)]).record()
+def test_from_dict_names_field_that_it_cannot_read(spoil, says):
+    record = comparison([make_run("tied", 0, 5.0)]).record()
     spoil(record)
     with refusal(says, RunError):
         Comparison.from_dict(record or [])
@@ -109,7 +109,7 @@ numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=12))
-def test_interval_is_that_of_the_paired_t_test(pairs):
+def test_paired_interval_matches_scipy_t_test(pairs):
     reference, other = map(list, zip(*pairs, strict=True))
     d = paired(reference, other)
     values = np.subtract(other, reference)
@@ -122,8 +122,8 @@ def test_interval_is_that_of_the_paired_t_test(pairs):
     assert d.detected == (p < 0.05) or abs(p - 0.05) < 1e-9
 
 
-def test_detectable_difference_is_found_in_four_of_five_repetitions():
-    """Of which each has a study before it that estimated the deviation, 0.02, as well as three seeds can."""
+def test_detectable_difference_is_detected_in_four_of_five_repetitions():
+    """In each repetition, a first study with three seeds estimates the standard deviation, which is 0.02."""
     generator, sigma, n, found = np.random.default_rng(0), 0.02, 3, []
     for _ in range(4000):
         true = paired([0.0] * n, generator.normal(0.0, sigma, n).tolist()).detectable
@@ -131,11 +131,13 @@ def test_detectable_difference_is_found_in_four_of_five_repetitions():
     assert np.mean(found) == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / 4000))
 
 
-def test_holm_moves_what_is_detectable_with_what_is_detected():
-    """By hand: of p = 0.001, 0.02 and 0.5 Holm detects the first two. The first is read at 0.05/3 since 0.02 is above
-    that; the second at 0.05/2, behind one that is detected; the third at 0.05, behind two."""
+def test_correct_by_holm_adjusts_detected_and_detectable_differences():
+    """Of p = 0.001, 0.02 and 0.5, Holm detects the first two.
+
+    Holm compares the smallest p with 0.05/3, the second with 0.05/2 and the third with 0.05.
+    """
     p = (0.001, 0.02, 0.5)
-    half = stats.t.ppf(0.975, 2)  # of a standard error of 1
+    half = stats.t.ppf(0.975, 2)  # for a standard error of 1
     family = [Difference("arm", "heldout_nll", 3, 1, 1 - half, 1 + half, 0.0, True, one) for one in (*p, None)]
     found = correct_by_holm(family)
     assert [d.p for d in found] == pytest.approx([0.003, 0.04, 0.5, None])
@@ -153,25 +155,25 @@ def test_holm_moves_what_is_detectable_with_what_is_detected():
         ([5.0, 5.0], [5.1, math.inf], math.nan, None),  # a diverged run
     ],
 )
-def test_pairs_that_detect_nothing(reference, other, mean, bound):
+def test_paired_detects_nothing_in_single_equal_or_diverged_pairs(reference, other, mean, bound):
     d = paired(reference, other)
     assert d.mean == pytest.approx(mean, nan_ok=True)
     assert (d.low, d.high, d.detectable, d.detected) == (bound, bound, bound, False)
 
 
 @pytest.mark.parametrize("values", [([], []), ([1.0], [1.0, 2.0])])
-def test_no_pairs_is_an_error(values):
+def test_paired_refuses_missing_and_unequal_pairs(values):
     with pytest.raises(ValueError, match="pairs"):
         paired(*values)
 
 
-def test_finding_states_a_real_difference_with_its_interval_and_parameters():
+def test_finding_states_difference_with_interval_and_parameters():
     found = comparison(runs_of("tied", (5.0, 5.1, 5.2)) + runs_of("untied", (5.1, 5.201, 5.302), parameters=150))
     said = "(95 % interval +0.0985 to +0.1035, 3 seeds), with 50 more parameters (+50.0 %)."
     assert found.finding == f"untied against tied: validation loss is higher (worse) by 0.1010 nats/token {said}"
 
 
-def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
+def test_finding_reports_missing_detection_and_detectable_difference():
     done = comparison(runs_of("tied", (5.0, 5.0, 5.0)) + runs_of("untied", (5.02, 4.98, 5.0), parameters=60))
     assert "no difference detected at this budget" in done.finding
     least = done.difference("untied", "heldout_nll").detectable
@@ -180,12 +182,12 @@ def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
     assert "better" not in done.finding
 
 
-def test_finding_says_which_tokens_gain_and_lose():
+def test_finding_reports_token_frequencies_that_gain_and_lose():
     bins = {"0": (9.0, 8.5), "1–9": (8.0, 7.8), "10–99": (7.0, 7.0), "≥10000": (3.0, 3.1)}
     runs = runs_of("tied", (5.0, 5.0, 5.0), frequency=[(label, tied) for label, (tied, _) in bins.items()])
     for seed, e in enumerate((-0.02, 0.0, 0.02)):
         own = [(label, untied + e) for label, (_, untied) in bins.items()]
-        runs.append(a_run("untied", seed, 5.0 + e, frequency=own))
+        runs.append(make_run("untied", seed, 5.0 + e, frequency=own))
     assert comparison(runs).finding.endswith(
         " It predicts better the tokens that the training text has 0 or 1–9 times, and worse the tokens that the "
         "training text has ≥10000 times (p < 0.05 over all bins, Holm)."
@@ -193,7 +195,7 @@ def test_finding_says_which_tokens_gain_and_lose():
 
 
 @pytest.mark.parametrize(("match", "advised"), [("width", True), ("parameters", False), (None, False)])
-def test_finding_names_the_way_to_equal_sizes_where_there_is_one(match, advised):
+def test_finding_suggests_match_parameters_only_after_matching_width(match, advised):
     found = comparison(runs_of("tied", [5.0] * 3) + runs_of("untied", [5.1] * 3, parameters=150), match=match)
     assert ("(+50.0 %; --match parameters compares equal sizes)" in found.finding) is advised
 
@@ -207,23 +209,25 @@ def test_finding_names_the_way_to_equal_sizes_where_there_is_one(match, advised)
         ([5.0], [], ("tied",), "nothing to compare"),
     ],
 )
-def test_finding_that_claims_nothing(tied, untied, arms, says):
+def test_finding_claims_no_improvement_without_valid_pairs(tied, untied, arms, says):
     found = comparison(runs_of("tied", tied) + runs_of("untied", untied), arms).finding
     assert says in found
     assert "better" not in found
 
 
-def test_only_seeds_that_both_arms_finished_are_paired():
-    done = comparison([a_run("tied", 1, 9.0), a_run("tied", 0, 5.0), a_run("untied", 1, 9.5), a_run("untied", 2, 1.0)])
+def test_difference_pairs_only_seeds_that_both_arms_finished():
+    done = comparison(
+        [make_run("tied", 1, 9.0), make_run("tied", 0, 5.0), make_run("untied", 1, 9.5), make_run("untied", 2, 1.0)]
+    )
     d = done.difference("untied", "heldout_nll")
     assert (d.n, d.mean) == (1, 0.5)
     assert [run.seed for run in done.of("tied")] == [0, 1]
 
 
-def test_every_metric_and_every_filled_bin_is_compared():
+def test_complete_compares_every_metric_and_filled_frequency_bin():
     runs = [
-        a_run("tied", 0, 5.0, frequency=[("0", None), ("1–9", 9.0), ("≥10", 3.0)]),
-        a_run("untied", 0, 5.5, train=-1.0, frequency=[("0", None), ("1–9", 9.5), ("≥10", 2.9)]),
+        make_run("tied", 0, 5.0, frequency=[("0", None), ("1–9", 9.0), ("≥10", 3.0)]),
+        make_run("untied", 0, 5.5, train=-1.0, frequency=[("0", None), ("1–9", 9.5), ("≥10", 2.9)]),
     ]
     means = {d.metric: d.mean for d in comparison(runs).differences}
     assert means == pytest.approx(
@@ -232,15 +236,15 @@ def test_every_metric_and_every_filled_bin_is_compared():
 
 
 @pytest.mark.parametrize("arms", [("tied", "untied"), ("untied", "tied")])
-def test_gaps_are_tied_minus_untied_whichever_is_the_reference(arms):
+def test_gaps_are_tied_minus_untied_for_either_reference(arms):
     found = comparison(runs_of("tied", (5.0, 5.0)) + runs_of("untied", (5.5, 5.5), train=-1.0), arms)
     tying, generalisation = gaps(found)
     assert (tying.mean, generalisation.mean) == pytest.approx((0.5, -0.5))
     assert gaps(replace(found, arms=["tied"])) is None
 
 
-def test_of_several_arms_a_difference_counts_only_with_holms_correction():
-    """The same arm, alone and as one of three; its interval is the plain one both times."""
+def test_difference_among_several_arms_uses_holm_correction():
+    """Compare the same arm alone and as one of three; its interval is uncorrected both times."""
     losses = {"tied": [4.0] * 4, "untied": [3.7, 3.8, 3.9, 3.85]}
     losses |= {"factored:8": [4.1, 3.8, 4.2, 3.9], "factored:4": [4.3, 3.8, 4.2, 3.7]}
     own = stats.ttest_rel(losses["untied"], losses["tied"]).pvalue

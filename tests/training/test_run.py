@@ -1,4 +1,4 @@
-"""One run: what it leaves, how it stops at Ctrl-C, and that it goes on as if nothing had happened."""
+"""Tests of single runs: written files, Ctrl-C, and resumed runs against uninterrupted ones."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.training.conftest import differing
+from tests.training.conftest import differing_fields
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiewise.planning.first_loss import sound_std
@@ -22,19 +22,19 @@ from tiewise.training.short_trials import make_trial
 
 
 @pytest.fixture(scope="module")
-def whole(trained, tiny, tmp_path_factory):
-    """(folder, outcome) of an undisturbed run."""
+def undisturbed_run(trained, tiny_settings, tmp_path_factory):
+    """Return (folder, outcome) of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, trained(tiny(), folder)
+    return folder, trained(tiny_settings(), folder)
 
 
-def written_at(folder):
-    """Return when each file of a folder was written."""
+def modification_times(folder):
+    """Return the modification time of each file in a folder."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_what_a_run_leaves(text, job, whole, trained, tiny):
-    folder, outcome = whole
+def test_run_writes_files_and_metrics_and_is_not_repeated(text, job, undisturbed_run, trained, tiny_settings):
+    folder, outcome = undisturbed_run
     assert {p.name for p in folder.iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
     assert read_outcome(folder) == outcome
     result = outcome.result
@@ -49,18 +49,18 @@ def test_what_a_run_leaves(text, job, whole, trained, tiny):
     assert result.tokens_per_second == pytest.approx(39 * 64 / result.seconds)
     assert len(outcome.direct_path) == 3
     assert list((folder / "tensorboard").iterdir())
-    fresh = measure(decoder.KIND.build(job(tiny())), text.split("heldout"), 16, text.counts, 32)
-    assert result.initial_nll == pytest.approx(fresh.nll, abs=1e-9)  # before any step
+    fresh = measure(decoder.KIND.build(job(tiny_settings())), text.split("heldout"), 16, text.counts, 32)
+    assert result.initial_nll == pytest.approx(fresh.nll, abs=1e-9)  # the initial loss is measured before any step
     assert result.init_std == sound_std(16)
-    before = written_at(folder)
-    assert trained(tiny(), folder) == outcome
-    assert written_at(folder) == before  # nothing was trained again
+    before = modification_times(folder)
+    assert trained(tiny_settings(), folder) == outcome
+    assert modification_times(folder) == before  # a second call trains nothing
 
 
-def test_a_run_gives_the_caller_its_random_numbers_back(trained, tiny, tmp_path):
+def test_run_restores_random_state_of_caller(trained, tiny_settings, tmp_path):
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
-    trained(tiny(steps=1), tmp_path / "run")
+    trained(tiny_settings(steps=1), tmp_path / "run")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), str(np.random.get_state())) == before[1:]
 
@@ -68,8 +68,10 @@ def test_a_run_gives_the_caller_its_random_numbers_back(trained, tiny, tmp_path)
 @pytest.mark.parametrize(
     ("arm", "changes"), [("tied", {}), ("untied", {"model": "gpt2"}), ("tied+vectors={}+freeze", {})]
 )
-def test_training_bytes_are_those_of_tensors(trained, tiny, tmp_path, monkeypatch, arm, changes):
-    """Of weights, gradients and the optimizer's moments, as PyTorch holds them at the last step."""
+def test_training_bytes_match_weights_gradients_and_moments(
+    trained, tiny_settings, tmp_path, monkeypatch, arm, changes
+):
+    """The reference counts weights, gradients and moments in PyTorch at the last step."""
     if "vectors" in arm:
         save_file({"rows": torch.randn(300, 16)}, tmp_path / "rows.safetensors")
         arm = arm.format(tmp_path / "rows.safetensors")
@@ -81,12 +83,12 @@ def test_training_bytes_are_those_of_tensors(trained, tiny, tmp_path, monkeypatc
         held[:] = [*weights, *(p.grad for p in weights if p.grad is not None), *moments]
 
     monkeypatch.setattr(trainer.RunRecord, "on_pre_optimizer_step", look)
-    result = trained(tiny(steps=3, **changes), tmp_path / "run", arm).result
+    result = trained(tiny_settings(steps=3, **changes), tmp_path / "run", arm).result
     assert result.training_bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
-def test_the_final_model_is_the_measured_one(text, trained, tiny, tmp_path):
-    outcome = trained(tiny(), tmp_path, "untied")
+def test_saved_model_reproduces_reported_heldout_nll(text, trained, tiny_settings, tmp_path):
+    outcome = trained(tiny_settings(), tmp_path, "untied")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     ids = torch.from_numpy(text.split("heldout")[: len(text.split("heldout")) // 16 * 16].astype("int64")).view(-1, 16)
     with torch.no_grad():
@@ -96,8 +98,8 @@ def test_the_final_model_is_the_measured_one(text, trained, tiny, tmp_path):
     assert len(AutoTokenizer.from_pretrained(tmp_path / "final")) == 300
 
 
-def test_as_much_is_measured_of_training_as_of_held_out_text_and_of_a_trial_what_chooses(
-    text, job, trained, tiny, tmp_path, monkeypatch
+def test_run_measures_equal_train_and_heldout_blocks_and_trial_measures_tune(
+    text, job, trained, tiny_settings, tmp_path, monkeypatch
 ):
     asked = []
 
@@ -106,18 +108,18 @@ def test_as_much_is_measured_of_training_as_of_held_out_text_and_of_a_trial_what
         return measure(installed, tokens, length, counts, blocks)
 
     monkeypatch.setattr(decoder, "measure", recorded)
-    trained(tiny(steps=1), tmp_path)
+    trained(tiny_settings(steps=1), tmp_path)
     heldout, tune = (len(text.split(name)) for name in ("heldout", "tune"))
     assert asked[-2:] == [(heldout, heldout // 16), (len(text.split("train")), heldout // 16)]
-    trained(tiny(steps=1, measured=100), tmp_path / "few")
+    trained(tiny_settings(steps=1, measured=100), tmp_path / "few")
     assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
     asked.clear()
-    train(make_trial(job(tiny(steps=20)), tmp_path / "trial"))
+    train(make_trial(job(tiny_settings(steps=20)), tmp_path / "trial"))
     assert asked == [(tune, 32), (tune, tune // 16)]
 
 
-def test_a_run_that_diverges_ends_with_nan_and_is_read_back(trained, tiny, tmp_path):
-    outcome = trained(tiny(learning_rate=1e30), tmp_path)
+def test_diverged_run_ends_with_nan_and_reads_back(trained, tiny_settings, tmp_path):
+    outcome = trained(tiny_settings(learning_rate=1e30), tmp_path)
     assert "NaN" not in (tmp_path / "result.json").read_text()
     again = read_outcome(tmp_path)
     assert again.result.curve[-1].train_nll is None
@@ -125,14 +127,14 @@ def test_a_run_that_diverges_ends_with_nan_and_is_read_back(trained, tiny, tmp_p
     assert all(math.isnan(value) for row in (losses, *again.direct_path) for value in row)
 
 
-def test_data_order_is_that_of_the_seed_whatever_the_arm(text, trained, tiny, tmp_path, monkeypatch):
+def test_data_order_depends_on_seed_and_not_on_arm(text, trained, tiny_settings, tmp_path, monkeypatch):
     seen = []
     real = Blocks.__getitem__
     monkeypatch.setattr(Blocks, "__getitem__", lambda self, index: seen.append(index) or real(self, index))
 
     def order(arm, seed, steps):
         seen.clear()
-        trained(tiny(steps=steps, batch=64), tmp_path / f"{arm}-{seed}", arm, seed=seed)
+        trained(tiny_settings(steps=steps, batch=64), tmp_path / f"{arm}-{seed}", arm, seed=seed)
         return list(seen)[: steps * 64]
 
     epoch = len(text.split("train")) // 16 // 64
@@ -145,59 +147,62 @@ def test_data_order_is_that_of_the_seed_whatever_the_arm(text, trained, tiny, tm
 
 
 @pytest.mark.parametrize("step", [0, 7, 39])
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(job, interrupted, trained, whole, tiny, tmp_path, caplog, step):
-    """Stopped after its last step, it takes no step more; what a later process wrote of its curve is dropped."""
-    folder, undisturbed = whole
+def test_run_resumes_from_checkpoint_written_at_ctrl_c(
+    job, interrupted, trained, undisturbed_run, tiny_settings, tmp_path, caplog, step
+):
+    """A run stopped after its last step takes no further step. Resuming drops later lines of the curve."""
+    folder, undisturbed = undisturbed_run
     before = signal.getsignal(signal.SIGINT)
-    interrupted(job(tiny(), tmp_path / "cut"), step)
+    interrupted(job(tiny_settings(), tmp_path / "cut"), step)
     assert signal.getsignal(signal.SIGINT) is before
     state = json.loads((tmp_path / "cut" / f"checkpoint-{step + 1}" / "trainer_state.json").read_text())
     timed = state["stateful_callbacks"]["RunRecord"]["attributes"]
-    assert timed["steps"] == step  # a process does not count its first
+    assert timed["steps"] == step  # a process does not time its first step
     assert not (tmp_path / "cut" / "result.json").exists()
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write(f'{{"step": {step + 3}, "train_nll": 1.0}}\n{{"step": {step + 5}, "tra')
-    resumed = trained(tiny(), tmp_path / "cut")
-    assert "missing keys" not in caplog.text  # of the head, which is the table
+    resumed = trained(tiny_settings(), tmp_path / "cut")
+    assert "missing keys" not in caplog.text  # the checkpoint stores the tied table once, without the head
     assert resumed.result.seconds >= timed["seconds"]
     counted = step + max(0, 40 - (step + 1) - 1)
     assert resumed.result.tokens_per_second == pytest.approx(counted * 64 / resumed.result.seconds)
-    # a window that was cut is averaged over the steps after the cut; every other number is the same
-    assert differing(resumed.result, undisturbed.result) <= ({"curve"} if step % 2 == 0 else set())
+    # an interrupted window averages only the steps after the interruption; every other number is equal
+    assert differing_fields(resumed.result, undisturbed.result) <= ({"curve"} if step % 2 == 0 else set())
     pairs = zip(resumed.result.curve, undisturbed.result.curve, strict=step % 2 == 1)
     assert all(one == other for i, (one, other) in enumerate(pairs) if i != step / 2)
     mine, theirs = (load_file(run / "final" / "model.safetensors") for run in (tmp_path / "cut", folder))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_ctrl_c_twice_stops_at_once(job, interrupted, tiny, tmp_path):
-    interrupted(job(tiny(), tmp_path), 7, times=2, raises=KeyboardInterrupt)
+def test_second_ctrl_c_stops_run_without_checkpoint(job, interrupted, tiny_settings, tmp_path):
+    interrupted(job(tiny_settings(), tmp_path), 7, times=2, raises=KeyboardInterrupt)
     assert not (tmp_path / "checkpoint-8").exists()
 
 
 @pytest.mark.parametrize("arm", ["tied+untie_at=20", "untied+tie_at=20"])
 @pytest.mark.parametrize("step", [19, 20, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 18, 21, 38))])
-def test_a_schedule_is_resumed_on_either_side_of_its_step(job, interrupted, trained, tiny, tmp_path, arm, step):
-    undisturbed = trained(tiny(), tmp_path / "whole", arm)
-    interrupted(job(tiny(), tmp_path / "cut", arm), step)
-    resumed = trained(tiny(), tmp_path / "cut", arm)
-    assert differing(resumed.result, undisturbed.result) <= {"curve"}
+def test_scheduled_run_resumes_before_and_after_its_step(job, interrupted, trained, tiny_settings, tmp_path, arm, step):
+    undisturbed = trained(tiny_settings(), tmp_path / "whole", arm)
+    interrupted(job(tiny_settings(), tmp_path / "cut", arm), step)
+    resumed = trained(tiny_settings(), tmp_path / "cut", arm)
+    assert differing_fields(resumed.result, undisturbed.result) <= {"curve"}
     assert ("shared table" in resumed.result.parameters) == arm.startswith("untied")
 
 
 @pytest.mark.parametrize(
     "changes", [{"bf16": True}, {"model": "gpt2", "accumulate": 2}, {"activation_checkpointing": True}]
 )
-def test_other_settings_train_too(trained, tiny, tmp_path, changes):
-    result = trained(tiny(**changes), tmp_path).result
-    assert result.initial_nll == pytest.approx(result.predicted_initial_nll, rel=0.04)  # one draw of a small table
+def test_run_trains_with_bf16_accumulation_and_activation_checkpointing(trained, tiny_settings, tmp_path, changes):
+    result = trained(tiny_settings(**changes), tmp_path).result
+    # a small random table deviates from the prediction
+    assert result.initial_nll == pytest.approx(result.predicted_initial_nll, rel=0.04)
     assert result.heldout_nll < result.initial_nll - 0.3
     assert result.curve[-1].tokens == 40 * 4 * 16 * changes.get("accumulate", 1)
 
 
 @pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "tied+bias+output_scale=0.5"])
-def test_direct_path_is_lookup_then_head(job, tiny, arm):
-    installed = decoder.KIND.build(job(tiny(), arm=arm))
+def test_direct_path_matches_product_of_embedding_and_head(job, tiny_settings, arm):
+    installed = decoder.KIND.build(job(tiny_settings(), arm=arm))
     lookup, head = installed.model.get_input_embeddings(), installed.model.get_output_embeddings()
     with torch.no_grad():
         if head.bias is not None:

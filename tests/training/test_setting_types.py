@@ -1,4 +1,4 @@
-"""Type checkers see every setting that a run takes, and no other."""
+"""Tests that the typed settings list exactly the settings that a run accepts."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tiewise.training.settings import DECODER, Settings, find_kind, kinds
 NAMED = {"seed", "teacher"}  # parameters of train and heal
 
 
-def test_every_setting_of_every_kind_is_a_keyword():
+def test_comparison_settings_list_every_setting_of_every_kind():
     taken = set(get_type_hints(Settings)) - {"kind_options"}
     for kind in kinds():
         options = None if kind == DECODER else find_kind(kind).options

@@ -1,4 +1,4 @@
-"""Settings: what is written to run.yaml is read back, and whatever cannot be used is named in one line."""
+"""Tests of settings: the round trip through run.yaml, and one-line refusals of invalid values."""
 
 import math
 
@@ -19,20 +19,20 @@ from tiewise.training.settings import FILE, Settings
         {"tune": True, "bf16": True, "match": "parameters", "model": "some/config.json"},
     ],
 )
-def test_round_trip(tmp_path, changes):
+def test_settings_round_trip_through_yaml_file(tmp_path, changes):
     settings = Settings(**changes)
     settings.save(tmp_path)
     assert Settings.load(tmp_path / FILE) == settings
     assert set(yaml.safe_load((tmp_path / FILE).read_text())) == set(vars(settings)) - {"kind_options"}
 
 
-def test_arms_get_their_canonical_names_and_minutes_leave_the_place_of_a_schedule_open():
+def test_checked_settings_use_canonical_arm_names_and_allow_late_step_with_minutes():
     found = Settings(arms=(" tied+bias", "factored:k=64", "tied+untie_at=900"), minutes=1.0).checked()
     assert found.arms == ("tied+bias", "factored:64", "tied+untie_at=900")
 
 
 @pytest.mark.parametrize("value", ["3e-3", "0.003", 0.003])
-def test_a_number_in_any_notation(value):
+def test_settings_accept_numbers_in_any_notation(value):
     assert Settings.of({"learning_rate": value}).learning_rate == 0.003
 
 
@@ -59,7 +59,7 @@ def test_a_number_in_any_notation(value):
         ({"seed": 1, "arms": ("tied",), "match": "parameters"}, "match is a setting of compare"),
     ],
 )
-def test_refusals(changes, says):
+def test_checked_settings_refuse_invalid_values(changes, says):
     with refusal(says):
         Settings(**changes).checked()
 
@@ -85,7 +85,7 @@ def test_refusals(changes, says):
         (None, "cannot read FILE: No such file"),
     ],
 )
-def test_a_file_that_cannot_be_used(tmp_path, written, says):
+def test_settings_load_refuses_unusable_file(tmp_path, written, says):
     path = tmp_path / "settings.yaml"
     if written is not None:
         path.write_bytes(written if isinstance(written, bytes) else written.encode())

@@ -1,6 +1,6 @@
-"""Tuning: the same small budget for every arm, chosen on the tune split, taken up where it stopped.
+"""Tests of tuning, and of `--minutes` on a simulated machine.
 
-`--minutes` with a clock that the test drives: what a run costs is what this file says, and nothing sleeps.
+Every arm gets the same small tuning budget. The simulated machine has a clock and fixed costs, so no test sleeps.
 """
 
 import signal
@@ -20,23 +20,25 @@ STEP = {"tied": 0.5, "untied": 0.8}  # seconds
 TOKEN, BUILDING, STARTING, FIRST = 0.001, 4.0, 7.0, 30.0  # an evaluated token, a run, a process, its first run
 
 
-def by(monkeypatch, trains):
-    """Have runs and trials trained by something else."""
+def replace_train(monkeypatch, trains):
+    """Replace the function that trains runs and trials."""
     for module in (compare, short_trials):
         monkeypatch.setattr(module, "train", trains)
 
 
 @pytest.fixture
-def few(monkeypatch):
-    """Four trials for each arm instead of nine."""
+def four_trials(monkeypatch):
+    """Use four trials for each arm instead of nine."""
     monkeypatch.setattr(short_trials, "INIT_FACTORS", (0.5, 1.0))
     monkeypatch.setattr(short_trials, "RATE_FACTORS", (1.0, 2.0))
 
 
-def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp_path, lines, few, monkeypatch):
+def test_tuning_gives_every_arm_same_trials_and_selects_lowest_tune_loss(
+    tiny_settings, tmp_path, lines, four_trials, monkeypatch
+):
     asked = []
-    out = lines.begin(tiny(tune=True, steps=20), tmp_path / "out")
-    by(monkeypatch, lambda job: asked.append(job) or train(job))
+    out = lines.begin(tiny_settings(tune=True, steps=20), tmp_path / "out")
+    replace_train(monkeypatch, lambda job: asked.append(job) or train(job))
     found = finish(out, lines.display)
     assert [job.split for job in asked] == ["tune"] * 8 + ["heldout"] * 2
     assert {(job.settings.steps, job.seed) for job in asked[:8]} == {(5, short_trials.SEED)}
@@ -54,9 +56,11 @@ def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp
     assert sum(line.startswith("tune ") for line in lines) == 8
 
 
-def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few, monkeypatch):
-    undisturbed = finish(lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.display)
-    out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "cut")
+def test_tuning_resumes_after_interruption(tiny_settings, tmp_path, lines, four_trials, monkeypatch):
+    undisturbed = finish(
+        lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.display
+    )
+    out = lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "cut")
     calls = []
 
     def interrupted(job):
@@ -65,34 +69,34 @@ def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few, mo
             signal.raise_signal(signal.SIGINT)
         return train(job)
 
-    by(monkeypatch, interrupted)
+    replace_train(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
         finish(out, lines.display)
     assert len(read_json(out / "tuning.json")) == 2
     calls.clear()
-    by(monkeypatch, lambda job: calls.append(job) or train(job))
+    replace_train(monkeypatch, lambda job: calls.append(job) or train(job))
     resumed = finish(out, lines.display)
     assert [job.split for job in calls] == ["tune", "tune", "heldout"]
     assert resumed.tuning == undisturbed.tuning
     assert [r.heldout_nll for r in resumed.runs] == [r.heldout_nll for r in undisturbed.runs]
 
 
-def test_a_trial_that_diverges_is_not_chosen(tiny, tmp_path, lines, monkeypatch):
+def test_tuning_rejects_diverged_trial(tiny_settings, tmp_path, lines, monkeypatch):
     monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
     monkeypatch.setattr(short_trials, "RATE_FACTORS", (1e33, 1.0))
-    out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "out")
+    out = lines.begin(tiny_settings(tune=True, steps=20, arms=("tied",)), tmp_path / "out")
     found = finish(out, lines.display)
     assert [(t["nll"] is None, t["chosen"]) for t in found.tuning] == [(True, False), (False, True)]
     assert any("diverged" in line for line in lines)
 
 
-class Machine:
-    """A machine whose seconds are counted: as a clock, and as what trains and measures on it."""
+class FakeMachine:
+    """Simulated machine that trains and measures at fixed costs and counts the seconds."""
 
     def __init__(self, real):
         self.real, self.now, self.trained = real, STARTING, []
 
-    def gone(self):
+    def elapsed(self):
         return self.now
 
     def measure(self, installed, tokens, length, counts, blocks):
@@ -101,7 +105,7 @@ class Machine:
         return MeasuredSplit(5.0, measured, [])
 
     def train(self, job):
-        """What run.py does, in its order: build, first loss, steps with a point at every window, last losses, save."""
+        """Add the cost of building, first loss, steps, points of the curve and last losses."""
         steps, split, training = job.settings.steps, len(job.text.split(job.split)), len(job.text.split("train"))
         first = FIRST if not self.trained else 0.0
         points = [step for step in range(1, steps + 1) if step % max(1, steps // 20) == 0]
@@ -117,18 +121,18 @@ class Machine:
 
 
 @pytest.fixture
-def machine(trained, tiny, tmp_path, monkeypatch):
-    machine = Machine(trained(tiny(steps=2), tmp_path / "real"))
-    by(monkeypatch, machine.train)
+def machine(trained, tiny_settings, tmp_path, monkeypatch):
+    machine = FakeMachine(trained(tiny_settings(steps=2), tmp_path / "real"))
+    replace_train(monkeypatch, machine.train)
     monkeypatch.setattr(decoder, "measure", machine.measure)
-    monkeypatch.setattr(short_trials, "monotonic", machine.gone)
+    monkeypatch.setattr(short_trials, "monotonic", machine.elapsed)
     return machine
 
 
-def whole(machine, lines, settings, out):
-    """Begin and finish a comparison on the machine; return the seconds that it took."""
-    lines.begin(settings, out, elapsed=machine.gone)
-    machine.trained[:] = [None]  # the first run of the process is behind
+def run_comparison(machine, lines, settings, out):
+    """Start and finish a comparison on the machine; return the seconds that it took."""
+    lines.begin(settings, out, elapsed=machine.elapsed)
+    machine.trained[:] = [None]  # the process has already paid for its first run
     finish(out, lines.display)
     return machine.now
 
@@ -137,12 +141,15 @@ def whole(machine, lines, settings, out):
     ("asked", "tune", "token"),
     [(asked, tune, TOKEN) for asked in (12.0, 60.0, 600.0) for tune in (False, True)] + [(100.0, True, 0.05)],
 )
-def test_minutes_hold_tuning_evaluation_and_start(machine, tiny, tmp_path, lines, monkeypatch, asked, tune, token):
-    """Also where evaluation takes most of the time."""
+def test_minutes_cover_tuning_evaluation_and_start(
+    machine, tiny_settings, tmp_path, lines, monkeypatch, asked, tune, token
+):
+    """The last case spends most of its time on evaluation."""
     monkeypatch.setitem(globals(), "TOKEN", token)
-    taken = whole(machine, lines, tiny(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
+    taken = run_comparison(machine, lines, tiny_settings(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
     steps = saved_run(tmp_path / "out").steps
-    assert 0.97 * 60 * asked - 2 * (2 * 1.3 + 9 * 1.3) < taken <= 60 * asked  # one step more of each would be too many
+    # one more step in each run would exceed the time
+    assert 0.97 * 60 * asked - 2 * (2 * 1.3 + 9 * 1.3) < taken <= 60 * asked
     runs = machine.trained[1:]
     assert {job.settings.steps for job in runs if not job.trial} == {steps}
     assert {job.settings.steps for job in runs if job.trial} == ({steps // 4} if tune else set())
@@ -152,13 +159,13 @@ def test_minutes_hold_tuning_evaluation_and_start(machine, tiny, tmp_path, lines
 
 
 @pytest.mark.parametrize(("tune", "runs"), [(False, "4 runs"), (True, "18 tuning runs and 4 runs")])
-def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_path, lines, tune, runs):
+def test_start_refuses_too_few_minutes_and_reports_sufficient_ones(machine, tiny_settings, tmp_path, lines, tune, runs):
     with pytest.raises(RunError, match=f"--minutes 2 does not hold {runs} of 20 steps") as refused:
-        lines.begin(tiny(minutes=2.0, seeds=2, tune=tune), tmp_path / "out", elapsed=machine.gone)
+        lines.begin(tiny_settings(minutes=2.0, seeds=2, tune=tune), tmp_path / "out", elapsed=machine.elapsed)
     assert not (tmp_path / "out").exists()
     assert ("without tuning" in refused.value.remedy) is tune
     asked = float(refused.value.remedy.split()[2])
     machine.now, machine.trained = STARTING, []
-    taken = whole(machine, lines, tiny(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
+    taken = run_comparison(machine, lines, tiny_settings(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
     assert 0.8 * 60 * asked < taken <= 60 * asked
     assert saved_run(tmp_path / "out").steps >= 20

@@ -1,4 +1,4 @@
-"""Both gradient paths as logged during training, against two separate leaves on the same batches; and the penalty."""
+"""Tests of logged gradient paths against autograd with two separate tables, and of the penalty."""
 
 import copy
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 class Witness(TrainerCallback):
-    """Copies the model before every step and keeps what was logged."""
+    """Callback that copies the model before every step and collects the logs."""
 
     def __init__(self):
         self.models, self.logs = [], []
@@ -30,16 +30,16 @@ class Witness(TrainerCallback):
             self.logs.append(dict(logs))
 
 
-def chosen(**options):
-    """Plain SGD, clipped hard: what is measured after clipping would show."""
+def sgd_arguments(**options):
+    """Return arguments for SGD with strong clipping, so a norm taken after clipping would differ."""
     usual = {"max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 0.05, "logging_steps": 1}
     usual |= {"max_grad_norm": 0.01, "optim": "sgd", "lr_scheduler_type": "constant"}
     usual |= {"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False, "use_cpu": True}
     return TrainingArguments(output_dir="unused", **{**usual, **options})
 
 
-def trained(installed, text, accumulate=1, **options):
-    """Train three steps; return what was seen and the batches by step and micro-batch."""
+def train_steps(installed, text, accumulate=1, **options):
+    """Train three steps; return the callback and the batches by step and micro-batch."""
     witness, batches = Witness(), []
 
     def collate(rows):
@@ -47,7 +47,7 @@ def trained(installed, text, accumulate=1, **options):
         batches.append(ids)
         return {"input_ids": ids, "labels": ids.clone()}
 
-    given = {"args": chosen(gradient_accumulation_steps=accumulate, **options), "data_collator": collate}
+    given = {"args": sgd_arguments(gradient_accumulation_steps=accumulate, **options), "data_collator": collate}
     given |= {"train_dataset": Blocks(text.split("train"), 16), "callbacks": [witness]}
     TiewiseTrainer(installed, **given).train()
     grouped = [batches[i * accumulate : (i + 1) * accumulate] for i in range(STEPS)]
@@ -55,7 +55,7 @@ def trained(installed, text, accumulate=1, **options):
 
 
 def two_leaves(model, batches):
-    """(gradient through the lookup, through the output projection), the mean loss over `batches`: plain autograd."""
+    """Return the gradients through lookup and head and the mean loss over `batches`, by autograd."""
     lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
     one, two = (end.weight.detach().clone().requires_grad_() for end in (lookup, head))
     in_map, out_map = (getattr(end, name, None) for end, name in ((lookup, "in_map"), (head, "out_map")))
@@ -73,48 +73,50 @@ def two_leaves(model, batches):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "residual:4", "tied+bias"])
-def test_path_norms_equal_those_of_two_leaves_before_clipping(text, job, tiny, arm, accumulate):
-    installed = KIND.build(job(tiny(), arm=arm))
-    witness, batches = trained(installed, text, accumulate)
+def test_path_norms_match_gradients_of_two_separate_tables_before_clipping(text, job, tiny_settings, arm, accumulate):
+    installed = KIND.build(job(tiny_settings(), arm=arm))
+    witness, batches = train_steps(installed, text, accumulate)
     for model, step, logged in zip(witness.models, batches, witness.logs, strict=True):
         a, b, loss = two_leaves(model, step)
         norms = (a.norm().item(), b.norm().item())
         assert (logged["path_a"], logged["path_b"]) == pytest.approx(norms, rel=1e-4)
         assert logged["loss"] == pytest.approx(loss, abs=1e-5)
-        assert min(logged["path_a"], logged["path_b"]) > 0.01  # so clipping to 0.01 would show
+        assert min(logged["path_a"], logged["path_b"]) > 0.01  # norms taken after clipping would be at most 0.01
         if installed.spec.tables == 1:
             assert logged["cosine"] == pytest.approx(F.cosine_similarity(a.flatten(), b.flatten(), 0).item(), abs=1e-4)
         else:
             assert "cosine" not in logged
 
 
-def test_a_window_is_the_mean_of_its_steps(text, job, tiny):
-    fine, coarse = (trained(KIND.build(job(tiny(), arm="tied")), text, logging_steps=n)[0].logs for n in (1, STEPS))
+def test_logged_window_is_mean_of_its_steps(text, job, tiny_settings):
+    fine, coarse = (
+        train_steps(KIND.build(job(tiny_settings(), arm="tied")), text, logging_steps=n)[0].logs for n in (1, STEPS)
+    )
     assert len(coarse) == 1
     for name in ("path_a", "path_b", "cosine", "loss"):
         assert coarse[0][name] == pytest.approx(sum(log[name] for log in fine) / STEPS, rel=1e-6)
 
 
-def test_tracking_changes_nothing(text, job, tiny):
-    tracked, plain = (KIND.build(job(tiny(), arm="tied")) for _ in range(2))
-    trained(tracked, text)
-    Trainer(plain.model, chosen(), train_dataset=Blocks(text.split("train"), 16)).train()
+def test_tracking_leaves_trained_weights_unchanged(text, job, tiny_settings):
+    tracked, plain = (KIND.build(job(tiny_settings(), arm="tied")) for _ in range(2))
+    train_steps(tracked, text)
+    Trainer(plain.model, sgd_arguments(), train_dataset=Blocks(text.split("train"), 16)).train()
     for one, other in zip(tracked.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("accumulate", "shares"), [(1, True), (3, True), (1, False), (3, False)])
-def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, job, tiny, accumulate, shares):
-    """λ‖P‖ adds λ P/‖P‖ to the gradient of P, however many micro-batches a step has and whoever divides the loss."""
+def test_penalty_acts_once_per_step_and_is_excluded_from_logged_loss(text, job, tiny_settings, accumulate, shares):
+    """λ‖P‖ adds λ P/‖P‖ to the gradient of P. Micro-batches and the division of the loss leave this unchanged."""
     options = {"max_grad_norm": 0.0, "learning_rate": 0.5}
     after, logs, start = {}, {}, None
     for weight in (0.0, 0.3):
-        installed = KIND.build(job(tiny(), arm=f"projected:24,penalty={weight}"))
+        installed = KIND.build(job(tiny_settings(), arm=f"projected:24,penalty={weight}"))
         if not shares:
             installed.model.accepts_loss_kwargs = False
         projection = installed.model.get_output_embeddings().out_map.weight
         start = projection.detach().clone()
-        witness, _ = trained(installed, text, accumulate, **options)
+        witness, _ = train_steps(installed, text, accumulate, **options)
         after[weight] = witness.models[1].get_output_embeddings().out_map.weight.detach()
         logs[weight] = witness.logs[0]
     step = after[0.3] - after[0.0]
@@ -122,9 +124,9 @@ def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, job, tiny, 
     assert logs[0.3]["loss"] == pytest.approx(logs[0.0]["loss"], abs=1e-5)
 
 
-def test_the_penalty_is_of_training_only(text, job, tiny):
-    installed = KIND.build(job(tiny(), arm="projected:24,penalty=5"))
-    trainer = TiewiseTrainer(installed, args=chosen())
+def test_penalty_applies_only_in_training_mode(text, job, tiny_settings):
+    installed = KIND.build(job(tiny_settings(), arm="projected:24,penalty=5"))
+    trainer = TiewiseTrainer(installed, args=sgd_arguments())
     inputs = dict.fromkeys(("input_ids", "labels"), torch.tensor([[1, 2, 3, 4]]))
     models = (installed.model.train, installed.model.eval)
     training, evaluated = (trainer.compute_loss(mode(), inputs).item() for mode in models)
@@ -133,9 +135,9 @@ def test_the_penalty_is_of_training_only(text, job, tiny):
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_rows_are_pinned_and_copied_beside_the_computation_where_a_gpu_is(job, tiny, gpu, monkeypatch):
+def test_training_arguments_pin_memory_and_copy_asynchronously_with_gpu(job, tiny_settings, gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(trainer, "TrainingArguments", lambda **given: SimpleNamespace(n_gpu=1, **given))
-    found = trainer.training_arguments(job(tiny()))
+    found = trainer.training_arguments(job(tiny_settings()))
     assert found.dataloader_pin_memory == gpu
     assert found.accelerator_config == {"non_blocking": gpu}

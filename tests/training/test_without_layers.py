@@ -1,4 +1,4 @@
-"""A decoder of no layers is its direct path: what tying costs there is planted in the text, and found."""
+"""Tests of decoders without layers against the irreversibility of a Markov chain in the text."""
 
 import numpy as np
 import pytest
@@ -19,38 +19,39 @@ V, LENGTH = 10, 64
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("arm", ["tied", "untied", "factored:8"])
-def test_it_trains_and_loads(trained, tiny, tmp_path, family, arm):
-    found = trained(tiny(model=family, layers=0), tmp_path, arm)
+def test_decoder_without_layers_trains_and_loads(trained, tiny_settings, tmp_path, family, arm):
+    found = trained(tiny_settings(model=family, layers=0), tmp_path, arm)
     assert found.result.heldout_nll < found.result.initial_nll
     if arm != "factored:8":
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "final").eval()
         logits = again(torch.arange(12)[None]).logits[0]
         assert again.config.num_hidden_layers == 0
-        if family == "llama":  # no position reads another
+        if family == "llama":  # without layers, no position reads another
             torch.testing.assert_close(again(torch.tensor([[5]])).logits[0, 0], logits[5])
 
 
 @pytest.mark.parametrize("changes", [{"kind": "recurrent", "model": "lstm"}, {"kind": "albert"}, {"backend": "flax"}])
-def test_other_kinds_have_layers(changes):
+def test_other_kinds_refuse_zero_layers(changes):
     with pytest.raises(RunError, match="layers = 0; use 1 or more"):
         Settings(**changes, layers=0).checked()
     with pytest.raises(RunError, match="layers = -1; use 0 or more"):
         Settings(layers=-1).checked()
 
 
-def chain(bend):
-    """A ring of V words, P[i, j] = s(d) (1 + bend·sin θ), θ = 2πd/V and d = j − i.
+def transition_matrix(bend):
+    """Return the transition matrix of a ring of V words.
 
-    s = exp(cos θ) / Z is its symmetric part. All words are as frequent, so that the best symmetric path is log s,
-    whose matrix has no negative eigenvalue: W Wᵀ reaches it in two dimensions, with rows of one length, as a norm has.
+    P[i, j] = s(d) (1 + bend·sin θ), θ = 2πd/V and d = j − i. s = exp(cos θ) / Z is its symmetric part. All words have
+    equal frequency, so the best symmetric path is log s. Its matrix has no negative eigenvalue: W Wᵀ equals it in two
+    dimensions with rows of equal norm, as a norm layer gives.
     """
     angle = 2 * np.pi * np.arange(V) / V
     row = np.exp(np.cos(angle))
     return np.stack([np.roll(row / row.sum() * (1 + bend * np.sin(angle)), i) for i in range(V)])
 
 
-def write(folder, rows, paragraphs=100, each=5000):
-    """A text of this chain, and a tokenizer of its words."""
+def write_text_and_tokenizer(folder, rows, paragraphs=100, each=5000):
+    """Write a text drawn from this chain, and a tokenizer of its words."""
     draw, sums = np.random.default_rng(0), rows.cumsum(1)
     ids = [draw.integers(0, V, paragraphs)]
     for _ in range(each - 1):
@@ -65,15 +66,15 @@ def write(folder, rows, paragraphs=100, each=5000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bend", [0.0, 0.8])
-def test_tying_costs_the_irreversibility_and_nothing_on_a_symmetric_chain(tmp_path, bend):
-    rows = chain(bend)
-    write(tmp_path, rows)
+def test_tying_gap_matches_irreversibility_of_markov_chain(tmp_path, bend):
+    rows = transition_matrix(bend)
+    write_text_and_tokenizer(tmp_path, rows)
     text, tokenizer = str(tmp_path / "text.txt"), str(tmp_path / "tokenizer.json")
     found = tiewise.compare(
         tmp_path / "run", text=text, tokenizer=tokenizer, arms=["tied", "untied"], layers=0, width=16, heads=1,
         length=LENGTH, batch=64, steps=300, learning_rate=0.02, weight_decay=0.0, jobs=1, quiet=True,
     )  # fmt: skip
-    # of these held-out pairs by both true paths: by the chain itself it would carry the noise of drawing them
+    # evaluate both true paths on the held-out pairs, because the value for the chain lacks their sampling noise
     data = load_prepared(tmp_path / "run" / DATA)
     ids = np.asarray(data.split("heldout")).astype(int)
     blocks = ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH)
@@ -81,7 +82,7 @@ def test_tying_costs_the_irreversibility_and_nothing_on_a_symmetric_chain(tmp_pa
     words = (before < V) & (after < V)
     before, after = before[words], after[words]
     planted = np.log(2 * rows[before, after] / (rows[before, after] + rows[after, before])).mean()
-    # what the untied path loses by learning V(V − 1)/2 more probabilities from one finite text, which all seeds share
+    # loss of the untied path from learning V(V − 1)/2 more probabilities from one finite text, equal for all seeds
     learnt = scipy.stats.chi2.ppf(0.95, V * (V - 1) // 2) / (2 * len(data.split("train")))
     gap = gaps(found)[1]
     assert learnt < 1e-4

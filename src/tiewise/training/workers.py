@@ -12,20 +12,20 @@ The processes are our own because `concurrent.futures` (Python 3.11) and loky (3
 soon as `concurrent.futures` keeps the promise:
 
 - A run whose process is killed is named with the signal, and the other runs write a checkpoint
-  (`test_a_worker_that_is_killed_is_named_and_the_others_can_be_resumed`). Both pools end all processes with the one
-  that is killed, and every run gets the same error
-  (`test_one_killed_process_fails_all_calls_and_no_error_names_its_work`). `concurrent.futures` sometimes hangs instead.
+  (`test_killed_worker_is_named_and_other_runs_resume`). Both pools end all processes with the one that is killed, and
+  every run gets the same error (`test_pool_fails_all_calls_after_one_kill_without_naming_signal`). `concurrent.futures`
+  sometimes hangs instead.
 - Workers end with their parent, also if it is killed (`test_process.py`). Those of both pools live on
-  (`test_a_process_outlives_its_killed_parent`).
-- A script may call `tiewise.compare` without `if __name__ == "__main__"` (`test_a_script_without_a_guard_runs_once`).
-  `concurrent.futures` runs the script again in every process
-  (`test_a_script_without_a_guard_runs_again`).
-- Ctrl-C on a terminal prints no traceback, also while a process starts
-  (`test_ctrl_c_while_a_worker_is_started_ends_it`). Both pools start processes in the session of the parent, and cannot
-  do otherwise (`test_a_process_is_in_the_session_of_its_parent`).
+  (`test_pool_process_outlives_killed_parent`).
+- A script may call `tiewise.compare` without `if __name__ == "__main__"`
+  (`test_workers_run_script_without_main_guard_once`). `concurrent.futures` runs the script again in every process
+  (`test_pool_runs_script_without_main_guard_again`).
+- Ctrl-C on a terminal prints no traceback, also while a process starts (`test_ctrl_c_ends_workers_that_are_starting`).
+  Both pools start processes in the session of the parent, and cannot do otherwise
+  (`test_pool_process_shares_session_of_parent`).
 - Ctrl-C just as a run ends prints no traceback either
-  (`test_ctrl_c_just_after_a_run_has_ended_keeps_its_value_and_says_nothing`). A process of
-  `concurrent.futures` prints one and ends. The next call then raises, or never returns.
+  (`test_ctrl_c_after_run_ends_keeps_its_value_and_interrupts_next_run`). A process of `concurrent.futures` prints one
+  and ends. The next call then raises, or never returns.
 - Nothing but the workers is started. Both pools start processes that track semaphores, which end with the parent only
   and print warnings if it is killed.
 

@@ -1,4 +1,4 @@
-"""ALBERT runs: both losses, arms that share, a resumed run that is the whole, what is refused."""
+"""Tests of ALBERT runs against model outputs, uninterrupted runs and published recipes."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.training.conftest import differing, jobs_on, prose, refusal
+from tests.training.conftest import differing_fields, jobs_on, prose, refusal
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
@@ -45,11 +45,11 @@ def text(settings, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def job(text):
-    """Make the job of the settings' arm on that text."""
+    """Return a function that makes the job of the settings' arm on that text."""
     return lambda settings, folder=None: jobs_on(text)(settings.checked(), folder)
 
 
-def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, job, tmp_path):
+def test_albert_first_loss_matches_measured_loss_with_large_init(settings, text, job, tmp_path):
     wide = replace(settings, init=0.5)
     own = job(wide, tmp_path)
     predicted = KIND.first_loss(own)
@@ -57,7 +57,7 @@ def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, job, tmp_pa
     assert predicted > math.log(text.vocab) + 0.5
 
 
-def test_marks_are_put_behind_the_tokens_once(text):
+def test_add_marks_appends_special_tokens_once(text):
     tokenizer = AutoTokenizer.from_pretrained(text.folder / "tokenizer")
     assert text.vocab == len(tokenizer) == 304
     assert [getattr(tokenizer, name) for name in MARKS] == list(MARKS.values())
@@ -65,7 +65,7 @@ def test_marks_are_put_behind_the_tokens_once(text):
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
-def test_a_run(objective, settings, text, job, tmp_path):
+def test_albert_run_lowers_loss_and_saves_metrics_and_model(objective, settings, text, job, tmp_path):
     own = replace(settings, kind_options=replace(settings.kind_options, objective=objective))
     found = train(job(own, tmp_path)).result
     assert found.heldout_nll < found.initial_nll
@@ -87,8 +87,8 @@ def test_a_run(objective, settings, text, job, tmp_path):
     assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
 
 
-def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path, monkeypatch):
-    """Accuracies of the first predicted tokens alone, whose logits the fused loss does not compute."""
+def test_logged_losses_and_accuracies_match_model_outputs_at_each_step(settings, text, job, tmp_path, monkeypatch):
+    """The accuracy covers only the first predicted tokens, because the fused loss computes no logits."""
     monkeypatch.setattr(albert, "SAMPLE", 5)
     own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
     train(own)
@@ -111,24 +111,25 @@ def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path, mon
 
 @pytest.mark.parametrize("name", ["dropout", "in_order", "short", "masking", "warmup", "clip"])
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
-def test_negative_and_infinite_settings_are_refused(name, value):
+def test_albert_options_refuse_negative_and_non_finite_values(name, value):
     with pytest.raises(RunError, match=rf"{name} = {value}; use zero or a positive number"):
         replace(AlbertOptions(), **{name: value}).checked()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_a_resumed_run_is_the_whole(optimizer, settings, job, interrupted, tmp_path):
+def test_resumed_albert_run_matches_uninterrupted_run(optimizer, settings, job, interrupted, tmp_path):
     own = replace(settings, kind_options=replace(settings.kind_options, optimizer=optimizer, dropout=0.1))
     whole = train(job(own, tmp_path / "whole"))
     interrupted(job(own, tmp_path / "cut"), 7)
-    assert differing(train(job(own, tmp_path / "cut")).result, whole.result) == set()
+    assert differing_fields(train(job(own, tmp_path / "cut")).result, whole.result) == set()
 
 
-def test_accumulated_micro_batches_are_one_batch(settings, text, job, tmp_path):
+def test_accumulated_albert_micro_batches_match_one_batch(settings, text, job, tmp_path):
     one = replace(settings, steps=4, batch=8, kind_options=replace(settings.kind_options, objective="none"))
     several = replace(one, batch=2, accumulate=4)
     a, b = (train(job(s, tmp_path / str(s.batch))).result for s in (one, several))
-    assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)  # means of means: rows have unlike many masks
+    # a mean of means, because rows have different numbers of masked tokens
+    assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)
     paths = [p.path_b for p in a.curve], [p.path_b for p in b.curve]
     assert paths[1] == pytest.approx(paths[0], rel=0.2)  # not four times as large
 
@@ -143,7 +144,7 @@ def test_accumulated_micro_batches_are_one_batch(settings, text, job, tmp_path):
         ("untied+share=all:groups=2", 16, "all:groups=2", False, False),
     ],
 )
-def test_arms(arm, width, sharing, tied, projected, settings, text, job):
+def test_build_shares_tables_and_layers_as_arm_requests(arm, width, sharing, tied, projected, settings, text, job):
     own = job(replace(settings, arms=(arm,)))
     assert own.arm == arm
     installed = KIND.build(own)
@@ -155,7 +156,7 @@ def test_arms(arm, width, sharing, tied, projected, settings, text, job):
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("albert")])
-def test_recipes(name):
+def test_albert_recipes_keep_hidden_size_equal_to_width(name):
     found = Settings.of(recipe(name)).checked()
     assert found.kind == "albert"
     assert [arm_config(found, arm, 8).hidden_size for arm in found.arms] == [found.width] * len(found.arms)
@@ -174,7 +175,7 @@ def test_recipes(name):
         ({"arms": ("factored-untied:in=8,out=4",)}, {}, "both of one width"),
     ],
 )
-def test_refused(changes, own, said, settings, tmp_path):
+def test_albert_run_refuses_invalid_settings(changes, own, said, settings, tmp_path):
     made = replace(settings, **changes, kind_options=replace(settings.kind_options, **own))
     with refusal(said):
         KIND.prepare(made.checked(), tmp_path)

@@ -1,4 +1,4 @@
-"""The models of a comparison: what arms of one seed share, what they hold, where they start, what they are measured."""
+"""Tests of decoder arms: initial weights, parameter counts, and losses against cross-entropy in fp64."""
 
 import copy
 import math
@@ -22,28 +22,32 @@ FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])
 
 
 @pytest.fixture
-def made(job):
-    """Build the model of an arm."""
+def build_model(job):
+    """Return a function that builds the model of an arm."""
     return lambda settings, arm="tied", **changes: KIND.build(job(settings, arm=arm, **changes))
 
 
-def body(installed):
-    """Parameters that are neither a table nor a map nor a bias of the boundary."""
+def body_parameters(installed):
+    """Return the parameters that belong to neither the input embedding nor the output head."""
     ends = (installed.model.get_input_embeddings(), installed.model.get_output_embeddings())
     theirs = {id(p) for end in ends for p in end.parameters()}
     return {name: p for name, p in installed.model.named_parameters() if id(p) not in theirs}
 
 
 @FAMILIES
-def test_arms_of_one_seed_share_their_body_bit_for_bit_and_the_input_table_where_shapes_do(made, tiny, family):
-    settings = tiny(model=family)
-    models, again, another = {arm: made(settings, arm) for arm in ARMS}, made(settings), made(settings, seed=2)
-    first = body(models["tied"])
+def test_arms_of_one_seed_start_from_equal_body_and_input_table(build_model, tiny_settings, family):
+    settings = tiny_settings(model=family)
+    models, again, another = (
+        {arm: build_model(settings, arm) for arm in ARMS},
+        build_model(settings),
+        build_model(settings, seed=2),
+    )
+    first = body_parameters(models["tied"])
     assert len(first) > 5
-    for other in map(body, (*models.values(), again)):
+    for other in map(body_parameters, (*models.values(), again)):
         assert set(other) == set(first)
         assert all(torch.equal(other[name], first[name]) for name in first)
-    assert any(not torch.equal(value, first[name]) for name, value in body(another).items())
+    assert any(not torch.equal(value, first[name]) for name, value in body_parameters(another).items())
     tables = {arm: installed.tables() for arm, installed in models.items()}
     for arm in ("untied", "residual:4", "spd", "tied+bias"):
         assert torch.equal(tables[arm][0], tables["tied"][0])
@@ -66,38 +70,40 @@ def test_arms_of_one_seed_share_their_body_bit_for_bit_and_the_input_table_where
         ("spd", None),
     ],
 )
-def test_parameters_by_component_sum_to_the_model_by_unique_storage(made, tiny, family, arm, expected):
-    installed = made(tiny(model=family), arm)
+def test_parameter_counts_by_component_sum_to_unique_model_parameters(
+    build_model, tiny_settings, family, arm, expected
+):
+    installed = build_model(tiny_settings(model=family), arm)
     found = KIND.parameters(installed)
     storages = {p.untyped_storage().data_ptr(): p.numel() for p in installed.model.parameters()}
     assert sum(found.values()) == sum(storages.values())
     assert min(found.values()) > 0
-    assert found.pop("body") == sum(p.numel() for p in body(installed).values())
+    assert found.pop("body") == sum(p.numel() for p in body_parameters(installed).values())
     assert expected in (found, None)
 
 
 @FAMILIES
-def test_match_parameters_spends_on_the_body_what_the_boundary_saves(text, made, tiny, family):
+def test_match_parameters_widens_body_to_equal_total_parameters(text, build_model, tiny_settings, family):
     arms = ("tied", "untied", "factored:8", "residual:4")
-    settings = tiny(model=family, arms=arms, match="parameters")
+    settings = tiny_settings(model=family, arms=arms, match="parameters")
     wide = KIND.feed_forward(settings, text.vocab)
-    found = {arm: KIND.parameters(made(settings, arm, feed_forward=wide[arm])) for arm in arms}
+    found = {arm: KIND.parameters(build_model(settings, arm, feed_forward=wide[arm])) for arm in arms}
     totals = {arm: sum(count.values()) for arm, count in found.items()}
     assert all(abs(total / totals["untied"] - 1) < 0.005 for total in totals.values())
     assert found["untied"]["body"] < found["tied"]["body"] < found["factored:8"]["body"]
-    assert KIND.feed_forward(tiny(model=family, arms=arms), text.vocab) == dict.fromkeys(arms)
+    assert KIND.feed_forward(tiny_settings(model=family, arms=arms), text.vocab) == dict.fromkeys(arms)
 
 
-MEETING = ["tied", "untied", "residual:4", "spd", "factored:64", "projected:96", "projected:out=none"]
-MEETING += ["tied+input_scale=sqrt_d+output_scale=1/sqrt_d", "tied+softcap=20", "tied+output_scale=0.5"]
-MEETING += ["factored-untied:in=64,out=32", "untied+softcap=1"]
+FIRST_LOSS_ARMS = ["tied", "untied", "residual:4", "spd", "factored:64", "projected:96", "projected:out=none"]
+FIRST_LOSS_ARMS += ["tied+input_scale=sqrt_d+output_scale=1/sqrt_d", "tied+softcap=20", "tied+output_scale=0.5"]
+FIRST_LOSS_ARMS += ["factored-untied:in=64,out=32", "untied+softcap=1"]
 
 
 @pytest.mark.parametrize("init", [None, 0.3, 1.0])
-@pytest.mark.parametrize("kind", MEETING)
-def test_the_first_loss_of_a_wide_table_is_the_predicted_one(job, tiny, kind, init):
-    """Each token's row against the state above it, by hand: targets drawn uniformly, from a real model's logits."""
-    own = job(tiny(width=128, heads=4, layers=2, length=64, init=init), arm=kind)
+@pytest.mark.parametrize("kind", FIRST_LOSS_ARMS)
+def test_first_loss_matches_measured_initial_loss(job, tiny_settings, kind, init):
+    """The reference is the mean loss over all possible targets, from the logits of a model."""
+    own = job(tiny_settings(width=128, heads=4, layers=2, length=64, init=init), arm=kind)
     own = replace(own, text=SimpleNamespace(vocab=4096))
     losses = []
     for seed in (1, 2):
@@ -113,35 +119,37 @@ def test_the_first_loss_of_a_wide_table_is_the_predicted_one(job, tiny, kind, in
 
 
 @pytest.mark.parametrize("arm", ["tied", "tied+init=1"])
-def test_a_llama_s_first_loss_is_that_of_its_config(job, tiny, tmp_path, arm):
-    """Which any other family's is read from."""
+def test_first_loss_is_equal_for_llama_name_and_its_config_file(job, tiny_settings, tmp_path, arm):
+    """The prediction for any other family is read from its config."""
     sizes = {"heads": 4, "layers": 3, "width": 32}
-    make_config(tiny(**sizes), 300).save_pretrained(tmp_path)
-    read, known = (KIND.first_loss(job(tiny(**sizes, model=model), arm=arm)) for model in (str(tmp_path), "llama"))
+    make_config(tiny_settings(**sizes), 300).save_pretrained(tmp_path)
+    read, known = (
+        KIND.first_loss(job(tiny_settings(**sizes, model=model), arm=arm)) for model in (str(tmp_path), "llama")
+    )
     assert known == pytest.approx(read, abs=1e-12)
 
 
-def test_init_of_the_arm_goes_before_that_of_the_run(job, tiny):
-    assert KIND.table_std(job(tiny(init=0.2), arm="tied+init=0.3")) == 0.3
-    assert KIND.table_std(job(tiny(init=0.2))) == 0.2
-    assert KIND.table_std(job(tiny())) == sound_std(16)
+def test_table_std_prefers_init_of_arm_over_init_of_run(job, tiny_settings):
+    assert KIND.table_std(job(tiny_settings(init=0.2), arm="tied+init=0.3")) == 0.3
+    assert KIND.table_std(job(tiny_settings(init=0.2))) == 0.2
+    assert KIND.table_std(job(tiny_settings())) == sound_std(16)
 
 
-def test_a_config_json_by_file_or_folder(text, made, tiny, tmp_path):
-    """A checkpoint's: other vocabulary, bf16, special tokens beyond ours."""
+def test_model_setting_accepts_config_json_file_or_its_folder(text, build_model, tiny_settings, tmp_path):
+    """The config comes from a checkpoint: it has another vocabulary, bf16, and special tokens beyond ours."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "max_position_embeddings": 64}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     others = {"vocab_size": 151_936, "bos_token_id": 151_643, "eos_token_id": 151_645, "dtype": "bfloat16"}
     Qwen2Config(**sizes, **heads, **others).save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
-        installed = made(tiny(model=str(path)))
+        installed = build_model(tiny_settings(model=str(path)))
         assert installed.model.config.model_type == "qwen2"
         assert installed.tables()[0].shape == (300, 32)
-        # weights in bf16 would swallow most updates; the bf16 setting computes in bf16 and keeps them in fp32
+        # bf16 weights would round most updates away; the bf16 setting computes in bf16 with fp32 weights
         assert {p.dtype for p in installed.model.parameters()} == {torch.float32}
-    settings = tiny(model=str(tmp_path), match="parameters")
+    settings = tiny_settings(model=str(tmp_path), match="parameters")
     wide = KIND.feed_forward(settings, text.vocab)
-    tied, untied = (sum(KIND.parameters(made(settings, arm, feed_forward=wide[arm])).values()) for arm in wide)
+    tied, untied = (sum(KIND.parameters(build_model(settings, arm, feed_forward=wide[arm])).values()) for arm in wide)
     assert wide["untied"] == 48
     assert abs(tied / untied - 1) < 0.005
 
@@ -158,47 +166,47 @@ def test_a_config_json_by_file_or_folder(text, made, tiny, tmp_path):
         ('{"model_type": "resnet"}', "no causal language model can be built (it has no hidden_size)"),
     ],
 )
-def test_a_config_json_that_cannot_be_used(made, tiny, tmp_path, content, says):
+def test_build_refuses_unusable_config_json(build_model, tiny_settings, tmp_path, content, says):
     path = tmp_path / "config.json"
     path.write_text(content)
     with refusal(says):
-        made(tiny(model=str(path)))
+        build_model(tiny_settings(model=str(path)))
 
 
-def test_a_null_feed_forward_width_is_four_times_the_models_and_none_is_refused(text, tiny, tmp_path):
+def test_feed_forward_reads_null_width_as_four_widths_and_refuses_missing_width(text, tiny_settings, tmp_path):
     wide = {}
     for inner in (None, 64):
         GPT2Config(n_embd=16, n_layer=1, n_head=2, n_inner=inner).save_pretrained(tmp_path)
-        wide[inner] = KIND.feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
+        wide[inner] = KIND.feed_forward(tiny_settings(model=str(tmp_path), match="parameters"), text.vocab)
     assert wide[None] == wide[64]
     assert wide[None]["untied"] == 64 < wide[None]["tied"]
     BloomConfig(hidden_size=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(RunError, match="use --match width"):
-        KIND.feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
+        KIND.feed_forward(tiny_settings(model=str(tmp_path), match="parameters"), text.vocab)
 
 
-def test_tables_start_from_word_vectors_of_their_width(text, made, tiny, tmp_path):
+def test_vectors_arm_initializes_tables_from_word_vectors(text, build_model, tiny_settings, tmp_path):
     words = text.tokenizer.convert_ids_to_tokens(list(range(10, 20)))
     path = tmp_path / "words.txt"
     path.write_text("".join(f"{word}{f' {i}' * 16}\n" for i, word in enumerate(words)), encoding="utf-8")
-    tied, drawn = (made(tiny(), arm) for arm in (f"tied+vectors={path}", "tied"))
+    tied, drawn = (build_model(tiny_settings(), arm) for arm in (f"tied+vectors={path}", "tied"))
     table = tied.tables()[0]
     assert torch.equal(table[12], torch.full((16,), 2.0))
     assert torch.equal(table[20:], drawn.tables()[0][20:])
     assert tied.tables()[1] is table
-    frozen = made(tiny(), f"untied+vectors={path}+freeze")
+    frozen = build_model(tiny_settings(), f"untied+vectors={path}+freeze")
     trained = [one.requires_grad for installed in (tied, frozen) for one in installed.tables()]
     assert trained == [True, True, False, True]
 
 
 @pytest.fixture(params=["llama", "gpt2"])
-def installed(request, made, tiny):
-    """Of wide tables, so that losses differ much from token to token."""
-    return made(tiny(model=request.param), "untied+init=0.5")
+def installed(request, build_model, tiny_settings):
+    """Build a model with a large init, so losses differ strongly between tokens."""
+    return build_model(tiny_settings(model=request.param), "untied+init=0.5")
 
 
-def by_hand(installed, rows):
-    """(losses, tokens) of what rows [n, T] predict, by the family's own classes and plain cross-entropy in fp64."""
+def reference_losses(installed, rows):
+    """Return (losses, targets) of rows [n, T] by plain classes and cross-entropy in fp64."""
     plain = copy.deepcopy(installed.model)
     type(installed)(plain, plain._tiewise).uninstall()
     ids = torch.from_numpy(rows.astype(np.int64))
@@ -208,9 +216,9 @@ def by_hand(installed, rows):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_nll_is_the_mean_over_every_predicted_token_and_bins_are_of_their_frequency(installed, text, training):
+def test_measure_matches_fp64_mean_nll_and_nll_by_token_frequency(installed, text, training):
     tokens = text.split("heldout")
-    losses, targets = by_hand(installed, tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH))
+    losses, targets = reference_losses(installed, tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH))
     seen = torch.from_numpy(text.counts)[targets]
     installed.model.train(training)
     found = measure(installed, tokens, LENGTH, text.counts)
@@ -222,22 +230,22 @@ def test_nll_is_the_mean_over_every_predicted_token_and_bins_are_of_their_freque
         assert bin_.tokens == len(inside)
         assert bin_.nll is None if not len(inside) else bin_.nll == pytest.approx(inside.mean().item(), abs=1e-5)
     assert len([b for b in found.bins if b.tokens]) >= 2
-    assert installed.model.training is training  # the model is put back as it was
+    assert installed.model.training is training  # `measure` restores the mode
     assert all(p.grad is None for p in installed.model.parameters())
 
 
-def test_so_many_blocks_spread_over_the_split(installed, text):
+def test_measure_spreads_requested_blocks_evenly_over_split(installed, text):
     tokens = text.split("heldout")[: 10 * LENGTH + 5]
-    losses, _ = by_hand(installed, tokens[: 10 * LENGTH].reshape(10, LENGTH)[[0, 3, 6]])
+    losses, _ = reference_losses(installed, tokens[: 10 * LENGTH].reshape(10, LENGTH)[[0, 3, 6]])
     found, *whole = (measure(installed, tokens, LENGTH, text.counts, blocks) for blocks in (3, None, 10**6))
     assert found.tokens == 3 * (LENGTH - 1)
     assert found.nll == pytest.approx(losses.mean().item(), abs=1e-5)
     assert whole[0] == whole[1]
-    assert math.isnan(measure(installed, tokens[:3], LENGTH, text.counts).nll)  # no block
+    assert math.isnan(measure(installed, tokens[:3], LENGTH, text.counts).nll)  # fewer tokens than one block
 
 
-def test_batches_do_not_change_it(installed, text):
-    """Many batches and one: 4,096 tokens go at once."""
+def test_measure_returns_same_nll_for_one_batch_and_many(installed, text):
+    """`measure` evaluates 4,096 tokens at a time."""
     tokens = np.tile(np.asarray(text.split("heldout")[:512]), 20)
     once, many = (measure(installed, tokens[:count], LENGTH, text.counts) for count in (512, None))
     assert (many.tokens, many.nll) == (20 * once.tokens, pytest.approx(once.nll, abs=1e-6))

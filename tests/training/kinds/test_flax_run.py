@@ -1,4 +1,4 @@
-"""A run in JAX: the start, files and measures of PyTorch; however it is stopped, it ends with the same figures."""
+"""Tests of training runs in JAX against a plain PyTorch loop and against uninterrupted runs."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from tests.training.conftest import assert_same
+from tests.training.conftest import assert_same_results
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import tiewise.hf  # noqa: F401, factored checkpoints load through it
@@ -26,7 +26,7 @@ from tiewise.training.run import kind_of
 
 
 def blocks_in_order(tokens, settings, seed):
-    """[B, T] ids of every step: whole batches of one permutation of the blocks after another, in ascending order."""
+    """Return [steps, B, T] ids in the order of training. Each epoch permutes the blocks; each batch is sorted."""
     rows = np.array(tokens[: len(tokens) // settings.length * settings.length]).reshape(-1, settings.length)
     draw, found = np.random.default_rng(seed), []
     while len(found) < settings.steps:
@@ -36,11 +36,11 @@ def blocks_in_order(tokens, settings, seed):
     return torch.tensor(np.array(found[: settings.steps]), dtype=torch.long)
 
 
-def by_a_plain_loop(asked):
-    """What PyTorch alone reaches from the same start on the same blocks: its autograd, AdamW and cross-entropy.
+def train_in_plain_loop(asked):
+    """Train on the same blocks from the same weights with autograd, AdamW and cross-entropy of PyTorch.
 
-    A plain Llama has two tables here; a tied one sums both gradients and copies the table, which gives the norm of
-    each path. A factored one keeps its boundary, and its paths are not asked for.
+    The plain Llama has two tables. For a tied arm the loop sums both gradients and copies the table, which gives the
+    norm of each path. A factored arm keeps its boundary, and the loop reports no path norms for it.
     """
     s, installed = asked.settings, kind_of(replace(asked.settings, backend="torch")).build(asked)
     is_tied, is_plain = str(asked.spec) == "tied", str(asked.spec) in ("tied", "untied")
@@ -91,16 +91,16 @@ def by_a_plain_loop(asked):
 @pytest.mark.parametrize(
     "arm", ["tied", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("untied", "factored:8"))]
 )
-def test_both_backends_start_alike_and_end_as_a_plain_loop_does(arm, trained, tiny, job, tmp_path):
-    theirs = trained(tiny(), tmp_path / "torch", arm, probe=(3, 4))
-    ours = trained(tiny(backend="flax"), tmp_path / "flax", arm, probe=(3, 4))
+def test_flax_run_starts_as_torch_run_and_ends_as_plain_torch_loop(arm, trained, tiny_settings, job, tmp_path):
+    theirs = trained(tiny_settings(), tmp_path / "torch", arm, probe=(3, 4))
+    ours = trained(tiny_settings(backend="flax"), tmp_path / "flax", arm, probe=(3, 4))
     a, b = ours.result, theirs.result
     same = "initial_nll predicted_initial_nll init_std parameters trainable_parameters training_bytes steps"
     for name in same.split():
         assert getattr(a, name) == getattr(b, name), name
     assert a.heldout_nll < a.initial_nll - 0.3
     assert [(p.step, p.tokens) for p in a.curve] == [(p.step, p.tokens) for p in b.curve]
-    wanted = by_a_plain_loop(job(tiny(backend="flax"), tmp_path / "plain", arm))
+    wanted = train_in_plain_loop(job(tiny_settings(backend="flax"), tmp_path / "plain", arm))
     assert a.heldout_nll == pytest.approx(wanted["heldout_nll"], abs=1e-5)
     for name, values in wanted["curve"].items():
         assert [getattr(p, name) for p in a.curve] == pytest.approx(values, rel=1e-5), name
@@ -110,7 +110,7 @@ def test_both_backends_start_alike_and_end_as_a_plain_loop_does(arm, trained, ti
     with torch.no_grad():
         path = model.lm_head(model.get_input_embeddings()(torch.tensor([3, 4])))[:, [3, 4]]
     torch.testing.assert_close(path, torch.tensor(ours.direct_path), rtol=1e-5, atol=1e-6)
-    assert trained(tiny(backend="flax"), tmp_path / "flax", arm, probe=(3, 4)) == ours
+    assert trained(tiny_settings(backend="flax"), tmp_path / "flax", arm, probe=(3, 4)) == ours
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_both_backends_start_alike_and_end_as_a_plain_loop_does(arm, trained, ti
         ({"backend": "tpu"}, "backend = 'tpu'; choose torch or flax"),
     ],
 )
-def test_what_the_backend_lacks_is_refused(tiny, changes, said):
+def test_flax_backend_refuses_unsupported_settings(tiny_settings, changes, said):
     with pytest.raises(RunError, match=said):
-        tiny(**{"backend": "flax", **changes}).checked()
+        tiny_settings(**{"backend": "flax", **changes}).checked()
 
 
 @pytest.mark.slow
-def test_a_comparison_by_flax_has_the_report_of_every_comparison(tiny, tmp_path, lines):
-    """`tiewise compare --backend flax`: the same results.json and page, with the versions of what trained."""
+def test_flax_comparison_writes_results_with_jax_version(tiny_settings, tmp_path, lines):
+    """Finish the runs of `tiewise compare --backend flax`, whose results.json includes the version of JAX."""
     arms = ("tied", "untied", "factored:8")
-    out = lines.begin(tiny(backend="flax", arms=arms, seeds=2, steps=12), tmp_path / "run")
+    out = lines.begin(tiny_settings(backend="flax", arms=arms, seeds=2, steps=12), tmp_path / "run")
     found = finish(out, lines.display)
     assert [(r.arm, r.seed) for r in found.runs] == [(arm, seed) for seed in (1, 2) for arm in arms]
     assert found.env["jax"] == jax.__version__
@@ -140,8 +140,8 @@ def test_a_comparison_by_flax_has_the_report_of_every_comparison(tiny, tmp_path,
     assert finish(out, lines.display).runs == found.runs
 
 
-def pressed(monkeypatch, number):
-    """Press Ctrl-C before the `number`-th step from here on."""
+def press_ctrl_c_before_step(monkeypatch, number):
+    """Press Ctrl-C before the `number`-th of the following steps."""
     real, calls = flax_training._step, []
 
     def step(*arguments):
@@ -154,35 +154,36 @@ def pressed(monkeypatch, number):
 
 
 @pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, trained, tmp_path, monkeypatch):
-    """In the middle of a window of the curve, right before one ends, and at the last step."""
-    whole = trained(tiny(backend="flax"), tmp_path / "whole").result
+def test_flax_run_resumes_from_checkpoint_written_at_ctrl_c(tiny_settings, trained, tmp_path, monkeypatch):
+    """Press Ctrl-C within a window of the curve, before one ends, and at the last step."""
+    whole = trained(tiny_settings(backend="flax"), tmp_path / "whole").result
     folder = tmp_path / "cut"
     for number, step in ((5, 5), (3, 8), (32, 40)):
         with monkeypatch.context() as patch:
-            pressed(patch, number)
+            press_ctrl_c_before_step(patch, number)
             with pytest.raises(Interrupted):
-                trained(tiny(backend="flax"), folder)
+                trained(tiny_settings(backend="flax"), folder)
         assert json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())["global_step"] == step
         assert len(list(folder.glob("checkpoint-*"))) <= 2
-    resumed = trained(tiny(backend="flax"), folder).result
-    assert_same(resumed, whole)
+    resumed = trained(tiny_settings(backend="flax"), folder).result
+    assert_same_results(resumed, whole)
     assert resumed.seconds > 0
-    assert resumed.tokens_per_second == pytest.approx((40 - 3) * 64 / resumed.seconds)  # three processes' first steps
+    # no process times its first step, and three processes trained
+    assert resumed.tokens_per_second == pytest.approx((40 - 3) * 64 / resumed.seconds)
     assert sorted(path.name for path in folder.iterdir()) == ["final", "metrics.jsonl", "result.json"]
 
 
-def begun(seed, width=8):
-    """A training run of seconds, no step taken."""
+def new_fitting(seed, width=8):
+    """Return a training run before its first step."""
     recipe = OptaxRecipe(steps=60, batch=4, length=6, learning_rate=3e-2)
     return flax_training.Fitting(FlaxDecoder("untied", 7, width, 1, 2, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    run = begun(0)
+def test_resume_from_refuses_checkpoint_of_other_model_or_format(tmp_path):
+    run = new_fitting(0)
     flax.save_checkpoint(run, tmp_path)
     with pytest.raises(CheckpointError, match="checkpoint-0 is of another model or optimizer; use the versions"):
-        flax.resume_from(begun(0, width=4), tmp_path / "checkpoint-0")
+        flax.resume_from(new_fitting(0, width=4), tmp_path / "checkpoint-0")
     (tmp_path / "checkpoint-0" / flax.ARRAYS).write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         flax.resume_from(run, tmp_path / "checkpoint-0")
@@ -191,13 +192,13 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         flax.resume_from(run, tmp_path / "checkpoint-0")
 
 
-def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
-    """Cut in the middle of a window of the curve, with two older checkpoints and a torn newer one."""
+def test_fitting_resumes_bit_for_bit_from_newest_checkpoint(tmp_path):
+    """The run stops within a window of the curve. It leaves two older checkpoints and an incomplete newer one."""
 
     def points(run):
         return [point for point in run.steps() if point is not None]
 
-    whole, cut, seen = begun(0), begun(0), []
+    whole, cut, seen = new_fitting(0), new_fitting(0), []
     wanted = points(whole)
     for point in cut.steps():
         seen += [] if point is None else [point]
@@ -207,7 +208,7 @@ def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
             break
     (tmp_path / "checkpoint-33").mkdir()
     (tmp_path / "checkpoint-34.partial").mkdir()
-    resumed = begun(1)
+    resumed = new_fitting(1)
     flax.resume_from(resumed, newest_checkpoint(tmp_path)[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-31"]
     assert resumed.step == 31

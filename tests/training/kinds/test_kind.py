@@ -1,4 +1,4 @@
-"""A kind of run is one file: a new one trains and is compared, and none is loaded that nobody asked for."""
+"""Tests that each kind of run is one file, which is imported only when used."""
 
 import subprocess
 import sys
@@ -38,11 +38,13 @@ KIND = ThrowawayKind()
 """
 
 
-def test_a_new_kind_is_one_file(tiny, tmp_path, lines, monkeypatch):
+def test_kind_added_as_one_file_trains_and_compares(tiny_settings, tmp_path, lines, monkeypatch):
     (tmp_path / "kinds").mkdir()
     (tmp_path / "kinds" / "throwaway.py").write_text(THROWAWAY)
     monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path / "kinds")])
-    settings = {name: value for name, value in vars(tiny(steps=6)).items() if name not in ("kind_options", "kind")}
+    settings = {
+        name: value for name, value in vars(tiny_settings(steps=6)).items() if name not in ("kind_options", "kind")
+    }
     chosen = Settings.of({**settings, "kind": "throwaway", "throwaway_factor": 2.0})
     found = finish(lines.begin(chosen, tmp_path / "out"), lines.display)
     assert [run.init_std for run in found.runs] == [2 * sound_std(16)] * 2
@@ -52,7 +54,7 @@ def test_a_new_kind_is_one_file(tiny, tmp_path, lines, monkeypatch):
         Settings.of({"kind": "throwaway", "tune": True}).checked()
 
 
-def test_an_unknown_kind_is_refused_with_the_names_of_all_files():
+def test_settings_refuse_unknown_kind_and_list_all_kinds():
     files = Path(kinds.__file__).parent.glob("[a-z]*.py")
     names = ", ".join(sorted(path.stem for path in files))
     assert {"decoder", "flax"} <= {path.stem for path in Path(kinds.__file__).parent.glob("*.py")}
@@ -61,7 +63,7 @@ def test_an_unknown_kind_is_refused_with_the_names_of_all_files():
 
 
 @pytest.mark.parametrize(("kind", "says"), [("recurrent", "a state is carried in order"), ("flax", "start one")])
-def test_what_trains_alone_says_so_before_it_begins(monkeypatch, kind, says):
+def test_single_process_kinds_refuse_several_processes(monkeypatch, kind, says):
     group = ranks._Group()
     group.size = 2
     monkeypatch.setattr(ranks, "_group", group)
@@ -69,7 +71,7 @@ def test_what_trains_alone_says_so_before_it_begins(monkeypatch, kind, says):
         find_kind(kind).check_processes(Settings())
 
 
-def test_a_decoder_s_comparison_loads_no_other_kind():
+def test_decoder_comparison_imports_no_other_kind():
     code = """
         import sys
         import tiewise.lab

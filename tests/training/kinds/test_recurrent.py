@@ -1,4 +1,4 @@
-"""Recurrent training: step for step a plain model's, evaluation in one pass, and a resumed run that is the whole."""
+"""Tests of recurrent runs against a plain LSTM loop, one-pass evaluation and uninterrupted runs."""
 
 import math
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.training.conftest import differing, jobs_on, prose, refusal
+from tests.training.conftest import differing_fields, jobs_on, prose, refusal
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -48,8 +48,8 @@ def job(words):
     return jobs_on(words)
 
 
-class Plain(nn.Module):
-    """What anyone would write: shared by assignment."""
+class PlainLSTM(nn.Module):
+    """Plain LSTM language model that ties its tables by assignment."""
 
     def __init__(self, model, tied):
         super().__init__()
@@ -70,8 +70,8 @@ class Plain(nn.Module):
         return self.head(self.hidden), tuple(s.detach() for s in state)
 
 
-def reference(model, tokens, chosen):
-    """20 steps of plain stateful training: mean nll of each."""
+def train_reference(model, tokens, chosen):
+    """Return the mean nll of each of 20 steps of plain stateful training."""
     o = chosen.kind_options
     kind = torch.optim.SGD if o.optimizer == "sgd" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay)
@@ -107,12 +107,12 @@ def reference(model, tokens, chosen):
         ("untied", {"activation": 2.0, "slowness": 1.0}, 1e-5),
     ],
 )
-def test_step_for_step_a_plain_model(arm, changes, exact, words, job, tmp_path):
-    """Over three epochs, the last step of each shorter, the rate halved after the first."""
+def test_recurrent_training_matches_plain_lstm_step_by_step(arm, changes, exact, words, job, tmp_path):
+    """Train three epochs. The last step of each is shorter, and the rate halves after the first epoch."""
     chosen = settings(epochs=3, anneal="epochs", decay=0.5, decay_after=1, keep="last", **changes)
     installed = KIND.build(job(chosen, arm=arm))
-    other = Plain(installed.model, arm.startswith("tied"))
-    wanted = reference(other, words.split("train"), chosen)
+    other = PlainLSTM(installed.model, arm.startswith("tied"))
+    wanted = train_reference(other, words.split("train"), chosen)
     trainer = KIND.trainer(job(chosen, tmp_path, arm), installed)
     trainer.train()
     got = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -126,26 +126,26 @@ def test_step_for_step_a_plain_model(arm, changes, exact, words, job, tmp_path):
 
 @pytest.mark.parametrize("at_once", [1, 7, 4096])
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, job):
+def test_measure_streams_in_pieces_matches_one_pass(parallel, at_once, words, job):
     installed, tokens = KIND.build(job(settings())), words.split("heldout")
     found = measure_streams(installed, tokens, words.counts, parallel, at_once=at_once)
     inputs, targets = split_into_streams(tokens, parallel)
     with torch.no_grad():
-        logits, _ = Plain(installed.model.eval(), True)(inputs, None)
+        logits, _ = PlainLSTM(installed.model.eval(), True)(inputs, None)
     assert found.tokens == sum(b.tokens for b in found.bins) == len(tokens) - 1
     nll = F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten()).item()
     assert found.nll == pytest.approx(nll, abs=1e-6)
 
 
 @pytest.mark.parametrize(("count", "parallel"), [(2, 1), (2, 10), (11, 3), (12, 4), (100, 7)])
-def test_every_word_but_the_first_is_predicted_once(count, parallel):
+def test_split_into_streams_predicts_every_word_but_first_once(count, parallel):
     inputs, targets = split_into_streams(np.arange(count), parallel)
     known = targets != -100
     assert targets[known].tolist() == list(range(1, count))
     assert torch.equal(inputs[known] + 1, targets[known])
 
 
-def test_varied_lengths_cover_each_epoch_and_come_of_the_seed():
+def test_varied_step_lengths_cover_each_epoch_and_depend_on_seed():
     first, again, other = (Steps(np.arange(40_000), 4, 70, 2, vary=seed) for seed in (1, 1, 2))
     assert np.array_equal(first.lengths, again.lengths)
     assert not np.array_equal(first.lengths[:50], other.lengths[:50])
@@ -157,20 +157,20 @@ def test_varied_lengths_cover_each_epoch_and_come_of_the_seed():
     assert (first.lengths < 50).sum() > 3
 
 
-def test_too_few_words_for_the_streams():
+def test_steps_refuse_too_few_words_for_streams():
     with pytest.raises(DataError, match="too few for 20 streams"):
         Steps(np.arange(39), 20, 35, 1)
 
 
 PLATEAU = {"dropout_input": 0.3, "dropout_between": 0.2, "anneal": "plateau", "decay": 0.25}
-AVERAGED = {"average_patience": 1, "learning_rate": 30.0}  # so that validation gets worse, and averaging begins
+AVERAGED = {"average_patience": 1, "learning_rate": 30.0}  # a rate this high worsens validation, which starts averaging
 AVERAGED |= {"vary_length": True, "variational": True, "activation": 2.0, "slowness": 1.0}
 AVERAGED |= {"weight_drop": 0.2, "dropout_recurrent": 0.2, "dropout_output": 0.2}
 
 
 @pytest.mark.parametrize(("variant", "held"), [(PLATEAU, 2), (AVERAGED, 3)], ids=["plateau", "averaged"])
-def test_a_resumed_run_is_the_uninterrupted_one(variant, held, job, interrupted, tmp_path):
-    """It holds weights and gradients, or the mean beside them."""
+def test_resumed_recurrent_run_matches_uninterrupted_run(variant, held, job, interrupted, tmp_path):
+    """A run holds weights and gradients; an averaged run also holds the mean of the weights."""
     chosen = settings(epochs=6, steps=60, **variant)
     whole = train(job(chosen, tmp_path / "whole"))
     assert whole.result.training_bytes == held * whole.result.bytes
@@ -178,21 +178,21 @@ def test_a_resumed_run_is_the_uninterrupted_one(variant, held, job, interrupted,
         interrupted(job(chosen, tmp_path / "cut"), step - 1)
         assert (tmp_path / "cut" / f"checkpoint-{step}" / "carried.pt").is_file()
     resumed = train(job(chosen, tmp_path / "cut"))
-    assert differing(resumed.result, whole.result) <= {"curve"}
+    assert differing_fields(resumed.result, whole.result) <= {"curve"}
     left, right = ([p.heldout_nll for p in run.result.curve if p.step > 33] for run in (resumed, whole))
     assert left == right
     assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
 
 
-def test_a_run_is_stored_with_the_steps_that_its_epochs_have(corpus, words, tmp_path, lines):
+def test_start_stores_number_of_steps_in_requested_epochs(corpus, words, tmp_path, lines):
     chosen = settings(epochs=3, steps=1000, text=(str(corpus),))
     out = lines.begin(chosen, tmp_path / "out")
     of_epoch = -(-(len(words.split("train")) // BATCH - 1) // LENGTH)
     assert Settings.load(out / FILE).steps == 3 * of_epoch
 
 
-def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeypatch):
-    """Validation losses that are told: best at the second epoch, worse after; the rate is a quarter from then on."""
+def test_plateau_annealing_lowers_rate_and_saves_best_epoch(words, job, tmp_path, monkeypatch):
+    """The test supplies the validation losses. The second epoch is best; worse epochs lower the rate."""
     told, kept = iter([3.0, 2.0, 2.5, 2.0, 9.0]), []
     chosen = settings(epochs=5, steps=1000, anneal="plateau", decay=0.25, keep="best")
 
@@ -206,7 +206,7 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeyp
     monkeypatch.setattr(recurrent, "atomic_replacement", noted)
     trainer = KIND.trainer(job(chosen, tmp_path), KIND.build(job(chosen)))
     trainer.train()
-    assert next(told, None) is None  # the last epoch was asked about, too
+    assert next(told, None) is None  # the last epoch was evaluated, too
     each = len(run_steps(chosen, words, 1)) // 5
     assert kept == [each, 2 * each]
     rates = {line["step"]: line["learning_rate"] for line in trainer.state.log_history if "loss" in line}
@@ -215,14 +215,14 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeyp
     assert {rate for step, rate in rates.items() if step > 4 * each} == {1 / 16}
 
 
-def test_the_augmented_loss_is_trained_on_and_the_nll_is_logged(job, tmp_path):
+def test_augmented_loss_changes_training_while_log_reports_nll(job, tmp_path):
     fixed = {"epochs": 3, "temperature": 5.0, "keep": "last", "anneal": "epochs"}
     plain, own = (train(job(settings(augment=a, **fixed), tmp_path / str(a))).result for a in (0.0, 50.0))
     assert own.curve[0].train_nll == pytest.approx(plain.curve[0].train_nll, abs=1e-5)  # before its first step
     assert own.heldout_nll != pytest.approx(plain.heldout_nll, abs=1e-4)
 
 
-def test_what_a_run_leaves_loads_everywhere(words, job, tmp_path):
+def test_saved_recurrent_model_reproduces_reported_heldout_nll(words, job, tmp_path):
     result = train(job(settings(epochs=2), tmp_path)).result
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     inputs, targets = split_into_streams(words.split("heldout"), 10)
@@ -236,7 +236,7 @@ def test_what_a_run_leaves_loads_everywhere(words, job, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if recipe(name)["model"] != "albert"])
-def test_recipes_are_settings_and_come_back(name, tmp_path):
+def test_recipes_round_trip_through_settings_file(name, tmp_path):
     chosen = Settings.of({**recipe(name), "text": ("corpus",)}).checked()
     chosen.save(tmp_path)
     assert Settings.load(tmp_path / FILE) == chosen
@@ -245,15 +245,15 @@ def test_recipes_are_settings_and_come_back(name, tmp_path):
     assert changed_settings(other) == ["width=10", "epochs=3"]
 
 
-def test_a_recurrent_run_needs_no_recipe(job, tmp_path):
+def test_recurrent_run_trains_without_recipe(job, tmp_path):
     small = {"text": ("corpus",), "width": WIDTH, "steps": 2, "arms": ("tied",), "seed": 1}
     chosen = Settings.of({"kind": "recurrent", **small})
     assert (chosen.model, changed_settings(chosen)) == ("lstm", [f"width={WIDTH}"])
     assert train(job(chosen.checked(), tmp_path)).result.steps == 2
 
 
-def test_parameters_are_those_of_the_papers():
-    """With V = 10,000: Press & Wolf's small and large models, to the unit; two biases add 1,600 and 12,000."""
+def test_recurrent_recipes_match_published_parameter_counts():
+    """Press & Wolf's small and large models have V = 10,000. A second bias adds 1,600 and 12,000 parameters."""
 
     def total(name, arm, **more):
         config = recurrent_config(Settings.of({**recipe(name), "arms": (arm,), "text": ("c",), **more}), 10_000)
@@ -290,12 +290,12 @@ def test_parameters_are_those_of_the_papers():
         ({"arms": ("tied+untie_at=5",)}, "keep: best"),
     ],
 )
-def test_what_cannot_be_is_one_line(changes, said):
+def test_recurrent_settings_refuse_invalid_values_with_one_line_message(changes, said):
     with refusal(said):
         settings(**changes)
 
 
-def test_every_share_that_is_dropped_reaches_its_place():
+def test_recurrent_config_receives_every_dropout_setting():
     names = ("embedding", "input", "between", "output", "recurrent")
     places = {f"dropout_{name}": f"{name.replace('between', 'layer')}_dropout" for name in names}
     places["weight_drop"] = "weight_dropout"

@@ -1,4 +1,4 @@
-"""Encoder-decoder runs: rows that lose nothing, three-way gradients, arms, resumed runs, what is refused."""
+"""Tests of encoder-decoder runs against transformers' classes with three separate tables."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.training.conftest import differing, jobs_on
+from tests.training.conftest import differing_fields, jobs_on
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -43,8 +43,8 @@ def job(text, settings):
     return lambda folder=None, arm="tied", **changes: jobs_on(text)(settings(arms=(arm,), **changes), folder)
 
 
-def rebuilt(read, written, marks):
-    """The row again: what stands behind a sentinel in the one takes its place in the other."""
+def restore_row(read, written, marks):
+    """Replace each sentinel of the input by the tokens that follow it in the labels."""
     behind, last = {}, None
     for token in written[:-1]:
         if token in marks:
@@ -55,7 +55,7 @@ def rebuilt(read, written, marks):
 
 
 @given(st.data())
-def test_both_texts_together_are_the_row(data):
+def test_hide_keeps_every_token_in_encoder_input_or_labels(data):
     runs = data.draw(st.integers(1, 6))
     hidden = data.draw(st.integers(runs, 20))
     ids = data.draw(st.lists(st.integers(0, 30), min_size=max(hidden + runs - 1, 2), max_size=60))
@@ -63,40 +63,40 @@ def test_both_texts_together_are_the_row(data):
     draw = np.random.default_rng(data.draw(st.integers(0, 99)))
     read, written, of_text = hide(np.array(ids), hidden, np.array(marks), END, draw)
     assert (len(read), len(written)) == (len(ids) - hidden + runs + 1, hidden + runs + 1)
-    assert rebuilt(read.tolist(), written.tolist(), marks) == ids
+    assert restore_row(read.tolist(), written.tolist(), marks) == ids
     for whole in (read, written):
         assert whole[-1] == END
         assert [token for token in whole if token in marks] == marks
     assert of_text.sum() == hidden
     assert not set(written[of_text == 0]) - {*marks, END}
     places = np.flatnonzero(np.isin(written, marks))
-    assert np.diff(places, append=len(written) - 1).min() >= 2  # no sentinel stands for nothing
+    assert np.diff(places, append=len(written) - 1).min() >= 2  # every sentinel hides at least one token
 
 
-def test_every_way_of_hiding_is_as_likely():
-    """Two runs of three of six tokens: 2 ways of dividing three, times those of dividing three kept ones."""
+def test_hide_chooses_every_arrangement_equally_often():
+    """Two runs hide three of six tokens. There are 2 ways to divide the hidden tokens and 6 for the kept ones."""
     draw = np.random.default_rng(0)
     found = Counter(tuple(hide(np.arange(6), 3, np.array([10, 11]), END, draw)[0]) for _ in range(6000))
-    assert len(found) == 2 * 6  # kept: a ≥ 0 before, b ≥ 1 between, c ≥ 0 behind, a + b + c = 3
+    assert len(found) == 2 * 6  # kept: a ≥ 0 before, b ≥ 1 between, c ≥ 0 after, a + b + c = 3
     assert max(abs(count - 500) for count in found.values()) < 5 * np.sqrt(500)
 
 
-def test_rows_are_those_of_the_seed_in_any_order_and_new_in_every_epoch(job):
+def test_span_rows_depend_on_seed_alone_and_change_every_epoch(job):
     blocks = np.arange(200).reshape(10, 20) % 256
     rows, again = (SpanRows(job(), blocks, seed=3, count=30) for _ in range(2))
     backwards = [again[i] for i in reversed(range(30))][::-1]
     for i in range(30):
         assert all(torch.equal(rows[i][name], backwards[i][name]) for name in rows[i])
     marks = SpanRows(job(), blocks, seed=3).sentinels.tolist()
-    whole = [rebuilt(row["input_ids"].tolist(), row["labels"].tolist(), marks) for row in rows]
+    whole = [restore_row(row["input_ids"].tolist(), row["labels"].tolist(), marks) for row in rows]
     for epoch in range(3):
         assert sorted(whole[10 * epoch : 10 * epoch + 10]) == blocks.tolist()
-    assert len({tuple(row["input_ids"].tolist()) for row in rows}) == 30  # of 270 ways for each block
+    assert len({tuple(row["input_ids"].tolist()) for row in rows}) == 30  # each block has 270 arrangements
     with pytest.raises(IndexError):
         rows[30]
 
 
-def test_the_tokenizer_knows_the_sentinels(text, settings):
+def test_prepare_adds_padding_and_sentinels_to_tokenizer(text, settings):
     tokenizer = AutoTokenizer.from_pretrained(text.folder / "tokenizer")
     assert text.vocab == len(tokenizer) == 303
     assert tokenizer.convert_tokens_to_ids(["<pad>", *sentinels(settings())]) == [300, 301, 302]
@@ -105,30 +105,30 @@ def test_the_tokenizer_knows_the_sentinels(text, settings):
 
 
 def batch_of(job, rows=slice(8)):
-    """The first rows of training, or others, as one batch."""
+    """Return rows of training as one batch, by default the first eight."""
     tokens = job.text.split("train")
     made = SpanRows(job, tokens[: len(tokens) // 20 * 20].reshape(-1, 20), seed=1)
     return torch.utils.data.default_collate([made[i] for i in range(len(made))[rows]])
 
 
-def ends(model):
-    """The modules of the three places for a table."""
+def table_modules(model):
+    """Return the modules of the encoder, the decoder and the head that hold a table."""
     lookups = {"encoder": model.get_encoder().embed_tokens, "decoder": model.get_decoder().embed_tokens}
     return {**lookups, "head": model.lm_head}
 
 
 @pytest.mark.parametrize("model", ["t5", "bart"])
 @pytest.mark.parametrize("arm", ["tied", "untied", "tied+encoder=apart", "untied+encoder=apart"])
-def test_a_table_s_gradient_is_the_sum_of_untied_copies_gradients(model, arm, job):
-    """Held against transformers' own class with three separate tables of the same values, in fp64."""
+def test_shared_table_gradient_is_sum_of_untied_gradients(model, arm, job):
+    """The reference is the transformers class with three separate tables of equal values, in fp64."""
     made = job(arm=arm, model=model)
     installed = KIND.build(made)
     ours = installed.model.double().train()
     plain = AutoModelForSeq2SeqLM.from_config(ours.config, dtype=torch.float64).train()
     plain.load_state_dict(ours.state_dict())
-    places = {end: module.weight for end, module in ends(ours).items()}
+    places = {end: module.weight for end, module in table_modules(ours).items()}
     copies = {end: nn.Parameter(table.detach().clone()) for end, table in places.items()}
-    for end, module in ends(plain).items():
+    for end, module in table_modules(plain).items():
         module.weight = copies[end]
 
     given = {name: batch_of(made)[name] for name in ("input_ids", "labels")}
@@ -155,7 +155,7 @@ def test_a_table_s_gradient_is_the_sum_of_untied_copies_gradients(model, arm, jo
 @pytest.mark.parametrize(
     ("model", "arm"), [*(("t5", arm) for arm in ARMS), ("bart", "untied"), ("bart", "tied+encoder=apart")]
 )
-def test_a_run(model, arm, job, tmp_path):
+def test_seq2seq_run_lowers_loss_and_saves_equivalent_model(model, arm, job, tmp_path):
     made = job(tmp_path, arm, model=model, steps=30)
     found = train(made).result
     assert found.heldout_nll < found.initial_nll
@@ -172,15 +172,15 @@ def test_a_run(model, arm, job, tmp_path):
         assert own(**given).loss.item() == pytest.approx(plain(**given).loss.item(), abs=1e-5)
         hidden = batch["hidden"].bool()
         losses = nn.functional.cross_entropy(plain(**given).logits[hidden], batch["labels"][hidden])
-    assert losses < found.initial_nll  # what was saved is what was trained
-    places = [module.weight for module in ends(plain).values()]
+    assert losses < found.initial_nll  # the saved weights are the trained ones
+    places = [module.weight for module in table_modules(plain).values()]
     distinct = sum(all(not torch.equal(one, other) for other in places[:i]) for i, one in enumerate(places))
     assert distinct == {"factored:4": 2}.get(arm, 1 + ("untied" in arm) + ("apart" in arm))
     assert ("encoder table" in found.parameters) == ("apart" in arm)
     assert found.total_parameters == sum(p.numel() for p in own.parameters())
 
 
-def test_arms_of_a_seed_have_one_body_and_one_table(job):
+def test_seq2seq_arms_of_one_seed_start_from_equal_body_and_table(job):
     ours, other = (KIND.build(job(arm=arm)).model for arm in ("tied", "untied+encoder=apart"))
     bodies = [{k: v for k, v in dict(m.named_parameters()).items() if v.shape[0] != 303} for m in (ours, other)]
     assert bodies[0].keys() == bodies[1].keys()
@@ -189,7 +189,7 @@ def test_arms_of_a_seed_have_one_body_and_one_table(job):
     assert not torch.equal(other.shared.weight, other.encoder.embed_tokens.weight)
 
 
-def test_what_is_logged_and_measured_is_the_nll_of_hidden_tokens(job, tmp_path):
+def test_logged_train_nll_matches_cross_entropy_of_hidden_tokens(job, tmp_path):
     made = job(tmp_path, steps=3, learning_rate=1e-9)
     train(made)
     model = KIND.build(made).model.eval()
@@ -205,20 +205,20 @@ def test_what_is_logged_and_measured_is_the_nll_of_hidden_tokens(job, tmp_path):
 
 
 @pytest.mark.parametrize("arm", ["tied+encoder=apart", "tied+untie_at=5"])
-def test_a_resumed_run_is_the_whole(arm, job, interrupted, tmp_path):
+def test_resumed_seq2seq_run_matches_uninterrupted_run(arm, job, interrupted, tmp_path):
     whole = train(job(tmp_path / "whole", arm))
     interrupted(job(tmp_path / "cut", arm), 7)
-    assert differing(train(job(tmp_path / "cut", arm)).result, whole.result) == set()
+    assert differing_fields(train(job(tmp_path / "cut", arm)).result, whole.result) == set()
 
 
-def test_accumulated_micro_batches_are_one_batch(job, tmp_path):
+def test_accumulated_seq2seq_micro_batches_match_one_batch(job, tmp_path):
     one = train(job(tmp_path / "one", batch=8, steps=4)).result
     two = train(job(tmp_path / "two", batch=2, accumulate=4, steps=4)).result
     assert two.heldout_nll == pytest.approx(one.heldout_nll, abs=1e-5)
     assert [p.path_b for p in two.curve] == pytest.approx([p.path_b for p in one.curve], rel=1e-4)
 
 
-def test_as_many_tokens_are_evaluated_as_are_counted_on(job):
+def test_evaluated_tokens_estimates_number_of_measured_tokens(job):
     made = job(measured=200)
     point, last = (KIND.measure(made, KIND.build(made), "heldout", point=point).tokens for point in (True, False))
     assert KIND.evaluated_tokens(made) == pytest.approx((1 + 12) * point + 2 * last, rel=0.1)
@@ -239,6 +239,6 @@ NOT_PLAIN = ("factored:4+encoder=apart", "tied+bias+encoder=apart", "tied+untie_
         *(({"arms": (arm,)}, "an encoder's own table stands beside plain tables") for arm in NOT_PLAIN),
     ],
 )
-def test_what_is_refused(changes, says, settings):
+def test_seq2seq_settings_refuse_invalid_values(changes, says, settings):
     with pytest.raises(TiewiseError, match=says):
         settings(**changes)
