@@ -22,7 +22,7 @@ SECONDS = "seconds"
 SECONDS_VARIABLE = "TIEWISE_MUTATE_SECONDS"
 PACKAGE = "src/tiewise/"
 # They change the user of the process, who may not write coverage's file.
-NOT_COLLECTED = ("tests/training/data/test_sources.py::test_no_permission",)
+NOT_COLLECTED = ("tests/training/data/test_sources.py::test_open_sources_reports_missing_read_permission",)
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CI": "true"}
 LINES_BY_TEST = """
     SELECT file.path, context.context, line_bits.numbits FROM line_bits

@@ -1,4 +1,4 @@
-"""A text prepared: repeated for repeated, split, refused where it cannot be, in memory that does not grow with it."""
+"""Tests of `prepare`: splits, facts, reuse, refusals, interruptions, and memory use on large texts."""
 
 import hashlib
 import json
@@ -21,15 +21,15 @@ from tiewise.training.data.documents import paragraphs
 SPLITS = ("train", "tune", "heldout")
 
 
-def word(generator):
+def random_word(generator):
     return "".join(generator.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(7))
 
 
 @pytest.fixture(scope="session")
 def rows():
-    """100 documents, each with a word of its own that occurs 40 times, and a paragraph that all share."""
+    """Return 100 words and 100 documents. Each document repeats one word 40 times; all share a paragraph."""
     generator = random.Random(0)
-    own, filler = ([word(generator)[:size] for _ in range(count)] for size, count in ((7, 100), (3, 50)))
+    own, filler = ([random_word(generator)[:size] for _ in range(count)] for size, count in ((7, 100), (3, 50)))
     bodies = [" ".join(x for _ in range(40) for x in (name, generator.choice(filler))) for name in own]
     return own, [f"Shared  boilerplate.\n\n{body}\n\nShared boilerplate." for body in bodies]
 
@@ -46,38 +46,38 @@ def out(tmp_path):
     return tmp_path / "out" / "data"
 
 
-def never(stage, done, total):
+def fail_on_progress(stage, done, total):
     raise AssertionError("there is nothing to do")
 
 
-def decoded(prepared, name):
-    """The documents of a split, from its tokens."""
+def decoded_documents(prepared, name):
+    """Return the documents of a split, decoded from its tokens."""
     tokens = prepared.split(name)
     ends = np.flatnonzero(tokens == prepared.eos_id)
     assert ends[-1] == len(tokens) - 1
     return [prepared.tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
 
 
-def said(documents):
-    """What a prepared folder says of documents."""
+def document_facts(documents):
+    """Return the facts that a prepared folder records about documents."""
     whole = [text.encode() for text in documents]
     digest = hashlib.sha256(b"".join(text + b"\0" for text in whole)).hexdigest()
     sizes = {"characters": sum(map(len, documents)), "bytes": sum(map(len, whole))}
     return {"documents": len(documents), "sha256": digest} | sizes
 
 
-def test_documents_are_partitioned_and_paragraphs_kept_once(source, out, rows):
+def test_prepare_partitions_documents_and_keeps_paragraphs_once(source, out, rows):
     prepared = prepare([str(source)], "bpe:600", out, length=8)
     facts, splits = prepared.facts, prepared.facts["splits"]
-    found = {name: decoded(prepared, name) for name in SPLITS}
+    found = {name: decoded_documents(prepared, name) for name in SPLITS}
     bodies = [list(paragraphs(row))[1] for row in rows[1]]
     expected = [f"Shared  boilerplate.\n\n{bodies[0]}", *bodies[1:]]
     assert sorted(text for documents in found.values() for text in documents) == sorted(expected)
     assert facts["dropped_paragraphs"] == 2 * 100 - 1
     for name, documents in found.items():
-        assert documents == [text for text in expected if text in documents]  # in the text's order
-        assert splits[name] == said(documents) | {"tokens": len(prepared.split(name))}
-    assert facts.items() >= said(expected).items()
+        assert documents == [text for text in expected if text in documents]  # documents keep the order of the text
+        assert splits[name] == document_facts(documents) | {"tokens": len(prepared.split(name))}
+    assert facts.items() >= document_facts(expected).items()
     assert facts["tokens"] == sum(splits[name]["tokens"] for name in SPLITS)
     shares = [splits[name]["characters"] / facts["characters"] for name in SPLITS]
     np.testing.assert_allclose(shares, (0.88, 0.04, 0.08), atol=0.006)
@@ -88,13 +88,13 @@ def test_tokenizer_learns_from_the_training_split_only(source, out, rows):
     tokenizer = prepared.tokenizer
     whole_words = {tokenizer.decode([i]).strip() for i in range(len(tokenizer))}
     for name in SPLITS:
-        text = "\n".join(decoded(prepared, name))
+        text = "\n".join(decoded_documents(prepared, name))
         own = [name for name in rows[0] if name in text]
         assert own
         assert sum(word in whole_words for word in own) == (len(own) if name == "train" else 0)
 
 
-def test_files_types_and_facts(source, out):
+def test_prepare_writes_files_dtypes_and_facts(source, out):
     prepared = prepare([str(source)], "bytes", out, length=8)
     assert (prepared.vocab, prepared.eos_id) == (257, 256)
     assert prepared.split("train").dtype == np.uint16
@@ -110,7 +110,7 @@ def test_files_types_and_facts(source, out):
     assert prepared.tokenizer is prepared.tokenizer
 
 
-def test_progress_runs_through_three_stages(source, out):
+def test_prepare_reports_progress_of_three_stages(source, out):
     seen = []
     with listen_to_progress(lambda *step: seen.append(step)):
         prepare([str(source)], "bytes", out, length=8)
@@ -121,13 +121,13 @@ def test_progress_runs_through_three_stages(source, out):
     assert seen[-1][1] == seen[-1][2]
 
 
-def test_builtin_is_a_demo(out):
+def test_prepare_marks_builtin_text_as_demo_with_disjoint_splits(out):
     prepared = prepare(["builtin"], "bpe:4096", out, length=128)
     facts = prepared.facts
     assert (facts["demo"], facts["python"]) == (True, ".".join(map(str, sys.version_info[:3])))
     assert prepared.vocab == 4096
     assert facts["characters"] > 1_000_000
-    texts = ("\n\n".join(decoded(prepared, name)) for name in ("train", "heldout"))
+    texts = ("\n\n".join(decoded_documents(prepared, name)) for name in ("train", "heldout"))
     train, heldout = ({" ".join(p.split()) for p in paragraphs(text)} for text in texts)
     assert heldout
     assert train.isdisjoint(heldout)
@@ -142,7 +142,7 @@ def test_builtin_is_a_demo(out):
         (b"too short", "too little text: 1 document once repetitions are left out, and at least 3"),
     ],
 )
-def test_unusable_standard_input_is_not_kept(out, pipe_in, data, match):
+def test_prepare_refuses_unusable_standard_input_and_leaves_no_file(out, pipe_in, data, match):
     out.mkdir(parents=True)
     pipe_in(data)
     with pytest.raises(DataError, match=match):
@@ -150,7 +150,7 @@ def test_unusable_standard_input_is_not_kept(out, pipe_in, data, match):
     assert list(out.iterdir()) == []
 
 
-def test_too_short_a_text_says_how_long_it_is(source, out):
+def test_prepare_reports_largest_possible_length_for_short_text(source, out):
     with pytest.raises(DataError) as caught:
         prepare([str(source)], "bytes", out, length=5000)
     message = str(caught.value)
@@ -176,15 +176,16 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
         ({"split": "last"}, "split = 'last'; choose random or contiguous"),
     ],
 )
-def test_bad_requests_leave_nothing_behind(source, out, change, match):
+def test_prepare_refuses_bad_requests_before_reading_text(source, out, change, match):
     request = {"texts": [str(source)], "tokenizer": "bytes", "length": 8} | change
-    with pytest.raises(DataError, match=match) as caught, listen_to_progress(never):  # before the text is read
+    # `prepare` fails before it reads the text
+    with pytest.raises(DataError, match=match) as caught, listen_to_progress(fail_on_progress):
         prepare(request.pop("texts"), request.pop("tokenizer"), out, **request)
     assert "\n" not in str(caught.value)
     assert not out.exists()
 
 
-def test_folder_that_cannot_be_written(source, tmp_path):
+def test_prepare_refuses_unwritable_folder(source, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RunError, match=r"cannot prepare the text in '.*file.*; choose another folder"):
@@ -192,7 +193,7 @@ def test_folder_that_cannot_be_written(source, tmp_path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_damaged_folders(source, out):
+def test_load_prepared_refuses_missing_and_damaged_files(source, out):
     with pytest.raises(DataError, match=r"no prepared text in '.*' \(data.json is missing\); prepare"):
         load_prepared(out)
     prepared = prepare([str(source)], "bytes", out, length=8)
@@ -239,14 +240,14 @@ def large(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["bpe:4096", "bytes"])
-def test_memory_does_not_grow_with_the_text(large, tmp_path, tokenizer):
+def test_prepare_memory_does_not_grow_with_text(large, tmp_path, tokenizer):
     command = [sys.executable, "-c", SCRIPT, large, tmp_path, tokenizer]
     result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     size = large.stat().st_size
-    assert result["facts"]["bytes"] > 0.99 * size  # nothing repeats, nothing is lost
+    assert result["facts"]["bytes"] > 0.99 * size  # no paragraph repeats, so none is dropped
     assert result["facts"]["tokens"] > size / 6
-    # the file, its token lists or Python strings of its paragraphs would each take more; hashes take some 30 bytes
-    # for each of its 500,000 paragraphs, and their merging as much again
+    # the file, its token lists or its paragraphs as Python strings would each take more; hashes take about 30 bytes
+    # for each of the 500,000 paragraphs, and merging them takes as much again
     assert result["grown"] < 110 * MEGABYTE
 
 
@@ -263,7 +264,7 @@ with listen_to_progress(progress):
 """
 
 
-def run(source, out, kill, hash_seed):
+def run_and_kill(source, out, kill, hash_seed):
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
     return subprocess.run([sys.executable, "-c", AGAIN, source, out, kill], env=environment).returncode
 
@@ -272,18 +273,18 @@ def contents(folder):
     return {p.name: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_killed_leaves_nothing_that_looks_prepared_and_the_next_run_is_the_same(source, out, tmp_path):
-    assert run(source, out, "tokens", "1") == -signal.SIGKILL
+def test_killed_prepare_leaves_unprepared_folder_and_next_call_reproduces_files(source, out, tmp_path):
+    assert run_and_kill(source, out, "tokens", "1") == -signal.SIGKILL
     assert not (out / "data.json").exists()
     with pytest.raises(DataError, match="no prepared text"):
         load_prepared(out)
     prepare([str(source)], "bpe:400", out, length=8)
-    assert run(source, tmp_path / "other", "never", "2") == 0  # another process, another hash seed
+    assert run_and_kill(source, tmp_path / "other", "never", "2") == 0  # another process, another hash seed
     assert contents(out) == contents(tmp_path / "other")
 
 
 @pytest.mark.parametrize("stage", ["reading", "tokenizer", "tokens"])
-def test_interrupted_keeps_what_was_there(source, out, stage):
+def test_interrupted_prepare_keeps_existing_files(source, out, stage):
     def interrupt(at, done, total):
         if at == stage:
             raise KeyboardInterrupt
@@ -298,7 +299,7 @@ def test_interrupted_keeps_what_was_there(source, out, stage):
     assert contents(out) == before
 
 
-def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
+def test_load_prepared_refuses_folder_interrupted_while_moving_files(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
     monkeypatch.setattr("tiewise.training.data.corpus.sync_to_disk", lambda folder: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
@@ -307,12 +308,12 @@ def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
         load_prepared(out)
 
 
-def test_equal_request_is_reused(source, out, monkeypatch):
+def test_prepare_reuses_folder_of_equal_request(source, out, monkeypatch):
     prepared = prepare([str(source)], "bpe:400", out, length=8)
-    monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")  # decides about `builtin` only
-    with listen_to_progress(never):
+    monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")  # the Python version affects `builtin` only
+    with listen_to_progress(fail_on_progress):
         assert prepare([str(source)], "bpe:400", out, length=16) == prepared
-    with pytest.raises(DataError, match="needs at least"), listen_to_progress(never):
+    with pytest.raises(DataError, match="needs at least"), listen_to_progress(fail_on_progress):
         prepare([str(source)], "bpe:400", out, length=1_000_000)
     assert load_prepared(out) == prepared
 
@@ -327,7 +328,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_requests_and_changed_files_are_prepared_again(source, out, change):
+def test_prepare_repeats_work_for_other_request_or_changed_files(source, out, change):
     first, stages = prepare([str(source)], "bytes", out, length=8), set()
     CHANGES[change](source, out)
     with listen_to_progress(lambda stage, done, total: stages.add(stage)):
@@ -337,7 +338,7 @@ def test_other_requests_and_changed_files_are_prepared_again(source, out, change
     assert prepared.facts["sha256"] == first.facts["sha256"]
 
 
-def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
+def test_prepare_detects_changed_tokenizer_file(source, out, tmp_path):
     mine = tmp_path / "mine"
     for size in (400, 500):
         prepare([str(source)], f"bpe:{size}", tmp_path / "a", length=8)
@@ -348,31 +349,31 @@ def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
 PIPED = "\n\n".join(f"Paragraph {i} of the piped text, which is not long." for i in range(200))
 
 
-def test_standard_input_is_kept(out, pipe_in):
+def test_prepare_stores_standard_input_for_later_calls(out, pipe_in):
     pipe_in(PIPED.encode())
     prepared = prepare(["-"], "bytes", out, length=8)
     assert prepared.facts["texts"] == ["-"]
     assert prepared.facts["characters"] > 0.9 * len(PIPED)
     pipe_in(b"")
-    with listen_to_progress(never):
+    with listen_to_progress(fail_on_progress):
         assert prepare(["-"], "bytes", out, length=8) == prepared
-    (out / "data.json").unlink()  # killed before the end
+    (out / "data.json").unlink()  # as after a kill before the end
     again = prepare(["-"], "bytes", out, length=8)
     assert again.facts == prepared.facts
 
 
 @pytest.fixture
-def prepared(tmp_path):
+def prepare_tokens(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(f"{i} is no {i * i} but {i % 7}" for i in range(400)))
     text, out = [str(tmp_path / "text.txt")], tmp_path / "d"
     return lambda tokens: prepare(text, "bpe:300", out, length=8, train_tokens=tokens)
 
 
-def test_less_text_is_whole_blocks_spread_evenly_and_the_rest_stays(prepared):
-    whole = prepared(None)
+def test_train_tokens_selects_evenly_spread_blocks_and_keeps_heldout_text(prepare_tokens):
+    whole = prepare_tokens(None)
     train, heldout, words = np.array(whole.split("train")), np.array(whole.split("heldout")), whole.tokenizer
     assert len(train) > 200
-    less = prepared(100)
+    less = prepare_tokens(100)
     kept = np.array(less.split("train")).reshape(-1, 8)
     blocks = train[: len(train) // 8 * 8].reshape(-1, 8)
     places = [next(i for i, block in enumerate(blocks) if (block == own).all()) for own in kept]
@@ -382,11 +383,11 @@ def test_less_text_is_whole_blocks_spread_evenly_and_the_rest_stays(prepared):
     assert (np.array(less.split("heldout")) == heldout).all()
     assert less.tokenizer.get_vocab() == words.get_vocab()
     assert less.counts.sum() == 96
-    assert len(prepared(200).split("train")) == 200  # another amount is another text
+    assert len(prepare_tokens(200).split("train")) == 200  # another amount prepares the text again
 
 
-def test_more_than_there_is_and_less_than_two_blocks_are_refused(prepared):
+def test_train_tokens_refuses_too_many_tokens_and_fewer_than_two_blocks(prepare_tokens):
     with pytest.raises(DataError, match=r"training tokens, 999,999 are asked for; give more text, or a smaller"):
-        prepared(999_999)
+        prepare_tokens(999_999)
     with pytest.raises(DataError, match="8 of them for train"):
-        prepared(15)
+        prepare_tokens(15)

@@ -1,4 +1,4 @@
-"""Text cut and decoded, repetitions found, and documents split, against what Python does with the whole of it."""
+"""Tests of decoding, cutting, deduplicating and splitting documents against plain Python."""
 
 import io
 from itertools import accumulate, pairwise
@@ -27,7 +27,7 @@ FRACTIONS = (0.88, 0.04, 0.08)
     repeats=st.lists(st.integers(0, 59), max_size=60),
     newest=st.integers(1, 5),
 )
-def test_seen_equals_a_set(digests, repeats, newest):
+def test_hash_set_matches_python_set(digests, repeats, newest):
     stream = digests + [digests[i % len(digests)] for i in repeats if digests]
     seen, known = HashSet(newest), set()
     for digest in stream:
@@ -35,13 +35,13 @@ def test_seen_equals_a_set(digests, repeats, newest):
         known.add(digest)
 
 
-def test_seen_moves_its_hashes_into_the_array():
+def test_hash_set_moves_newest_hashes_into_array():
     seen = HashSet(newest=10)
     assert all(seen.add(i.to_bytes(16, "big")) for i in range(1000))
     assert len(seen._newest) <= 1000 / 8
 
 
-def test_paragraphs():
+def test_paragraphs_splits_text_at_blank_lines():
     text = "\n\n  indented\nline two  \n \t\n\n\nnext\n\n   \n"
     assert list(paragraphs(text)) == ["  indented\nline two", "next"]
     assert list(paragraphs("")) == []
@@ -51,7 +51,7 @@ words = st.sampled_from(["one", "two words", "three\nlines here", "  one", "two 
 
 
 @given(st.lists(st.lists(words, min_size=1, max_size=6), max_size=8))
-def test_each_paragraph_is_kept_once_at_its_first_place(bodies):
+def test_deduplicator_keeps_first_occurrence_of_each_paragraph(bodies):
     expected, known, dropped = [], set(), 0
     for body in bodies:
         kept = []
@@ -70,9 +70,10 @@ def test_each_paragraph_is_kept_once_at_its_first_place(bodies):
 
 
 @given(st.lists(st.integers(1, 5000), min_size=3, max_size=300), st.integers(0, 2**40))
-def test_every_split_has_documents_and_small_ones_are_near_their_share(sizes, seed):
+def test_assign_splits_fills_every_split_near_its_share(sizes, seed):
     sizes = np.array(sizes)
-    assert set(assign_splits(sizes, (0.02, 0.49, 0.49), seed)) == {0, 1, 2}  # small training shares keep a document too
+    # a small training share still gets a document
+    assert set(assign_splits(sizes, (0.02, 0.49, 0.49), seed)) == {0, 1, 2}
     where = assign_splits(sizes, FRACTIONS, seed)
     assert len(where) == len(sizes)
     assert set(where) == {0, 1, 2}
@@ -81,10 +82,10 @@ def test_every_split_has_documents_and_small_ones_are_near_their_share(sizes, se
         assert abs(taken - share) <= sizes.max() / 2 or (where == split).sum() == 1
 
 
-def test_the_seed_alone_decides_and_held_out_documents_are_spread_over_the_text():
+def test_assign_splits_depends_on_seed_and_spreads_heldout_documents():
     sizes = np.full(100, 7)
     assert (assign_splits(sizes, FRACTIONS, 3) != assign_splits(sizes, FRACTIONS, 4)).any()
-    # written down: the same documents on every machine and in every version
+    # fixed values: every machine and version selects the same documents
     assert np.flatnonzero(assign_splits(sizes, FRACTIONS, 0) == 2).tolist() == [32, 62, 71, 72, 80, 89, 90, 91]
     held = np.flatnonzero(assign_splits(np.full(10_000, 5), FRACTIONS, 1) == 2)
     assert np.histogram(held, bins=10, range=(0, 10_000))[0].min() > 40
@@ -92,7 +93,7 @@ def test_the_seed_alone_decides_and_held_out_documents_are_spread_over_the_text(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_too_few_documents(count):
+def test_assign_splits_refuses_fewer_than_three_documents(count):
     with pytest.raises(DataError, match=rf"text: {count} documents? once repetitions are left out, and at least 3"):
         assign_splits(np.ones(count, np.int64), FRACTIONS, 0)
 
@@ -105,7 +106,7 @@ def test_too_few_documents(count):
     size=st.integers(1, 60),
     steps=st.lists(st.integers(1, 50), min_size=1, max_size=20),
 )
-def test_cut_loses_nothing_and_keeps_its_sizes(text, size, steps):
+def test_cut_parts_keeps_all_text_within_size_limits(text, size, steps):
     at = [0, *accumulate(steps), None]
     documents = list(cut_parts([text[begin:end] for begin, end in pairwise(at)], size))
     assert "".join(documents) == text
@@ -116,13 +117,13 @@ PARTS = ["aaaa bb\ncc\n\n|ddddddddddd", "aaaa bb\n|ccddddddddddddddd", "aaaaa |b
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_cut_prefers_blank_lines_then_lines_then_spaces(part):
+def test_cut_parts_prefers_blank_lines_then_lines_then_spaces(part):
     assert next(cut_parts([part.replace("|", "")], 5)) == part.partition("|")[0]
 
 
 @given(text=st.text(alphabet="aé€𝄞\r\n", max_size=60), block=st.integers(1, 7))
 @settings(max_examples=200)
-def test_decode_equals_decoding_whole(text, block):
+def test_decode_in_blocks_matches_decoding_at_once(text, block):
     pieces = "".join(decode(io.BytesIO(text.encode()), "x", block))
     assert pieces == text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -132,7 +133,7 @@ def test_decode_equals_decoding_whole(text, block):
     block=st.integers(1, 9),
     bad=st.sampled_from([b"\xffa", b"\0a", b"\xe2\x82"]),
 )
-def test_decode_names_the_first_byte_that_is_not_text(before, block, bad):
+def test_decode_reports_first_byte_that_is_not_text(before, block, bad):
     data = before.encode() + bad
     with pytest.raises(DataError, match=rf"byte {len(before.encode())} "):
         list(decode(io.BytesIO(data), "x", block))

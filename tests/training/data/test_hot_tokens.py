@@ -1,4 +1,4 @@
-"""The most frequent tokens: ranked and measured by counters of this file, in files that the engines' calls read."""
+"""Tests of the most frequent tokens against a plain count, and of their files."""
 
 import json
 import random
@@ -23,7 +23,7 @@ WORDS, ROWS, N = 300, 320, 60
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """A tied Llama with padding rows, its tokenizer of whole words, and a text of words unequally frequent."""
+    """Write a tied Llama with padding rows, its word-level tokenizer and a text of unequal frequencies."""
     words = {f"w{i}": i for i in range(WORDS)} | {"<eos>": WORDS, "<pad>": WORDS + 1, "<unk>": WORDS + 2}
     engine = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -44,32 +44,36 @@ def texts(target):
 
 
 @pytest.fixture(scope="module")
-def found(target, texts, tmp_path_factory):
+def ranked_tokens(target, texts, tmp_path_factory):
     return hot_tokens(texts, str(target), N, tmp_path_factory.mktemp("hot") / "data")
 
 
-def test_ids_and_coverage_by_another_count(target, texts, found, tmp_path):
+def test_hot_tokens_match_reference_ranking_and_coverage(target, texts, ranked_tokens, tmp_path):
     prepare(texts, str(target), tmp_path / "data", length=1)
     train, held = (np.fromfile(tmp_path / "data" / f"{name}.bin", "<u2").tolist() for name in ("train", "heldout"))
     count = Counter(train)
     special = {WORDS, WORDS + 1}
     ranked = [*special, *sorted(set(range(ROWS)) - special, key=lambda i: (-count[i], i))]
-    assert found.token_ids.tolist() == sorted(ranked[:N])
+    assert ranked_tokens.token_ids.tolist() == sorted(ranked[:N])
     documents = [
         [int(word) for word in row.split()] for row in " ".join(map(str, held)).split(str(WORDS)) if row.strip()
     ]
     assert {len(document) for document in documents} == {40}
-    known, said = set(ranked[:N]), found.coverage
-    assert (found.counted, found.vocabulary, found.held_out) == (len(train), ROWS, 40 * len(documents))
-    assert found.equal_documents == pytest.approx(len(documents))
-    # of equally long documents the ratio is the mean of their shares, and its interval Student's
+    known, said = set(ranked[:N]), ranked_tokens.coverage
+    assert (ranked_tokens.counted, ranked_tokens.vocabulary, ranked_tokens.held_out) == (
+        len(train),
+        ROWS,
+        40 * len(documents),
+    )
+    assert ranked_tokens.equal_documents == pytest.approx(len(documents))
+    # documents have equal lengths, so the ratio is the mean of their shares and the interval is Student's
     shares = [sum(i in known for i in document) / len(document) for document in documents]
     assert said.value == pytest.approx(np.mean(shares), abs=1e-12)
     low, high = stats.t.interval(0.95, len(shares) - 1, np.mean(shares), stats.sem(shares))
     assert (said.low, said.high, said.rows) == pytest.approx((low, high, len(shares)), abs=1e-9)
 
 
-def test_coverage_counts_documents_of_one_token_and_leaves_out_empty_ones():
+def test_coverage_counts_one_token_documents_and_skips_empty_ones():
     held_out = HeldOutTokens(np.array([3, 5, 5, 4, 3]), np.array([0, 2, 2, 2, 3]))
     is_chosen = np.isin(np.arange(6), [3])
     covered = held_out.covered_by(is_chosen)
@@ -77,8 +81,8 @@ def test_coverage_counts_documents_of_one_token_and_leaves_out_empty_ones():
     assert (covered.value, covered.rows) == (2 / 5, 3)
 
 
-def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_path, type_command, capsys):
-    """A long file falls into all splits: what is held out of it is one document, and short ones add little to it."""
+def test_coverage_has_no_interval_when_one_document_dominates(target, tmp_path, type_command, capsys):
+    """The held-out part of a long file is one document. Short documents add little to it."""
     draw = random.Random(1)
     words = [f"w{draw.randrange(200)}" for _ in range(40_000)]
     one, short = tmp_path / "one.txt", tmp_path / "short.jsonl"
@@ -99,33 +103,33 @@ def test_one_document_that_is_most_of_the_text_leaves_no_interval(target, tmp_pa
     )
 
 
-def test_tokens_that_the_text_lacks_fill_the_rest(target, texts, tmp_path):
+def test_hot_tokens_fills_size_with_unseen_tokens(target, texts, tmp_path):
     made = hot_tokens(texts, str(target), 310, tmp_path / "data")
     assert made.unseen >= 28
     assert (made.coverage.value, made.coverage.high) == (1.0, 1.0)
 
 
-def test_the_three_layouts(found, target, tmp_path):
+def test_write_produces_three_layouts_that_engines_load(ranked_tokens, target, tmp_path):
     for ending in ("safetensors", "pt", "json"):
-        found.write(tmp_path / f"hot.{ending}")
+        ranked_tokens.write(tmp_path / f"hot.{ending}")
     maps = load_file(tmp_path / "hot.safetensors")
     assert (maps["d2t"].dtype, maps["t2d"].dtype, maps["t2d"].shape) == (np.int64, np.bool_, (ROWS,))
-    assert [i + step for i, step in enumerate(maps["d2t"].tolist())] == found.token_ids.tolist()
-    assert np.flatnonzero(maps["t2d"]).tolist() == found.token_ids.tolist()
-    # as SGLang's load_token_map does
+    assert [i + step for i, step in enumerate(maps["d2t"].tolist())] == ranked_tokens.token_ids.tolist()
+    assert np.flatnonzero(maps["t2d"]).tolist() == ranked_tokens.token_ids.tolist()
+    # the same calls as SGLang's load_token_map
     ids = torch.tensor(torch.load(tmp_path / "hot.pt", weights_only=True), dtype=torch.int64)
-    assert ids.tolist() == found.token_ids.tolist()
+    assert ids.tolist() == ranked_tokens.token_ids.tolist()
     record = json.loads((tmp_path / "hot.json").read_text())
-    assert record["token_ids"] == found.token_ids.tolist()
+    assert record["token_ids"] == ranked_tokens.token_ids.tolist()
     assert record["vocabulary"] == ROWS
-    assert record["coverage"]["value"] == found.coverage.value
+    assert record["coverage"]["value"] == ranked_tokens.coverage.value
     config = llama_config(False, ROWS, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=N)
     draft = tmp_path / "draft"
     draft.mkdir()
     (draft / "config.json").write_text(json.dumps(config))
-    found.write(draft / "model.safetensors")
+    ranked_tokens.write(draft / "model.safetensors")
     rules = {one.rule for one in check(draft, target=target).findings}
-    assert rules == {"B084", "B085"}  # no head, and nothing to tell its ids by; the maps are sound
+    assert rules == {"B084", "B085"}  # B084: no head; B085: nothing identifies its ids; no rule rejects the maps
 
 
 @pytest.mark.parametrize(
@@ -139,13 +143,15 @@ def test_the_three_layouts(found, target, tmp_path):
         ("nobody", 10, None, "no tokenizer 'nobody'"),
     ],
 )
-def test_what_makes_no_map(target, texts, tmp_path, tokenizer, size, vocab, says):
+def test_hot_tokens_refuses_impossible_sizes_and_unknown_tokenizer(
+    target, texts, tmp_path, tokenizer, size, vocab, says
+):
     with pytest.raises(DataError, match=says):
         hot_tokens(texts, tokenizer or str(target), size, tmp_path / "data", vocab=vocab)
 
 
-def test_rows_without_a_token_come_last(tmp_path):
-    """A vocabulary that leaves out the ids 20 to 29: of equally rare tokens those that exist are chosen."""
+def test_hot_tokens_ranks_rows_without_token_last(tmp_path):
+    """The vocabulary lacks the ids 20 to 29; among equally rare ids, existing tokens come first."""
     words = {f"w{i}": i for i in range(20)} | {"<eos>": 30, "<unk>": 31}
     engine = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -158,24 +164,24 @@ def test_rows_without_a_token_come_last(tmp_path):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = hot_tokens([str(tmp_path / "text.jsonl")], str(path), 22, tmp_path / "data")
     assert made.token_ids.tolist() == [*range(20), 30, 31]
-    assert (made.vocabulary, made.unseen) == (40, 6)  # w15 to w19 and <unk>
+    assert (made.vocabulary, made.unseen) == (40, 6)  # the text lacks w15 to w19 and <unk>
     alone = hot_tokens([str(tmp_path / "text.jsonl")], str(path / "tokenizer.json"), 22, tmp_path / "more")
     assert (alone.vocabulary, alone.token_ids.tolist()) == (32, made.token_ids.tolist())
 
 
-def test_a_short_text_says_too_little(target, tmp_path):
+def test_hot_tokens_refuses_short_text(target, tmp_path):
     (tmp_path / "short.jsonl").write_text("".join(json.dumps({"text": f"w{i} w1"}) + "\n" for i in range(400)))
     with pytest.raises(DataError, match="say too little: 512 are needed; give more text"):
         hot_tokens([str(tmp_path / "short.jsonl")], str(target), N, tmp_path / "data")
 
 
-def test_a_tokenizer_alone_has_as_many_tokens_as_it_says(target, texts, tmp_path):
+def test_hot_tokens_takes_vocabulary_size_from_tokenizer_file(target, texts, tmp_path):
     made = hot_tokens(texts, str(target / "tokenizer.json"), N, tmp_path / "data")
     assert made.vocabulary == WORDS + 3
     assert hot_tokens(texts, str(target / "tokenizer.json"), N, tmp_path / "more", vocab=ROWS).vocabulary == ROWS
 
 
-def test_the_command(target, texts, tmp_path, type_command, capsys):
+def test_vocab_hot_command_writes_files_and_reports_errors(target, texts, tmp_path, type_command, capsys):
     def run(*arguments):
         type_command("tiewise", "vocab", *arguments)
         with pytest.raises(SystemExit) as end:

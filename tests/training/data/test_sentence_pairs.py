@@ -1,4 +1,4 @@
-"""Sentences and words of planted texts, by tokenizers of three kinds."""
+"""Tests of sentence and word boundaries in known texts for three kinds of tokenizer."""
 
 import numpy as np
 import pytest
@@ -26,14 +26,14 @@ JOINTS = [" ", "\n", " ", "  ", "\n", "\n \n", "\n\n"]
 TEXTS = ["\n" + "".join(s + j for s, j in zip(d, [*JOINTS[: len(d) - 1], ""], strict=True)) + "\n\n" for d in DOCUMENTS]
 
 
-def learn(kind):
+def make_vocabulary(kind):
     tokenizer = make_tokenizer(kind, lambda: iter(TEXTS * 3))
     return tokenizer, Vocabulary.of(tokenizer, len(tokenizer))
 
 
 @pytest.mark.parametrize("kind", ["bpe:300", "bpe:600", "bytes"])
-def test_sentences_of_a_text(kind):
-    tokenizer, vocabulary = learn(kind)
+def test_find_sentences_splits_documents_into_sentences(kind):
+    tokenizer, vocabulary = make_vocabulary(kind)
     eos = tokenizer.eos_token_id
     tokens = np.concatenate([[*tokenizer(t, add_special_tokens=False)["input_ids"], eos] for t in TEXTS])
     found = find_sentences(tokens, vocabulary, eos)
@@ -43,8 +43,8 @@ def test_sentences_of_a_text(kind):
     assert eos not in [t for s, e in zip(found.starts, found.ends, strict=True) for t in tokens[s:e]]
 
 
-def test_words_and_empty_documents_and_blank_ones():
-    tokenizer, vocabulary = learn("bytes")
+def test_vocabulary_marks_word_starts_and_find_sentences_skips_blank_documents():
+    tokenizer, vocabulary = make_vocabulary("bytes")
     starts = vocabulary.word_starts(np.array(tokenizer("I can't, né?")["input_ids"]))
     assert np.flatnonzero(starts).tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 12]
     eos, words = tokenizer.eos_token_id, tokenizer("Some words.")["input_ids"]
@@ -55,7 +55,7 @@ def test_words_and_empty_documents_and_blank_ones():
     assert len(find_sentences(np.array([], int), vocabulary, eos)) == 0
 
 
-def test_wordpiece_and_spaces():
+def test_vocabulary_reads_wordpiece_tokens():
     pieces = ["[UNK]", "a", "##b", "c", ".", "D"]
     engine = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -66,19 +66,19 @@ def test_wordpiece_and_spaces():
     assert found.starts.tolist() == [0, 4]
 
 
-def test_a_byte_of_sentencepiece_is_that_byte():
-    """As Llama 2 spells a line end, and letters that it has no token for: here é."""
+def test_vocabulary_reads_sentencepiece_byte_tokens_as_bytes():
+    """Llama 2 writes line ends and letters without a token, such as é, as byte tokens."""
     pieces = ["<unk>", "▁a", "b", ".", "<0x0A>", "<0xC3>", "<0xA9>"]
     engine = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
     vocabulary = Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=engine, unk_token="<unk>"), 7)
     assert vocabulary.pieces == (b"", b" a", b"b", b".", b"\n", b"\xc3", b"\xa9")
     assert vocabulary.word_starts(np.array([1, 5, 6, 2, 3])).tolist() == [True, False, False, False, True]
-    found = find_sentences(np.array([1, 2, 4, 4, 1, 3]), vocabulary, eos=99)  # a blank line between two
+    found = find_sentences(np.array([1, 2, 4, 4, 1, 3]), vocabulary, eos=99)  # a blank line separates two sentences
     assert found.starts.tolist() == [0, 4]
 
 
-def test_a_token_with_a_space_before_it():
-    tokenizer, vocabulary = learn("bpe:600")
+def test_vocabulary_maps_tokens_to_variant_with_leading_space():
+    tokenizer, vocabulary = make_vocabulary("bpe:600")
     names = tokenizer.get_vocab()
     pairs = [(i, names[f"Ġ{name}"]) for name, i in names.items() if f"Ġ{name}" in names]
     assert len(pairs) > 5

@@ -1,4 +1,4 @@
-"""Texts from files, folders, patterns, pipes and Python itself: what a text may be, and what it may not."""
+"""Tests of texts from files, folders, patterns, pipes, datasets and the documentation of Python."""
 
 import inspect
 import json
@@ -21,37 +21,37 @@ from tiewise.training.data.sources import builtin_texts, open_sources, parse_hub
 PROSE = "\n\n".join(f"Paragraph {i} says {'word ' * (i % 40)}." for i in range(1000))
 
 
-def texts(*sources):
+def read_texts(*sources):
     return [document.text for document in open_sources(sources)]
 
 
-def refuse(match, *sources):
+def assert_refused(match, *sources):
     with pytest.raises(DataError, match=match) as caught:
         list(open_sources(sources))
     assert "\n" not in str(caught.value)
     assert caught.value.remedy
 
 
-# what a text may be
+# accepted texts
 
 
-def test_file_is_cut_into_about_a_hundred_parts_of_ten_thousand_characters_at_most(tmp_path):
+def test_open_sources_cuts_file_into_bounded_parts_at_blank_lines(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(PROSE)
-    documents = texts(str(path))
+    documents = read_texts(str(path))
     assert "".join(documents) == PROSE
     assert 50 <= len(documents) <= 100
     assert all(document.endswith("\n\n") for document in documents[:-1])
     path.write_text(PROSE * 20)
-    sizes = [len(document) for document in texts(str(path))]
+    sizes = [len(document) for document in read_texts(str(path))]
     assert 10_000 <= min(sizes[:-1]) <= max(sizes[:-1]) < 10_300  # the longest paragraph is below 300
     assert sizes[-1] <= 20_000
-    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r")  # byte order mark and line ends
-    assert texts(str(path)) == ["one\ntwo\n"]
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r")  # byte order mark and foreign line ends
+    assert read_texts(str(path)) == ["one\ntwo\n"]
 
 
-def written(folder, files):
-    """Write {name: bytes} below a folder; its path."""
+def write_files(folder, files):
+    """Write {name: bytes} into a folder and return its path."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -62,33 +62,33 @@ FOLDER = {"b/y.md": b"from y", "a.txt": b"from a", "z.unknown": b"from z", "rows
 FOLDER |= {"image.png": b"\x89PNG\0\0", "nul.txt": b"a\0b", "empty.txt": b"", ".hidden": b"no", ".git/a": b"no"}
 
 
-def test_folder_takes_text_sorted_and_recursive_and_a_pattern_what_it_names(tmp_path):
-    assert texts(str(written(tmp_path / "a", FOLDER))) == ["from a", "from a row", "from z", "from y"]
+def test_folder_yields_sorted_text_files_and_pattern_yields_its_matches(tmp_path):
+    assert read_texts(str(write_files(tmp_path / "a", FOLDER))) == ["from a", "from a row", "from z", "from y"]
     names = ("1.txt", "2.txt", "sub/3.txt")
-    written(tmp_path / "b", {name: f"from {name}".encode() for name in (*names[::-1], "4.md")})
-    assert texts(f"{tmp_path}/b/*.txt") == [f"from {name}" for name in names[:2]]
-    assert texts(f"{tmp_path}/b/**/*.txt") == [f"from {name}" for name in names]
+    write_files(tmp_path / "b", {name: f"from {name}".encode() for name in (*names[::-1], "4.md")})
+    assert read_texts(f"{tmp_path}/b/*.txt") == [f"from {name}" for name in names[:2]]
+    assert read_texts(f"{tmp_path}/b/**/*.txt") == [f"from {name}" for name in names]
 
 
-def test_several_texts_keep_their_order(tmp_path, pipe_in):
-    written(tmp_path, {"a[1].txt": b"from a"})  # its name looks like a pattern
+def test_open_sources_keeps_order_of_several_texts(tmp_path, pipe_in):
+    write_files(tmp_path, {"a[1].txt": b"from a"})  # its name looks like a pattern
     pipe_in(b"piped")
-    assert texts("-", str(tmp_path / "a[1].txt")) == ["piped", "from a"]
+    assert read_texts("-", str(tmp_path / "a[1].txt")) == ["piped", "from a"]
 
 
-def test_fifo_streams_once(tmp_path):
+def test_open_sources_reads_named_pipe(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=["through a pipe"])
     writer.start()
-    assert texts(str(path)) == ["through a pipe"]
+    assert read_texts(str(path)) == ["through a pipe"]
     writer.join()
 
 
-# what it may not be
+# refused texts
 
 
-def test_missing_file_is_said_at_once(tmp_path):
+def test_open_sources_refuses_missing_file_before_iteration(tmp_path):
     with pytest.raises(DataError, match=r"no file or folder '.*none.txt'; check the path"):
         open_sources([str(tmp_path / "none.txt")])
 
@@ -108,22 +108,22 @@ def test_missing_file_is_said_at_once(tmp_path):
         ("a.parquet", b"plain text that calls itself something else", r"a.parquet cannot be read as Parquet: "),
     ],
 )
-def test_broken_files(tmp_path, name, data, match):
-    refuse(match, str(written(tmp_path, {name: data}) / name))
+def test_open_sources_refuses_broken_files(tmp_path, name, data, match):
+    assert_refused(match, str(write_files(tmp_path, {name: data}) / name))
 
 
-def test_broken_folders_and_patterns(tmp_path):
-    refuse(r"the folder '.*' holds no text files; name", str(tmp_path))
-    refuse(r"no file with text matches '.*\*.txt'; check the pattern", f"{tmp_path}/*.txt")
+def test_open_sources_refuses_broken_folders_and_patterns(tmp_path):
+    assert_refused(r"the folder '.*' holds no text files; name", str(tmp_path))
+    assert_refused(r"no file with text matches '.*\*.txt'; check the pattern", f"{tmp_path}/*.txt")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    refuse(r"cannot read '.*loop': ", str(tmp_path / "loop"))
-    refuse(r"cannot read '.*File name too long", "word " * 100)
-    refuse(r"no file or folder '.*none.parquet'", f"{tmp_path}/none.parquet:text")
+    assert_refused(r"cannot read '.*loop': ", str(tmp_path / "loop"))
+    assert_refused(r"cannot read '.*File name too long", "word " * 100)
+    assert_refused(r"no file or folder '.*none.parquet'", f"{tmp_path}/none.parquet:text")
 
 
 @pytest.fixture
-def locked():
-    """A folder in which nothing may be read; permissions do not hold for the superuser, who is nobody meanwhile."""
+def unreadable_folder():
+    """Make a folder without read permission; root ignores permissions, so the test runs as user nobody."""
     with tempfile.TemporaryDirectory() as name:
         folder, user = Path(name), os.geteuid()
         (folder / "inside").mkdir()
@@ -139,8 +139,8 @@ def locked():
 
 
 @pytest.mark.parametrize("name", ["a.txt", "inside", "inside/a.txt", ""])
-def test_no_permission(locked, name):
-    refuse(rf"no permission to read '.*{name}'; change its mode", str(locked / name))
+def test_open_sources_reports_missing_read_permission(unreadable_folder, name):
+    assert_refused(rf"no permission to read '.*{name}'; change its mode", str(unreadable_folder / name))
 
 
 # rows of tables and of datasets
@@ -158,23 +158,23 @@ def tables(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_rows_are_documents(tables, kind):
+def test_open_sources_reads_table_rows_as_documents(tables, kind):
     rows = tables[kind]
     for name in (f"{rows}", f"{rows}:text"):
-        assert texts(name) == ["first row", "third\n\nrow"]
+        assert read_texts(name) == ["first row", "third\n\nrow"]
     for name in (f"{rows}:other", f"{rows.parent}/*{rows.suffix}:other"):
-        assert texts(name) == ["1st", "2nd", "3rd"]
+        assert read_texts(name) == ["1st", "2nd", "3rd"]
 
 
-def test_missing_and_wrong_fields(tables):
+def test_open_sources_refuses_missing_and_non_text_fields(tables):
     jsonl, parquet = tables
-    refuse(r"rows.jsonl, line 1: no field 'body'; .* fields seen: text, other, n$", f"{jsonl}:body")
-    refuse(r"rows.jsonl, line 1: field 'n' is a int, not a string; name a field", f"{jsonl}:n")
-    refuse(r"rows.parquet: no column 'body'; .* columns: text, other, n$", f"{parquet}:body")
-    refuse(r"rows.parquet: column 'n' holds int64, not strings; name a column", f"{parquet}:n")
+    assert_refused(r"rows.jsonl, line 1: no field 'body'; .* fields seen: text, other, n$", f"{jsonl}:body")
+    assert_refused(r"rows.jsonl, line 1: field 'n' is a int, not a string; name a field", f"{jsonl}:n")
+    assert_refused(r"rows.parquet: no column 'body'; .* columns: text, other, n$", f"{parquet}:body")
+    assert_refused(r"rows.parquet: column 'n' holds int64, not strings; name a column", f"{parquet}:n")
 
 
-# hf:
+# datasets: hf:
 
 
 @pytest.fixture(autouse=True)
@@ -185,65 +185,69 @@ def empty_cache(monkeypatch, tmp_path_factory):
 @pytest.fixture
 def folder(tmp_path):
     rows = {split: [json.dumps({"text": f"{split} {i}", "n": i}) for i in range(4)] for split in ("train", "test")}
-    return written(tmp_path / "data", {f"{split}.jsonl": "\n".join(lines).encode() for split, lines in rows.items()})
+    return write_files(
+        tmp_path / "data", {f"{split}.jsonl": "\n".join(lines).encode() for split, lines in rows.items()}
+    )
 
 
-def test_dataset_folder_and_splits(folder):
-    assert texts(f"hf:{folder}") == [f"train {i}" for i in range(4)]
-    assert texts(f"hf:{folder}:test") == [f"test {i}" for i in range(4)]
-    assert texts(f"hf:{folder}:train[:2]") == ["train 0", "train 1"]
+def test_hf_source_reads_dataset_folder_and_its_splits(folder):
+    assert read_texts(f"hf:{folder}") == [f"train {i}" for i in range(4)]
+    assert read_texts(f"hf:{folder}:test") == [f"test {i}" for i in range(4)]
+    assert read_texts(f"hf:{folder}:train[:2]") == ["train 0", "train 1"]
 
 
-def test_rows_without_a_text_are_passed_over(tmp_path):
+def test_hf_source_skips_rows_without_text(tmp_path):
     datasets.Dataset.from_dict({"text": ["a", "", None, "b"]}).save_to_disk(tmp_path / "gaps")
-    assert texts(f"hf:{tmp_path}/gaps") == ["a", "b"]
+    assert read_texts(f"hf:{tmp_path}/gaps") == ["a", "b"]
 
 
-def test_saved_datasets(tmp_path):
+def test_hf_source_reads_saved_datasets(tmp_path):
     one = datasets.Dataset.from_dict({"text": ["a", "b"]})
     one.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(tmp_path / "both")
-    assert texts(f"hf:{tmp_path}/one") == ["a", "b"]
-    assert texts(f"hf:{tmp_path}/both") == ["a", "b"]
-    assert texts(f"hf:{tmp_path}/both:test") == ["b"]
+    assert read_texts(f"hf:{tmp_path}/one") == ["a", "b"]
+    assert read_texts(f"hf:{tmp_path}/both") == ["a", "b"]
+    assert read_texts(f"hf:{tmp_path}/both:test") == ["b"]
 
 
-def test_the_only_column_of_strings_is_taken(tmp_path):
+def test_hf_source_selects_only_string_column(tmp_path):
     datasets.Dataset.from_dict({"n": [1, 2], "body": ["a", "b"]}).save_to_disk(tmp_path / "one")
-    assert texts(f"hf:{tmp_path}/one") == ["a", "b"]
+    assert read_texts(f"hf:{tmp_path}/one") == ["a", "b"]
     datasets.Dataset.from_dict({"title": ["t"], "body": ["a"]}).save_to_disk(tmp_path / "two")
-    refuse(r"no column 'text', and 2 others hold text; save .* columns: title, body", f"hf:{tmp_path}/two")
+    assert_refused(r"no column 'text', and 2 others hold text; save .* columns: title, body", f"hf:{tmp_path}/two")
 
 
-def test_datasets_that_are_not_there(folder):
-    refuse(r"hf:.*:nope cannot be read: .*nope.*; check the split", f"hf:{folder}:nope")
-    refuse(r"hf:./none/there: no folder './none/there'; write hf:owner", "hf:./none/there")
-    refuse(r"hf:owner/none:train cannot be read: .*; check the name and the network; offline", "hf:owner/none:train")
+def test_hf_source_refuses_missing_datasets_and_splits(folder):
+    assert_refused(r"hf:.*:nope cannot be read: .*nope.*; check the split", f"hf:{folder}:nope")
+    assert_refused(r"hf:./none/there: no folder './none/there'; write hf:owner", "hf:./none/there")
+    assert_refused(
+        r"hf:owner/none:train cannot be read: .*; check the name and the network; offline", "hf:owner/none:train"
+    )
 
 
 @pytest.mark.parametrize("name", ["", ":train", "a//b", "a/b/c/d"])
-def test_names_that_cannot_be(name):
-    refuse(r"does not name a dataset; write hf:owner/name", f"hf:{name}")
+def test_hf_source_refuses_malformed_names(name):
+    assert_refused(r"does not name a dataset; write hf:owner/name", f"hf:{name}")
 
 
-def test_names():
+def test_parse_hub_name_splits_owner_config_and_split():
     assert parse_hub_name("owner/name") == ("owner/name", None, "train", None)
     assert parse_hub_name("owner/name/config:validation[:1%]") == ("owner/name", "config", "validation[:1%]", None)
     assert parse_hub_name("name:test") == ("name", None, "test", None)
 
 
-# what Python carries
+# the documentation of Python
 
 
 @pytest.fixture(scope="module")
 def documents():
     loaded = set(sys.modules)
     found = list(builtin_texts())
-    assert "turtle" not in set(sys.modules) - loaded  # its docstrings are read, it is not imported
+    assert "turtle" not in set(sys.modules) - loaded  # the docstrings are read without an import
     return dict(found)
 
 
-def test_builtin_holds_topics_then_docstrings_of_this_python_alone(documents):
+def test_builtin_texts_contain_topics_then_standard_library_docstrings(documents):
     assert "for_stmt" in documents["topic for"] or "iterable" in documents["topic for"]
     assert inspect.getdoc(textwrap.dedent) in documents["module textwrap.py"]
     assert inspect.getdoc(textwrap.TextWrapper) in documents["module textwrap.py"]
@@ -256,10 +260,10 @@ def test_builtin_holds_topics_then_docstrings_of_this_python_alone(documents):
         assert {"site-packages", "test", "tests", "idle_test"}.isdisjoint(parts)
 
 
-def test_docstrings_in_reading_order_with_nested_ones(tmp_path, monkeypatch):
+def test_builtin_texts_list_nested_docstrings_in_reading_order(tmp_path, monkeypatch):
     nested = b'"""one"""\nif 1:\n    def f():\n        """two"""\n        class C:\n            "three"\n'
-    written(tmp_path, {"a.py": nested, "b.py": b"x = 1\n", "c.py": b"def broken(:\n", "d.py": b"\xff\xfe\0"})
-    written(tmp_path, {"test/e.py": b"'no'"})
+    write_files(tmp_path, {"a.py": nested, "b.py": b"x = 1\n", "c.py": b"def broken(:\n", "d.py": b"\xff\xfe\0"})
+    write_files(tmp_path, {"test/e.py": b"'no'"})
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     assert list(builtin_texts()) == [("module a.py", "one\n\ntwo\n\nthree")]

@@ -1,3 +1,5 @@
+"""Tests of making, loading and refusing tokenizers, and of encoding texts in pieces."""
+
 import json
 import shutil
 
@@ -20,51 +22,51 @@ def train_texts():
     return iter(TEXTS)
 
 
-def never():
+def fail_if_trained():
     raise AssertionError("only bpe:N is trained")
 
 
-def ids(tokenizer, *documents):
+def encode_documents(tokenizer, *documents):
     return StreamEncoder(tokenizer, np.dtype("<u2")).encode([(document, True) for document in documents]).tolist()
 
 
 @pytest.fixture(scope="module")
 def byte_tokenizer():
-    return make_tokenizer("bytes", never)
+    return make_tokenizer("bytes", fail_if_trained)
 
 
 @given(st.text(max_size=80))
-def test_byte_tokens_are_the_bytes(byte_tokenizer, text):
-    found = ids(byte_tokenizer, text)
+def test_byte_tokenizer_encodes_utf8_bytes(byte_tokenizer, text):
+    found = encode_documents(byte_tokenizer, text)
     assert found == [*text.encode("utf-8"), 256]
     assert byte_tokenizer.decode(found[:-1]) == text
     assert (len(byte_tokenizer), byte_tokenizer.eos_token) == (257, "<eos>")
 
 
-def test_end_markers_in_a_text_stay_text(byte_tokenizer):
-    assert ids(byte_tokenizer, "a<eos>b", "c") == [*b"a<eos>b", 256, *b"c", 256]
+def test_stream_encoder_reads_end_markers_in_text_as_text(byte_tokenizer):
+    assert encode_documents(byte_tokenizer, "a<eos>b", "c") == [*b"a<eos>b", 256, *b"c", 256]
     trained = make_tokenizer("bpe:290", train_texts)
-    assert ids(trained, "a<eos>b").count(trained.eos_token_id) == 1
+    assert encode_documents(trained, "a<eos>b").count(trained.eos_token_id) == 1
 
 
-def test_bpe_is_trained_reproducibly_and_reversibly():
+def test_make_tokenizer_trains_reproducible_and_reversible_bpe():
     one, two = (make_tokenizer("bpe:290", train_texts) for _ in range(2))
     assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
     assert len(one) == 290
     for text in [*TEXTS, "unseen ü𝄞\r\n\t  spaces  ."]:
         assert one.decode(one.encode(text)) == text
-    assert len(one.encode(TEXTS[0])) < len(TEXTS[0]) / 2  # merges were learnt
+    assert len(one.encode(TEXTS[0])) < len(TEXTS[0]) / 2  # the tokenizer learnt merges
     assert len(make_tokenizer("bpe:257", train_texts)) == 257  # bytes alone
     assert 257 < len(make_tokenizer("bpe:4096", lambda: iter(["abab abab"]))) < 270
 
 
-def test_folder_file_and_bare_file(tmp_path):
+def test_make_tokenizer_loads_folder_file_and_bare_file(tmp_path):
     saved, bare = tmp_path / "saved", tmp_path / "bare.json"
     expected = make_tokenizer("bpe:290", train_texts)
     expected.save_pretrained(saved)
     shutil.copy(saved / "tokenizer.json", bare)
     for kind in (saved, saved / "tokenizer.json", bare):
-        found = make_tokenizer(str(kind), never)
+        found = make_tokenizer(str(kind), fail_if_trained)
         assert (found.get_vocab(), found.eos_token_id) == (expected.get_vocab(), expected.eos_token_id)
         assert found.encode(TEXTS[1]) == expected.encode(TEXTS[1])
 
@@ -83,21 +85,26 @@ def word_level(words):
         (["[UNK]", "a", "<stop>", "</s>"], {"sep_token": "<stop>"}, "<stop>", 2, 4),
     ],
 )
-def test_end_token_is_found_or_added(tmp_path, words, declared, end, number, size):
+def test_make_tokenizer_detects_or_adds_end_token(tmp_path, words, declared, end, number, size):
     PreTrainedTokenizerFast(tokenizer_object=word_level(words), **declared).save_pretrained(tmp_path)
-    tokenizer = make_tokenizer(str(tmp_path), never)
+    tokenizer = make_tokenizer(str(tmp_path), fail_if_trained)
     assert (tokenizer.eos_token, tokenizer.eos_token_id, len(tokenizer)) == (end, number, size)
 
 
-def test_nothing_is_truncated_padded_or_added(tmp_path):
+def test_stream_encoder_ignores_truncation_and_padding_of_tokenizer_file(tmp_path):
     engine = word_level(["[UNK]", "a", "</s>", "<s>"])
     engine.enable_truncation(max_length=4)
     engine.enable_padding(length=16)
     engine.save(str(tmp_path / "t.json"))
-    assert ids(make_tokenizer(str(tmp_path / "t.json"), never), "a " * 9, "a") == [*[1] * 9, 2, 1, 2]
+    assert encode_documents(make_tokenizer(str(tmp_path / "t.json"), fail_if_trained), "a " * 9, "a") == [
+        *[1] * 9,
+        2,
+        1,
+        2,
+    ]
 
 
-def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer):
+def test_write_tokens_joins_pieces_of_long_documents(tmp_path, byte_tokenizer):
     text = ["".join(f"line {i}\n" for i in range(150_000)), "x" * 1_200_000, "", "end"]
     done, encoder = [], StreamEncoder(byte_tokenizer, np.dtype("<u2"))
     with listen_to_progress(lambda *told: done.append(told[1])), progress_of("tokens", 1):
@@ -107,7 +114,7 @@ def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer)
     assert (count, done[-1]) == (len(tokens), sum(map(len, text)))
 
 
-def test_token_type_is_as_small_as_the_vocabulary_allows():
+def test_token_type_is_smallest_dtype_for_vocabulary():
     assert token_type(65_535) == np.uint16
     assert token_type(65_536) == np.uint32
 
@@ -124,25 +131,25 @@ def test_token_type_is_as_small_as_the_vocabulary_allows():
         ("owner/none", r"no tokenizer 'owner/none' in the cache or on the Hugging Face Hub .*; check the name"),
     ],
 )
-def test_tokenizers_that_are_refused(kind, match):
+def test_make_tokenizer_refuses_invalid_names(kind, match):
     with pytest.raises(DataError, match=match) as caught:
         make_tokenizer(kind, train_texts)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["", "not json", "{}", json.dumps({"model": {"type": "Nonsense"}}), "\0\0"])
-def test_files_that_are_not_tokenizers(tmp_path, content):
+def test_make_tokenizer_refuses_files_that_hold_no_tokenizer(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(DataError, match=r"tokenizer.json' is not a tokenizer.json \(.*\); choose") as caught:
-        make_tokenizer(str(path), never)
+        make_tokenizer(str(path), fail_if_trained)
     assert "\n" not in str(caught.value)
     path.unlink()
     with pytest.raises(DataError, match=r"the folder '.*' holds no tokenizer"):
-        make_tokenizer(str(tmp_path), never)
+        make_tokenizer(str(tmp_path), fail_if_trained)
 
 
-def test_code_of_a_tokenizer_is_not_run(tmp_path):
+def test_make_tokenizer_refuses_custom_code_without_running_it(tmp_path):
     saved = tmp_path / "saved"
     make_tokenizer("bpe:290", train_texts).save_pretrained(saved)
     (saved / "evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\nclass Evil: pass\n")
@@ -150,6 +157,6 @@ def test_code_of_a_tokenizer_is_not_run(tmp_path):
     settings |= {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}, "tokenizer_class": "Evil"}
     (saved / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match="custom code") as caught:
-        make_tokenizer(str(saved), never)
+        make_tokenizer(str(saved), fail_if_trained)
     assert "\n" not in str(caught.value)
     assert not (saved / "ran").exists()

@@ -1,4 +1,4 @@
-"""Word-level corpora: counted as the papers do, against a plain count in Python."""
+"""Tests of word-level corpora against a plain count in Python."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ VALID = "the dog sat\n"
 TEST = "a cat ate a mat"  # no line end
 
 
-def write(folder, train, valid, test):
+def write_corpus(folder, train, valid, test):
     folder.mkdir(exist_ok=True)
     for name, text in (("train", train), ("valid", valid), ("test", test)):
         (folder / f"{name}.txt").write_text(text)
@@ -22,37 +22,38 @@ def write(folder, train, valid, test):
 
 @pytest.fixture
 def corpus(tmp_path):
-    return write(tmp_path / "corpus", TRAIN, VALID, TEST)
+    return write_corpus(tmp_path / "corpus", TRAIN, VALID, TEST)
 
 
-def counted(text):
-    """As the word_language_model example counts: every line of a file, its words, and <eos>."""
+def reference_words(text):
+    """Return the words and an <eos> for every line, as the word_language_model example counts them."""
     return [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
 
 
-def test_tokens_are_words_and_line_ends_and_what_became_unknown_is_told(corpus, tmp_path):
+def test_prepare_words_matches_plain_count_and_reports_unknown_words(corpus, tmp_path):
     text = prepare_words(str(corpus), tmp_path / "out")
     names, facts = text.tokenizer.convert_ids_to_tokens, text.facts
-    assert names(text.split("train").tolist()) == counted(TRAIN)
+    assert names(text.split("train").tolist()) == reference_words(TRAIN)
     assert names(text.split("tune").tolist()) == ["the", "<unk>", "sat", "<eos>"]
     assert names(text.split("heldout").tolist()) == ["<unk>", "cat", "<unk>", "<unk>", "mat", "<eos>"]
-    assert text.vocab == len(set(counted(TRAIN))) == 7
-    assert names([0, 1]) == ["the", "<eos>"]  # most frequent first; both three times, "the" seen first
+    assert text.vocab == len(set(reference_words(TRAIN))) == 7
+    # most frequent first; both occur three times, and "the" comes first in the text
+    assert names([0, 1]) == ["the", "<eos>"]
     assert facts == load_prepared(tmp_path / "out").facts
-    assert unknown_share(facts, "train") == 0  # an <unk> that the file itself has is a word
+    assert unknown_share(facts, "train") == 0  # an <unk> in the file counts as a word
     assert unknown_share(facts, "tune") == 1 / 4
     found = facts["splits"]["heldout"]
     assert [found[key] for key in ("unknown", "unknown_words", "characters")] == [3, 2, len(TEST) + 1]
     assert facts["splits"]["train"]["characters"] == len("the cat sat\n\nthe <unk> sat on the mat\n")
 
 
-def test_a_training_file_without_unk_gets_a_row_for_it(tmp_path):
-    text = prepare_words(str(write(tmp_path, "b a b\n", "c\n", "c\n")), tmp_path / "out")
+def test_prepare_words_adds_unk_when_training_file_lacks_it(tmp_path):
+    text = prepare_words(str(write_corpus(tmp_path, "b a b\n", "c\n", "c\n")), tmp_path / "out")
     assert text.vocab == 4
     assert text.split("tune").tolist() == [3, text.eos_id]
 
 
-def test_the_saved_tokenizer_gives_the_same_ids(corpus, tmp_path):
+def test_saved_word_tokenizer_gives_same_ids(corpus, tmp_path):
     text = prepare_words(str(corpus), tmp_path / "out")
     saved = AutoTokenizer.from_pretrained(str(text.folder / "tokenizer"))
     assert saved.encode(TRAIN) == text.split("train").tolist()
@@ -61,19 +62,19 @@ def test_the_saved_tokenizer_gives_the_same_ids(corpus, tmp_path):
     assert saved.eos_token_id == text.eos_id
 
 
-def test_many_lines_in_batches_and_four_bytes(tmp_path):
+def test_prepare_words_handles_many_lines_and_four_byte_ids(tmp_path):
     rng = np.random.default_rng(0)
     rows = [" ".join(f"w{i}" for i in row) for row in rng.integers(0, 90_000, (30_000, 5))]
-    text = prepare_words(str(write(tmp_path, "\n".join(rows) + "\n", "w1\n", "w1\n")), tmp_path / "out")
+    text = prepare_words(str(write_corpus(tmp_path, "\n".join(rows) + "\n", "w1\n", "w1\n")), tmp_path / "out")
     assert text.vocab > 1 << 16
     ids = text.split("train")
     assert len(ids) == 30_000 * 6
-    assert text.tokenizer.convert_ids_to_tokens(ids[-6:].tolist()) == counted(rows[-1])
+    assert text.tokenizer.convert_ids_to_tokens(ids[-6:].tolist()) == reference_words(rows[-1])
 
 
-def test_parts_of_one_file_are_whole_and_apart(tmp_path):
+def test_word_files_divides_one_file_into_disjoint_parts(tmp_path):
     rows = [f"w{i}" for i in range(37)]
-    write(tmp_path, "", "\n".join(rows) + "\n", "w1\n")
+    write_corpus(tmp_path, "", "\n".join(rows) + "\n", "w1\n")
     first, last, _ = word_files(str(tmp_path), ("valid.txt@0-90", "valid.txt@90-100", "test.txt"))
     assert [line[0] for part in (first, last) for line in read_words(part)] == rows
     assert len(list(read_words(last))) == 37 - 33
@@ -94,10 +95,10 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
         (("valid.txt", "test.txt", "blank.txt"), "no words"),
     ],
 )
-def test_what_cannot_be_used_leaves_nothing(files, said, corpus, tmp_path):
+def test_prepare_words_refuses_unusable_files_and_writes_nothing(files, said, corpus, tmp_path):
     (corpus / "train.txt").unlink()
     (corpus / "empty.txt").write_text("")
-    (corpus / "blank.txt").write_text("\n")  # the end of its line is its only token
+    (corpus / "blank.txt").write_text("\n")  # its only token is the line end
     (corpus / "binary.txt").write_bytes(b"a\0b")
     for folder, match in ((corpus, said), (tmp_path / "nothing", "no corpus folder")):
         with pytest.raises(DataError, match=match) as refused:
