@@ -1,4 +1,4 @@
-"""Tiny ALBERTs, and one written out in fp64 numpy from the equations."""
+"""Sizes and inputs of tiny ALBERT models, and a forward pass in fp64 numpy."""
 
 import math
 
@@ -17,7 +17,7 @@ TINY = {
 
 
 def batch(seed=0, rows=3, length=11, vocab=61):
-    """Ids, a padding mask with a short row, segments, masked-token labels and labels of pairs."""
+    """Return ids, a padding mask with a short row, segments, masked-token labels and pair labels."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, vocab, (rows, length), generator=g)
     mask = torch.ones_like(ids)
@@ -29,15 +29,15 @@ def batch(seed=0, rows=3, length=11, vocab=61):
 
 
 @torch.no_grad()
-def shaken(model):
-    """The model, its biases and norms moved too, which start at 0 and 1."""
+def perturbed(model):
+    """Add noise to every parameter and return the model. Biases start at 0 and norms at 1."""
     for p in model.parameters():
         p.add_(0.1 * torch.randn_like(p))
     return model
 
 
 def dense_forward(weights, ids, mask, segments, *, layers, heads, eps=1e-12):
-    """(logits, pair logits) with the norm behind the projection and GELU by erf; weights by state-dict name, fp64."""
+    """Return (logits, pair logits) in fp64, with the norm after the projection and GELU by erf."""
     w = {name: value.double().numpy() for name, value in weights.items()}
 
     def linear(x, name):

@@ -1,4 +1,4 @@
-"""Plain models of torch's own modules, lent the weights of an `RNNLM`, and small models to ask."""
+"""Small recurrent models, and torch modules with the weights of an `RNNLM`."""
 
 import torch
 from torch import nn
@@ -11,14 +11,14 @@ MODULES = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": nn.RNN}
 
 
 def tiny(seed=0, **settings):
-    """A model of 23 words and widths of a few, in double."""
+    """Return an `RNNLM` with 23 words and widths below ten, in double precision."""
     sizes = {"vocab_size": 23, "hidden_size": 5, "num_hidden_layers": 2, "lstm_bias": "two", "body_range": 0.5}
     torch.manual_seed(seed)
     return RNNLM(RNNConfig(**{**sizes, **settings})).double()
 
 
 def torch_modules(model):
-    """One module of torch per layer, with copies of the layer's weights; a second bias of zeros where it has one."""
+    """Return one torch module per layer with copies of its weights. A missing second bias becomes zeros."""
     made = []
     for layer in model.rnn.layers:
         kind = {"nonlinearity": model.config.cell} if model.config.cell in ("tanh", "relu") else {}

@@ -1,9 +1,9 @@
-"""The same function as transformers' ALBERT on the same weights, both ways."""
+"""Tests of the conversion from and to Hugging Face ALBERT against transformers' outputs and files."""
 
 import pytest
 import torch
 import transformers
-from albert_tools import TINY, batch, shaken
+from albert_tools import TINY, batch, perturbed
 from benchmarks.sharing import kept_bytes, measure, table
 
 from tiewise.core.errors import UnsupportedError
@@ -19,15 +19,15 @@ KINDS = (transformers.AlbertForPreTraining, transformers.AlbertModel, transforme
 GROUPS = ({}, {"num_hidden_groups": 2}, {"num_hidden_groups": 4}, {"num_hidden_groups": 6}, {"inner_group_num": 2})
 
 
-def theirs(kind=KINDS[0], labels=None, **fields):
+def hugging_face_model(kind=KINDS[0], labels=None, **fields):
     torch.manual_seed(7)
     usual = 3 if kind is KINDS[2] else 2
     config = transformers.AlbertConfig(**TINY, initializer_range=0.3, num_labels=labels or usual, **fields)
-    return shaken(kind(config).eval())
+    return perturbed(kind(config).eval())
 
 
 def assert_saved_as(ours, other, folder):
-    """Ours, turned back and saved, is their file, to the bit."""
+    """Check that our model, converted back and saved, has bit-identical weights."""
     to_hugging_face(ours).save_pretrained(folder)
     read = type(other).from_pretrained(folder).state_dict()
     assert other.state_dict().keys() == read.keys() or isinstance(other, transformers.AlbertForMaskedLM)
@@ -35,8 +35,8 @@ def assert_saved_as(ours, other, folder):
 
 
 @pytest.mark.parametrize("fields", GROUPS, ids=str)
-def test_outputs_and_losses(fields):
-    other = theirs(**fields)
+def test_converted_albert_matches_hugging_face_outputs_and_losses(fields):
+    other = hugging_face_model(**fields)
     ours = from_hugging_face(other)
     ids, mask, segments, labels, pairs = batch()
     a = other(ids, mask, segments, labels=labels, sentence_order_label=1 - pairs)
@@ -52,8 +52,8 @@ def test_outputs_and_losses(fields):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fields", GROUPS, ids=str)
-def test_there_and_back(kind, fields, tmp_path):
-    other = theirs(kind, **fields)
+def test_albert_conversion_round_trip_keeps_every_weight(kind, fields, tmp_path):
+    other = hugging_face_model(kind, **fields)
     ours = from_hugging_face(other)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in other.parameters())
     assert_saved_as(ours, other, tmp_path)
@@ -61,8 +61,8 @@ def test_there_and_back(kind, fields, tmp_path):
 
 @pytest.mark.parametrize("labels", [2, 4])
 @pytest.mark.parametrize("fields", GROUPS, ids=str)
-def test_a_model_for_masked_tokens_alone(fields, labels, tmp_path):
-    other = theirs(transformers.AlbertForMaskedLM, labels, **fields)
+def test_albert_for_masked_lm_converts_with_equal_logits_and_loss(fields, labels, tmp_path):
+    other = hugging_face_model(transformers.AlbertForMaskedLM, labels, **fields)
     ours = from_hugging_face(other)
     ids, mask, segments, wanted, pairs = batch()
     a, b = other(ids, mask, segments, labels=wanted), ours(ids, mask, segments, labels=wanted, pair_labels=pairs)
@@ -72,40 +72,44 @@ def test_a_model_for_masked_tokens_alone(fields, labels, tmp_path):
     assert_saved_as(ours, other, tmp_path)
 
 
-def test_an_encoder_without_a_pooler():
+def test_albert_encoder_without_pooler_converts_with_equal_hidden_states():
     other = transformers.AlbertModel(transformers.AlbertConfig(**TINY), add_pooling_layer=False).eval()
     ids, mask, segments, _, _ = batch()
     got = from_hugging_face(other)(ids, mask, segments).last_hidden_state
     torch.testing.assert_close(got, other(ids, mask, segments).last_hidden_state, rtol=0, atol=1e-5)
 
 
-PLACELESS = [{"norm": "after"}, {"projection": False, "embedding_size": TINY["hidden_size"]}]
-PLACELESS += [{"sharing": text} for text in ("ffn", "sandwich", "all:cycle=4", "all+rank=2")]
+UNSUPPORTED_FIELDS = [{"norm": "after"}, {"projection": False, "embedding_size": TINY["hidden_size"]}]
+UNSUPPORTED_FIELDS += [{"sharing": text} for text in ("ffn", "sandwich", "all:cycle=4", "all+rank=2")]
 
 
-@pytest.mark.parametrize("fields", PLACELESS, ids=str)
-def test_what_transformers_has_no_place_for(fields):
+@pytest.mark.parametrize("fields", UNSUPPORTED_FIELDS, ids=str)
+def test_to_hugging_face_refuses_fields_that_transformers_lacks(fields):
     with pytest.raises(UnsupportedError, match="no place for"):
         to_hugging_face(OpenAlbertForPreTraining(OpenAlbertConfig(**{**TINY, **fields})))
 
 
-def test_other_models_are_named():
+def test_from_hugging_face_refuses_unsupported_models_by_name():
     bert = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=12))
-    repeated = theirs(num_hidden_groups=2, inner_group_num=2)
-    cases = {"BertModel has no model of ours": bert, "4 labels": theirs(labels=4), "groups or repeats": repeated}
+    repeated = hugging_face_model(num_hidden_groups=2, inner_group_num=2)
+    cases = {
+        "BertModel has no model of ours": bert,
+        "4 labels": hugging_face_model(labels=4),
+        "groups or repeats": repeated,
+    }
     for said, model in cases.items():
         with pytest.raises(UnsupportedError, match=said):
             from_hugging_face(model)
 
 
-def test_what_is_kept_is_what_a_layer_needs_and_no_weight():
+def test_kept_bytes_counts_saved_activations_without_weights():
     weight = torch.nn.Linear(5, 7, bias=False)
     given = torch.ones(3, 5)
-    kept = 3 * 5 + 3 * 7  # its input, the square's input
+    kept = 3 * 5 + 3 * 7  # the input of the layer and of the square
     assert kept_bytes(weight, lambda: weight(given).pow(2).sum()) == 4 * kept
 
 
-def test_the_benchmark_measures_one_function_shared_in_four_ways():
+def test_sharing_benchmark_measures_costs_of_four_ways_to_share_layers():
     found = measure(2, 8, 64, 3, 16, 50, rounds=2)
     assert found.equal
     none, attention, ffn, whole = found.costs

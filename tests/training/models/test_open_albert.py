@@ -1,11 +1,11 @@
-"""ALBERT: exact sizes, the function against numpy, sharing, the boundary, what is refused."""
+"""Tests of the ALBERT model against published sizes and a forward pass in fp64 numpy."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from albert_tools import TINY, batch, dense_forward, shaken
+from albert_tools import TINY, batch, dense_forward, perturbed
 from safetensors import safe_open
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification
 
@@ -37,12 +37,12 @@ SIZES |= {"xlarge": (58_724_864, 59_092_668), "xxlarge": (222_595_584, 223_233_7
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_published_sizes(name):
+def test_presets_match_published_parameter_counts(name):
     models = on_meta(OpenAlbertModel, preset(name)), on_meta(OpenAlbertForPreTraining, preset(name, **CHAPTER))
     assert tuple(map(size, models)) == SIZES[name]
 
 
-def test_parts_of_the_base_size():
+def test_parts_of_base_preset_match_published_parameter_counts():
     model = on_meta(OpenAlbertForPreTraining, preset("base", **CHAPTER))
     assert size(model.albert.embeddings) == 4_073_216
     assert size(model.albert) - size(model.albert.pooler) == 11_161_088
@@ -54,10 +54,10 @@ def test_parts_of_the_base_size():
 
 
 @pytest.mark.parametrize("sharing", ["none", "attention", "all:cycle=2"])
-def test_the_function_is_that_of_the_equations(sharing):
+def test_open_albert_matches_fp64_numpy_reference(sharing):
     torch.manual_seed(1)
     config = OpenAlbertConfig(**TINY, norm="after", hidden_act="gelu", initializer_range=0.4, sharing=sharing)
-    model = shaken(OpenAlbertForPreTraining(config).double().eval())
+    model = perturbed(OpenAlbertForPreTraining(config).double().eval())
     ids, mask, segments, labels, pairs = batch()
     out = model(ids, mask, segments, labels=labels, pair_labels=pairs)
     logits, pair_logits = dense_forward(model.state_dict(), ids.numpy(), mask, segments.numpy(), layers=6, heads=4)
@@ -75,7 +75,7 @@ def test_the_function_is_that_of_the_equations(sharing):
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_saved_once_and_loaded_shared(sharing, tmp_path):
+def test_saved_albert_stores_shared_weights_once_and_reloads_exactly(sharing, tmp_path):
     torch.manual_seed(3)
     model = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, sharing=sharing)).eval()
     model.save_pretrained(tmp_path)
@@ -89,7 +89,7 @@ def test_saved_once_and_loaded_shared(sharing, tmp_path):
 
 
 @pytest.mark.parametrize("sharing", ["none", "all", "ffn+rank=2"])
-def test_first_losses_are_those_of_knowing_nothing(sharing):
+def test_initial_losses_match_uniform_predictions(sharing):
     torch.manual_seed(4)
     sizes = {**TINY, "vocab_size": 3000, "embedding_size": 32, "hidden_size": 64}
     model = OpenAlbertForPreTraining(OpenAlbertConfig(**sizes, sharing=sharing))
@@ -100,7 +100,7 @@ def test_first_losses_are_those_of_knowing_nothing(sharing):
 
 
 @pytest.mark.parametrize("spec", ["tied", "untied", "factored:4", "factored-untied:4"])
-def test_the_boundary_is_installed(spec):
+def test_installed_boundary_fuses_loss_and_matches_plain_gradients(spec):
     torch.manual_seed(5)
     model = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, sharing="all"))
     installed = tiewise.install(model, spec)
@@ -139,7 +139,7 @@ def test_fine_tuning_starts_from_the_pretrained_encoder(tmp_path):
         tiewise.install(tuned)
 
 
-def test_hidden_states_are_those_of_every_application():
+def test_hidden_states_include_every_application_of_shared_layer():
     model = OpenAlbertModel(OpenAlbertConfig(**TINY, sharing="all")).eval()
     ids, mask, segments, *_ = batch()
     out = model(ids, mask, segments, output_hidden_states=True)
@@ -166,12 +166,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_refused(said):
+def test_open_albert_config_refuses_invalid_values(said):
     with pytest.raises(SpecError, match=said):
         OpenAlbertConfig(**{**TINY, **REFUSED[said]})
 
 
-def test_longer_than_positions_and_unknown_sizes():
+def test_open_albert_refuses_too_long_inputs_and_unknown_presets():
     with pytest.raises(SpecError, match="21 tokens, and 20 positions"):
         OpenAlbertModel(OpenAlbertConfig(**TINY))(torch.zeros(1, 21, dtype=torch.long))
     with pytest.raises(SpecError, match="no ALBERT of size"):

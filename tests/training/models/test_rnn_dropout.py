@@ -1,4 +1,4 @@
-"""Masks: how much they drop, what they leave alone, over what they are shared, and that evaluation has none."""
+"""Tests of recurrent dropout: share, place and extent of each mask, and no mask in evaluation."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ P = 0.3
 
 
 def assert_masked(x, of=1.0):
-    """A share of P is zero, within five standard deviations, and the rest `of` / (1 − P)."""
+    """Check that a share P is zero and the rest equals `of` / (1 − P)."""
     assert (x == 0).double().mean().item() == pytest.approx(P, abs=5 * (P * (1 - P) / x.numel()) ** 0.5)
     torch.testing.assert_close(x[x != 0], torch.full_like(x[x != 0], of / (1 - P)))
 
 
-def constant(width=400, **settings):
-    """A model whose first layer's h is 1 whatever it reads, and whose second hands on what it is given."""
+def constant_model(width=400, **settings):
+    """Return a model whose first layer outputs 1 and whose other layers are identities."""
     model = tiny(cell="relu", lstm_bias="one", hidden_size=width, **settings).train()
     with torch.no_grad():
         model.embed.weight.fill_(1)
@@ -27,8 +27,8 @@ def constant(width=400, **settings):
     return model
 
 
-def seen(model, module, ids=None):
-    """What a module reads in one forward, over 3 sequences of 6 words unless others are given."""
+def module_input(model, module, ids=None):
+    """Return the input of a module in one forward pass. The default is 3 sequences of 6 words."""
     kept = []
     with torch.no_grad():
         handle = module.register_forward_pre_hook(lambda _, given: kept.append(given[0]))
@@ -37,40 +37,40 @@ def seen(model, module, ids=None):
     return kept[0]
 
 
-# where a mask is, and what reads behind it; between layers of two widths, which are two calls, too
+# each setting and the module that reads the masked values; layers of two widths take two calls
 PLACES = {"input_dropout": "rnn", "layer_dropout": "head", "output_dropout": "head"}
 CASES = [(name, {}) for name in PLACES] + [("layer_dropout", {"last_hidden_size": 200})]
 
 
 @pytest.mark.parametrize("variational", [True, False])
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=str)
-def test_each_place_has_its_own_mask(name, sizes, variational):
-    model = constant(**{name: P}, **sizes, variational=variational)
+def test_each_dropout_setting_masks_activations_at_one_place_only(name, sizes, variational):
+    model = constant_model(**{name: P}, **sizes, variational=variational)
     behind = model.get_submodule(PLACES[name])
     torch.manual_seed(1)
-    found = seen(model, behind)
+    found = module_input(model, behind)
     assert_masked(found[:, 0] if variational else found)
     assert torch.equal(found[:, 0], found[:, 1]) == variational
     assert torch.equal(found, found[:, :1].expand_as(found)) == variational
     assert not torch.equal(found[0], found[1])
     clean = model.head if name == "input_dropout" else model.rnn
-    assert seen(model, clean).unique().tolist() == [1.0]
-    assert torch.equal(seen(model.eval(), behind), torch.ones_like(found))
+    assert module_input(model, clean).unique().tolist() == [1.0]
+    assert torch.equal(module_input(model.eval(), behind), torch.ones_like(found))
 
 
-def test_words_are_dropped_whole_and_wherever_they_stand():
-    model = constant(embedding_dropout=P, width=3, vocab_size=2000)
+def test_embedding_dropout_zeroes_whole_words_at_every_position():
+    model = constant_model(embedding_dropout=P, width=3, vocab_size=2000)
     ids = torch.arange(2000).repeat(2, 2)[:, torch.randperm(4000)]
-    found = seen(model, model.rnn, ids)
+    found = module_input(model, model.rnn, ids)
     by_word = torch.zeros(2000, 3, dtype=torch.double).index_copy_(0, ids[0], found[0])
     assert torch.equal(found, by_word[ids])
     assert torch.equal(by_word, by_word[:, :1].expand_as(by_word))
     assert_masked(by_word[:, 0])
-    assert torch.equal(seen(model.eval(), model.rnn, ids), torch.ones_like(found))
+    assert torch.equal(module_input(model.eval(), model.rnn, ids), torch.ones_like(found))
 
 
 @pytest.mark.parametrize("input_matrix", [True, False])
-def test_a_mask_on_h_is_one_per_sequence(input_matrix):
+def test_recurrent_dropout_uses_one_mask_per_sequence(input_matrix):
     sizes = {"hidden_size": 400, "num_hidden_layers": 1, "input_matrix": input_matrix}
     model = tiny(cell="relu", lstm_bias="one", recurrent_dropout=P, **sizes)
     with torch.no_grad():
@@ -79,16 +79,18 @@ def test_a_mask_on_h_is_one_per_sequence(input_matrix):
         layer.weight_hh.copy_(torch.eye(400))
         layer.bias_ih.fill_(1)
     torch.manual_seed(1)
-    h = seen(model.train(), model.head)
+    h = module_input(model.train(), model.head)
     mask = h[:, 1] - 1  # h₁ = 1, h₂ = 1 + m, h₃ = 1 + m·h₂ …
     assert_masked(mask)
     for t in range(1, h.shape[1]):
         torch.testing.assert_close(h[:, t], 1 + mask * h[:, t - 1])
     assert not torch.equal(mask[0], mask[1])
-    torch.testing.assert_close(seen(model.eval(), model.head)[0, :, 0], torch.arange(1.0, 7, dtype=torch.double))
+    torch.testing.assert_close(
+        module_input(model.eval(), model.head)[0, :, 0], torch.arange(1.0, 7, dtype=torch.double)
+    )
 
 
-def test_dropped_weights_are_the_same_for_every_sequence_and_word():
+def test_weight_dropout_uses_one_mask_for_all_sequences_and_words():
     width = 60
     model = tiny(cell="relu", lstm_bias="one", hidden_size=width, num_hidden_layers=1, weight_dropout=P)
     with torch.no_grad():
@@ -98,7 +100,7 @@ def test_dropped_weights_are_the_same_for_every_sequence_and_word():
         layer.weight_hh.fill_(1 / width)
     model.train()
     torch.manual_seed(1)
-    units = torch.eye(width, dtype=torch.double)  # sequence j begins with the j-th unit vector: it sees column j
+    units = torch.eye(width, dtype=torch.double)  # sequence j starts from the j-th unit vector, so it reads column j
     kept = []
     model.head.register_forward_pre_hook(lambda _, given: kept.append(given[0].detach()))
     for _ in range(2):
@@ -128,7 +130,7 @@ def test_every_cell_trains_under_every_mask(name, cell):
     assert model(words(), labels=words()).loss == model(words(), labels=words()).loss
 
 
-def test_ar_and_tar_are_the_papers_sums_and_of_training_alone():
+def test_ar_and_tar_match_published_formulas_and_apply_only_in_training():
     model = tiny(ar=2.0, tar=1.5, output_dropout=0.5).train()
     plain = tiny(output_dropout=0.5).train()
     kept = {}
@@ -145,7 +147,7 @@ def test_ar_and_tar_are_the_papers_sums_and_of_training_alone():
     assert model.eval()(words(), labels=words()).loss == plain.eval()(words(), labels=words()).loss
 
 
-def test_ar_and_tar_of_micro_batches_sum_to_their_mean():
+def test_losses_with_ar_and_tar_sum_over_micro_batches_to_full_batch_loss():
     model = tiny(ar=2.0, tar=1.5).train()
     labels = words(4)
     whole = model(labels, labels=labels).loss

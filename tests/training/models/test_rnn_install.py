@@ -1,4 +1,4 @@
-"""Every boundary on a recurrent model: exact, fused, saved, loaded; vocabularies that differ; training step by step."""
+"""Tests of boundaries on recurrent models against the dense formula and a plain LSTM."""
 
 import copy
 
@@ -26,22 +26,22 @@ SPECS = [
 SMALL = {"vocab_size": 23, "hidden_size": 8}
 
 
-def small(**settings):
+def small_model(**settings):
     torch.manual_seed(0)
     return RNNLM(RNNConfig(**{**SMALL, **settings}))
 
 
-def leaves(installed):
-    """Both tables in double, as leaves of autograd; one tensor where they are one."""
+def table_leaves(installed):
+    """Return both tables in double precision as autograd leaves; tied tables are one tensor."""
     table_in, table_out = installed.tables()
     made = table_in.detach().double().requires_grad_()
     return made, made if table_out is table_in else table_out.detach().double().requires_grad_()
 
 
 def dense_logits(model, installed, ids, tables=None):
-    """The formula of docs/boundary.md over dense tables, those given or detached, around the model's own layers."""
+    """Return the logits of the formula in docs/boundary.md from dense tables and the model's layers."""
     spec = installed.spec
-    table_in, table_out = tables or (table.detach() for table in leaves(installed))
+    table_in, table_out = tables or (table.detach() for table in table_leaves(installed))
     scale_in, scale_out = spec.scales(8)
     in_map, out_map = getattr(model.embed, "in_map", None), getattr(model.head, "out_map", None)
     rows = table_in[ids] if in_map is None else copy.deepcopy(in_map).double()(table_in[ids])
@@ -54,8 +54,8 @@ def dense_logits(model, installed, ids, tables=None):
 
 @pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_boundary_is_exact_fused_and_loads(spec, cell, tmp_path):
-    model = small(cell=cell, lstm_bias="two", output_bias="softcap" not in spec)
+def test_every_boundary_matches_dense_formula_fuses_loss_and_reloads(spec, cell, tmp_path):
+    model = small_model(cell=cell, lstm_bias="two", output_bias="softcap" not in spec)
     installed = install(model, spec)
     ids = words()
     if "out_bias" in spec:
@@ -98,25 +98,25 @@ def test_auto_classes_build_save_and_load_every_cell(cell, tmp_path):
     assert torch.equal(again.eval()(words()).logits, model(words()).logits)
 
 
-def test_weights_start_in_the_ranges_of_the_config():
-    model = small(hidden_size=64, table_range=0.05, body_range=0.3, output_bias=True)
+def test_initial_weights_stay_within_ranges_of_config():
+    model = small_model(hidden_size=64, table_range=0.05, body_range=0.3, output_bias=True)
     for tensors, reach in (((model.embed.weight, model.head.weight), 0.05), (model.rnn.parameters(), 0.3)):
         for tensor in tensors:
             assert 0.9 * reach < tensor.abs().max() <= reach
             assert abs(tensor.mean()) < 5 * reach / (3 * tensor.numel()) ** 0.5
     assert not model.head.bias.any()
-    usual = small(hidden_size=64).rnn.layers[0].weight_hh
+    usual = small_model(hidden_size=64).rnn.layers[0].weight_hh
     assert 0.12 < usual.abs().max() <= 0.125
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(23, 15), (15, 23)])
 @pytest.mark.parametrize("spec", ["tied", "untied", "factored:3", "projected:9", "residual:2", "spd"])
-def test_vocabularies_that_differ(spec, inputs, outputs, tmp_path):
-    model = small(vocab_size=inputs, output_vocab_size=outputs, one_table=True)
+def test_boundary_matches_dense_formula_with_different_vocabularies(spec, inputs, outputs, tmp_path):
+    model = small_model(vocab_size=inputs, output_vocab_size=outputs, one_table=True)
     installed = install(model, spec)
     assert [len(table) for table in installed.tables()] == [23, 23]
     ids, targets = words(vocab=inputs), words(vocab=outputs, seed=9)
-    dense = leaves(installed)
+    dense = table_leaves(installed)
     logits = dense_logits(model, installed, ids, dense)[..., :outputs]
     torch.testing.assert_close(model.eval()(ids).logits.double() + 0, logits.detach(), rtol=1e-4, atol=1e-5)
     loss = model.train()(ids, shift_labels=targets).loss
@@ -136,26 +136,26 @@ def test_vocabularies_that_differ(spec, inputs, outputs, tmp_path):
 
 
 ONE, READS = {"output_vocab_size": None}, "reads vectors of 8, and is given 6 columns"
-NOT_MET = [
+MISMATCHES = [
     *(({"one_table": True}, f"tied+{option}", "else to its logits") for option in ("softcap=5", "output_scale=0.5")),
     ({}, "tied", "needs one vocabulary"),
     ({**ONE, "embedding_size": 5}, "tied", "choose factored:k or projected:k, whose maps meet"),
-    # torch's LSTM kernel alone would read past the rows, and say nothing
+    # torch's LSTM kernel would read past the rows without an error
     *(({**ONE, "cell": cell}, "projected:6,in=none", READS) for cell in ("tanh", "lstm")),
 ]
 
 
-@pytest.mark.parametrize(("sizes", "spec", "says"), NOT_MET, ids=str)
-def test_what_does_not_meet_is_refused(sizes, spec, says):
-    model = small(**{"output_vocab_size": 15, "lstm_bias": "two", **sizes})
+@pytest.mark.parametrize(("sizes", "spec", "says"), MISMATCHES, ids=str)
+def test_install_refuses_boundary_with_mismatched_sizes(sizes, spec, says):
+    model = small_model(**{"output_vocab_size": 15, "lstm_bias": "two", **sizes})
     with pytest.raises(TiewiseError, match=says):
         install(model, spec)
     assert model.embed.weight.shape == (23, sizes.get("embedding_size", 8))
 
 
 @pytest.mark.parametrize("spec", ["untied", "tied+softcap=5", "tied+output_scale=0.5"])
-def test_two_vocabularies_without_a_bias_hold_no_row_too_many(spec):
-    model = small(output_vocab_size=15, one_table=spec != "untied", output_bias=False)
+def test_tables_of_two_vocabularies_have_minimal_rows_without_bias(spec):
+    model = small_model(output_vocab_size=15, one_table=spec != "untied", output_bias=False)
     installed = install(model, spec)
     assert [len(table) for table in installed.tables()] == ([23, 15] if spec == "untied" else [23, 23])
     assert installed.counts.materialised == 0
@@ -165,8 +165,8 @@ MAPS = [("projected:4", 4, [(5, 4), (4, 8)]), ("projected:5,in=none", 5, [(5, 8)
 
 
 @pytest.mark.parametrize(("spec", "width", "maps"), MAPS)
-def test_one_table_serves_e_unlike_h_behind_maps(spec, width, maps):
-    model = small(embedding_size=5)
+def test_projected_boundary_ties_embedding_and_hidden_state_of_different_widths(spec, width, maps):
+    model = small_model(embedding_size=5)
     installed = install(model, spec)
     assert installed.tables()[0] is installed.tables()[1]
     assert installed.tables()[0].shape == (23, width)
@@ -174,8 +174,8 @@ def test_one_table_serves_e_unlike_h_behind_maps(spec, width, maps):
     assert installed.counts.materialised == 0
 
 
-class Written(nn.Module):
-    """What a person would write: torch's modules, and one weight by assignment."""
+class PlainLSTM(nn.Module):
+    """Plain LSTM language model of torch modules that ties its tables by assignment."""
 
     def __init__(self, model):
         super().__init__()
@@ -195,10 +195,10 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize(("optimizer", "bar"), [("SGD", 1e-5), ("AdamW", 1e-4)])
-def test_twenty_stateful_steps_are_those_of_a_plain_model(optimizer, bar):
-    model = small(lstm_bias="two")
+def test_twenty_stateful_steps_match_plain_lstm(optimizer, bar):
+    model = small_model(lstm_bias="two")
     installed = install(model, "tied")
-    plain = Written(model)
+    plain = PlainLSTM(model)
     rate = {"SGD": 1.0, "AdamW": 1e-2}[optimizer]
     steps = [getattr(torch.optim, optimizer)(each.parameters(), lr=rate) for each in (model, plain)]
     text = words(4, 20 * 5 + 1, seed=11)

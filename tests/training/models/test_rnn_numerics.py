@@ -1,4 +1,4 @@
-"""Cells against torch's own modules and against cells written by hand, forward and backward, in double."""
+"""Tests of recurrent cells against torch modules and reference cells in double precision."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ SIZES = {
 
 
 def torch_logits(model, modules, ids, state):
-    """Logits, and the state behind, of torch's modules in a row."""
+    """Return the logits and the final state of stacked torch modules."""
     x, after = nn.functional.embedding(ids, model.embed.weight), []
     for module, before in zip(modules, state, strict=True):
         before = tuple(part[None] for part in before)
@@ -29,7 +29,7 @@ def torch_logits(model, modules, ids, state):
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize(("cell", "bias"), KINDS)
-def test_logits_states_and_gradients_are_those_of_torch_s_modules(cell, bias, sizes):
+def test_logits_states_and_gradients_match_torch_modules(cell, bias, sizes):
     model = tiny(cell=cell, lstm_bias=bias, **sizes)
     modules, ids, state = torch_modules(model), words(), detached(model(words(seed=1)).state)
     found = model(ids, state=state)
@@ -47,8 +47,8 @@ def sigmoid(x):
     return 1 / (1 + (-x).exp())
 
 
-def by_hand(cell, x, state, weights, mask):
-    """Every gate from its own slice of the matrices, one position and one formula at a time."""
+def reference_cell(cell, x, state, weights, mask):
+    """Compute a cell gate by gate from slices of the matrices, one position at a time."""
     matrix, recurrent, bias, recurrent_bias = weights
     width, (h, *_), rows = recurrent.shape[1], state, []
 
@@ -75,7 +75,7 @@ def by_hand(cell, x, state, weights, mask):
     return torch.stack(rows, 1), (h, s) if cell == "lstm" else (h,)
 
 
-def drawn(cell, bias="two", width_from=3, width=4, rows=2, length=5):
+def random_inputs(cell, bias="two", width_from=3, width=4, rows=2, length=5):
     source = torch.Generator().manual_seed(7)
 
     def draw(*shape):
@@ -91,11 +91,11 @@ def drawn(cell, bias="two", width_from=3, width=4, rows=2, length=5):
 
 
 @pytest.mark.parametrize(("cell", "bias"), KINDS)
-def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
-    x, state, weights, mask = drawn(cell, bias)
+def test_run_stepped_with_mask_matches_reference_cell(cell, bias):
+    x, state, weights, mask = random_inputs(cell, bias)
     assert 0 < mask.count_nonzero() < mask.numel()
     found, after = run_stepped(CELLS[cell], x, state, weights, mask)
-    wanted, behind = by_hand(cell, x, state, weights, mask)
+    wanted, behind = reference_cell(cell, x, state, weights, mask)
     torch.testing.assert_close((found, after), (wanted, [behind]), **EXACT)
     leaves = [x, *state, *(each for each in weights if each.requires_grad)]
     signal = torch.randn(found.shape, dtype=torch.double, generator=torch.Generator().manual_seed(3))
@@ -103,31 +103,31 @@ def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
     torch.testing.assert_close(*gradients, **EXACT)
 
 
-def test_in_bfloat16_gradients_are_as_near_as_those_of_the_cell_written_by_hand():
-    x, state, weights, mask = drawn("lstm", rows=40, width=30, width_from=30)
+def test_bfloat16_gradient_error_stays_near_that_of_reference_cell():
+    x, state, weights, mask = random_inputs("lstm", rows=40, width=30, width_from=30)
     flat = [each.detach().float().requires_grad_() for each in weights]
     given = x.detach().float(), tuple(part.detach().float() for part in state), flat, mask.float()
 
     def gradients(hidden):
         return torch.autograd.grad(hidden.float().sum(), flat)
 
-    exact = gradients(by_hand("lstm", *given)[0])
+    exact = gradients(reference_cell("lstm", *given)[0])
     with torch.autocast("cpu", torch.bfloat16):
-        found, plain = run_stepped(CELLS["lstm"], *given)[0], by_hand("lstm", *given)[0]
+        found, plain = run_stepped(CELLS["lstm"], *given)[0], reference_cell("lstm", *given)[0]
     for mine, theirs, wanted in zip(gradients(found), gradients(plain), exact, strict=True):
         assert mine.dtype == torch.float32
         assert (mine - wanted).norm() <= 1.5 * (theirs - wanted).norm()
 
 
 @pytest.mark.parametrize("cell", ["tanh", "relu"])
-def test_without_an_input_matrix_the_word_itself_is_added(cell):
-    x, state, (_, recurrent, bias, second), mask = drawn(cell, width_from=4)
+def test_cell_without_input_matrix_adds_embedding_directly(cell):
+    x, state, (_, recurrent, bias, second), mask = random_inputs(cell, width_from=4)
     layer = tiny(cell=cell, input_matrix=False, hidden_size=4).rnn.layers[0]
     for name, value in (("weight_hh", recurrent), ("bias_ih", bias), ("bias_hh", second)):
         getattr(layer, name).data.copy_(value)
     weights, plain = layer.weights(0.0), (None, recurrent, bias, second)
     for kept in (mask, torch.ones_like(mask)):
-        wanted, behind = by_hand(cell, x, state, plain, kept)
+        wanted, behind = reference_cell(cell, x, state, plain, kept)
         found = run_stepped(CELLS[cell], x, state, weights, kept)
         torch.testing.assert_close(found, (wanted, [behind]), **EXACT)
     torch.testing.assert_close(run_fused(CELLS[cell], x, [state], [weights], 0.0), (wanted, [behind]), **EXACT)

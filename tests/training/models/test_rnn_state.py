@@ -1,4 +1,4 @@
-"""What a recurrent model holds, to the parameter, and its hidden state: a text in pieces is the text in one."""
+"""Tests of recurrent models: carried states, losses, refusals, and published parameter counts."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ ALL = [*({"cell": cell} for cell in CELLS), {"embedding_size": 4, "last_hidden_s
 
 
 @pytest.mark.parametrize("settings", ALL, ids=str)
-def test_a_text_in_pieces_is_the_text_in_one(settings):
+def test_pieces_with_carried_state_match_whole_text(settings):
     model, ids = tiny(**settings).eval(), words(length=9)
     whole = model(ids)
     state, pieces = None, []
@@ -41,7 +41,7 @@ def test_gradients_pass_through_a_state_until_it_is_detached():
         torch.testing.assert_close(state, first.state)
 
 
-def test_shifted_targets_lose_none():
+def test_shift_labels_loss_counts_every_target():
     model, ids, targets = tiny().eval(), words(), words(seed=8)
     found = model(ids, shift_labels=targets).loss
     logits = model(ids).logits
@@ -69,7 +69,7 @@ def test_generation_reads_every_token_once(settings):
     assert model.prepare_inputs_for_generation(prompt)["logits_to_keep"] == 1
 
 
-def test_padding_on_the_right_changes_nothing_and_what_cannot_be_read_is_refused():
+def test_rnnlm_ignores_right_padding_and_refuses_left_padding_and_wrong_state():
     model, ids = tiny().eval(), words()
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
@@ -103,14 +103,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("message", "settings"), REFUSED.items(), ids=list(REFUSED))
-def test_what_cannot_be_built_is_refused_in_one_line(message, settings):
+def test_rnn_config_refuses_invalid_values_with_one_line_message(message, settings):
     with pytest.raises(SpecError, match=message) as raised:
         RNNLM(RNNConfig(vocab_size=9, **settings))
     assert "\n" not in str(raised.value)
 
 
-# Press & Wolf 2017, V = 10,000, two layers, one bias per gate and one at the output; the counts behind their 4.65M,
-# 2.65M, 4.69M, 2.69M, 66M and 51M. Theirs are without the bias that the authors' code gives the projection.
+# Press & Wolf 2017, V = 10,000, two layers, one bias per gate and one at the output. The paper rounds the counts to
+# 4.65M, 2.65M, 4.69M, 2.69M, 66M and 51M; it leaves out the bias that the authors' code gives the projection.
 PUBLISHED = {
     (200, "untied"): 4_651_600,
     (200, "tied"): 2_651_600,
@@ -124,35 +124,35 @@ PUBLISHED = {
 SECOND_BIASES = {200: 1_600, 1500: 12_000}
 
 
-def count(model):
+def parameter_count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("bias", ["one", "two"])
 @pytest.mark.parametrize(("width", "spec"), PUBLISHED)
-def test_published_counts(width, spec, bias):
+def test_rnnlm_matches_published_parameter_counts(width, spec, bias):
     with torch.device("meta" if width == 1500 else "cpu"):
         model = RNNLM(RNNConfig(hidden_size=width, lstm_bias=bias, tie_word_embeddings=spec == "tied"))
     if width == 200:
         install(model, spec)
-    assert count(model) == PUBLISHED[width, spec] + (SECOND_BIASES[width] if bias == "two" else 0)
+    assert parameter_count(model) == PUBLISHED[width, spec] + (SECOND_BIASES[width] if bias == "two" else 0)
 
 
 @pytest.mark.parametrize(("cell", "bias"), KINDS)
-def test_counts_by_formula(cell, bias):
+def test_rnnlm_parameter_count_matches_formula(cell, bias):
     v, e, h, last = 31, 7, 11, 5
     sizes = {"vocab_size": v, "embedding_size": e, "hidden_size": h, "last_hidden_size": last}
     model = RNNLM(RNNConfig(num_hidden_layers=3, cell=cell, lstm_bias=bias, **sizes))
     vectors, gates = 1 if bias == "one" else 2, {"gru": 3, "lstm": 4}.get(cell, 1)
     layers = sum(gates * to * (start + to + vectors) for start, to in ((e, h), (h, h), (h, last)))
-    assert count(model) == v * e + layers + v * last + v
+    assert parameter_count(model) == v * e + layers + v * last + v
 
 
 WIDTHS = {"tied": 31 * 11, "projected:50": 31 * 50 + 2 * 11 * 50, "projected:300": 31 * 300 + 2 * 11 * 300}
 
 
 @pytest.mark.parametrize(("spec", "table_and_maps"), WIDTHS.items())
-def test_without_an_input_matrix_a_table_s_width_changes_the_two_maps_alone(spec, table_and_maps):
+def test_table_width_changes_only_table_and_maps_without_input_matrix(spec, table_and_maps):
     model = RNNLM(RNNConfig(vocab_size=31, hidden_size=11, num_hidden_layers=1, cell="tanh", input_matrix=False))
     install(model, spec)
-    assert count(model) == table_and_maps + 11 * 11 + 11 + 31  # and W, b1, b2: the founding post's cell
+    assert parameter_count(model) == table_and_maps + 11 * 11 + 11 + 31  # plus W, b1 and b2 of the cell
