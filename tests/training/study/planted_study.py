@@ -1,4 +1,4 @@
-"""Studies made up from a seed, of a surface that is known."""
+"""Studies with a planted surface, drawn from a seed."""
 
 import math
 import random
@@ -14,7 +14,7 @@ AXES = {"width": [32, 64, 128, 256], "train_tokens": [20000, 80000, 320000], "to
 
 
 def gain(width, tokens, vocab):
-    """Tied − untied, planted: rises with text and width, falls with the vocabulary."""
+    """Return the planted loss, tied − untied. It rises with text and width and falls with the vocabulary."""
     return 0.012 * math.log(tokens / 80000) + 0.01 * math.log(width / 64) - 0.006 * math.log(vocab / 1024)
 
 

@@ -1,4 +1,4 @@
-"""The committed atlas: its page says what its table holds, every row can be repeated, and gathering loses nothing."""
+"""Tests of the committed atlas: page against table, rows against grids, and scores against direct computation."""
 
 import csv
 import runpy
@@ -21,7 +21,7 @@ MADE = runpy.run_path(str(ROOT / "docs" / "make_atlas.py"))
 STUDIES = MADE["studies"]()
 
 
-def test_the_page_and_its_figures_are_of_the_table():
+def test_atlas_page_and_figures_match_table():
     text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
     assert MADE["page"](text, MADE["studies"]()) == text
     for name, drawn in MADE["FIGURES"].items():
@@ -29,7 +29,7 @@ def test_the_page_and_its_figures_are_of_the_table():
 
 
 @torch.no_grad()
-def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what_projection_says(tmp_path):
+def test_direct_path_share_matches_projection_and_is_one_without_layer_output(tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     model, ids = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)), torch.randint(0, 60, (3, 12))
@@ -53,7 +53,7 @@ def test_what_a_direct_path_adds_is_all_where_layers_write_nothing_and_else_what
     assert atlas_paths.taken_away(open_model(tmp_path / "empty"), ids)["logits"] == pytest.approx(1, abs=1e-6)
 
 
-def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():
+def test_predictor_score_is_leave_one_out_error():
     draw = np.random.default_rng(0)
     columns = {name: draw.normal(size=12) for name in atlas_predictors.PREDICTORS}
     gap = 0.5 * columns["lookup share"] + draw.normal(size=12) / 10
@@ -70,7 +70,7 @@ def test_a_predictor_is_scored_on_the_settings_that_it_was_not_fitted_on():
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_rows_are_of_the_grid_that_comes_along(study):
+def test_atlas_rows_match_cells_of_committed_grid(study):
     cells = StudyGrid.named(study).cells()
     assert {row["cell"] for row in STUDIES[study]} == set(cells)
     for row in STUDIES[study]:
@@ -79,14 +79,14 @@ def test_rows_are_of_the_grid_that_comes_along(study):
         assert row["width"] == str(flat_settings(cells[row["cell"]])["width"])
 
 
-def test_no_sign_is_said_where_the_interval_holds_zero():
+def test_atlas_rows_give_sign_only_for_significant_differences():
     for row in (row for rows in STUDIES.values() for row in rows):
         low, high, p = (float(row[name]) for name in ("heldout_low", "heldout_high", "p_holm"))
         assert row["sign"] == ("0" if p >= 0.05 else "-1" if high < 0 else "1")
         assert row["sign"] == "0" or low > 0 or high < 0
 
 
-def test_gathered_rows_replace_those_of_their_study_and_no_others(tmp_path, monkeypatch):
+def test_gathered_rows_replace_only_rows_of_same_study(tmp_path, monkeypatch):
     monkeypatch.setattr(atlas, "ATLAS", tmp_path / "atlas.csv")
     for name, noise in (("a", 0.002), ("b", 0.002), ("a", 0.004)):
         made = planted(tmp_path / name, axes={"width": [32, 64], "tokenizer": ["bpe:512"]}, noise=noise)

@@ -1,4 +1,4 @@
-"""Grids: every cell is a comparison that can be run, and what cannot is refused in one line that names the key."""
+"""Tests of study grids: cells, rehearsals, committed grids, and refusals that name the key."""
 
 import pytest
 import yaml
@@ -8,14 +8,14 @@ from tiewise.training.study import grid as module
 from tiewise.training.study.grid import MOST, StudyGrid
 
 COMMITTED = sorted(path.stem for path in module._HERE.glob("*.yaml"))
-RUNS = 170  # of a committed grid: more do not fit an hour of two cores
+RUNS = 170  # limit for a committed grid: more runs take over an hour on two cores
 
 
 def grid(settings=None, axes=None, **more):
     return {"settings": {"arms": ["untied", "tied"], **(settings or {})}, "axes": axes or {"width": [32, 64]}, **more}
 
 
-def test_cells_are_all_combinations_the_last_axis_fastest():
+def test_cells_list_all_combinations_with_last_axis_fastest():
     made = StudyGrid.of(grid(axes={"width": [32, 64], "tokenizer": ["bytes", "bpe:512"]}), "g.yaml")
     cells = made.cells()
     assert [(s.width, s.tokenizer) for s in cells.values()] == [
@@ -46,13 +46,13 @@ def test_cells_are_all_combinations_the_last_axis_fastest():
         (grid(axes={"steps": [*range(40)], "width": [*range(40)]}), f"1,600 cells; leave values out: {MOST:,}"),
     ],
 )  # fmt: skip
-def test_bad_grids_are_refused(record, says):
+def test_study_grid_refuses_invalid_records(record, says):
     with pytest.raises(RunError) as refused:
         StudyGrid.of(record, "g.yaml")
     assert says in str(refused.value)
 
 
-def test_a_rehearsal_takes_the_ends_of_every_axis():
+def test_quick_grid_keeps_first_and_last_value_of_every_axis():
     axes = {"width": [32, 64, 128], "steps": [10, 20, 90], "seeds": [3]}
     made = StudyGrid.of(grid({"tune": True}, axes), "g").quick()
     assert made.axes == {"width": [32, 128], "steps": [15, 30], "seeds": [2]}
@@ -61,12 +61,12 @@ def test_a_rehearsal_takes_the_ends_of_every_axis():
 
 
 @pytest.mark.parametrize("name", COMMITTED)
-def test_committed_grids_ask_something_and_fit(name):
+def test_committed_grids_state_question_and_fit_run_budget(name):
     made = StudyGrid.named(name)
     assert made.asks.endswith("?")
     assert (module._HERE / f"{name}.yaml").read_text().startswith("# ")
     cells = made.cells()
     assert sum(len(s.arms) * s.seeds for s in cells.values()) <= RUNS
-    assert all(s.seeds >= 3 for s in cells.values())  # an interval needs them
+    assert all(s.seeds >= 3 for s in cells.values())  # a confidence interval needs three seeds
     made.quick().cells()
     assert yaml.safe_load((module._HERE / f"{name}.yaml").read_text())["axes"] == made.axes

@@ -1,4 +1,4 @@
-"""The table of a study: what its comparisons say, Holm's correction over all of it, and a command for every row."""
+"""Tests of study tables against their comparisons, Holm's correction and commands."""
 
 import csv
 import shlex
@@ -30,7 +30,7 @@ def study(tmp_path):
     return Study.of(grid, {cells[0]: made, cells[2]: made, cells[3]: broken}, tmp_path), made
 
 
-def test_rows_say_what_the_comparison_says(study):
+def test_study_rows_match_differences_of_comparison(study):
     found, comparison = study
     assert found.left == 1
     row = next(row for row in found.rows if row.arm == "tied")
@@ -44,7 +44,7 @@ def test_rows_say_what_the_comparison_says(study):
     assert [row.measure("train_tokens") for row in found.rows[:1]] == [521416]
 
 
-def test_differences_are_detected_with_holms_p_over_the_whole_study(study):
+def test_study_corrects_p_values_by_holm_over_all_rows(study):
     found, comparison = study
     alone = {arm: mean_interval([a.heldout_nll - b.heldout_nll for a, b in zip(
         comparison.of(arm), comparison.of("untied"), strict=True)]) for arm in ARMS[1:]}  # fmt: skip
@@ -56,14 +56,14 @@ def test_differences_are_detected_with_holms_p_over_the_whole_study(study):
     assert {row.arm for row in found.rows if row.sign} <= {arm for arm, e in alone.items() if e.low > 0 or e.high < 0}
 
 
-def test_csv_and_parquet_hold_the_same_rows(study):
+def test_save_writes_same_rows_to_csv_and_parquet(study):
     found, _ = study
     found.save()
     with (found.folder / "sweep.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
     table = pyarrow.parquet.read_table(found.folder / "sweep.parquet").to_pylist()
     assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in table] == read
-    assert [row["heldout"] for row in read[-2:]] == ["", ""]  # one of them diverged
+    assert [row["heldout"] for row in read[-2:]] == ["", ""]  # one cell diverged
     assert {"width", "train_tokens", "contrast", "detectable", "seeds", "parameters", "command"} <= set(read[0])
     assert len(found.record()["rows"]) == 6
 
@@ -79,7 +79,7 @@ def test_csv_and_parquet_hold_the_same_rows(study):
         {"backend": "flax", "arms": ["untied", "tied"], "model": "llama"},
     ],
 )
-def test_the_command_of_a_row_has_its_settings(record):
+def test_command_for_row_reproduces_its_settings(record):
     settings = Settings.of(record).checked()
     words = shlex.split(command_for(settings, "runs/here"))
     assert words[:2] == ["tiewise", "compare"]
