@@ -1,7 +1,7 @@
-"""Writes src/tiewise/checkpoint/data/class_defaults.json from the installed transformers: `python family_defaults.py`.
+"""Write src/tiewise/checkpoint/data/class_defaults.json from the installed transformers: `python family_defaults.py`.
 
-What is recorded: for each model type that tiewise reads, the class defaults of the keys that its readers ask for, and
-the class's own names for usual ones.
+The file records, for each model type that tiewise reads, the class defaults of the keys that its reader accesses. It
+also records the names that the class uses for common keys.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tiewise.planning.read_config import initial_scales
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
 
 PATH = Path(tiewise.__file__).parent / "checkpoint" / "data" / "class_defaults.json"
-# Names that the classes take but do not list: an older field, or their own for what others call otherwise.
+# Names that the classes accept but do not list in `attribute_map`.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},
     "falcon": {"hidden_size": "n_embed"},
@@ -31,7 +31,7 @@ BESIDES = {
 KEPT = (int, float, str, bool, type(None))
 
 
-def recorded(family: str) -> dict:
+def record_family(family: str) -> dict:
     kind = CONFIG_MAPPING[family]
     defaults = {field.name: field.default for field in dataclasses.fields(kind) if isinstance(field.default, KEPT)}
     names = kind.attribute_map | BESIDES.get(family, {})
@@ -44,7 +44,7 @@ def recorded(family: str) -> dict:
 
 
 class _Recorder(dict):
-    """A class's defaults that remember what was asked for."""
+    """Class defaults that record which keys a reader accesses."""
 
     def __init__(self, values):
         super().__init__(values)
@@ -56,8 +56,8 @@ class _Recorder(dict):
 
 
 def read_keys(family: str, names: dict[str, str]) -> set[str]:
-    """Keys that the family's reader asks for, over the switches that make it ask for more."""
-    asked = set()
+    """Return the keys that the family's reader accesses, with each switch that makes it read more."""
+    accessed = set()
     for changed in ({}, {"use_qk_norm": True, "qk_layernorm": True}, {"new_decoder_architecture": True}):
         values = {**CONFIG_MAPPING[family]().to_dict(), **changed}
         values.pop("architectures", None)
@@ -66,12 +66,12 @@ def read_keys(family: str, names: dict[str, str]) -> set[str]:
         c.defaults, c.names = {}, names
         reader_for(c.record)(c)
         initial_scales(c)
-        asked |= recorder.asked
-    return asked
+        accessed |= recorder.asked
+    return accessed
 
 
 def main() -> None:
-    lines = [f'"{family}": {json.dumps(recorded(family), sort_keys=True)}' for family in READERS]
+    lines = [f'"{family}": {json.dumps(record_family(family), sort_keys=True)}' for family in READERS]
     PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -1,11 +1,11 @@
-"""A choice counts what the model holds once it is really made; from where on it pays, by brute force."""
+"""Test the counts of each choice against the installed model, torch's FLOP counter and textbook formulas."""
 
 import pytest
 import torch
 import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_configs import sized, t5
+from published_configs import standard_config, t5_config
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,11 +18,11 @@ from tiewise.planning.costs import Setting, all_costs
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 NONE = SharingSpec()
-LLAMA = sized("llama", 32, 3, 4, 48, 96, num_key_value_heads=2)
-OPT = sized("opt", 32, 2, 4, 0, 96, ffn_dim=48, word_embed_proj_dim=24, do_layer_norm_before=False)
+LLAMA = standard_config("llama", 32, 3, 4, 48, 96, num_key_value_heads=2)
+OPT = standard_config("opt", 32, 2, 4, 0, 96, ffn_dim=48, word_embed_proj_dim=24, do_layer_norm_before=False)
 del OPT["intermediate_size"]
-BERT = sized("bert", 32, 2, 4, 48, 96)
-T5 = t5("t5", 32, 8, 48, 2, 4, 96, decoder_start_token_id=0)
+BERT = standard_config("bert", 32, 2, 4, 48, 96)
+T5 = t5_config("t5", 32, 8, 48, 2, 4, 96, decoder_start_token_id=0)
 GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
 KINDS = {"llama": (LLAMA, tr.AutoModelForCausalLM), "opt": (OPT, tr.AutoModelForCausalLM)}
 KINDS |= {"bert": (BERT, tr.AutoModelForMaskedLM), "t5": (T5, tr.AutoModelForSeq2SeqLM)}
@@ -31,7 +31,7 @@ SPECS = ["tied", "untied", "factored:8", "factored-untied:in=8,out=12", "residua
 SPECS += ["projected", "tied+bias", "untied+bias", "projected:16,untied", "factored:8+bias"]
 
 
-def make(name):
+def build_model(name):
     values, auto = KINDS[name]
     sizes = dict(values)
     config = tr.AutoConfig.for_model(sizes.pop("model_type"), **sizes, attn_implementation="eager")
@@ -41,16 +41,16 @@ def make(name):
 
 @pytest.mark.parametrize("text", SPECS)
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_a_choice_costs_what_the_installed_model_holds(name, text):
-    model = make(name)
+def test_budget_counts_the_parameters_of_the_installed_model(name, text):
+    model = build_model(name)
     tiewise.install(model, text)
-    held = sum(p.numel() for p in model.parameters())
-    assert budget(read(KINDS[name][0]), BoundarySpec.parse(text), NONE).total == held
+    parameter_count = sum(p.numel() for p in model.parameters())
+    assert budget(read(KINDS[name][0]), BoundarySpec.parse(text), NONE).total == parameter_count
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_flops_are_what_torch_counts(name):
-    model = make(name)
+def test_flops_match_the_counter_of_torch(name):
+    model = build_model(name)
     rows, length = 2, 16
     ids = torch.randint(5, 90, (rows, length))
     more = {"decoder_input_ids": ids} if name == "t5" else {}
@@ -60,12 +60,12 @@ def test_flops_are_what_torch_counts(name):
     architecture = read(KINDS[name][0])
     counted = all_costs(architecture, budget(architecture, architecture.boundary, NONE), Setting(rows, length))
     expected = counted["flops_per_token"]["forward"] * rows * length
-    if name == "t5":  # torch sees the cross-attention's scores as well
+    if name == "t5":  # torch also counts the scores of cross-attention
         expected += 4 * length * 2 * 4 * 8 * rows * length
     assert counter.get_total_flops() == expected
 
 
-def test_experts_are_stored_all_and_read_in_part():
+def test_budget_stores_all_experts_and_reads_the_active_ones():
     sizes = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     counted = budget(read(sizes), BoundarySpec("untied"), NONE)
     expert = 3 * 32 * 48
@@ -77,7 +77,7 @@ def test_experts_are_stored_all_and_read_in_part():
     ("text", "names"),
     [("attention", ["attention"]), ("ffn", ["intermediate", "output"]), ("all", [""]), ("all:groups=2", [""])],
 )
-def test_sharing_equals_a_bert_whose_layers_really_are_one(text, names):
+def test_sharing_counts_like_a_bert_with_shared_layers(text, names):
     config = tr.BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"} | {"num_hidden_layers": 5})
     model = tr.BertForMaskedLM(config)
     layers, spec = model.bert.encoder.layer, SharingSpec.parse(text)
@@ -89,11 +89,11 @@ def test_sharing_equals_a_bert_whose_layers_really_are_one(text, names):
         else:
             for name in names:
                 setattr(layers[index], name, getattr(owner, name))
-    held = sum(p.numel() for p in model.parameters())
-    assert budget(read({**BERT, "num_hidden_layers": 5}), BoundarySpec("tied"), spec).total == held
+    parameter_count = sum(p.numel() for p in model.parameters())
+    assert budget(read({**BERT, "num_hidden_layers": 5}), BoundarySpec("tied"), spec).total == parameter_count
 
 
-def test_albert_keeps_its_own_sharing_and_can_be_counted_without():
+def test_albert_keeps_its_sharing_and_counts_without_it_on_request():
     sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_groups": 3}
     architecture = read({"model_type": "albert", **sizes})
     assert str(architecture.sharing) == "all:groups=3"
@@ -134,28 +134,31 @@ def test_components_sum_to_the_textbook_total(vocab, d, layers, text, sharing):
     [(spec, "none", "exceeds") for spec in ("factored:64", "residual:33", "factored-untied:in=8,out=64")]
     + [("tied", "all:groups=4", "4 groups of 3 layers"), ("tied", "all+rank=2", "counted on a model")],
 )
-def test_what_the_model_cannot_have_is_refused(spec, sharing, says):
+def test_budget_refuses_boundaries_and_sharing_that_do_not_fit_the_model(spec, sharing, says):
     with pytest.raises(SpecError, match=says):
         budget(read(LLAMA), BoundarySpec.parse(spec), SharingSpec.parse(sharing))
 
 
-def test_decoding_reads_the_cache_and_an_encoder_decodes_nothing():
+def test_decoding_reads_the_cache_and_encoders_have_no_decoding():
     setting = Setting(length=100, dtype="bfloat16")
     llama, bert = ((a, budget(a, BoundarySpec("tied"), NONE)) for a in (read(LLAMA), read(BERT)))
-    found = all_costs(*llama, setting)["decode_bytes"]
-    assert found["cache_per_token"] == 2 * 3 * 2 * (2 * 8)  # bytes, layers, keys and values of two heads of eight
-    assert found["cache"] == 100 * found["cache_per_token"]
-    assert found["weights"] == 2 * (llama[1].total - 96 * 32 + 32 + 96 * 32)
+    decode_bytes = all_costs(*llama, setting)["decode_bytes"]
+    # bytes · layers · (keys, values) · (two heads of width eight)
+    assert decode_bytes["cache_per_token"] == 2 * 3 * 2 * (2 * 8)
+    assert decode_bytes["cache"] == 100 * decode_bytes["cache_per_token"]
+    assert decode_bytes["weights"] == 2 * (llama[1].total - 96 * 32 + 32 + 96 * 32)
     assert all_costs(*bert, setting)["decode_bytes"] is None
 
 
 @given(st.integers(10, 10**6), st.integers(8, 10**4), st.integers(1, 10**10))
-def test_at_a_threshold_tying_saves_exactly_the_share(vocab, d, body):
-    found = thresholds(vocab, d, body)
-    for share, row in zip((0.05, 0.1, 0.2, 0.3), found, strict=False):
+def test_tying_saves_exactly_the_share_at_its_threshold(vocab, d, body):
+    threshold_rows = thresholds(vocab, d, body)
+    for share, row in zip((0.05, 0.1, 0.2, 0.3), threshold_rows, strict=False):
         table = row["value"] * d * d
         assert row["name"].endswith(f"{share:.0%}")
         assert row["here"] == vocab / d
         assert table / (2 * table + body) == pytest.approx(share)
-    assert all(row["formula"] for row in found)
-    assert [row["value"] for row in thresholds(vocab, d, body, head=False)] == [row["value"] for row in found[5::2]]
+    assert all(row["formula"] for row in threshold_rows)
+    assert [row["value"] for row in thresholds(vocab, d, body, head=False)] == [
+        row["value"] for row in threshold_rows[5::2]
+    ]

@@ -1,4 +1,4 @@
-"""The catalogue against the classes it cites and against itself; lookups, filters and neighbours."""
+"""Test the catalogue against the classes of transformers that it cites; test its lookups, filters and neighbours."""
 
 import math
 
@@ -16,7 +16,7 @@ ROWS = models()
 SIZES = {"vocab": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers", "tied": "tie_word_embeddings"}
 
 
-def test_every_row_says_where_it_comes_from_and_how_far_it_was_checked():
+def test_every_model_has_a_source_and_a_status():
     assert len(ROWS) == len({model.name for model in ROWS}) == 113
     for model in ROWS:
         assert model.source and model.status  # noqa: PT018
@@ -27,15 +27,15 @@ def test_every_row_says_where_it_comes_from_and_how_far_it_was_checked():
 
 
 @pytest.mark.parametrize("model", [m for m in ROWS if m.class_default], ids=lambda m: m.name)
-def test_what_the_class_default_is_said_to_prove_it_proves(model):
+def test_class_defaults_equal_the_facts_cited_from_them(model):
     default = AutoConfig.for_model(model.family)
-    assert {"vocab", "width", "layers"} <= set(model.class_default)  # cited for whole models only
+    assert {"vocab", "width", "layers"} <= set(model.class_default)  # a default is cited only if it has all three
     for fact in model.class_default:
         assert getattr(default, SIZES[fact]) == getattr(model, fact), fact
 
 
 @pytest.mark.parametrize("model", [m for m in ROWS if m.config], ids=lambda m: m.name)
-def test_a_config_is_what_its_class_reads_and_agrees_with_its_row(model):
+def test_config_loads_in_its_class_and_agrees_with_its_row(model):
     values = dict(model.config)
     assert values.pop("model_type") == model.family
     built = AutoConfig.for_model(model.family, **values)
@@ -43,12 +43,12 @@ def test_a_config_is_what_its_class_reads_and_agrees_with_its_row(model):
     if model.tied is not None:
         assert values["tie_word_embeddings"] is model.tied
     for key, value in values.items():
-        if key != "tie_word_embeddings":  # which T5 overrules
+        if key != "tie_word_embeddings":  # T5 overrules this key
             assert getattr(built, key) == value, key
 
 
-def test_totals_that_are_published():
-    """By the models' own authors or this project's references, to the parameter."""
+def test_catalogue_repeats_the_published_parameter_counts():
+    """The models' authors or this project's references print these counts."""
     printed = {"pythia-70m": 70_426_624, "pythia-1b": 1_011_781_632, "pythia-2.8b": 2_775_208_960}
     printed |= {"llama-2-7b": 6_738_415_616, "bloom-560m": 559_214_592, "mistral-7b-v0.1": 7_241_732_096}
     assert {name: find(name).parameters for name in printed} == printed
@@ -56,8 +56,8 @@ def test_totals_that_are_published():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [m for m in ROWS if m.parameters and m.family not in READERS], ids=lambda m: m.name)
-def test_every_total_is_what_transformers_builds(model):
-    """Of families without a reader; those with one are held in `test_read_config` and, as recorded, in `test_plan`."""
+def test_recorded_parameters_equal_those_that_transformers_builds(model):
+    """Build families without a reader; `test_read_config` and `test_plan` check those with one."""
     values = dict(model.config)
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
@@ -65,7 +65,7 @@ def test_every_total_is_what_transformers_builds(model):
     assert (built.get_input_embeddings().weight is built.get_output_embeddings().weight) == model.tied
 
 
-def test_the_share_of_the_tables():
+def test_table_share_divides_table_parameters_by_all_parameters():
     gpt2, pythia, opt = find("gpt2"), find("pythia-70m"), find("opt-350m")
     assert gpt2.table_share == pytest.approx(50_257 * 768 / 124_439_808)
     assert pythia.table_share == pytest.approx(0.7314179364894731)
@@ -73,19 +73,19 @@ def test_the_share_of_the_tables():
     assert find("granite-4.1-8b").table_share is None
 
 
-def test_a_size_without_a_count_is_the_one_in_the_name():
+def test_size_falls_back_to_the_number_in_the_name():
     assert find("granite-4.1-8b").size == 8e9
     assert find("gemma-4-26b").size == 26e9
     assert find("gemma-4-e2b").size is None  # "effective" parameters are not parameters
 
 
-def test_every_name_finds_its_row_as_people_write_it():
+def test_find_accepts_names_as_people_write_them():
     assert all(find(model.name) is model for model in ROWS)
     written = {"GPT2": "gpt2", "Qwen/Qwen2.5-0.5B": "qwen2.5-0.5b", "meta-llama/Llama-2-7b-hf": "llama-2-7b"}
-    assert {asked: find(asked).name for asked in written} == written
+    assert {spelling: find(spelling).name for spelling in written} == written
 
 
-def test_an_unknown_name_is_one_line():
+def test_find_refuses_an_unknown_name_in_one_line():
     with pytest.raises(PlanError, match="`tiewise models` lists them"):
         find("zzzzzz")
     with pytest.raises(PlanError) as caught:
@@ -93,57 +93,57 @@ def test_an_unknown_name_is_one_line():
     assert len(str(caught.value)) < 200
 
 
-def test_filters_keep_what_they_say_and_nothing_else():
-    def chosen(**wanted):
+def test_select_returns_exactly_the_matching_models():
+    def selected_names(**wanted):
         return {m.name for m in select(**wanted)}
 
-    assert chosen() == {m.name for m in ROWS}
-    assert chosen(tied=True) | chosen(tied=False) == {m.name for m in ROWS if m.tied is not None}
-    assert chosen(family="qwen2.5") == {m.name for m in ROWS if m.name.startswith("qwen2.5")}
-    assert chosen(family="GPT_neox") == {m.name for m in ROWS if m.family == "gpt_neox"}
-    assert chosen(min_vocab=256_000) == {m.name for m in ROWS if m.vocab and m.vocab >= 256_000}
-    below, above = chosen(max_size=8e9), chosen(min_size=8e9)
+    assert selected_names() == {m.name for m in ROWS}
+    assert selected_names(tied=True) | selected_names(tied=False) == {m.name for m in ROWS if m.tied is not None}
+    assert selected_names(family="qwen2.5") == {m.name for m in ROWS if m.name.startswith("qwen2.5")}
+    assert selected_names(family="GPT_neox") == {m.name for m in ROWS if m.family == "gpt_neox"}
+    assert selected_names(min_vocab=256_000) == {m.name for m in ROWS if m.vocab and m.vocab >= 256_000}
+    below, above = selected_names(max_size=8e9), selected_names(min_size=8e9)
     assert below & above == set()
     assert below | above == {m.name for m in ROWS if m.size is not None}
     assert "granite-4.1-8b" in above
-    assert chosen(tied=True, family="falcon", max_size=1e10) == {"falcon-7b"}
+    assert selected_names(tied=True, family="falcon", max_size=1e10) == {"falcon-7b"}
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_sorts_put_the_unknown_last(sort):
-    found = [getattr(m, SORTS[sort]) for m in select(sort=sort)]
-    known = [value for value in found if value is not None]
-    assert found == sorted(known) + [None] * (len(found) - len(known))
+def test_select_sorts_unknown_values_last(sort):
+    values = [getattr(m, SORTS[sort]) for m in select(sort=sort)]
+    known = [value for value in values if value is not None]
+    assert values == sorted(known) + [None] * (len(values) - len(known))
 
 
-def test_neighbours_are_nearest_by_factors_of_v_d_and_l():
+def test_neighbours_have_the_smallest_log_distance_in_v_d_and_l():
     def distance(m):
         return math.sqrt(math.log(m.vocab / 32_000) ** 2 + math.log(m.width / 2048) ** 2 + math.log(m.layers / 24) ** 2)
 
-    found = neighbours(32_000, 2048, 24, count=9)
-    rest = [m for m in ROWS if m.vocab and m not in found]
-    assert [distance(m) for m in found] == sorted(distance(m) for m in found)
-    assert max(map(distance, found)) <= min(map(distance, rest))
+    nearest = neighbours(32_000, 2048, 24, count=9)
+    rest = [m for m in ROWS if m.vocab and m not in nearest]
+    assert [distance(m) for m in nearest] == sorted(distance(m) for m in nearest)
+    assert max(map(distance, nearest)) <= min(map(distance, rest))
     assert neighbours(50_257, 768, 12, count=1)[0].name == "gpt2"
     assert "gpt2" not in {m.name for m in neighbours(50_257, 768, 12, but=("gpt2",))}
-    found = neighbours(50_257, 768, None, count=20)  # of unknown depth
-    assert {m.name for m in found[:1]} == {"gpt2"}
-    assert {m.layers for m in found if m.width == 768} >= {12, 22}
+    nearest = neighbours(50_257, 768, None, count=20)  # the depth is unknown
+    assert {m.name for m in nearest[:1]} == {"gpt2"}
+    assert {m.layers for m in nearest if m.width == 768} >= {12, 22}
 
 
-def test_below_8b_they_tie_is_a_poor_rule():
+def test_size_limit_of_8b_predicts_tying_poorly():
     smaller, larger = {"max_size": 8e9}, {"min_size": 8e9}
     counts = [len(select(tied, **side)) for side in (smaller, larger) for tied in (True, False)]
     assert counts == [42, 23, 15, 29]
     known = [(m.size, m.tied) for m in ROWS if m.size and m.tied is not None]
     assert len(known) == sum(counts) == 109
 
-    def right(limit):
+    def count_right(limit):
         return sum((size < limit) is tied for size, tied in known)
 
-    assert right(8e9) == 42 + 29
-    # what docs/plan.md says besides: no limit is right for more than 72 %, and always "tied" for 52 %
+    assert count_right(8e9) == 42 + 29
+    # docs/plan.md also states: no size limit is right for more than 72 %, and "always tied" for 52 %
     limits = {size for size, _ in known}
-    assert max(limits, key=right) == find("llama-7b").size
-    assert max(map(right, limits)) == 79
-    assert right(1e15) == 57
+    assert max(limits, key=count_right) == find("llama-7b").size
+    assert max(map(count_right, limits)) == 79
+    assert count_right(1e15) == 57

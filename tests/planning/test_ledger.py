@@ -1,4 +1,4 @@
-"""The ledger: figures of others, as they printed them."""
+"""Test the ledger of published results against its own file and against counted configs."""
 
 import json
 from importlib.resources import files
@@ -7,20 +7,20 @@ from tiewise.planning.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.read_config import read
 
 
-def test_every_line_says_who_printed_it_and_how_it_was_read():
+def test_every_ledger_result_has_a_source_and_a_check():
     rows = json.loads(files("tiewise").joinpath("planning/data/ledger.json").read_text(encoding="utf-8"))
     assert len(rows) == len(results())
     assert all(r.source and r.checked and (r.parameters_printed is None or r.parameters_printed > 0) for r in results())
 
 
-def test_one_metric_at_a_time():
+def test_results_filters_by_metric():
     assert {r.metric for r in results(ALBERT_AVERAGE)} == {"Avg"}
     assert len(results(ALBERT_AVERAGE)) == 12
     assert results("nothing") == ()
 
 
-def test_printed_counts_are_within_rounding_of_ours_but_for_the_largest():
-    """ALBERT's table prints encoder and pooler; its xxlarge is printed 5 % above what its sizes give."""
+def test_read_matches_printed_albert_counts_except_for_xxlarge():
+    """ALBERT's table prints the parameters of encoder and pooler; its xxlarge entry is 5 % above the counted value."""
     off = {}
     for r in results(ALBERT_AVERAGE)[:4]:
         sizes = {"hidden_size": r.width, "num_hidden_layers": r.layers, "num_attention_heads": r.width // 64}
@@ -30,6 +30,6 @@ def test_printed_counts_are_within_rounding_of_ours_but_for_the_largest():
     assert max(map(abs, off.values())) < 0.03
 
 
-def test_points_per_million_parameters():
+def test_per_million_divides_the_score_by_the_printed_millions():
     (base, *_) = results(ALBERT_AVERAGE)
     assert base.per_million == 80.1 / 12

@@ -1,4 +1,4 @@
-"""`plan` from every kind of description, and what it refuses."""
+"""Test `plan` on every kind of model description, and the input that it refuses."""
 
 import json
 from dataclasses import replace
@@ -20,28 +20,28 @@ READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not Non
 CONFIG = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 
 
-def totals(made):
-    return [choice["parameters"]["total"] for choice in made.choices]
+def totals(plan_result):
+    return [choice["parameters"]["total"] for choice in plan_result.choices]
 
 
-def test_every_description_of_one_model_gives_one_plan(tmp_path):
+def test_plan_is_the_same_for_every_description_of_a_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     paths = [tmp_path, tmp_path / "config.json"]
     described = ["gpt2", CONFIG, *paths, *map(str, paths), catalogue.find("gpt2"), read(CONFIG)]
     assert {totals(plan(each))[0] for each in described} == {124_439_808}
 
 
-def test_choices_stand_side_by_side_in_the_order_asked():
-    found = plan("gpt2", ("untied", "tied", "factored:128", "tied"), ("none", "all"))
-    asked = [(boundary, share) for boundary in ("untied", "tied", "factored:128") for share in ("none", "all")]
-    assert [(choice["boundary"], choice["share"]) for choice in found.choices] == asked
-    untied, tied = found.choices[0], found.choices[2]
+def test_plan_lists_choices_in_the_order_of_its_arguments():
+    gpt2_choices = plan("gpt2", ("untied", "tied", "factored:128", "tied"), ("none", "all"))
+    expected = [(boundary, share) for boundary in ("untied", "tied", "factored:128") for share in ("none", "all")]
+    assert [(choice["boundary"], choice["share"]) for choice in gpt2_choices.choices] == expected
+    untied, tied = gpt2_choices.choices[0], gpt2_choices.choices[2]
     assert (untied["saved"], tied["saved"]) == (0, 50257 * 768)
-    assert tied["saved_share"] == 50257 * 768 / totals(found)[0]
-    assert str(found.architecture.boundary) == "tied"
+    assert tied["saved_share"] == 50257 * 768 / totals(gpt2_choices)[0]
+    assert str(gpt2_choices.architecture.boundary) == "tied"
 
 
-def test_the_record_is_json_and_sums():
+def test_record_serialises_to_json_and_its_parameters_sum_to_the_total():
     setting = Setting(2, 128, "bfloat16", 8, 4)
     record = json.loads(json.dumps(plan("albert-base-v2", setting=setting).record(), allow_nan=False))
     assert record["model"]["share"] == "all"
@@ -56,7 +56,7 @@ def test_the_record_is_json_and_sums():
 
 
 @pytest.mark.parametrize("row", [row for row in catalogue.models() if row.parameters], ids=lambda row: row.name)
-def test_every_known_family_of_the_catalogue_counts_as_recorded(row):
+def test_plan_counts_catalogue_models_of_supported_families_exactly(row):
     architecture = plan(row, boundaries=()).architecture
     if row.family in READERS:
         assert architecture.total == row.parameters
@@ -64,19 +64,19 @@ def test_every_known_family_of_the_catalogue_counts_as_recorded(row):
         assert architecture.estimated
 
 
-def test_sizes_alone_are_an_estimate():
+def test_plan_of_sizes_alone_is_an_estimate():
     for row in (row for row in catalogue.models() if not row.config and row.vocab):
-        found = plan(row, boundaries=()).architecture
-        assert found.estimated
-        assert found.notes
-    found = plan(Sizes(32_000, 1024, 12, heads=16))
-    assert found.architecture.estimated
-    # 216,530,944 untied: 2·V·D and 12·D² in each of 12 layers
-    assert totals(found) == [184_000_000, 217_000_000]
-    assert found.choices[0]["saved"] == 32_768_000
+        estimate = plan(row, boundaries=()).architecture
+        assert estimate.estimated
+        assert estimate.notes
+    estimate = plan(Sizes(32_000, 1024, 12, heads=16))
+    assert estimate.architecture.estimated
+    # untied: 216,530,944 = 2·V·D + 12 layers · 12·D², rounded to three digits
+    assert totals(estimate) == [184_000_000, 217_000_000]
+    assert estimate.choices[0]["saved"] == 32_768_000
 
 
-def test_an_unknown_family_that_is_built_tells_no_layers_apart():
+def test_plan_refuses_to_share_layers_of_a_built_unknown_family():
     config = {"model_type": "codegen", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 16}
     built = count_on_meta(config | {"rotary_dim": 4})
     assert totals(plan(built))[1] == built.total
@@ -96,7 +96,7 @@ REFUSED += [("{}", lambda _: plan(Sizes(100, 64, layers=1.5)), PlanError)]
 
 
 @pytest.mark.parametrize(("text", "call", "error"), REFUSED)
-def test_refusals_are_one_line_with_the_way_out(tmp_path, text, call, error):
+def test_plan_refuses_invalid_input_in_one_line_with_a_remedy(tmp_path, text, call, error):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(error) as caught:
         call(tmp_path)
@@ -105,17 +105,17 @@ def test_refusals_are_one_line_with_the_way_out(tmp_path, text, call, error):
 
 
 @pytest.fixture(scope="module")
-def made():
+def gpt2_plan():
     return plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"), Setting(2, 128, world=8, tp=4))
 
 
-def remarks(*arguments):
+def notes_of(*arguments):
     return plan(*arguments).record()["notes"]
 
 
-def test_every_row_has_a_cell_for_every_choice_and_components_sum_to_the_total(made):
-    assert len(columns(made.record())) == 6
-    shown = rows(made.record())
+def test_rows_have_a_cell_for_each_choice_and_components_sum_to_the_total(gpt2_plan):
+    assert len(columns(gpt2_plan.record())) == 6
+    shown = rows(gpt2_plan.record())
     assert {len(row) for row in shown} == {1, 7}
     names = [row[0] for row in shown if len(row) == 1]
     assert names[0] == "parameters"
@@ -123,82 +123,84 @@ def test_every_row_has_a_cell_for_every_choice_and_components_sum_to_the_total(m
     assert names[-2:] == ["fsdp, tables kept sharded: 8 shards", "stock tensor parallel: tp 4 × 2 replicas"]
     first = next(i for i, row in enumerate(shown) if row[0] == "total")
     numbers = [[int(c.replace(",", "").replace("–", "0")) for c in row[1:]] for row in shown[1 : first + 1]]
-    assert [sum(column) for column in zip(*numbers[:-1], strict=True)] == numbers[-1] == totals(made)
+    assert [sum(column) for column in zip(*numbers[:-1], strict=True)] == numbers[-1] == totals(gpt2_plan)
 
 
-def test_a_plan_shows_itself_as_its_table(made):
-    assert "gpt2" not in {model["name"] for model in made.record()["neighbours"]}
-    lines = repr(made).splitlines()
-    assert lines[0] == model_in_words(made.record())
+def test_repr_of_a_plan_shows_its_table(gpt2_plan):
+    assert "gpt2" not in {model["name"] for model in gpt2_plan.record()["neighbours"]}
+    lines = repr(gpt2_plan).splitlines()
+    assert lines[0] == model_in_words(gpt2_plan.record())
     assert lines[1].split()[-6:] == ["factored:128,", "share", "none", "factored:128,", "share", "all"]
-    for name, *cells in rows(made.record()):
+    for name, *cells in rows(gpt2_plan.record()):
         (line,) = [line for line in lines if line.split() == [*name.split(), *" ".join(cells).split()]][:1]
         assert len(line) == len(lines[1]) or not cells
 
 
-def test_a_single_rank_has_no_picture_and_one_sharing_is_not_repeated():
+def test_plan_of_one_rank_shows_no_layouts_and_no_single_sharing():
     record = plan("gpt2").record()
     assert not any("of 1" in name or "parallel" in name for name, *_ in rows(record))
     assert columns(record) == ["tied", "untied"]
     assert columns(plan("gpt2", share=("none", "all")).record())[1] == "tied\nshare all"
 
 
-def test_whether_to_gather_a_table_is_said():
-    (few,) = [line for line in remarks("gpt2", ["tied"], None, Setting(1, 512, world=8)) if "fsdp over" in line]
+def test_notes_recommend_gathering_or_keeping_the_tables():
+    (few,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(1, 512, world=8)) if "fsdp over" in line]
     assert few.startswith("tied, fsdp over 8: keep the tables to send less: gathered 270 MB a step, kept sharded ")
-    # 8 · 6,283 rows of 768 · 2 · 4 bytes each, over 4 · 768 · 4 for states, 16 for ids and targets, 8 · 8 for the loss
+    # 8 · 6,283 rows of 768 · 2 · 4 bytes, over a token's 4 · 768 · 4 (states) + 16 (ids, targets) + 8 · 8 (loss) bytes
     assert f"N = 4,096 tokens of the group, and kept sends less below {8 * (6283 * 6144 // 12368):,} " in few
-    (taken,) = [line for line in remarks("gpt2", ["tied"], None, Setting(world=8, tp=2, fsdp=4)) if "takes" in line]
+    (taken,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(world=8, tp=2, fsdp=4)) if "takes" in line]
     assert taken == "`tiewise train` on 8 processes takes fsdp × vocabulary parallel: 4 shards × tp 2"
-    (many,) = [line for line in remarks("gpt2", ["tied"], None, Setting(8, 512, world=8)) if "fsdp over" in line]
+    (many,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(8, 512, world=8)) if "fsdp over" in line]
     assert "gather the tables to send less" in many
     for alone in (Setting(), Setting(world=8, fsdp=1)):
-        assert not any("fsdp over" in line for line in remarks("gpt2", ["tied"], None, alone))
+        assert not any("fsdp over" in line for line in notes_of("gpt2", ["tied"], None, alone))
 
 
-def test_what_is_not_known_is_said():
+def test_notes_name_every_unknown_fact():
     about = model_in_words(plan("opt-350m").record())
     assert about == "opt-350m: V 50,272, D 1,024, tables of width 512, L 24; as it is tied"
     assert "sharing all" in model_in_words(plan("albert-base-v2").record())
-    assert any("matrices alone are counted" in line for line in remarks(Sizes(1000, 64, 2)))
-    assert any("about 31 billion parameters by its name" in line for line in remarks("gemma-4-31b"))
-    assert any("nobody was seen to say whether" in line for line in remarks("starcoder2-15b"))
-    assert not any("catalogue" in line or "nobody" in line for line in remarks("gpt2"))
+    assert any("matrices alone are counted" in line for line in notes_of(Sizes(1000, 64, 2)))
+    assert any("about 31 billion parameters by its name" in line for line in notes_of("gemma-4-31b"))
+    assert any("nobody was seen to say whether" in line for line in notes_of("starcoder2-15b"))
+    assert not any("catalogue" in line or "nobody" in line for line in notes_of("gpt2"))
     other = replace(plan(Sizes(1000, 64, 2)), name="gpt2").record()["notes"]
     assert "gpt2 has 124,439,808 parameters by the catalogue; ≈ 162 k are estimated here" in other
 
 
-def test_a_schedule_is_counted_as_it_starts():
+def test_plan_counts_a_schedule_at_its_first_step():
     assert totals(plan("gpt2", ["tied+untie_at=400"])) == [124_439_808]
-    assert any("counted as it starts" in line for line in remarks("gpt2", ["tied+untie_at=400"]))
-    assert not any("as it starts" in line for line in remarks("gpt2"))
+    assert any("counted as it starts" in line for line in notes_of("gpt2", ["tied+untie_at=400"]))
+    assert not any("as it starts" in line for line in notes_of("gpt2"))
 
 
-def test_thresholds_come_with_what_they_stand_on():
+def test_thresholds_state_the_ratios_that_they_depend_on():
     record = plan(Sizes(32_000, 1024, 12)).record()
     thresholds = lookup_tables(record)[0]
     assert thresholds.header[0].startswith("V/d = 31.25, c = B/d² ≈ 144,")
-    found = {name: value for name, value, _ in thresholds.rows}
-    assert found["V/d above which tying saves more than 30 %"] == "≈ 108"
-    assert found["share of the untied model that tying saves"] == "≈ 0.151"
+    estimated = {name: value for name, value, _ in thresholds.rows}
+    assert estimated["V/d above which tying saves more than 30 %"] == "≈ 108"
+    assert estimated["share of the untied model that tying saves"] == "≈ 0.151"
     exact = {name: value for name, value, _ in lookup_tables(plan("gpt2").record())[0].rows}
-    assert exact["share of the untied model that tying saves"] == "0.2367"  # 38,597,376 of 163,037,184
+    assert exact["share of the untied model that tying saves"] == "0.2367"  # 38,597,376 / 163,037,184
 
 
-def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
-    made = plan({"model_type": "bert", "architectures": ["BertModel"]})
-    record = made.record()
+def test_plan_describes_a_model_without_a_head_as_one_table():
+    headless = plan({"model_type": "bert", "architectures": ["BertModel"]})
+    record = headless.record()
     assert model_in_words(record).endswith("as it is one table and no head")
-    assert {choice["saved"] for choice in made.choices} == {0}
+    assert {choice["saved"] for choice in headless.choices} == {0}
     assert record["model"]["boundary"] is None
     thresholds = lookup_tables(record)[0]
     assert thresholds.header[0].startswith("V/d = 39.74, c = B/d² = ")
-    said = [*record["notes"], *(name for name, _, _ in thresholds.rows)]
-    assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []
+    texts = [*record["notes"], *(name for name, _, _ in thresholds.rows)]
+    assert (
+        [line for line in texts if "tying" in line] == [line for line in texts if "tying saves nothing" in line] != []
+    )
 
 
 @pytest.mark.parametrize(("value", "text"), [(15.5e9, "15.5 GFLOP"), (999.6e3, "1 MFLOP"), (3e15, "3 PFLOP")])
-def test_operations_in_words(value, text):
+def test_operations_prints_flop_counts_with_unit_prefixes(value, text):
     assert operations(value) == text
 
 
@@ -208,7 +210,7 @@ LONGCAT |= {"emb_split_num": 2, "emb_neighbor_num": 4}
 
 
 @pytest.mark.parametrize("name", ["Gemma3nForCausalLM", "Gemma4ForCausalLM"])
-def test_per_layer_tables_are_as_transformers_builds_them(name):
+def test_per_layer_tables_count_like_those_of_transformers(name):
     model = saved_models.tiny(name)
     held = {key: value.numel() for key, value in model.named_parameters() if "per_layer" in key and "norm" not in key}
     config, table = model.config.to_dict(), held["model.embed_tokens_per_layer.weight"]
@@ -216,22 +218,22 @@ def test_per_layer_tables_are_as_transformers_builds_them(name):
     assert counted.parameters == sum(held.values())
     assert counted.multiplied == counted.parameters - table
     assert built.around["other_tables"].parameters == table
-    assert built.around["other_tables"].multiplied == 0  # it was counted among the matrices that a token meets
+    assert built.around["other_tables"].multiplied == 0  # `other` counts its projection
     whole = sum(count.parameters for count in built.around.values()) + built.ends.vocab * built.ends.width
     assert whole == sum(value.numel() for value in model.parameters())
 
 
 def test_n_gram_tables_are_counted_one_by_one():
-    found, each = read(LONGCAT).around["other_tables"], 24 // 6
+    count, each = read(LONGCAT).around["other_tables"], 24 // 6
     tables = [(352 + 2 * i + 1) * each for i in range(6)]
-    assert found.parameters == sum(tables) + 6 * each * 24
-    assert (found.multiplied, found.read) == (6 * each * 24, 6 * each + 6 * each * 24)
+    assert count.parameters == sum(tables) + 6 * each * 24
+    assert (count.multiplied, count.read) == (6 * each * 24, 6 * each + 6 * each * 24)
     with pytest.raises(PlanError, match="24 is not a multiple of 10"):
         read(LONGCAT | {"emb_split_num": 5, "emb_neighbor_num": 3})
     assert read(LONGCAT | {"hidden_size": 10**12, "emb_split_num": 10**6, "emb_neighbor_num": 10**6 + 1, "head_dim": 4})
 
 
-def test_none_where_the_config_has_none():
+def test_read_counts_no_other_tables_without_their_config_keys():
     llama = SIZES | {"model_type": "llama"}
     assert "other_tables" not in read(llama).around
     assert "other_tables" not in read(SIZES | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}).around

@@ -1,4 +1,4 @@
-"""A config's count equals the model that transformers builds from it, to the parameter, component by component."""
+"""Test the counted parameters of a config against the model that transformers builds from it, per component."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import transformers
-from family_defaults import PATH, recorded
+from family_defaults import PATH, record_family
 from published_configs import PUBLISHED, QUICK
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
@@ -20,7 +20,7 @@ from tiewise.planning.read_config import read
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
 
 DEFAULTS = json.loads(PATH.read_text())
-# Name patterns of each component, in the order in which they are tried. Independent of the readers: only names.
+# Name patterns of each component, in the order of trial. They are independent of the readers.
 PATTERNS = [
     ("cross_attention", r"EncDecAttention|encoder_attn\."),
     ("positions", r"wpe|embed_positions|position_embeddings|relative_attention_bias"),
@@ -45,26 +45,26 @@ PATTERNS = [
 ]
 
 
-def built(config: dict) -> torch.nn.Module:
+def build_model(config: dict) -> torch.nn.Module:
     values = dict(config)
     named = values.get("architectures")
-    made = AutoConfig.for_model(values.pop("model_type"), **values)
-    family, masked = made.model_type, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
+    family, masked = hf_config.model_type, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, masked)
     order = (masked,) if family in ("bert", "roberta", "electra") else tables
     name = named[0] if named else next(table[family] for table in order if family in table)
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return getattr(transformers, name)(made)
+        return getattr(transformers, name)(hf_config)
 
 
-def parameters_of(model: torch.nn.Module) -> int:
+def count_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def measured(model: torch.nn.Module) -> Counter:
+def count_by_component(model: torch.nn.Module) -> Counter:
     counts: Counter = Counter()
-    for name, parameter in model.named_parameters():  # yields a shared parameter once
+    for name, parameter in model.named_parameters():  # named_parameters yields a shared parameter once
         component = next((c for c, pattern in PATTERNS if re.search(pattern, name)), None)
         assert component, f"no pattern for {name}"
         counts[component] += parameter.numel()
@@ -74,20 +74,20 @@ def measured(model: torch.nn.Module) -> Counter:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in sorted(PUBLISHED)]
 )
-def test_count_equals_the_built_model_of_every_family(name):
-    model, architecture = built(PUBLISHED[name]), read(PUBLISHED[name])
+def test_read_counts_every_component_like_the_built_model(name):
+    model, architecture = build_model(PUBLISHED[name]), read(PUBLISHED[name])
     assert not architecture.estimated
-    assert architecture.total == parameters_of(model)
-    assert dict(architecture.parameters()) == dict(measured(model))
+    assert architecture.total == count_parameters(model)
+    assert dict(architecture.parameters()) == dict(count_by_component(model))
     assert architecture.frozen == sum(p.numel() for p in model.parameters() if not p.requires_grad)
 
 
 @pytest.mark.parametrize("family", READERS)
-def test_a_config_without_sizes_is_the_class_default(family):
-    assert DEFAULTS[family] == recorded(family)
+def test_stored_class_defaults_equal_those_of_transformers(family):
+    assert DEFAULTS[family] == record_family(family)
 
 
-# Sizes that any class takes, none of them its default and none the usual multiple of another.
+# Sizes that every class accepts; none is a default or a common multiple of another.
 ODD = {
     "vocab_size": 160_007,
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "ffn_hidden_size"), 1000),
@@ -114,27 +114,27 @@ KEYS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "key", "value"), KEYS)
-def test_every_key_counts_as_in_the_class(family, key, value):
+def test_read_counts_every_config_key_like_the_class(family, key, value):
     config = {"model_type": family, key: value}
     if key == "num_hidden_groups":
         config["num_hidden_layers"] = 12
     if family == "gpt_neo" and key == "num_layers":
         config["attention_types"] = [[["global"], 5]]
-    model = built(config)
-    assert read(config).total == parameters_of(model)
+    model = build_model(config)
+    assert read(config).total == count_parameters(model)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", READERS)
 @pytest.mark.parametrize("tied", [None, True, False])
-def test_the_class_default_counts_as_built_however_it_ties(family, tied):
+def test_read_counts_class_defaults_like_transformers_tied_or_untied(family, tied):
     if tied is not None and family in ("t5", "mt5", "umt5", "modernbert", "albert"):
-        return  # whose classes overrule what the file says
+        return  # their classes overrule the config's key
     config = {"model_type": family} | ({} if tied is None else {"tie_word_embeddings": tied})
-    assert read(config).total == parameters_of(built(config))
+    assert read(config).total == count_parameters(build_model(config))
 
 
-def test_a_nested_text_config_is_read_and_said():
+def test_read_uses_a_nested_text_config_and_notes_it():
     text = PUBLISHED["gemma-3-270m"]
     nested = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
     architecture = read(nested)
@@ -143,7 +143,7 @@ def test_a_nested_text_config_is_read_and_said():
     assert not read({**nested, "tie_word_embeddings": False}).ends.tied
 
 
-def test_an_unknown_family_is_estimated_and_says_so():
+def test_read_estimates_an_unknown_family_and_notes_it():
     config = {**PUBLISHED["llama-3.2-1b"], "model_type": "brand_new"}
     architecture = read(config)
     assert architecture.estimated
@@ -165,7 +165,7 @@ def test_an_unknown_family_is_estimated_and_says_so():
         ({"model_type": "gemma2", "query_pre_attn_scalar": "many"}, "query_pre_attn_scalar"),
     ],
 )
-def test_sizes_that_contradict_are_refused(config, says):
+def test_read_refuses_contradictory_sizes(config, says):
     with pytest.raises(PlanError, match=says) as caught:
         read(config)
     assert caught.value.remedy

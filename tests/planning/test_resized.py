@@ -1,4 +1,4 @@
-"""A model at other sizes, and counts as sums of products of sizes."""
+"""Test configs at other sizes against catalogue siblings, and growth terms against hand counts."""
 
 import pytest
 
@@ -20,16 +20,16 @@ from tiewise.planning.resized import Growth, config_like, growth
         ("gemma-3-1b", "gemma-3-12b"),
     ],
 )
-def test_a_model_at_the_sizes_of_another_of_its_kind_is_that_one(name, other):
-    """What the catalogue says of both was counted on transformers' own classes."""
+def test_config_like_at_the_sizes_of_a_sibling_counts_like_the_sibling(name, other):
+    """The catalogue's counts of both models come from the classes of transformers."""
     wanted = catalogue.find(other)
     sizes = growth(wanted.config).sizes
     given = {size: value for size, value in sizes.items() if size in growth(catalogue.find(name).config).sizes}
-    made = plan(config_like(name, **given), ("tied" if wanted.tied else "untied",))
-    assert made.choices[0]["parameters"]["total"] == wanted.parameters
+    resized_plan = plan(config_like(name, **given), ("tied" if wanted.tied else "untied",))
+    assert resized_plan.choices[0]["parameters"]["total"] == wanted.parameters
 
 
-def test_what_is_not_named_stays_and_a_width_of_its_class_follows():
+def test_config_like_keeps_unnamed_sizes_and_derives_default_widths():
     assert plan(config_like("gpt2", width=1024, layers=24, heads=16)).architecture.total == 354_823_168  # GPT-2 medium
     assert config_like("llama-3-8b", width=2048)["intermediate_size"] == 14_336
 
@@ -45,22 +45,22 @@ def test_what_is_not_named_stays_and_a_width_of_its_class_follows():
         ("gpt2", {"width": 0}, "whole number"),
     ],
 )
-def test_what_cannot_be_is_refused(name, sizes, said):
+def test_config_like_refuses_impossible_sizes(name, sizes, said):
     with pytest.raises(PlanError, match=said):
         config_like(name, **sizes)
 
 
-def test_counts_by_hand():
-    """12·D² per layer: the figure of the textbooks; the rest is in the terms."""
-    found = growth(Sizes(1000, 64, 3, heads=4))
-    assert isinstance(found, Growth)
-    assert found.ends == {
+def test_growth_equals_the_terms_counted_by_hand():
+    """Each layer counts 12·D², as in textbooks, split into the terms below."""
+    terms = growth(Sizes(1000, 64, 3, heads=4))
+    assert isinstance(terms, Growth)
+    assert terms.ends == {
         "untied": {"input_table": {"DV": 1}, "output_table": {"DV": 1}},
         "tied": {"input_table": {"DV": 1}},
         "factored": {"input_table": {"Vk": 1}, "maps": {"Dk": 2}},
     }
     heads = {"DDL": 2, "DDKL/H": 2}
-    assert found.body["none"] == {"attention": heads, "ffn": {"DFL": 2}}
-    assert found.body["attention"] == {"attention": {"DDg": 2, "DDKg/H": 2}, "ffn": {"DFL": 2}}
-    assert found.divided == {("D", "H"), ("H", "K")}
-    assert growth(catalogue.find("deepseek-v3").config) is None  # dense layers, then experts
+    assert terms.body["none"] == {"attention": heads, "ffn": {"DFL": 2}}
+    assert terms.body["attention"] == {"attention": {"DDg": 2, "DDKg/H": 2}, "ffn": {"DFL": 2}}
+    assert terms.divided == {("D", "H"), ("H", "K")}
+    assert growth(catalogue.find("deepseek-v3").config) is None  # has dense layers, then expert layers

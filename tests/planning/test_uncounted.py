@@ -1,4 +1,4 @@
-"""A part that is not counted leaves no total; an estimate is marked; `build` counts as the class does."""
+"""Test plans of models with uncounted or estimated parts against the classes of transformers."""
 
 import json
 import re
@@ -23,23 +23,23 @@ OF_WHOLE = ("checkpoint_bytes", "training_bytes")
 COUNTED_ROWS = {"input table", "output table", "saved", "16 bits", "8 bits", "4 bits"}
 
 
-def text_of(config):
+def text_config(config):
     return config.get("text_config", config)
 
 
-def numbers(value):
-    """Every number below, of nested objects."""
+def leaf_numbers(value):
+    """Return every leaf of nested objects."""
     if isinstance(value, dict):
-        return [number for held in value.values() for number in numbers(held)]
+        return [number for held in value.values() for number in leaf_numbers(held)]
     return [value]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_missing_part_leaves_no_total_and_nothing_that_follows_from_it(name):
+def test_uncounted_part_leaves_totals_and_derived_numbers_empty(name):
     config = CONFIGS[name]
     record = tiewise.plan(config, ("tied", "untied"), setting=Setting(world=4)).record()
     record = json.loads(json.dumps(record, allow_nan=False))
-    table = text_of(config)["vocab_size"] * text_of(config)["hidden_size"]
+    table = text_config(config)["vocab_size"] * text_config(config)["hidden_size"]
     assert PARTS[name] in " ".join(record["model"]["not_counted"])
     assert record["model"]["parameters"]["total"] is None
     tied, untied = record["choices"]
@@ -48,7 +48,7 @@ def test_a_missing_part_leaves_no_total_and_nothing_that_follows_from_it(name):
     assert tied["table_bytes"]["16 bits"] == 2 * table
     for choice in (tied, untied):
         assert choice["parameters"]["total"] is choice["parameters"]["trainable"] is None
-        assert {number for key in OF_WHOLE for number in numbers(choice[key])} == {None}
+        assert {number for key in OF_WHOLE for number in leaf_numbers(choice[key])} == {None}
         assert {rank["memory"] for rank in choice["ranks"]} == {rank["sent"] for rank in choice["ranks"]} == {None}
         assert all(rank["sent_for_tables"] for rank in choice["ranks"])
         assert {"parameters.total", "checkpoint_bytes", "training_bytes"} <= set(choice["not_counted"])
@@ -59,33 +59,33 @@ def test_a_missing_part_leaves_no_total_and_nothing_that_follows_from_it(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_view_shows_a_total(name):
-    made = tiewise.plan(CONFIGS[name], ("tied", "untied"))
-    shown = {row[0]: row[1:] for row in rows(made.record()) if len(row) > 1}
+def test_views_of_an_uncounted_model_show_no_total(name):
+    uncounted_plan = tiewise.plan(CONFIGS[name], ("tied", "untied"))
+    shown = {row[0]: row[1:] for row in rows(uncounted_plan.record()) if len(row) > 1}
     for label in ("total", "float32", "bfloat16", "AdamW"):
         assert shown[label] == ["not counted", "not counted"]
     assert shown["saved, share"][0] == "not counted"
-    text, page = repr(made), render(made, "tiewise plan")
-    assert text.splitlines()[1] == certainty_sentence(made.record())
+    text, page = repr(uncounted_plan), render(uncounted_plan, "tiewise plan")
+    assert text.splitlines()[1] == certainty_sentence(uncounted_plan.record())
     assert "--build" in text.splitlines()[1]
     assert "Not counted" in page
     assert "the total is not counted" in page
     assert "Shares of the whole" not in page
 
 
-def test_a_body_that_the_formula_cannot_count_is_left_out_and_one_beside_a_tower_is_not():
+def test_plan_omits_an_uncountable_body_and_counts_a_body_next_to_a_tower():
     experts = tiewise.plan(CONFIGS["minimax_m2"], share=("none", "all")).choices
     assert set(experts[0]["parameters"]) == {"total", "trainable", "input_table"}
-    assert numbers(experts[0]["flops_per_token"]) == [None, None]
-    assert experts[1]["saved"] is None  # layers that share: how much that saves follows from the body
+    assert leaf_numbers(experts[0]["flops_per_token"]) == [None, None]
+    assert experts[1]["saved"] is None  # the saving of shared layers depends on the body
     beside = tiewise.plan(CONFIGS["gemma3 with its tower"]).choices[0]
-    alone = tiewise.plan(text_of(CONFIGS["gemma3 with its tower"])).choices[0]
+    alone = tiewise.plan(text_config(CONFIGS["gemma3 with its tower"])).choices[0]
     for part in ("attention", "ffn", "norms"):
         assert beside["parameters"][part] == alone["parameters"][part]
     assert beside["flops_per_token"] == alone["flops_per_token"]
 
 
-def test_clip_has_no_token_head_and_nothing_to_tie():
+def test_clip_has_no_token_head_and_saves_nothing_by_tying():
     record = tiewise.plan(CLIP).record()
     assert record["model"]["boundary"] is None
     assert {choice["saved"] for choice in record["choices"]} == {0}
@@ -95,7 +95,7 @@ def test_clip_has_no_token_head_and_nothing_to_tie():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gemma4 moe"])
-def test_built_it_counts_as_its_class(name):
+def test_built_model_counts_like_its_class(name):
     config = dict(CONFIGS[name])
     built = transformers.AutoConfig.for_model(**config)
     kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
@@ -105,23 +105,23 @@ def test_built_it_counts_as_its_class(name):
     record = tiewise.plan(count_on_meta(config)).record()
     assert record["model"]["parameters"]["total"] == theirs
     assert record["model"]["not_counted"] == []
-    # of experts a token uses some, and attention scores depend on heads: a built model says neither
-    assert numbers(record["choices"][0]["flops_per_token"]) == [None, None]
+    # a built model reveals neither the experts that a token uses nor the heads of attention
+    assert leaf_numbers(record["choices"][0]["flops_per_token"]) == [None, None]
 
 
 ESTIMATED = {**QWEN, "model_type": "somebodys_own", "intermediate_size": 200, "num_key_value_heads": 2}
 
 
-def test_an_estimate_is_rounded_and_marked_wherever_it_is_shown():
-    made = tiewise.plan(ESTIMATED, ("tied", "untied"), setting=Setting(world=2))
-    record = made.record()
+def test_estimates_are_rounded_and_marked_in_every_view():
+    estimated_plan = tiewise.plan(ESTIMATED, ("tied", "untied"), setting=Setting(world=2))
+    record = estimated_plan.record()
     exact = read(ESTIMATED).total
     assert record["model"]["parameters"]["total"] == rounded(exact) != exact
     for choice in record["choices"]:
         marked = set(choice["estimated"])
         assert {"parameters.total", "parameters.attention", "flops_per_token", "ranks.sent", "first_loss"} <= marked
         for path in ("checkpoint_bytes", "training_bytes", "flops_per_token", "decode_bytes"):
-            assert all(number == float(f"{number:.3g}") for number in numbers(choice[path]))
+            assert all(number == float(f"{number:.3g}") for number in leaf_numbers(choice[path]))
         assert not {"saved", "parameters.input_table", "table_bytes", "logits_bytes"} & marked
     shown = {row[0]: row[1:] for row in rows(record) if len(row) > 1}
     exactly = {"input table", "output table", "saved", *(name for name in shown if "bits" in name or "logits" in name)}
@@ -132,11 +132,11 @@ def test_an_estimate_is_rounded_and_marked_wherever_it_is_shown():
     thresholds = {name: value for name, value, _ in lookup_tables(record)[0].rows}
     assert {value[0] == "≈" for name, value in thresholds.items() if "largest k" not in name} == {True}
     digits = re.compile(rf"{exact:,}|{exact}")
-    for text in (repr(made), json.dumps(record), render(made, "tiewise plan")):
+    for text in (repr(estimated_plan), json.dumps(record), render(estimated_plan, "tiewise plan")):
         assert not digits.search(text)
 
 
-def test_an_exact_plan_has_no_mark_and_says_nothing_of_build():
+def test_exact_plan_has_no_marks_and_does_not_suggest_build():
     record = tiewise.plan("gpt2").record()
     assert [(choice["estimated"], choice["not_counted"]) for choice in record["choices"]] == [([], [])] * 2
     assert certainty_sentence(record) == ""
@@ -153,7 +153,7 @@ def test_an_exact_plan_has_no_mark_and_says_nothing_of_build():
         ("num_kv_shared_layers", 1, "layers that share keys and values"),
     ],
 )
-def test_a_key_of_a_part_is_enough_in_a_family_that_nobody_knows(key, value, part):
+def test_read_detects_an_uncounted_part_by_its_key_in_an_unknown_family(key, value, part):
     (missing,) = read({**ESTIMATED, key: value}).not_counted
     assert missing.startswith(part)
     assert key in missing
@@ -161,15 +161,15 @@ def test_a_key_of_a_part_is_enough_in_a_family_that_nobody_knows(key, value, par
         assert read({**ESTIMATED, key: absent}).not_counted == ()
 
 
-def test_a_type_of_transformers_that_the_formula_miscounts_needs_no_key():
-    """BitNet has norms and an ffn that its keys do not show; its class's defaults are left out of saved configs."""
+def test_read_marks_a_miscounted_type_of_transformers_without_any_key():
+    """BitNet has norms and an ffn that none of its config keys shows."""
     assert "bitnet" in estimated_families()["not_counted"]
     assert read({**QWEN, "model_type": "bitnet"}).not_counted
     assert read({**QWEN, "model_type": "arcee"}).not_counted == ()
 
 
 @pytest.mark.parametrize("family", ["arcee", "exaone4", "glm4", "seed_oss", "xlm-roberta", "helium"])
-def test_the_formula_counts_the_types_that_it_is_listed_for(family):
+def test_formula_counts_its_listed_types_within_two_percent(family):
     config = transformers.AutoConfig.for_model(family)
     kinds = (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM)
     with torch.device("meta"):
@@ -178,8 +178,8 @@ def test_the_formula_counts_the_types_that_it_is_listed_for(family):
 
 
 @pytest.mark.slow
-def test_the_listed_types_are_those_that_the_tool_finds():
-    """Builds every type of transformers on the meta device: a minute or two."""
+def test_listed_types_equal_those_that_the_tool_generates():
+    """Build every type of transformers on the meta device, which takes one to two minutes."""
     root = Path(__file__).parents[2]
-    made = runpy.run_path(str(root / "tools" / "make_estimated_families.py"))["families"]()
-    assert estimated_families() == made, "run python tools/make_estimated_families.py"
+    generated = runpy.run_path(str(root / "tools" / "make_estimated_families.py"))["families"]()
+    assert estimated_families() == generated, "run python tools/make_estimated_families.py"

@@ -1,6 +1,6 @@
-"""Configs of models with parts that no formula counts: the keys and sizes of public ones, fewer layers.
+"""Configs of models with parts that no formula counts: keys and sizes of public models, with fewer layers.
 
-`PARTS` maps each to a word that the plan uses for a missing part. The sizes are facts; nothing else is taken over.
+`PARTS` maps each config to a word that the plan uses for its missing part. The sizes are facts; nothing else is copied.
 """
 
 from typing import Any
@@ -17,21 +17,21 @@ LINEAR |= {"layer_types": ["linear_attention", "linear_attention", "linear_atten
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
 
 
-def joined(family: str, text: Config, vision: Config | None = VISION, named: str | None = None) -> Config:
+def nested_config(family: str, text: Config, vision: Config | None = VISION, named: str | None = None) -> Config:
     """Nest a text model and a tower in the config of `family`."""
-    found: Config = {"model_type": family, "tie_word_embeddings": False, "text_config": text}
-    found |= {} if vision is None else {"vision_config": vision}
-    return found | ({} if named is None else {"architectures": [named]})
+    config: Config = {"model_type": family, "tie_word_embeddings": False, "text_config": text}
+    config |= {} if vision is None else {"vision_config": vision}
+    return config | ({} if named is None else {"architectures": [named]})
 
 
 CONFIGS: dict[str, Config] = {
-    "qwen3_vl": joined("qwen3_vl", {**QWEN_TEXT, "model_type": "qwen3_vl_text", "intermediate_size": 6144}),
-    "qwen3_vl_moe": joined("qwen3_vl_moe", {**QWEN_TEXT, **EXPERTS, "model_type": "qwen3_vl_moe_text"}),
-    "qwen3_5": joined(
+    "qwen3_vl": nested_config("qwen3_vl", {**QWEN_TEXT, "model_type": "qwen3_vl_text", "intermediate_size": 6144}),
+    "qwen3_vl_moe": nested_config("qwen3_vl_moe", {**QWEN_TEXT, **EXPERTS, "model_type": "qwen3_vl_moe_text"}),
+    "qwen3_5": nested_config(
         "qwen3_5",
         {**QWEN_TEXT, **LINEAR, "model_type": "qwen3_5_text", "intermediate_size": 6144, "vocab_size": 248_320},
     ),
-    "qwen3_5_moe": joined("qwen3_5_moe", {**QWEN_TEXT, **LINEAR, **EXPERTS, "model_type": "qwen3_5_moe_text"}),
+    "qwen3_5_moe": nested_config("qwen3_5_moe", {**QWEN_TEXT, **LINEAR, **EXPERTS, "model_type": "qwen3_5_moe_text"}),
     "deepseek_v32": {
         **{"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"], "vocab_size": 129_280},
         **{"hidden_size": 7168, "intermediate_size": 18_432, "num_hidden_layers": 4, "num_attention_heads": 128},
@@ -78,7 +78,7 @@ CONFIGS: dict[str, Config] = {
         **{"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "tie_word_embeddings": False},
         **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     },
-    "gemma3 with its tower": joined(
+    "gemma3 with its tower": nested_config(
         "gemma3",
         {
             **{"model_type": "gemma3_text", "vocab_size": 262_208, "hidden_size": 2560, "intermediate_size": 10_240},
