@@ -1,4 +1,4 @@
-"""The explorer in a real browser: one Chromium for a module, a visit for each test."""
+"""Fixtures that open the explorer in Chromium: one browser per module, one visit per test."""
 
 import pytest
 from tests.report.opened_page import BROWSER, FLAGS, Visit
@@ -6,25 +6,28 @@ from tests.report.opened_page import BROWSER, FLAGS, Visit
 from tiewise.report.explorer.page import explore
 
 
-@pytest.fixture(scope="module")  # not longer: two of playwright's loops do not fit into one process
+@pytest.fixture(scope="module")  # not session: a process can run only one playwright loop
 def chromium():
     if BROWSER is None:
         pytest.skip("no chromium on this machine: install it, or name one in TIEWISE_CHROMIUM")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is in [dev]")
     with playwright.sync_playwright() as driver:
-        yield (made := driver.chromium.launch(executable_path=BROWSER, args=FLAGS))
-        made.close()
+        yield (browser := driver.chromium.launch(executable_path=BROWSER, args=FLAGS))
+        browser.close()
 
 
 @pytest.fixture(scope="session")
 def plain_page(tmp_path_factory):
-    """The page without any checkpoint."""
+    """Return the path of the page without a checkpoint."""
     return explore().write(tmp_path_factory.mktemp("explore") / "page.html")
 
 
 @pytest.fixture
 def visit(chromium, plain_page):
-    """Open the page: `visit("at=budget", width=390, scheme="dark")`. It may say nothing and ask for nothing."""
+    """Return a function that opens the page: `visit("at=budget", width=390, scheme="dark")`.
+
+    Afterwards, fail if a page logged a message or requested anything external.
+    """
     opened = []
 
     def open_page(at="", path=plain_page, **more):
@@ -41,7 +44,7 @@ def visit(chromium, plain_page):
 
 @pytest.fixture(scope="module")
 def dropper(chromium, plain_page):
-    """One page for all checkpoints that a module's tests drop on it."""
+    """Open one page on which all tests of a module drop their checkpoints."""
     with Visit(chromium, plain_page, ready="[role=tabpanel]", at="#at=checkpoint") as shown:
         yield shown
     assert shown.said == []

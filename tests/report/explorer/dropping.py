@@ -1,8 +1,11 @@
-"""Checkpoints dropped on the page, as a person would, and what it made of them."""
+"""Helpers that drop checkpoints on the page and read its refusals."""
 
 
 def drop(shown, path, answered=True):
-    """Choose a folder, or a single file; wait until the tensors or a refusal are shown, and the scores if asked."""
+    """Choose a folder or file, and wait for its tensors or a refusal.
+
+    If `answered` is true, also wait for the scores.
+    """
     page = shown.page
     page.evaluate("for (const id of ['tensors', 'refused', 'copy-issue']) document.getElementById(id)?.remove()")
     page.set_input_files("#folder" if path.is_dir() else "#files", path)
@@ -13,7 +16,7 @@ def drop(shown, path, answered=True):
 
 
 def refusal(shown, path):
-    """The one sentence that a folder is refused with."""
+    """Return the sentence that refuses `path`."""
     page = drop(shown, path, answered=False)
     assert page.locator("#tensors").count() == 0
     return page.locator("#refused").inner_text()

@@ -1,4 +1,4 @@
-"""Budget: the page's figures are those that `tiewise plan` prints, at any sizes, to the digit."""
+"""Test the budget page against the rows that `tiewise plan` prints, digit by digit, at random sizes."""
 
 import json
 import random
@@ -15,18 +15,18 @@ from tiewise.planning.read_config import Sizes
 from tiewise.planning.resized import LETTERS, config_like
 from tiewise.report.explorer.page import facts
 
-TOLD = facts()
-PRESETS = {preset["name"]: preset["sizes"] for preset in TOLD["presets"]}
+FACTS = facts()
+PRESETS = {preset["name"]: preset["sizes"] for preset in FACTS["presets"]}
 NAMES = {letter: name for name, letter in LETTERS.items()}
-SHOWN = """(asked) => asked.map(({ name, at, kinds, dtype, but }) => {
+READ_ROWS = """(asked) => asked.map(({ name, at, kinds, dtype, but }) => {
   const found = choices(name, at, kinds);
   return { wrong: refused(name, at), rows: planRows(found, dtype), near: neighbourRows(neighbours(at, but)),
     command: planCommand(name, at, kinds, dtype) };
 })"""
 
 
-def drawn(draw, name):
-    """Sizes of one preset: its own, or any that a model can have."""
+def draw_sizes(draw, name):
+    """Draw (sizes, sharing kinds, dtype) for a preset: its sizes, or any valid ones."""
     own = PRESETS[name]
     at = dict(own)
     if draw.random() < 0.85:
@@ -34,59 +34,60 @@ def drawn(draw, name):
         at |= {"V": draw.randint(2, 300_000), "D": at["H"] * draw.randint(1, 400), "L": draw.randint(1, 24)}
         at |= {"F": draw.randint(1, 60_000), "K": draw.choice([k for k in range(1, at["H"] + 1) if at["H"] % k == 0])}
         at = {letter: at[letter] for letter in own}
-    widest = next(f["table_width"] for p in TOLD["presets"] for f in [TOLD["forms"][p["form"]]] if p["name"] == name)
+    widest = next(f["table_width"] for p in FACTS["presets"] for f in [FACTS["forms"][p["form"]]] if p["name"] == name)
     k, g = draw.randint(1, widest.get("", at["D"])), draw.choice([1, draw.randint(1, at["L"])])
     kinds = draw.choice([["none"], ["none", "attention"], ["none", "ffn"], ["none", "all"], ["all"]])
     return {**at, "k": k, "g": g}, kinds, draw.choice(["float32", "bfloat16"])
 
 
-def planned(name, at, kinds, dtype):
-    """What Python plans of the same: (its rows, its neighbours, without what the page does not show)."""
+def plan_in_python(name, at, kinds, dtype):
+    """Return (rows, neighbours) that Python plans for the same input, limited to the rows of the page."""
     sizes = {NAMES[letter]: at[letter] for letter in PRESETS[name]}
     moved = any(at[letter] != value for letter, value in PRESETS[name].items())
-    described = Sizes(**sizes, gated=TOLD["plain"][name]) if name in TOLD["plain"] else config_like(name, **sizes)
+    described = Sizes(**sizes, gated=FACTS["plain"][name]) if name in FACTS["plain"] else config_like(name, **sizes)
     shares = [kind if kind == "none" or at["g"] == 1 else f"{kind}:groups={at['g']}" for kind in kinds]
-    asked = described if moved or name in TOLD["plain"] else name
-    record = plan(asked, ("untied", "tied", f"factored:{at['k']}"), shares, Setting(dtype=dtype)).record()
+    model = described if moved or name in FACTS["plain"] else name
+    record = plan(model, ("untied", "tied", f"factored:{at['k']}"), shares, Setting(dtype=dtype)).record()
     rows = plan_rows.rows(record)
     return rows[: rows.index(["beside them"])], plan_rows.neighbours(record)
 
 
-def test_what_the_page_is_told_is_small_and_holds_every_model_of_like_layers():
-    assert len(json.dumps(TOLD, separators=(",", ":"))) < 60_000
+def test_facts_are_small_and_hold_every_model_of_uniform_layers():
+    assert len(json.dumps(FACTS, separators=(",", ":"))) < 60_000
     assert {"gpt2", "llama-3-8b", "gemma-3-1b", "qwen3-30b-a3b", "albert-base-v2", "falcon-7b"} <= PRESETS.keys()
-    assert not {"t5-small", "modernbert-base", "deepseek-v3"} & PRESETS.keys()  # of two depths, or of unlike layers
+    # these have two depths or different layers
+    assert not {"t5-small", "modernbert-base", "deepseek-v3"} & PRESETS.keys()
 
 
-def test_the_page_prints_what_plan_prints_for_hundreds_of_settings(visit, monkeypatch):
-    nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # not on the page, and most of a plan's time
+def test_page_prints_the_rows_of_plan_for_hundreds_of_settings(visit, monkeypatch):
+    nothing = {"nll": 0.0, "own": 0.0, "assumed": ""}  # the page omits it, and it takes most of a plan's time
     monkeypatch.setattr("tiewise.planning.costs.first_loss", lambda *_: nothing)
     draw = random.Random(3)
-    settings = [(name, *drawn(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
+    settings = [(name, *draw_sizes(draw, name)) for name in [*PRESETS, *draw.choices(list(PRESETS), k=120)]]
     alike = [name if at.items() >= PRESETS[name].items() else None for name, at, *_ in settings]
     keys = ("name", "at", "kinds", "dtype", "but")
-    asked = [dict(zip(keys, (*each, but), strict=True)) for each, but in zip(settings, alike, strict=True)]
-    found = visit("at=budget").page.evaluate(SHOWN, asked)
-    assert len(found) > 200
-    for setting, shown in zip(settings, found, strict=True):
-        rows, near = planned(*setting)
+    inputs = [dict(zip(keys, (*each, but), strict=True)) for each, but in zip(settings, alike, strict=True)]
+    results = visit("at=budget").page.evaluate(READ_ROWS, inputs)
+    assert len(results) > 200
+    for setting, shown in zip(settings, results, strict=True):
+        rows, near = plan_in_python(*setting)
         assert shown["wrong"] is None, setting
         assert shown["rows"] == rows, setting
         assert shown["near"] == near, setting
 
 
 @pytest.mark.parametrize("name", ["gpt2", "sizes alone, gated"])
-def test_the_command_that_it_names_prints_the_same(visit, name):
+def test_command_of_the_page_prints_the_same_rows(visit, name):
     at = {**PRESETS[name], "D": 1536, "K": 12, "L": 7, "F": 5_000, "k": 77, "g": 2}
     at = {letter: at[letter] for letter in (*PRESETS[name], "k", "g")}
-    asked = {"name": name, "at": at, "kinds": ["none", "ffn"], "dtype": "bfloat16", "but": None}
-    (shown,) = visit("at=budget").page.evaluate(SHOWN, [asked])
+    page_input = {"name": name, "at": at, "kinds": ["none", "ffn"], "dtype": "bfloat16", "but": None}
+    (shown,) = visit("at=budget").page.evaluate(READ_ROWS, [page_input])
     command = [sys.executable, "-m", *shlex.split(shown["command"]), "--json"]
     record = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert plan_rows.rows(record)[: len(shown["rows"])] == shown["rows"]
 
 
-def test_a_number_that_is_typed_stands_and_dragging_takes_steps(visit):
+def test_number_box_keeps_a_typed_value_and_slider_moves_in_steps(visit):
     page = visit("at=budget").page
     box, slide = page.get_by_role("spinbutton", name="Vocabulary"), page.get_by_role("slider", name="Vocabulary")
     assert box.input_value() == "50257"
@@ -103,7 +104,7 @@ def test_a_number_that_is_typed_stands_and_dragging_takes_steps(visit):
     assert f"sizes={box.input_value()},768,12,3072,12" in page.url
 
 
-def test_sizes_that_are_no_model_are_refused_in_a_sentence_and_the_next_ones_work(visit):
+def test_page_refuses_invalid_sizes_and_accepts_the_next_valid_ones(visit):
     page = visit("at=budget").page
     page.get_by_role("spinbutton", name="Attention heads").fill("13")
     assert "Choose H = 12 or 16, or another D." in page.locator(".finding").inner_text()
@@ -113,9 +114,9 @@ def test_sizes_that_are_no_model_are_refused_in_a_sentence_and_the_next_ones_wor
     assert "Choose k ≤ 768" in page.locator(".finding").inner_text()
 
 
-def test_a_model_is_chosen_and_its_address_shows_the_same_again(visit):
+def test_address_restores_the_chosen_model_and_options(visit):
     page = visit("at=budget&like=nobody&sizes=1,x,-3,,&k=1e9&share=some&groups=-1&dtype=int4").page
-    assert "124,439,808" in page.locator(".finding").inner_text()  # what makes no sense is as at first
+    assert "124,439,808" in page.locator(".finding").inner_text()  # invalid values fall back to the defaults
     page.get_by_label("Like this model").select_option("llama-3-8b")
     page.get_by_role("button", name="nothing").click()
     page.get_by_role("button", name="bfloat16").click()

@@ -1,4 +1,4 @@
-"""Your checkpoint, as a person would use it: keyboard, drop, words, report; and what `tiewise explore CKPT` embeds."""
+"""Test the checkpoint page by keyboard, drag and drop, and words; test `tiewise explore CKPT` against Python."""
 
 import ast
 import json
@@ -30,13 +30,13 @@ V = 257
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An untied Llama whose tokens are bytes."""
+    """Return the folder of an untied Llama whose tokens are bytes."""
     path = llama(tmp_path_factory.mktemp("folder") / "my model", False, rows=V, config={"rms_norm_eps": 1e-5})
     make_tokenizer("bytes").save_pretrained(path)
     return path
 
 
-def ask(page, words):
+def score_words(page, words):
     page.locator("#words").fill(words)
     page.evaluate("document.getElementById('copy-issue')?.remove()")
     page.locator("#words").press("Enter")
@@ -44,7 +44,7 @@ def ask(page, words):
     return page.evaluate("dropped.result")
 
 
-def test_with_the_keyboard_alone(visit, folder):
+def test_page_opens_and_scores_a_checkpoint_by_keyboard(visit, folder):
     page = visit("at=checkpoint").page
     page.on("filechooser", lambda chooser: chooser.set_files(folder))
     page.get_by_role("button", name="Choose a folder").focus()
@@ -63,7 +63,7 @@ def test_with_the_keyboard_alone(visit, folder):
 
 
 def drag(page, path):
-    """Drag a file or folder from the desktop onto the page, by the browser's own drag and drop."""
+    """Drag a file or folder onto the page with the browser's own drag and drop."""
     box = page.locator(".drop").bounding_box()
     data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
     devtools = page.context.new_cdp_session(page)
@@ -73,7 +73,7 @@ def drag(page, path):
     page.locator("#tensors, #refused").first.wait_for()
 
 
-def test_a_folder_and_a_file_dragged_onto_the_page_that_was_opened_from_the_disk(visit, folder):
+def test_page_opened_from_disk_accepts_a_dragged_folder_or_file(visit, folder):
     page = visit("at=checkpoint").page
     drag(page, folder)
     page.get_by_text("Two tensors that differ, first in row 0: untied.").wait_for()
@@ -88,7 +88,7 @@ def test_a_folder_and_a_file_dragged_onto_the_page_that_was_opened_from_the_disk
     assert sorted(names) == sorted(load_file(folder / "model.safetensors"))
 
 
-def test_a_folder_dragged_where_folders_are_read_by_entry(chromium, plain_page, folder):
+def test_page_reads_a_dragged_folder_without_file_system_handles(chromium, plain_page, folder):
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_):
             pass
@@ -104,19 +104,23 @@ def test_a_folder_dragged_where_folders_are_read_by_entry(chromium, plain_page, 
         server.shutdown()
 
 
-def test_words_that_are_no_tokens_are_named_with_some_that_are(dropper, folder):
+def test_page_refuses_words_that_are_not_single_tokens(dropper, folder):
     page = drop(dropper, folder)
-    for words, said in (("a, word", "“word” is not one token here"), ("", "Write one word"), ("#257", "“#257” is not")):
+    for words, message in (
+        ("a, word", "“word” is not one token here"),
+        ("", "Write one word"),
+        ("#257", "“#257” is not"),
+    ):
         page.locator("#words").fill(words)
         page.locator("#words").press("Enter")
-        assert said in page.locator("[id^=help]").inner_text()
+        assert message in page.locator("[id^=help]").inner_text()
         assert page.locator("#words").get_attribute("aria-invalid") == "true"
-    assert len(ask(page, "a")["ways"]) == 1
+    assert len(score_words(page, "a")["ways"]) == 1
 
 
-def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder, tmp_path):
+def test_commands_of_the_issue_report_reproduce_its_numbers(dropper, folder, tmp_path):
     page = drop(dropper, folder)
-    found = ask(page, "a, b")
+    result = score_words(page, "a, b")
     report = page.locator("#issue").input_value()
     assert "tiewise check 'my model'" in report
     assert "tiewise inspect 'my model' --only direct_path --tokens 'a, b'" in report
@@ -124,7 +128,7 @@ def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder
     run = subprocess.run(
         ["bash", "-c", line.replace("python", sys.executable, 1)], cwd=folder.parent, capture_output=True, text=True
     )
-    assert [(way["score"], way["rank"]) for way in found["ways"]] == [
+    assert [(way["score"], way["rank"]) for way in result["ways"]] == [
         (pytest.approx(score, abs=1e-12), rank) for score, rank in ast.literal_eval(run.stdout)
     ], run.stderr
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -133,27 +137,27 @@ def test_every_command_of_the_report_gives_the_numbers_beside_it(dropper, folder
     assert page.evaluate("navigator.clipboard.readText()") == report
 
 
-def test_an_embedded_checkpoint_has_the_verdict_of_check_and_the_figures_of_inspect(visit, folder, tmp_path):
+def test_embedded_checkpoint_shows_the_verdict_of_check_and_values_of_inspect(visit, folder, tmp_path):
     page = visit(path=explore(folder).write(tmp_path / "page.html")).page
     page.locator("#copy-issue").wait_for()
     audit = check(folder)
-    said = page.locator("#verdict").inner_text()
-    assert said.endswith(f"Two tables, one at each end; tiewise check: {counted_findings(audit)}")
+    verdict = page.locator("#verdict").inner_text()
+    assert verdict.endswith(f"Two tables, one at each end; tiewise check: {counted_findings(audit)}")
     for finding, shown in zip(audit.findings, page.locator(".findings li").all(), strict=True):
         assert f"{finding.rule}, {finding.severity}: {finding.evidence}" in shown.inner_text()
         assert finding.repair.replace(str(folder), folder.name) in shown.inner_text()
     rows = page.locator("dl.said").inner_text()
     assert all(value.replace("  ", " ") in rows for _, value in summary_rows(audit))
-    found = ask(page, "a, b")
-    told = {q.name: q for q in direct_path_of(open_folder(folder), [("a", "b")]).quantities}
-    for name, way in zip(("a → b", "b → a"), found["ways"], strict=True):
-        assert way["logit"] == pytest.approx(told[name].value, abs=1e-6)
-        assert np.exp(way["log"]) == pytest.approx(told[f"p({name})"].value, rel=1e-6)
-        assert told[f"p({name})"].why == f"rank {way['modelRank']:,}"
+    result = score_words(page, "a, b")
+    quantities = {q.name: q for q in direct_path_of(open_folder(folder), [("a", "b")]).quantities}
+    for name, way in zip(("a → b", "b → a"), result["ways"], strict=True):
+        assert way["logit"] == pytest.approx(quantities[name].value, abs=1e-6)
+        assert np.exp(way["log"]) == pytest.approx(quantities[f"p({name})"].value, rel=1e-6)
+        assert quantities[f"p({name})"].why == f"rank {way['modelRank']:,}"
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_an_opened_checkpoint_fits_and_has_the_contrast_that_wcag_aa_asks_for(visit, folder, tmp_path, width, scheme):
+def test_opened_checkpoint_fits_the_window_and_meets_wcag_aa_contrast(visit, folder, tmp_path, width, scheme):
     embedding = explore(folder).write(tmp_path / "page.html")
     page = visit(path=embedding, width=width, scheme=scheme).page
     for ready in ("#verdict", "#no-verdict"):
@@ -177,20 +181,20 @@ def test_an_opened_checkpoint_fits_and_has_the_contrast_that_wcag_aa_asks_for(vi
         ),
     ],
 )
-def test_what_is_said_of_the_tables_follows_their_bytes(tmp_path, made, sentence, choice):
+def test_embedded_verdict_follows_the_bytes_of_both_tables(tmp_path, made, sentence, choice):
     path = llama(tmp_path / "a", **made)
-    found = embedded(path)
-    assert found["verdict"]["sentence"].startswith(sentence)
-    assert (found["choice"]["input"], found["choice"]["output"]) == choice
+    record = embedded(path)
+    assert record["verdict"]["sentence"].startswith(sentence)
+    assert (record["choice"]["input"], record["choice"]["output"]) == choice
 
 
-def test_a_checkpoint_without_a_head_or_without_tables_is_embedded_too(visit, tmp_path):
-    """The page shows rows alone, and where nothing is embedded it says so."""
+def test_explore_embeds_checkpoints_without_a_head_or_without_tables(visit, tmp_path):
+    """The page shows only rows; without tables, it says that there is none to choose."""
     config = llama_config() | {"architectures": ["LlamaForSequenceClassification"]}
     path = write_checkpoint(tmp_path / "body", config, {"model.embed_tokens.weight": table()})
-    found = embedded(path)
-    assert found["choice"] == {"input": "model.embed_tokens.weight", "output": ""}
-    assert found["verdict"]["sentence"].startswith("An input table, and no output head")
+    record = embedded(path)
+    assert record["choice"] == {"input": "model.embed_tokens.weight", "output": ""}
+    assert record["verdict"]["sentence"].startswith("An input table, and no output head")
     page = visit(path=explore(path).write(tmp_path / "page.html")).page
     page.get_by_role("heading", name="Nearest rows at the input").wait_for()
     assert page.get_by_role("heading", name="Scores both ways").count() == 0
@@ -201,67 +205,73 @@ def test_a_checkpoint_without_a_head_or_without_tables_is_embedded_too(visit, tm
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    """A Llama with more rows than a page holds."""
+def large_llama(tmp_path_factory):
+    """Return a Llama with more rows than a page embeds."""
     return llama(tmp_path_factory.mktemp("long") / "long", False, rows=6000, width=32)
 
 
-def test_what_is_embedded_says_so_and_is_scored_as_if_dropped(visit, long, tmp_path):
+def test_partly_embedded_checkpoint_is_labelled_and_scored_like_a_dropped_one(visit, large_llama, tmp_path):
     other = llama(tmp_path / "long", False, rows=50, width=32)
-    page_file = explore(long, words=["#5999", "#7"]).write(tmp_path / "page.html")
+    page_file = explore(large_llama, words=["#5999", "#7"]).write(tmp_path / "page.html")
     page = visit(path=page_file).page
     page.locator("#copy-issue").wait_for()
     assert "This page holds 4,096 of 6,000 rows of long" in page.locator(".banner").inner_text()
     assert "and those asked for" in page.locator(".banner").inner_text()
-    part = ask(page, "#5999, #7")
+    part = score_words(page, "#5999, #7")
     page.locator("#words").fill("#5998")
     page.locator("#words").press("Enter")
     assert "of those that this page holds" in page.locator("[id^=help]").inner_text()
     verdict = page.evaluate("dropped.opened.verdict")
     assert verdict["sentence"].startswith("Two tables")
-    page.set_input_files("#folder", other)  # of the same name, with other tensors: nothing is known of it
+    page.set_input_files("#folder", other)  # same name, other tensors: the embedded verdict does not apply
     page.locator("#no-verdict").wait_for()
     page.locator("#copy-issue").wait_for()
     assert page.evaluate("[dropped.opened.verdict, dropped.opened.path]") == [None, None]
-    page.set_input_files("#folder", long)
+    page.set_input_files("#folder", large_llama)
     page.locator("#verdict").wait_for()
     page.locator("#copy-issue").wait_for()
     assert page.evaluate("dropped.opened.verdict") == verdict
-    whole = ask(page, "#5999, #7")
-    tensors = load_file(long / "model.safetensors")
+    whole = score_words(page, "#5999, #7")
+    tensors = load_file(large_llama / "model.safetensors")
     first, second = tensors["model.embed_tokens.weight"].double(), tensors["lm_head.weight"].double()
     for one, other, (a, b) in zip(part["ways"], whole["ways"], ((5999, 7), (7, 5999)), strict=True):
         assert one["score"] == pytest.approx(other["score"]) == pytest.approx((first[a] @ second[b]).item())
         assert one["logit"] == pytest.approx(other["logit"])
-        held = [*range(4095), 5999]  # 7 is one of the first
+        held = [*range(4095), 5999]  # row 7 is among the first
         assert one["rank"] == 1 + (second[held] @ first[a] > first[a] @ second[b] + 1e-9).sum().item()
         assert other["rank"] == 1 + (second @ first[a] > first[a] @ second[b] + 1e-9).sum().item()
 
 
-def test_no_more_is_embedded_than_is_promised(tmp_path, long, folder):
-    told = embedded(long, ["#5999"])
-    assert len(told["ids"]) == MOST_ROWS
-    assert told["ids"][-1] == 5999
+def test_embedded_stays_within_its_limits_of_rows_and_bytes(tmp_path, large_llama, folder):
+    record = embedded(large_llama, ["#5999"])
+    assert len(record["ids"]) == MOST_ROWS
+    assert record["ids"][-1] == 5999
     wide = embedded(llama(tmp_path, False, rows=4000, width=1024), ["#3999"])
     assert sum(len(tensor.get("data", "")) * 3 / 4 for tensor in wide["tensors"]) <= MOST_BYTES
     assert 2400 < len(wide["ids"]) < 4000
-    assert embedded(folder)["note"] == ""  # all of it is there
+    assert embedded(folder)["note"] == ""  # every row is embedded
     assert embedded(folder)["texts"][ord("a")] is not None
-    json.dumps(told, allow_nan=False)
+    json.dumps(record, allow_nan=False)
 
 
-def test_rows_of_a_text_are_held_and_their_lengths_stand_against_their_ranks(visit, tmp_path, folder):
+def test_embedded_stores_frequency_ranks_and_page_plots_row_lengths_by_rank(visit, tmp_path, folder):
     text = tmp_path / "text.txt"
     text.write_text("zzzzzz qqqq aa", encoding="utf-8")
-    told = embedded(folder, (), [str(text)])
-    ranks = dict(zip(told["ids"], told["ranks"], strict=True))
-    assert [ranks[ord(letter)] for letter in "zq a"] == [1, 2, 3, 4]  # a and the space occur twice, the space is first
+    record = embedded(folder, (), [str(text)])
+    ranks = dict(zip(record["ids"], record["ranks"], strict=True))
+    # a and the space occur twice; the space ranks first
+    assert [ranks[ord(letter)] for letter in "zq a"] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert ranks[ord("b")] == 0
 
     page_file = explore(folder, texts=[str(text)]).write(tmp_path / "page.html")
     page = visit(path=page_file).page
     page.locator("#copy-issue").wait_for()
-    ask(page, "q, b")
+    score_words(page, "q, b")
     panel = page.locator("figure", has_text="Lengths of rows")
     assert "frequency rank (logarithmic)" in panel.inner_text()
     panel.get_by_text("Data").click()
@@ -275,19 +285,20 @@ def test_rows_of_a_text_are_held_and_their_lengths_stand_against_their_ranks(vis
     assert [band["middle"] for band in bands][:3] == pytest.approx(by_rank[:3])
 
 
-def test_the_most_frequent_tokens_come_before_the_first(long, tmp_path):
-    make_tokenizer("bytes").save_pretrained(long)
+def test_embedded_prefers_the_most_frequent_tokens_to_the_first_rows(large_llama, tmp_path):
+    make_tokenizer("bytes").save_pretrained(large_llama)
     text = tmp_path / "text.txt"
     text.write_text("hello", encoding="utf-8")
-    told = embedded(long, ["#5999"], [str(text)])
-    assert len(told["ids"]) == MOST_ROWS
-    assert "the most frequent of the 5 tokens that the text has" in told["note"]  # and the end of the document
-    assert {5999, *map(ord, "hello")} <= set(told["ids"])
+    record = embedded(large_llama, ["#5999"], [str(text)])
+    assert len(record["ids"]) == MOST_ROWS
+    # four letters and the end of the document
+    assert "the most frequent of the 5 tokens that the text has" in record["note"]
+    assert {5999, *map(ord, "hello")} <= set(record["ids"])
 
 
-def test_what_cannot_be_embedded_or_counted_is_refused(tmp_path, folder):
+def test_explore_refuses_unreadable_checkpoints_words_and_texts(tmp_path, folder):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    for kind, said, shown, more in (
+    for kind, message, shown, more in (
         (CheckpointError, "pickled weights alone", [tmp_path], {}),
         (CheckpointError, "no such file", [tmp_path / "nowhere"], {}),
         (DataError, "token 257", [folder], {"words": ["#257"]}),
@@ -295,5 +306,5 @@ def test_what_cannot_be_embedded_or_counted_is_refused(tmp_path, folder):
         (DataError, "nowhere", [folder], {"texts": [str(tmp_path / "nowhere.txt")]}),
         (DataError, "holds no tokenizer", [llama(tmp_path / "bare", False, rows=V)], {"texts": ["builtin"]}),
     ):
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             explore(*shown, **more)

@@ -1,4 +1,4 @@
-"""Runs on the page: what it says of comparisons is what their own reports say, of several folders side by side."""
+"""Test the runs page against the reports of its comparisons, with several folders side by side."""
 
 import json
 import statistics
@@ -19,15 +19,15 @@ from tiewise.training.results import CurvePoint, complete
 SMALL, LARGE = sample_comparison(demo=False), sample_comparison(arms=("tied", "untied"), seeds=(0, 1, 2, 3), steps=1600)
 
 
-def write(folder, comparison):
+def write_run(folder, comparison):
     folder.mkdir(parents=True)
     (folder / RESULTS).write_text(json.dumps(comparison.record()))
     (folder / "run.yaml").write_text(json.dumps({"arms": comparison.arms, "seeds": len(comparison.seeds)}))
     return folder
 
 
-def begun(folder, arms=("tied", "factored:64"), *, seeds=2, **more):
-    """A comparison of which one run has ended, one is torn in the middle of a line, and the others have not begun."""
+def write_unfinished(folder, arms=("tied", "factored:64"), *, seeds=2, **more):
+    """Write a comparison with one finished run, one cut off in the middle of a line, and the others unstarted."""
     folder.mkdir()
     (folder / "run.yaml").write_text(json.dumps({"arms": arms, "seeds": seeds, **more}))
     for seed, steps in ((1, 5), (2, 3)):
@@ -40,30 +40,30 @@ def begun(folder, arms=("tied", "factored:64"), *, seeds=2, **more):
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
+def page_of_three(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    folders = write(root / "small", SMALL), write(root / "large", LARGE), begun(root / "begun")
+    folders = write_run(root / "small", SMALL), write_run(root / "large", LARGE), write_unfinished(root / "begun")
     return explore(*folders).write(root / "page.html")
 
 
-def test_verdicts_come_first_and_tables_are_those_of_the_report(visit, three):
-    page = visit(path=three).page  # the part that was asked for is open
-    said = page.locator("#runs > .finding").all_inner_texts()
-    assert said[:2] == [f"small: {verdict(SMALL)}", f"large: {verdict(LARGE)}"]
-    assert said[2] == "begun: Not finished: 1 of 4 runs have ended, so no difference is told yet."
+def test_page_shows_verdicts_first_and_the_tables_of_the_report(visit, page_of_three):
+    page = visit(path=page_of_three).page  # the page opens on the tab of the runs
+    texts = page.locator("#runs > .finding").all_inner_texts()
+    assert texts[:2] == [f"small: {verdict(SMALL)}", f"large: {verdict(LARGE)}"]
+    assert texts[2] == "begun: Not finished: 1 of 4 runs have ended, so no difference is told yet."
     for name, comparison in (("small", SMALL), ("large", LARGE)):
         rows = page.get_by_role("region", name=f"Results of {name}").locator("tr").all()
         shown = [row.locator("th, td").all_inner_texts() for row in rows]
         table = results(comparison)
         assert shown == [list(table.header), *map(list, table.rows)]
     wanted = [d for c in (SMALL, LARGE) for arm in c.arms if (d := c.difference(arm, "heldout_nll"))]
-    said = page.locator(".intervals > div > :last-child").all_inner_texts()
-    assert said == [str(difference(d)) for d in wanted]
+    texts = page.locator(".intervals > div > :last-child").all_inner_texts()
+    assert texts == [str(difference(d)) for d in wanted]
     assert page.locator(".about pre").last.inner_text().endswith("begun --resume")
 
 
-def test_curves_say_the_mean_over_seeds_of_the_measure_that_was_chosen_on_one_scale_or_an_own_one(visit, three):
-    page = visit("at=runs", path=three).page
+def test_curves_show_the_mean_over_seeds_on_a_shared_or_separate_scale(visit, page_of_three):
+    page = visit("at=runs", path=page_of_three).page
     ticks = "[...e.querySelectorAll('text[text-anchor=end]')].map(t => t.textContent).join()"
     scales = f"[...document.querySelectorAll('svg.curves')].map(e => {ticks})"
     assert len(set(one := page.evaluate(scales))) == 1 < len(one) == 3
@@ -80,39 +80,39 @@ def test_curves_say_the_mean_over_seeds_of_the_measure_that_was_chosen_on_one_sc
     assert "r.measure=ahead" in page.url
 
 
-def test_a_choice_has_one_colour_in_every_run_and_hostile_names_stay_text(visit, tmp_path):
+def test_arm_has_one_colour_in_every_run_and_page_shows_markup_as_text(visit, tmp_path):
     runs = [replace(run, arm=EVIL) if run.arm != "tied" else run for run in SMALL.runs[:6]]
     evil = complete(replace(SMALL, arms=["tied", EVIL], runs=runs))
-    paths = write(tmp_path / EVIL.replace("/", "_")[:40], evil), write(tmp_path / "large", LARGE)
+    paths = write_run(tmp_path / EVIL.replace("/", "_")[:40], evil), write_run(tmp_path / "large", LARGE)
     page = visit(path=explore(*paths).write(tmp_path / "page.html")).page
     assert EVIL in page.locator(".legend").first.inner_text()
     strokes = "[...document.querySelectorAll('.legend')].map(e => e.querySelector('path').getAttribute('stroke'))"
     assert page.evaluate(strokes) == ["#2f7fd1", "#2f7fd1"]
 
 
-def test_runs_without_curves_or_with_diverged_ones_show_what_there_is(visit, tmp_path):
+def test_page_shows_the_verdict_of_runs_with_missing_or_diverged_curves(visit, tmp_path):
     bare = complete(replace(SMALL, runs=[replace(run, curve=[]) for run in SMALL.runs]))
     lost = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=float("nan"))]
     nan = complete(replace(LARGE, runs=[replace(run, heldout_nll=float("nan"), curve=lost) for run in LARGE.runs]))
-    for name, made in (("bare", bare), ("nan", nan), ("albert", albert_comparison())):
-        page = visit(path=explore(write(tmp_path / name, made)).write(tmp_path / f"{name}.html")).page
-        assert page.locator("#runs .finding").inner_text() == verdict(made)
+    for name, comparison in (("bare", bare), ("nan", nan), ("albert", albert_comparison())):
+        page = visit(path=explore(write_run(tmp_path / name, comparison)).write(tmp_path / f"{name}.html")).page
+        assert page.locator("#runs .finding").inner_text() == verdict(comparison)
         assert not {"undefined", "false", "null"} & set(page.locator("#runs").inner_text().split())
-    alone = begun(tmp_path / "alone", ("tied",), seed=1)
+    alone = write_unfinished(tmp_path / "alone", ("tied",), seed=1)
     page = visit(path=explore(alone).write(tmp_path / "alone.html")).page
     assert "nothing to compare it with" in page.locator("#runs .finding").inner_text()
     assert page.locator(".about pre").inner_text() == f"tiewise train --out {alone} --resume"
 
 
-def test_runs_that_have_not_begun_are_counted_and_not_looked_for(tmp_path):
-    (run,) = compared([begun(tmp_path / "many", seeds=10**15)])["runs"]
+def test_compared_counts_unstarted_runs_without_searching_their_folders(tmp_path):
+    (run,) = compared([write_unfinished(tmp_path / "many", seeds=10**15)])["runs"]
     assert run["verdict"].startswith("Not finished: 1 of 2000000000000000 runs have ended")
 
 
-def test_long_curves_are_thinned_to_what_can_be_seen_and_keep_their_end(tmp_path):
+def test_compared_thins_long_curves_and_keeps_their_last_point(tmp_path):
     run = replace(LARGE.runs[0], curve=[CurvePoint(i, i, train_nll=5.0) for i in range(4_000)])
-    found = compared([write(tmp_path / "long", complete(replace(LARGE, runs=[run, *LARGE.runs[4:5]])))])
-    points = found["runs"][0]["measures"]["training"]["lines"][0]["points"]
+    record = compared([write_run(tmp_path / "long", complete(replace(LARGE, runs=[run, *LARGE.runs[4:5]])))])
+    points = record["runs"][0]["measures"]["training"]["lines"][0]["points"]
     assert 300 < len(points) <= 401
     assert points[-1][0] == 3_999
 
@@ -126,7 +126,7 @@ def test_long_curves_are_thinned_to_what_can_be_seen_and_keep_their_end(tmp_path
         ("run.yaml", "[", "is not YAML"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_a_way_out(tmp_path, name, text, said):
+def test_explore_refuses_an_unreadable_run_with_a_remedy(tmp_path, name, text, said):
     (tmp_path / "run.yaml").write_text("arms: [tied]")
     (tmp_path / name).write_text(text)
     with pytest.raises(RunError, match=said) as error:
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_said_with_a_way_out(tmp_path, name, text, said):
     assert error.value.remedy
 
 
-def test_a_folder_that_is_neither_run_nor_checkpoint(tmp_path):
+def test_explore_refuses_a_folder_that_is_neither_run_nor_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="no file of tensors") as error:
         explore(tmp_path)
     assert "tiewise compare" in error.value.remedy

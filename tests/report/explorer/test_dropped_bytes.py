@@ -1,4 +1,4 @@
-"""Stored numbers in the browser: every pattern of the small types as torch reads it; files that lie."""
+"""Test how the page decodes stored numbers, against torch, and how it refuses damaged or malicious files."""
 
 import json
 from base64 import b64encode
@@ -18,11 +18,11 @@ DECODE = """([dtype, text]) => {
 }"""
 
 
-def in_page(dropper, dtype, raw):
+def decode_in_page(dropper, dtype, raw):
     return np.array(dropper.page.evaluate(DECODE, [dtype, b64encode(raw).decode()]).split(), np.int64)
 
 
-def bits_of(values):
+def float_bits(values):
     wide = values.float().numpy()
     return np.where(np.isnan(wide), -1, wide.view(np.uint32).astype(np.int64))
 
@@ -37,20 +37,20 @@ def bits_of(values):
         ("I8", torch.int8, torch.int8),
     ],
 )
-def test_every_pattern_decodes_as_torch_does(dropper, dtype, kind, codes):
+def test_page_decodes_every_bit_pattern_of_small_dtypes_like_torch(dropper, dtype, kind, codes):
     bits = 8 * torch.empty(0, dtype=codes).element_size()
     patterns = torch.arange(2**bits).sub(2 ** (bits - 1)).to(codes)
-    assert np.array_equal(in_page(dropper, dtype, patterns.numpy().tobytes()), bits_of(patterns.view(kind)))
+    assert np.array_equal(decode_in_page(dropper, dtype, patterns.numpy().tobytes()), float_bits(patterns.view(kind)))
 
 
-def test_wide_types_keep_every_digit(dropper):
+def test_page_decodes_float32_and_float64_exactly(dropper):
     bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32).view(np.int32))
-    assert np.array_equal(in_page(dropper, "F32", bits.numpy().tobytes()), bits_of(bits.view(torch.float32)))
+    assert np.array_equal(decode_in_page(dropper, "F32", bits.numpy().tobytes()), float_bits(bits.view(torch.float32)))
     wide = torch.randn(500, dtype=torch.float64)
-    assert np.array_equal(in_page(dropper, "F64", wide.numpy().tobytes()), bits_of(wide))
+    assert np.array_equal(decode_in_page(dropper, "F64", wide.numpy().tobytes()), float_bits(wide))
 
 
-def header(record, data=b"", length=None):
+def safetensors_bytes(record, data=b"", length=None):
     text = record if isinstance(record, bytes) else json.dumps(record).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
@@ -62,51 +62,51 @@ BAD = {
     "zeros": bytes(16),
     "no header behind a length": (100).to_bytes(8, "little"),
     "header of 2 to the 63": (2**63).to_bytes(8, "little") + b"{}",
-    "no JSON": header(b"{'a': 1}", bytes(16)),
-    "no UTF-8": header(b'{"\xff\xfe": 1}'),
-    "a list": header([1, 2]),
-    "a list of lists": header(b"[" * 100_000),
-    "entry of a wrong kind": header({"a": 3}),
-    "unknown type": header({"a": ENTRY | {"dtype": "F33"}}, bytes(16)),
-    "type that is a number": header({"a": ENTRY | {"dtype": 7}}, bytes(16)),
-    "type of every object": header({"a": ENTRY | {"dtype": "constructor"}}, bytes(16)),
-    "negative shape": header({"a": ENTRY | {"shape": [-2, -2]}}, bytes(16)),
-    "shape of halves": header({"a": ENTRY | {"shape": [0.5, 8]}}, bytes(16)),
-    "shape that overflows": header({"a": ENTRY | {"shape": [2**52, 2**52]}}, bytes(16)),
-    "shape that is text": header({"a": ENTRY | {"shape": "22"}}, bytes(16)),
-    "offsets beyond": header({"a": ENTRY | {"data_offsets": [2**52, 2**52 + 16]}}, bytes(16)),
-    "offsets turned": header({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
-    "one offset": header({"a": ENTRY | {"data_offsets": [16]}}, bytes(16)),
-    "overlap": header({"a": ENTRY, "b": ENTRY}, bytes(16)),
-    "gap": header({"a": ENTRY, "b": ENTRY | {"data_offsets": [20, 36]}}, bytes(36)),
-    "cut": header({"a": ENTRY}, bytes(15)),
-    "longer": header({"a": ENTRY}, bytes(17)),
-    "one name twice": header(b'{"a": %s, "\\u0061": %s}' % ((json.dumps(ENTRY).encode(),) * 2), bytes(32)),
-    "metadata of numbers": header({"__metadata__": {"a": 1}, "a": ENTRY}, bytes(16)),
-    "markup": header({"<img src=x onerror=alert(1)>": 3}),
+    "no JSON": safetensors_bytes(b"{'a': 1}", bytes(16)),
+    "no UTF-8": safetensors_bytes(b'{"\xff\xfe": 1}'),
+    "a list": safetensors_bytes([1, 2]),
+    "a list of lists": safetensors_bytes(b"[" * 100_000),
+    "entry of a wrong kind": safetensors_bytes({"a": 3}),
+    "unknown type": safetensors_bytes({"a": ENTRY | {"dtype": "F33"}}, bytes(16)),
+    "type that is a number": safetensors_bytes({"a": ENTRY | {"dtype": 7}}, bytes(16)),
+    "type of every object": safetensors_bytes({"a": ENTRY | {"dtype": "constructor"}}, bytes(16)),
+    "negative shape": safetensors_bytes({"a": ENTRY | {"shape": [-2, -2]}}, bytes(16)),
+    "shape of halves": safetensors_bytes({"a": ENTRY | {"shape": [0.5, 8]}}, bytes(16)),
+    "shape that overflows": safetensors_bytes({"a": ENTRY | {"shape": [2**52, 2**52]}}, bytes(16)),
+    "shape that is text": safetensors_bytes({"a": ENTRY | {"shape": "22"}}, bytes(16)),
+    "offsets beyond": safetensors_bytes({"a": ENTRY | {"data_offsets": [2**52, 2**52 + 16]}}, bytes(16)),
+    "offsets turned": safetensors_bytes({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
+    "one offset": safetensors_bytes({"a": ENTRY | {"data_offsets": [16]}}, bytes(16)),
+    "overlap": safetensors_bytes({"a": ENTRY, "b": ENTRY}, bytes(16)),
+    "gap": safetensors_bytes({"a": ENTRY, "b": ENTRY | {"data_offsets": [20, 36]}}, bytes(36)),
+    "cut": safetensors_bytes({"a": ENTRY}, bytes(15)),
+    "longer": safetensors_bytes({"a": ENTRY}, bytes(17)),
+    "one name twice": safetensors_bytes(b'{"a": %s, "\\u0061": %s}' % ((json.dumps(ENTRY).encode(),) * 2), bytes(32)),
+    "metadata of numbers": safetensors_bytes({"__metadata__": {"a": 1}, "a": ENTRY}, bytes(16)),
+    "markup": safetensors_bytes({"<img src=x onerror=alert(1)>": 3}),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_damaged_file_is_refused_in_a_sentence(dropper, tmp_path, name):
+def test_page_refuses_a_damaged_safetensors_file_in_one_sentence(dropper, tmp_path, name):
     (tmp_path / "model.safetensors").write_bytes(BAD[name])
-    said = refusal(dropper, tmp_path)
-    assert said.startswith("model.safetensors: ")
-    assert said.endswith(".")
-    assert "page failed" not in said
-    assert len(said) < 300
+    message = refusal(dropper, tmp_path)
+    assert message.startswith("model.safetensors: ")
+    assert message.endswith(".")
+    assert "page failed" not in message
+    assert len(message) < 300
     assert dropper.page.locator("#refused *").count() == 0
 
 
 @pytest.mark.slow
-def test_a_header_of_a_hundred_megabytes_leaves_the_page_alive(dropper, tmp_path):
+def test_page_stays_responsive_while_it_reads_a_100_megabyte_header(dropper, tmp_path):
     many = b'{"a":[' + b"0," * 7_000_000 + b"0]}"
-    (tmp_path / "model.safetensors").write_bytes(header(many))
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(many))
     assert "more than 6,000,000 values" in refusal(dropper, tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(header(b"[" * 40_000_000))
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(b"[" * 40_000_000))
     page = dropper.page
     page.set_input_files("#folder", tmp_path)
-    page.locator("#theme").click()  # while it is read
+    page.locator("#theme").click()  # during the read
     page.locator("#theme").click()
     page.locator("#refused").wait_for()
     (tmp_path / "model.safetensors").write_bytes((100_000_001).to_bytes(8, "little") + bytes(100_000_001))
@@ -128,20 +128,20 @@ INDEX = "model.safetensors.index.json"
         ({INDEX: '{"weight_map": {"a": "b.safetensors"}}'}, "choose the whole folder"),
     ],
 )
-def test_what_is_no_checkpoint_is_said_in_a_sentence(dropper, tmp_path, files, words):
+def test_page_refuses_a_folder_that_is_no_readable_checkpoint(dropper, tmp_path, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert words in refusal(dropper, tmp_path)
 
 
-def test_one_bad_file_does_not_hide_the_others(dropper, tmp_path):
+def test_page_lists_the_tensors_of_intact_files_next_to_a_damaged_one(dropper, tmp_path):
     path = llama(tmp_path / "a", shards=2)
     shard = sorted(path.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-1])
     (path / "tokenizer.json").write_text("{")
-    said = drop(dropper, path, answered=False).locator("#checkpoint").inner_text()
-    assert "ends 1 bytes before its tensors do" in said
-    assert "tokenizer.json: not readable as JSON" in said
+    text = drop(dropper, path, answered=False).locator("#checkpoint").inner_text()
+    assert "ends 1 bytes before its tensors do" in text
+    assert "tokenizer.json: not readable as JSON" in text
     assert dropper.page.locator("#tensors tbody tr").count() > 0
     odd = '{"architectures": 5, "vocab_size": "x", "text_config": [], "tie_word_embeddings": NaN}'
     for config in ("[1]", "{", odd):
@@ -149,9 +149,9 @@ def test_one_bad_file_does_not_hide_the_others(dropper, tmp_path):
         drop(dropper, path, answered=False)
 
 
-def test_a_long_read_can_be_cancelled(dropper, tmp_path):
+def test_cancel_button_stops_comparing_and_reading(dropper, tmp_path):
     tables = {name: ("F32", [2_000_000, 256]) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    write_sparse(tmp_path / "model.safetensors", tables)  # holes, which take no disk
+    write_sparse(tmp_path / "model.safetensors", tables)  # sparse, so it takes no disk space
     (tmp_path / "config.json").write_text(json.dumps(llama_config(False, 2_000_000, 256)))
     page = dropper.page
     page.set_input_files("#folder", tmp_path)
@@ -165,7 +165,7 @@ def test_a_long_read_can_be_cancelled(dropper, tmp_path):
     assert page.locator("#refused").inner_text() == "Cancelled."
 
 
-def test_a_file_that_became_shorter_while_it_lay_there(dropper, tmp_path):
+def test_page_asks_the_reader_to_choose_a_truncated_file_again(dropper, tmp_path):
     path = llama(tmp_path / "a")
     page = drop(dropper, path)
     (path / "model.safetensors").write_bytes(b"gone")
@@ -175,7 +175,7 @@ def test_a_file_that_became_shorter_while_it_lay_there(dropper, tmp_path):
     assert "choose it again" in page.locator("#refused").inner_text()
 
 
-def test_no_text_of_a_file_becomes_markup(dropper, tmp_path):
+def test_page_shows_markup_in_names_of_files_tensors_and_tokens_as_text(dropper, tmp_path):
     evil = "<img src=x onerror=alert(1)>"
     tokenizer = {"model": {"type": "BPE", "vocab": {f"{evil}{i}": i for i in range(24)}, "merges": []}}
     path = write_checkpoint(
@@ -192,13 +192,13 @@ def test_no_text_of_a_file_becomes_markup(dropper, tmp_path):
     assert page.locator("#checkpoint img").count() == 0
 
 
-def test_very_many_tensors_are_counted_and_the_lists_are_bounded(dropper, tmp_path):
-    """Names that every object has, and more matrices than the lists offer."""
+def test_page_counts_20003_tensors_and_limits_its_lists(dropper, tmp_path):
+    """The names include properties of every JavaScript object, and exceed the limits of the lists."""
     names = ["__proto__", "constructor", "0", *(f"model.experts.{i}.weight" for i in range(20_000))]
     entries = {
         name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)
     }
-    (tmp_path / "model.safetensors").write_bytes(header(entries, bytes(4 * len(names))))
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(entries, bytes(4 * len(names))))
     page = drop(dropper, tmp_path, answered=False)
     assert page.locator("#tensors summary").inner_text() == "20,003 tensors"
     assert page.locator("#tensors tbody tr").count() == 200

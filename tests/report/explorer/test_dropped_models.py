@@ -1,4 +1,4 @@
-"""Models that transformers saved, dropped on the page or embedded: what it shows of words is what torch computes."""
+"""Test the word scores of dropped and embedded transformers models against torch in fp64."""
 
 import ast
 import contextlib
@@ -22,13 +22,13 @@ SMALL |= {"num_key_value_heads": 2, "head_dim": 12}
 WORDS = "a, b, #200"
 
 
-def llama(**more):
+def make_llama(**more):
     return tr.LlamaForCausalLM(tr.LlamaConfig(vocab_size=V, **SMALL, **more))
 
 
 MODELS = {
-    "llama, untied": lambda: llama(tie_word_embeddings=False),
-    "llama, tied": lambda: llama(tie_word_embeddings=True),
+    "llama, untied": lambda: make_llama(tie_word_embeddings=False),
+    "llama, tied": lambda: make_llama(tie_word_embeddings=True),
     "gpt2": lambda: tr.GPT2LMHeadModel(tr.GPT2Config(vocab_size=V, n_embd=D, n_layer=1, n_head=2, n_positions=16)),
     "gemma": lambda: tr.GemmaForCausalLM(tr.GemmaConfig(vocab_size=V, **SMALL)),
     "t5": lambda: tr.T5ForConditionalGeneration(
@@ -42,12 +42,15 @@ MODELS = {
 }  # fmt: skip
 
 
-def applied(model, ids):
-    """The model's logits behind each token with no layer between: its own modules, called by hand. None: not known."""
+def logits_without_layers(model, ids):
+    """Return the logits after each token without any layer, by the model's own modules.
+
+    Return None for classes whose direct path is unknown.
+    """
     rows, head = model.get_input_embeddings()(ids), model.get_output_embeddings()
     if isinstance(model, tr.LlamaForCausalLM):
         return head(model.model.norm(rows))
-    if isinstance(model, tr.GemmaForCausalLM):  # whose lookup scales by itself, or its model does
+    if isinstance(model, tr.GemmaForCausalLM):  # the lookup or the model scales, depending on the version
         scaled = rows if hasattr(model.get_input_embeddings(), "embed_scale") else rows * D**0.5
         return head(model.model.norm(scaled))
     if isinstance(model, tr.GPT2LMHeadModel):
@@ -57,52 +60,52 @@ def applied(model, ids):
     return None
 
 
-def printed(page, path):
-    """What the Python commands under every figure print where a reader would run them: {title: [printed…]}."""
-    said = {}
+def run_commands(page, path):
+    """Run the Python commands under every figure next to the checkpoint; return {title: [printed values]}."""
+    outputs = {}
     for panel in page.locator("#answer figure").all():
         lines = panel.locator(".command pre").all_text_contents()
-        said[panel.locator("h2").inner_text()] = made = []
+        outputs[panel.locator("h2").inner_text()] = panel_outputs = []
         for line in (line for line in lines if line.startswith("python -c")):
-            told = io.StringIO()
-            with contextlib.chdir(path.parent), contextlib.redirect_stdout(told):
+            stdout = io.StringIO()
+            with contextlib.chdir(path.parent), contextlib.redirect_stdout(stdout):
                 exec(shlex.split(line)[2], {})
-            made.append(ast.literal_eval(told.getvalue()))
-    return said
+            panel_outputs.append(ast.literal_eval(stdout.getvalue()))
+    return outputs
 
 
-def every_number_is_repeated(page, path, within=1e-9):
-    """Hold what the page found against what its own commands print."""
-    found, said = page.evaluate("dropped.result"), printed(page, path)
+def assert_commands_repeat_numbers(page, path, within=1e-9):
+    """Compare the page's results with the output of its own commands."""
+    result, outputs = page.evaluate("dropped.result"), run_commands(page, path)
 
-    def near(a, b):
+    def assert_near(a, b):
         np.testing.assert_allclose(np.array(a, float), np.array(b, float), rtol=0, atol=within)
 
-    (stored,) = said["Scores both ways"]
-    near(stored, [(way["score"], way["rank"]) for way in found["ways"]])
-    tied = found["near"]["output"] is None
+    (stored,) = outputs["Scores both ways"]
+    assert_near(stored, [(way["score"], way["rank"]) for way in result["ways"]])
+    tied = result["near"]["output"] is None
     titles = {"input": "Nearest rows, at both ends" if tied else "Nearest rows at the input"}
     titles |= {} if tied else {"output": "Nearest rows at the output"}
     for end, title in titles.items():
-        ((values, ids),) = said[title][0]
-        near(values, [[one["value"] for one in row] for row in found["near"][end]])
-        assert ids == [[one["id"] for one in row] for row in found["near"][end]]
-    ((values, ids),) = said["Highest scores behind each word"][0]
-    near(values, [[one["value"] for one in row] for row in found["after"]])
-    if len(found["ids"]) > 2:
-        near(said["Direct path of all words"][0], found["plain"])
+        ((values, ids),) = outputs[title][0]
+        assert_near(values, [[one["value"] for one in row] for row in result["near"][end]])
+        assert ids == [[one["id"] for one in row] for row in result["near"][end]]
+    ((values, ids),) = outputs["Highest scores behind each word"][0]
+    assert_near(values, [[one["value"] for one in row] for row in result["after"]])
+    if len(result["ids"]) > 2:
+        assert_near(outputs["Direct path of all words"][0], result["plain"])
     for i, end in enumerate(titles):
-        lengths, bands = said["Lengths of rows"][2 * i : 2 * i + 2]
-        near(lengths, found["lengths"][end])
-        near(bands, [[band[of] for of in ("token", "low", "middle", "high")] for band in found["bands"][end]])
+        lengths, bands = outputs["Lengths of rows"][2 * i : 2 * i + 2]
+        assert_near(lengths, result["lengths"][end])
+        assert_near(bands, [[band[of] for of in ("token", "low", "middle", "high")] for band in result["bands"][end]])
 
 
-def saved(folder, name, dtype):
-    """A model with random norms and biases, its folder and its fp64 copy: (path, model)."""
+def save_model(folder, name, dtype):
+    """Save a model with random norms and biases; return (path, fp64 copy of the model)."""
     torch.manual_seed(1)
     model = MODELS[name]().to(dtype)
     with torch.no_grad():
-        for part in model.parameters():  # norms and biases too: those of a fresh model do nothing
+        for part in model.parameters():  # fresh norms and biases would be identities
             part.copy_(torch.randn_like(part))
     path = folder / "model"
     model.save_pretrained(path, max_shard_size="20kB")
@@ -110,8 +113,8 @@ def saved(folder, name, dtype):
     return path, model.double()
 
 
-def score(page):
-    """Ask for the words; (what the page measured, ids of the words)."""
+def score_words(page):
+    """Score the words on the page; return (the page's result, ids of the words)."""
     ids = torch.tensor([make_tokenizer("bytes").convert_tokens_to_ids(one) for one in "ab"] + [200])
     page.locator("#words").fill(WORDS)
     page.evaluate("dropped.result = null; document.getElementById('copy-issue').remove()")
@@ -128,29 +131,29 @@ def score(page):
         for kind in (torch.bfloat16, torch.float32, torch.float16)
     ],
 )
-def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
-    path, model = saved(tmp_path, name, dtype)
+def test_scores_ranks_and_neighbours_equal_those_of_torch(dropper, tmp_path, name, dtype):
+    path, model = save_model(tmp_path, name, dtype)
     first, second = (w.weight.double().detach() for w in (model.get_input_embeddings(), model.get_output_embeddings()))
     page = drop(dropper, path)
-    found, ids = score(page)
+    result, ids = score_words(page)
 
     scores = first[ids] @ second.T
-    assert found["ids"] == ids.tolist()
-    np.testing.assert_allclose(found["plain"], scores[:, ids].numpy(), atol=1e-4, rtol=0)
-    for way, (i, j) in zip(found["ways"], ((0, 1), (1, 0)), strict=True):
+    assert result["ids"] == ids.tolist()
+    np.testing.assert_allclose(result["plain"], scores[:, ids].numpy(), atol=1e-4, rtol=0)
+    for way, (i, j) in zip(result["ways"], ((0, 1), (1, 0)), strict=True):
         assert (way["from"], way["to"]) == (ids[i], ids[j])
         assert way["score"] == pytest.approx(scores[i, ids[j]].item(), abs=1e-4)
         assert way["rank"] == 1 + (scores[i] > scores[i, ids[j]] + 1e-9).sum().item()
-        assert "logit" not in way  # the page does not know what a class does between its tables
+        assert "logit" not in way  # the page cannot know the layers between the tables
     for end, table in (("input", first), ("output", second)):
-        if found["near"][end] is not None:
+        if result["near"][end] is not None:
             angles = torch.nn.functional.cosine_similarity(table[ids[0]], table, dim=1)
             angles[ids[0]] = -2
-            nearest = [[one["id"], one["value"]] for one in found["near"][end][0]]
+            nearest = [[one["id"], one["value"]] for one in result["near"][end][0]]
             np.testing.assert_allclose(nearest, torch.stack(angles.topk(8)[::-1], 1), atol=1e-6)
-            np.testing.assert_allclose(found["lengths"][end], table[ids].norm(dim=1), atol=1e-6)
-    assert (found["near"]["output"] is None) == torch.equal(first, second)
-    every_number_is_repeated(page, path)
+            np.testing.assert_allclose(result["lengths"][end], table[ids].norm(dim=1), atol=1e-6)
+    assert (result["near"]["output"] is None) == torch.equal(first, second)
+    assert_commands_repeat_numbers(page, path)
 
 
 @pytest.mark.parametrize(
@@ -161,30 +164,30 @@ def test_scores_ranks_and_neighbours_are_torchs(dropper, tmp_path, name, dtype):
         for kind in (torch.bfloat16, torch.float32)
     ],
 )
-def test_an_embedded_checkpoint_has_the_logits_of_torch(visit, tmp_path, name, dtype):
-    path, model = saved(tmp_path, name, dtype)
+def test_embedded_checkpoint_shows_the_logits_of_torch(visit, tmp_path, name, dtype):
+    path, model = save_model(tmp_path, name, dtype)
     page = visit(path=explore(path).write(tmp_path / "page.html")).page
     page.locator("#copy-issue").wait_for()
-    found, ids = score(page)
-    logits = applied(model, ids)
-    for way, (i, j) in zip(found["ways"], ((0, 1), (1, 0)), strict=True):
+    result, ids = score_words(page)
+    logits = logits_without_layers(model, ids)
+    for way, (i, j) in zip(result["ways"], ((0, 1), (1, 0)), strict=True):
         assert ("logit" in way) == (logits is not None)
         if logits is not None:
             assert way["logit"] == pytest.approx(logits[i, ids[j]].item(), abs=1e-4)
             assert way["modelRank"] == 1 + (logits[i] > logits[i, ids[j]] + 1e-9).sum().item()
             assert way["log"] == pytest.approx(logits[i].log_softmax(0)[ids[j]].item(), abs=1e-4)
-    page.get_by_label("Output head").select_option("")  # other tables than Python's have no such path
+    page.get_by_label("Output head").select_option("")  # the embedded path applies only to the embedded tables
     page.get_by_text("No output head").wait_for()
     page.locator("#copy-issue").wait_for()
     assert page.evaluate("dropped.opened.path") is None
     assert page.get_by_role("heading", name="As the model applies it").count() == 0
 
 
-def quantised(path, scale_name, blocks, dtype):
-    """A Llama whose two tables are stored as codes with scales; the tables that they stand for."""
-    model = llama(tie_word_embeddings=False)
+def save_quantised(path, scale_name, blocks, dtype):
+    """Save a Llama whose two tables are codes with scales; return the dequantised tables."""
+    model = make_llama(tie_word_embeddings=False)
     model.save_pretrained(path)
-    tensors, made = load_file(path / "model.safetensors"), []
+    tensors, dequantised = load_file(path / "model.safetensors"), []
     for name in ("model.embed_tokens", "lm_head"):
         values, (down, along) = torch.randn(V, D), blocks
         whole = torch.nn.functional.pad(values, (0, -D % along, 0, -V % down))
@@ -195,13 +198,13 @@ def quantised(path, scale_name, blocks, dtype):
         codes = (values / spread).round().to(torch.int8) if dtype == torch.int8 else (values / spread).to(dtype)
         stored = scale.squeeze(1) * 127 if scale_name == "SCB" else scale
         tensors |= {f"{name}.weight": codes, f"{name}.{scale_name}": stored.contiguous()}
-        made.append(codes.float() * spread)
+        dequantised.append(codes.float() * spread)
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     config = json.loads((path / "config.json").read_text())
     if blocks != (1, D):
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": list(blocks)}
     (path / "config.json").write_text(json.dumps(config))
-    return made
+    return dequantised
 
 
 @pytest.mark.parametrize(
@@ -210,28 +213,28 @@ def quantised(path, scale_name, blocks, dtype):
         ("SCB", (1, D), torch.int8),  # bitsandbytes
         ("weight_scale", (1, D), torch.int8),  # compressed-tensors
         ("weight_scale", (1, D), torch.float8_e4m3fn),
-        ("weight_scale_inv", (128, 16), torch.float8_e4m3fn),  # DeepSeek's blocks, the last ones cut
+        ("weight_scale_inv", (128, 16), torch.float8_e4m3fn),  # DeepSeek's blocks, truncated at the edges
     ],
 )
-def test_quantised_tables_are_read_with_their_scales(dropper, tmp_path, scale, blocks, dtype):
+def test_page_reads_quantised_tables_with_their_scales(dropper, tmp_path, scale, blocks, dtype):
     torch.manual_seed(2)
-    first, second = quantised(tmp_path / "q", scale, blocks, dtype)
+    first, second = save_quantised(tmp_path / "q", scale, blocks, dtype)
     page = drop(dropper, tmp_path / "q")
-    found = page.evaluate("dropped.result")
-    a, b = found["ids"]
-    np.testing.assert_allclose(found["plain"], (first[[a, b]] @ second[[a, b]].T).numpy(), atol=1e-4)
-    every_number_is_repeated(page, tmp_path / "q", 1e-6)  # the page multiplies codes by scales in 32 bits
+    result = page.evaluate("dropped.result")
+    a, b = result["ids"]
+    np.testing.assert_allclose(result["plain"], (first[[a, b]] @ second[[a, b]].T).numpy(), atol=1e-4)
+    assert_commands_repeat_numbers(page, tmp_path / "q", 1e-6)  # the page multiplies codes by scales in 32 bits
 
 
-def test_packed_tables_are_named_and_not_read(dropper, tmp_path):
-    quantised(tmp_path / "q", "weight_zero_point", (1, D), torch.int8)
+def test_page_names_packed_tables_without_reading_them(dropper, tmp_path):
+    save_quantised(tmp_path / "q", "weight_zero_point", (1, D), torch.int8)
     page = drop(dropper, tmp_path / "q", answered=False)
     page.get_by_text("is packed (I8 beside weight_zero_point) in a way that this page does not read").wait_for()
 
 
-def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everything(dropper, tmp_path):
+def test_page_counts_equal_tables_as_one_and_names_the_first_different_row(dropper, tmp_path):
     path = tmp_path / "twice"
-    llama(tie_word_embeddings=True).save_pretrained(path)
+    make_llama(tie_word_embeddings=True).save_pretrained(path)
     tensors = load_file(path / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
@@ -246,7 +249,7 @@ def test_a_table_stored_twice_is_one_and_the_report_says_how_to_repeat_everythin
     assert page.locator("#tables").inner_text() == "Two tensors that differ, first in row 200: untied."
 
 
-def test_the_reader_chooses_other_tables_than_names_suggest(dropper, tmp_path):
+def test_reader_can_choose_other_tables_than_the_names_suggest(dropper, tmp_path):
     path = tmp_path / "odd"
     path.mkdir()
     tensors = {"words": torch.randn(40, 6), "lm_head.weight": torch.randn(40, 6), "wide": torch.randn(40, 8)}
@@ -278,5 +281,5 @@ def test_the_reader_chooses_other_tables_than_names_suggest(dropper, tmp_path):
     page.get_by_role("heading", name="Nearest rows at the input").wait_for()
     assert page.evaluate("dropped.result.ways") == []
     options = first.locator("option").evaluate_all("all => all.map(one => one.value)")
-    assert options[-1] == "layers.0.embed_tokens.weight"  # those in layers come last
+    assert options[-1] == "layers.0.embed_tokens.weight"  # tensors in layers come last
     assert "norm.weight" not in options

@@ -1,4 +1,4 @@
-"""The page as a whole: tabs, theme, address, keyboard, phone, refusals."""
+"""Test the whole page: tabs, theme, address, keyboard, phone width, contrast and refusals."""
 
 import json
 import os
@@ -19,7 +19,7 @@ WEB = Path(page.__file__).parent / "web"
 ALL = "[...document.querySelectorAll('[role=tab]')].map(t => t.value)"
 
 
-def test_every_name_of_the_joined_script_is_unique_and_no_module_line_is_left():
+def test_joined_script_has_unique_names_and_no_module_statements():
     names = re.findall(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", join_modules(), flags=re.MULTILINE)
     assert len(names) == len(set(names)) > 20
     assert not re.search(r"^(import|export)\b", join_modules(), flags=re.MULTILINE)
@@ -52,7 +52,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "dark")])
-def test_every_part_draws_without_complaint_fits_and_has_the_contrast_that_wcag_aa_asks_for(visit, width, scheme):
+def test_every_tab_fits_the_window_and_meets_wcag_aa_contrast(visit, width, scheme):
     shown = visit(width=width, scheme=scheme)
     for part in shown.page.evaluate(ALL):
         shown.page.locator(f"#tab-{part}").click()
@@ -61,7 +61,7 @@ def test_every_part_draws_without_complaint_fits_and_has_the_contrast_that_wcag_
         assert shown.page.evaluate(CONTRASTS) == [], part
 
 
-def test_tabs_follow_the_arrow_keys_and_the_address_opens_where_it_says(visit):
+def test_arrow_keys_move_between_tabs_and_the_address_selects_a_tab(visit):
     shown = visit()
     parts = shown.page.evaluate(ALL)
     shown.page.locator(f"#tab-{parts[0]}").focus()
@@ -72,7 +72,7 @@ def test_tabs_follow_the_arrow_keys_and_the_address_opens_where_it_says(visit):
     assert visit(f"at={parts[-1]}").page.locator(f"#{parts[-1]}").count() == 1
 
 
-def test_the_first_press_of_the_theme_works_in_dark(visit):
+def test_first_press_of_the_theme_button_turns_a_dark_page_light(visit):
     shown = visit(scheme="dark")
     before = shown.style("body", "backgroundColor")
     shown.page.locator("#theme").click()
@@ -80,7 +80,7 @@ def test_the_first_press_of_the_theme_works_in_dark(visit):
     assert shown.style("body", "backgroundColor") != before
 
 
-def test_what_is_there_is_kept_and_the_command_says_how_to_replace_it(tmp_path):
+def test_write_keeps_an_existing_page_without_overwrite(tmp_path):
     target = tmp_path / "page.html"
     target.write_text("mine")
     with pytest.raises(RunError, match=r"exists.*--overwrite"):
@@ -89,7 +89,7 @@ def test_what_is_there_is_kept_and_the_command_says_how_to_replace_it(tmp_path):
     assert explore().write(target, overwrite=True).read_text().startswith("<!doctype html>")
 
 
-def test_the_command_prints_the_path_where_there_is_no_display(tmp_path):
+def test_explore_prints_the_path_of_the_page_without_a_display(tmp_path):
     alone = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     path = tmp_path / "page.html"
 
@@ -105,12 +105,12 @@ def test_the_command_prints_the_path_where_there_is_no_display(tmp_path):
     assert record == {"page": str(path), "bytes": path.stat().st_size, "opened": False}
 
 
-def test_plain_prints_what_pythons_does(visit):
+def test_plain_of_the_script_equals_plain_of_python(visit):
     draw = np.random.default_rng(0)
     values = [0.125, 0.375, 2.5, 3.5, 1.005, 0.005, -0.004, 0.0, -0.0, 999.995, 1e15 + 0.3, -1234567.891, float("nan")]
     values += (draw.normal(size=300) * 10.0 ** draw.integers(-4, 9, 300)).tolist()
-    values += (draw.integers(-10_000, 10_000, 300) / 64).tolist()  # many of them lie half way
+    values += (draw.integers(-10_000, 10_000, 300) / 64).tolist()  # many are rounding ties
     digits = [0, 1, 2, 3, 6]
-    asked = "([values, digits]) => digits.map(d => values.map(v => [plain(v, d), plain(v, d, '+')]))"
-    told = visit().page.evaluate(asked, [values, digits])
-    assert told == [[[plain(value, d), plain(value, d, "+")] for value in values] for d in digits]
+    script = "([values, digits]) => digits.map(d => values.map(v => [plain(v, d), plain(v, d, '+')]))"
+    texts = visit().page.evaluate(script, [values, digits])
+    assert texts == [[[plain(value, d), plain(value, d, "+")] for value in values] for d in digits]

@@ -1,4 +1,4 @@
-"""Two gradients: what the page prints is autograd's in fp64, of the text, the seed and the step in its address."""
+"""Test the gradients of the page against autograd in fp64, for the text, seed and step of its address."""
 
 import random
 import re
@@ -11,8 +11,8 @@ from tiewise.core.measurement import plain
 WORDS = ["the", "cat", "sat", "on", "mat", "dog", "bird", "rug"]
 
 
-def numbers(seed):
-    """The page's random numbers (mulberry32), in Python."""
+def mulberry32(seed):
+    """Yield the random numbers of the page (mulberry32)."""
     state, mask = seed, 2**32 - 1
     while True:
         state = (state + 0x6D2B79F5) & mask
@@ -22,17 +22,17 @@ def numbers(seed):
 
 
 class Model:
-    """The page's model as anybody would write it: the table is used twice, and autograd is asked for each use."""
+    """Reference model of the page in PyTorch, with separate gradients for each use of the tied table."""
 
     def __init__(self, rows, text, seed):
-        draw = numbers(seed)
+        draw = mulberry32(seed)
         ids = [rows.index(word) for word in text]
         self.inputs, self.targets = ids[:-1], ids[1:]
         self.table = torch.tensor([[2 * next(draw) - 1 for _ in "xy"] for _ in rows], dtype=torch.float64)
         self.map = torch.tensor([[0.5 * (2 * next(draw) - 1) for _ in "xy"] for _ in "xy"], dtype=torch.float64)
 
     def gradients(self):
-        """(loss, lookup path, head path, gradient of the map, hidden states' gradient at the lookup)."""
+        """Return (loss, lookup path, head path, gradient of the map, gradient of the looked-up rows)."""
         lookup, head, body = (x.clone().requires_grad_() for x in (self.table, self.table, self.map))
         looked_up = lookup[self.inputs]
         looked_up.retain_grad()
@@ -42,23 +42,28 @@ class Model:
         return loss.item(), lookup.grad, head.grad, body.grad, looked_up.grad
 
     def train(self, steps, rate, alpha):
-        """So many steps; the lookup path's gradient counts alpha times."""
+        """Train for `steps` steps, with the lookup path's gradient scaled by `alpha`."""
         for _ in range(steps):
             _, lookup, head, body, _ = self.gradients()
             self.table = self.table - rate * (alpha * lookup + head)
             self.map = self.map - rate * body
 
 
-def settings(count):
-    """Random texts over random vocabularies, the worked example among them, each at a random moment of training."""
+def random_settings(count):
+    """Yield (rows, text, address) of the worked example and random texts, each at a random training step."""
     draw = random.Random(16)
     for i in range(count):
         text = ["2", "1", "2", "3"] if i < 20 else [draw.choice(WORDS[:5]) for _ in range(draw.randint(2, 9))]
         more = ["4"] if i < 20 else draw.sample(WORDS[5:], draw.randint(1, 3))
         rows = sorted({*text, *more})
         alpha, rate = draw.choice([0, 0.5, 1, 1, 1.75, 3]), draw.choice([0.01, 0.05, 0.1])
-        made = {"text": " ".join(text), "more": " ".join(more), "seed": draw.randint(0, 9999), "row": draw.choice(rows)}
-        yield rows, text, made | {"alpha": alpha, "rate": rate, "step": draw.choice([0, 1, 5, 40])}
+        address = {
+            "text": " ".join(text),
+            "more": " ".join(more),
+            "seed": draw.randint(0, 9999),
+            "row": draw.choice(rows),
+        }
+        yield rows, text, address | {"alpha": alpha, "rate": rate, "step": draw.choice([0, 1, 5, 40])}
 
 
 READ = """all => all.map(one => {
@@ -71,10 +76,10 @@ READ = """all => all.map(one => {
 })"""
 
 
-def test_what_is_printed_is_autograds_to_the_last_digit(visit):
-    asked = list(settings(200))
-    found = visit("at=gradients").page.evaluate(READ, [address for _, _, address in asked])
-    for (rows, text, at), shown in zip(asked, found, strict=True):
+def test_page_prints_the_gradients_of_autograd_to_the_last_digit(visit):
+    inputs = list(random_settings(200))
+    results = visit("at=gradients").page.evaluate(READ, [address for _, _, address in inputs])
+    for (rows, text, at), shown in zip(inputs, results, strict=True):
         model = Model(rows, text, at["seed"])
         model.train(at["step"], at["rate"], at["alpha"])
         loss, lookup, head, _, back = model.gradients()
@@ -89,12 +94,12 @@ def test_what_is_printed_is_autograds_to_the_last_digit(visit):
 
         norms = scaled.norm().item(), head.norm().item()
         cosine = (scaled * head).sum().item() / (norms[0] * norms[1]) if all(norms) else None
-        if cosine is not None:  # at alpha 0 there is no second curve
+        if cosine is not None:  # at alpha 0 the lookup path has no curve
             assert shown["legends"] == [plain(x, 4) for x in (loss / len(model.inputs), *norms, cosine)], at
 
 
-def test_the_worked_example_names_every_term(visit):
-    """Row 2 of inputs 2, 1, 2 and targets 1, 2, 3: read at 1 and 3, and predicted at 2."""
+def test_formula_of_the_worked_example_names_every_term(visit):
+    """With inputs 2, 1, 2 and targets 1, 2, 3, row 2 is read at positions 1 and 3 and predicted at 2."""
     page = visit("at=gradients").page
     text = page.locator(".formula").inner_text().replace("\n", "")
     assert text == "∂L/∂w(2) = [ h̄1 + h̄3 ] + [ p1(2)·h1 + (p2(2) − 1)·h2 + p3(2)·h3 ]"
@@ -103,7 +108,7 @@ def test_the_worked_example_names_every_term(visit):
     assert "zero: no position reads 4" in page.locator(".terms").inner_text()
 
 
-def test_a_reader_predicts_steps_plays_and_sends_the_picture(visit):
+def test_buttons_train_the_model_and_the_address_restores_the_page(visit):
     page = visit("at=gradients").page
     page.get_by_role("button", name="None: it is never used").click()
     assert "It is: The head path's." in page.locator(".guess").inner_text()
@@ -128,17 +133,17 @@ def test_a_reader_predicts_steps_plays_and_sends_the_picture(visit):
 @pytest.mark.parametrize(
     "address", ["g.alpha=x&g.step=-3&g.row=nobody", "g.step=1e9&g.rate=NaN&g.text=%20", "g.seed=1e99"]
 )
-def test_an_address_that_makes_no_sense_shows_the_nearest_that_does(visit, address):
+def test_invalid_address_shows_the_nearest_valid_setting(visit, address):
     assert re.search(r"Step \d+:|at least two", visit(f"at=gradients&{address}").page.locator(".finding").inner_text())
 
 
-def test_curves_are_read_by_keyboard_and_as_a_table(visit):
+def test_curves_are_readable_by_keyboard_and_as_a_table(visit):
     page = visit("at=gradients").page
     curve = page.get_by_role("slider", name="Length of each gradient")
     curve.focus()
     for key in ("End", "ArrowLeft"):
         page.keyboard.press(key)
-    said = curve.get_attribute("aria-valuetext")
-    assert said.startswith("step 199: lookup path ")
+    value = curve.get_attribute("aria-valuetext")
+    assert value.startswith("step 199: lookup path ")
     page.locator("figure", has=curve).locator("summary").click()
     assert page.get_by_role("region", name="Length of each gradient").get_by_role("row").count() > 40
