@@ -1,4 +1,4 @@
-"""Realistic comparisons made up from a seed: of decoders, every field filled, and of ALBERTs."""
+"""Synthetic comparisons drawn from a seed: decoders with every field filled, and ALBERTs."""
 
 import math
 import random
@@ -68,11 +68,11 @@ def _parameters(arm):
 
 def _run(arm, seed, steps):
     noise = random.Random(f"{arm} {seed}")
-    shared = random.Random(seed).gauss(0, 0.02)  # data order moves all arms alike
+    shared = random.Random(seed).gauss(0, 0.02)  # all arms of a seed share the data order
     heldout = FINAL[arm] + shared + noise.gauss(0, 0.004)
     parameters = _parameters(arm)
     total = sum(parameters.values())
-    tilt = {"tied": 0.0, "untied": 0.04, "factored:64": 0.10}[arm]  # rare tokens suffer more
+    tilt = {"tied": 0.0, "untied": 0.04, "factored:64": 0.10}[arm]  # rare tokens have a higher loss
     frequency = [
         BinNll(label, tokens, None if nll is None else nll + tilt * (3 - i) / 2 + noise.gauss(0, 0.01))
         for i, (label, tokens, nll) in enumerate(zip(BINS, BIN_TOKENS, BIN_NLL, strict=True))
@@ -113,7 +113,7 @@ def _direct_path(arm):
     noise = random.Random(arm)
     n = len(TOKENS)
     logits = [[noise.gauss(-1, 0.8) for _ in range(n)] for _ in range(n)]
-    if arm == "tied":  # one table and no map: W·Wᵀ is symmetric, with a long diagonal
+    if arm == "tied":  # one table without a map: W·Wᵀ is symmetric with a large diagonal
         logits = [[logits[min(i, j)][max(i, j)] + 6 * (i == j) for j in range(n)] for i in range(n)]
     return ArmDirectPath(arm, list(TOKENS), logits)
 
@@ -122,7 +122,7 @@ def _direct_path(arm):
 
 
 def albert_comparison(arms=ALBERT_ARMS, seeds=(1, 2, 3), *, objective="sop", nll=NLL):
-    """`nll` gives the validation nll by sharing."""
+    """Return a synthetic comparison of ALBERTs, with the validation nll of each sharing in `nll`."""
     template = sample_comparison(demo=False)
     runs = [_albert_run(arm, seed, objective, nll, template.runs[0]) for arm in arms for seed in seeds]
     setting = {"model": "albert", "width": 128, "layers": 4, "steps": 800, "objective": objective, "optimizer": "adamw"}

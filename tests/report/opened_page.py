@@ -1,4 +1,4 @@
-"""Pages as tests read them: as text, and in a real browser, from disk and with the network off."""
+"""Helpers that read pages as text, or in Chromium from disk and offline."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ EVIL = "</script><script>alert('x')</script><img src=http://example.com/x onerro
 
 
 class Page(HTMLParser):
-    """Elements, the text of the body, and the JSON of a page."""
+    """Parsed page: its elements, the text of its body, and its scripts."""
 
     def __init__(self, text):
         super().__init__()
@@ -43,8 +43,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-def page_of(*sections, **more):
-    """The text of a page of these sections."""
+def render_page(*sections, **more):
+    """Render a page of these sections."""
     first = PageSection("Results")
     given = {"answer": (), "results": first, "sections": sections, **more}
     return ReportPage(command_name="test", title="t", subject="s", heading="h", command="c", **given).render()
@@ -74,7 +74,7 @@ PLOTTED = ".plot >> nth=-1 >> .main-svg"  # the last figure of a report
 
 
 class Visit:
-    """One opened page with everything it said and asked for."""
+    """Opened page with its console messages (`said`) and requested addresses (`asked`)."""
 
     def __init__(self, browser, path, width=1280, scheme="light", ready=PLOTTED, at=""):
         self.context = browser.new_context(
@@ -87,7 +87,7 @@ class Visit:
         self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(path.as_uri() + at)
-        self.page.locator(ready).first.wait_for(state="attached")  # it may be folded
+        self.page.locator(ready).first.wait_for(state="attached")  # it may be in a closed <details>
 
     def __enter__(self):
         return self
@@ -99,7 +99,7 @@ class Visit:
         return self.page.eval_on_selector(selector, f"e => getComputedStyle(e).{name}")
 
     def colours(self):
-        """Background, text, figure text and the middle of a heat map's colours."""
+        """Return the colours of background, text, figure text and the middle of a heat map."""
         return (
             self.style("body", "backgroundColor"),
             self.style(".finding", "color"),

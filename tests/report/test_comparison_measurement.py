@@ -1,4 +1,4 @@
-"""What is said of every arm, and of ALBERTs: shares with intervals over seeds, bytes as counted, both orders."""
+"""Test the summary of a comparison (shares, intervals, verdicts) against Student's t and the terminal output."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison, sample_comparison
 
 from tiewise.planning.evidence import Expectation
-from tiewise.report import comparison_measurement as told
+from tiewise.report import comparison_measurement as measurement_module
 from tiewise.report.comparison_measurement import (
     DEMO,
     SHARES,
@@ -27,7 +27,7 @@ from tiewise.report.comparison_measurement import (
 from tiewise.report.comparison_page import render
 from tiewise.training.results import Comparison, Difference
 
-T_OF_2 = 4.302652729749464  # 97.5 % quantile of Student's t with two degrees of freedom, from tables
+T_OF_2 = 4.302652729749464  # 97.5 % quantile of Student's t with two degrees of freedom, from a printed table
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def comparison():
 
 
 def student(values):
-    """Mean and its 95 % interval over three seeds."""
+    """Return the mean of three seeds and its 95 % interval."""
     mean, half = statistics.fmean(values), T_OF_2 * statistics.stdev(values) / math.sqrt(3)
     return mean, mean - half, mean + half
 
 
-def test_shares_over_seeds(comparison):
+def test_share_has_the_student_interval_over_seeds(comparison):
     runs = comparison.of(ALBERT_ARMS[3])
     for name in SHARES:
         q = share(runs, name)
@@ -51,22 +51,22 @@ def test_shares_over_seeds(comparison):
     assert share(sample_comparison().runs, "sop") is None
 
 
-def test_paired_differences_of_shares(comparison):
+def test_difference_pairs_shares_by_seed(comparison):
     pairs = zip(comparison.of(ALBERT_ARMS[0]), comparison.of(ALBERT_ARMS[2]), strict=True)
-    found = comparison.difference(ALBERT_ARMS[2], "share:nsp")
+    difference_of_shares = comparison.difference(ALBERT_ARMS[2], "share:nsp")
     paired = student([b.shares["nsp"].share - a.shares["nsp"].share for a, b in pairs])
-    assert (found.mean, found.low, found.high) == pytest.approx(paired)
-    assert comparison.difference(ALBERT_ARMS[2], "bits_per_byte") is None  # masked tokens are not a text
+    assert (difference_of_shares.mean, difference_of_shares.low, difference_of_shares.high) == pytest.approx(paired)
+    assert comparison.difference(ALBERT_ARMS[2], "bits_per_byte") is None  # masked tokens have no bits per byte
 
 
-def test_there_and_back(comparison):
+def test_comparison_survives_a_round_trip_through_its_record(comparison):
     again = Comparison.from_dict(comparison.record())
     assert [run.shares for run in again.runs] == [run.shares for run in comparison.runs]
     assert again.differences == comparison.differences
 
 
-def test_the_terminal_shows_every_share_and_difference(comparison):
-    text = shown(comparison)
+def test_terminal_shows_every_share_and_difference(comparison):
+    text = print_view(comparison)
     words = text.split()
     assert max(map(len, text.splitlines())) <= 80
     for arm, one in measure_arms(comparison).items():
@@ -77,7 +77,7 @@ def test_the_terminal_shows_every_share_and_difference(comparison):
         assert "bits per byte" not in [q.name for q in one.quantities]
 
 
-def test_a_row_for_each_arm_and_a_number_said_once():
+def test_results_have_one_row_for_each_arm_with_mean_and_deviation():
     comparison = sample_comparison()
     rows = {row[0]: dict(zip(results(comparison).header, row, strict=True)) for row in results(comparison).rows}
     for arm in ("tied", "untied", "factored:64"):
@@ -95,7 +95,7 @@ def test_a_row_for_each_arm_and_a_number_said_once():
 
 
 @pytest.mark.parametrize(("mean", "low", "said"), [(-0.2, -0.3, "lower (better)"), (0.2, 0.1, "higher (worse)")])
-def test_the_verdict_names_every_arm_by_what_was_detected(mean, low, said):
+def test_verdict_names_every_arm_by_its_detected_difference(mean, low, said):
     sample = sample_comparison()
     d = Difference("untied", "heldout_nll", 3, mean, low, low + 0.2, 0.05, True, 0.001)
     equal = replace(d, arm="factored:64", mean=0.01, low=-0.01, detected=False)
@@ -108,62 +108,62 @@ def test_the_verdict_names_every_arm_by_what_was_detected(mean, low, said):
     assert unknown == "Against tied: nothing can be said of untied, factored:64."
 
 
-def test_a_difference_is_a_quantity():
+def test_difference_prints_as_a_value_with_its_interval():
     d = Difference("untied", "heldout_nll", 3, 0.00701, -0.0042, 0.0181, 0.01, False)
     assert str(difference(d)) == "0.0070 [−0.0042, 0.0181]"
     assert str(difference(replace(d, low=None, high=None))) == "0.0070"
 
 
-def test_a_diverged_seed_leaves_the_word():
+def test_diverged_seed_makes_the_validation_loss_diverged():
     sample = sample_comparison()
     bad = replace(sample.runs[0], heldout_nll=math.nan)
     first = measure_arms(replace(sample, runs=[bad, *sample.runs[1:]]))["tied"]
     assert str(first["validation nll"]) == "diverged"
 
 
-def shown(comparison, width=80):
+def print_view(comparison, width=80):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(told.comparison_view(comparison))
+    console.print(measurement_module.comparison_view(comparison))
     return console.file.getvalue()
 
 
-def test_every_number_of_the_page_fits_80_columns():
+def test_terminal_shows_every_number_of_the_page_in_80_columns():
     comparison = sample_comparison()
-    text = shown(comparison)
+    text = print_view(comparison)
     assert max(map(len, text.splitlines())) <= 80
     for cell in (*results(comparison).header, *(cell for row in results(comparison).rows for cell in row)):
-        assert all(part in text for part in cell.split(" ["))  # an interval may stand in a line of its own
+        assert all(part in text for part in cell.split(" ["))  # the terminal may wrap an interval to the next line
     assert " ".join(text.split()).startswith(verdict(comparison))
     assert " ".join(comparison.finding.split()) in " ".join(text.split())
     assert DEMO in text
-    assert DEMO not in shown(sample_comparison(demo=False))
+    assert DEMO not in print_view(sample_comparison(demo=False))
 
 
-def test_an_arm_is_never_markup():
+def test_terminal_shows_markup_in_an_arm_name_as_text():
     comparison = sample_comparison()
     name = "tied+vectors=[bold]x[/bold].txt"
     runs = [replace(run, arm=name) if run.arm == "tied" else run for run in comparison.runs]
-    assert name in shown(replace(comparison, runs=runs, arms=[name, *ARMS[1:]], reference=name), 160)
+    assert name in print_view(replace(comparison, runs=runs, arms=[name, *ARMS[1:]], reference=name), 160)
 
 
 @pytest.mark.parametrize("module", ["tiewise.report.comparison_measurement", "tiewise.training.results"])
-def test_the_terminal_needs_neither_torch_nor_plotly(module):
+def test_terminal_imports_neither_torch_nor_plotly(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy.special') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_atlas_expected_it_or_not():
+def test_atlas_sentence_compares_the_difference_with_the_prediction():
     one = sample_comparison(("untied", "tied"))
     assert atlas_sentence(one) == ""
     e = Expectation("a surprise", 0.03, -0.01, -0.02, 0.012, settings=20, held=19)
-    told = replace(one, expectation=e)
-    assert Comparison.from_dict(json.loads(json.dumps(told.record()))).expectation == e
-    said = "A surprise: the atlas expected tied − untied between −0.0200 and +0.0120 nats per token, "
-    said += "this run found +0.0300."
-    assert atlas_sentence(told).startswith(said)
-    assert "Of its 20 settings, 19" in atlas_sentence(told)
-    assert said in " ".join(shown(told).split())
+    with_prediction = replace(one, expectation=e)
+    assert Comparison.from_dict(json.loads(json.dumps(with_prediction.record()))).expectation == e
+    sentence = "A surprise: the atlas expected tied − untied between −0.0200 and +0.0120 nats per token, "
+    sentence += "this run found +0.0300."
+    assert atlas_sentence(with_prediction).startswith(sentence)
+    assert "Of its 20 settings, 19" in atlas_sentence(with_prediction)
+    assert sentence in " ".join(print_view(with_prediction).split())
     none = replace(
         e, verdict="no expectation", why="this run has a width 2 times the largest of the atlas", value=math.nan
     )
@@ -172,5 +172,5 @@ def test_the_atlas_expected_it_or_not():
     assert atlas_sentence(replace(one, expectation=none)) == expected
     assert expected in render(replace(one, expectation=none))
     older = one.record()
-    del older["expectation"]  # as earlier versions wrote it
+    del older["expectation"]  # earlier versions wrote no expectation
     assert Comparison.from_dict(older).expectation is None

@@ -1,4 +1,4 @@
-"""Figures of whatever was measured: no arm is told apart by colour alone, and every one has its numbers as a table."""
+"""Test the figures of measurements: styles, contrast, traces and data tables."""
 
 import math
 import re
@@ -26,20 +26,20 @@ def test_arms_differ_in_colour_dash_and_marker():
 
 
 def luminance(colour):
-    """Relative luminance of WCAG 2."""
+    """Return the relative luminance of a colour (WCAG 2)."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(first, second):
-    """21 of black and white, 4.48 of #777777 and white."""
+    """Return the WCAG contrast ratio: 21 for black on white, 4.48 for #777777 on white."""
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize(("mode", "template"), [("light", report_page.LIGHT), ("dark", report_page.DARK)])
-def test_arms_and_text_stand_out_on_the_background_of_the_page(mode, template):
+def test_arm_colours_and_text_contrast_with_the_page_background(mode, template):
     page = colours.BACKGROUNDS[mode]
     assert all(contrast(colour, page) >= 3 for colour in colours.COLOURS)
     assert contrast(template.layout.font.color, page) >= 7
@@ -49,20 +49,20 @@ def test_arms_and_text_stand_out_on_the_background_of_the_page(mode, template):
 
 
 def test_a_boundary_has_one_colour_in_every_figure():
-    """Of a comparison, a plan and an inspection, whatever stands beside it and in whatever order."""
+    """Comparisons, plans and inspections agree, whatever the other arms and their order."""
     blue, orange = colours.COLOURS[:2]
 
     def colours_of(*names):
-        found = styles(names)
-        return [found[name].colour for name in names]
+        by_name = styles(names)
+        return [by_name[name].colour for name in names]
 
     assert colours_of("tied", "untied") == colours_of("untied", "tied")[::-1] == [blue, orange]
     assert colours_of("factored:64", "tied") == [*colours_of("tied", "untied", "factored:128")[2:], blue]
     assert colours_of("runs/untied/seed-1", "runs/tied/seed-1") == colours_of("untied, output", "tied, both ends")
     assert colours_of("untied, input")[0] == orange
     for names in (("a model", "another"), ("tied-up", "untied+bias", "untied+softcap=3"), tuple("abcdefgh")):
-        found = colours_of(*names)
-        others = [c for name, c in zip(names, found, strict=True) if "tied" not in name]
+        colours_found = colours_of(*names)
+        others = [c for name, c in zip(names, colours_found, strict=True) if "tied" not in name]
         assert not {blue, orange} & set(others)
     assert len(set(styles(["tied", *(f"tied+share={n}" for n in range(40))]).values())) == 41
     for panel in (plan_page.growth_panels(plan("gpt2"))[0], *training_panels(sample_comparison(), VALIDATION)):
@@ -70,22 +70,22 @@ def test_a_boundary_has_one_colour_in_every_figure():
         assert drawn == {"tied": blue, "untied": orange}
 
 
-def line(label, y, which="", **more):
+def make_curve(label, y, which="", **more):
     low, high = (tuple(value + by for value in y) for by in (-0.5, 0.5))
     return Curve("Loss", tuple(range(1, len(y) + 1)), y, low, high, "step", "nats", label, which, **more)
 
 
-def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
+def test_panels_join_curves_of_one_name_into_a_figure_with_a_table():
     curves = (
-        line("<i>", (4.0, 3.0), mark=2, level=3.5, level_name="chance"),
-        line("<i>", (5.0, 0.0, 1.0), "logit", log=True),
+        make_curve("<i>", (4.0, 3.0), mark=2, level=3.5, level_name="chance"),
+        make_curve("<i>", (5.0, 0.0, 1.0), "logit", log=True),
     )
     (panel,) = panels({"<i>": Measurement("", curves=curves)})
     traces = {trace.name: trace for trace in panel.figure.data if trace.name}
     assert set(traces) == {"&lt;i&gt;", "&lt;i&gt;, logit", "chance"}
     assert list(traces["&lt;i&gt;"].y) == [4.0, 3.0]
     assert traces["&lt;i&gt;, logit"].line.dash == "dash"
-    assert min(traces["&lt;i&gt;, logit"].y) > 0  # an axis of orders of magnitude has no place for 0
+    assert min(traces["&lt;i&gt;, logit"].y) > 0  # a logarithmic axis cannot show 0
     assert set(traces["chance"].y) == {3.5}
     marked = [trace for trace in panel.figure.data if trace.mode == "markers"]
     assert [(list(trace.x), list(trace.y)) for trace in marked] == [([2], [3.0])]
@@ -95,14 +95,17 @@ def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
     assert panel.table.rows[2] == ["3", "–", "1.000 [0.500, 1.500]"]
 
 
-def test_a_level_that_could_not_be_estimated_is_not_drawn():
-    lost, kept = line("tied", (4.0, 3.0), level=math.nan, level_name="none"), line("b", (4.0, 3.0), level=2.0)
+def test_panels_omit_a_level_that_is_not_a_number():
+    lost, kept = (
+        make_curve("tied", (4.0, 3.0), level=math.nan, level_name="none"),
+        make_curve("b", (4.0, 3.0), level=2.0),
+    )
     both = {"tied": Measurement("", curves=(lost,)), "b": Measurement("", curves=(replace(kept, level_name="one"),))}
     levels = [trace for trace in panels(both)[0].figure.data if trace.name and len(set(trace.y)) == 1]
     assert [(trace.name, set(trace.y)) for trace in levels] == [("one", {2.0})]
 
 
-def test_a_curve_without_any_number_leaves_its_figure_empty():
+def test_curve_without_numbers_gives_an_empty_figure():
     empty = Curve.through(
         "loss", [(1, Quantity("", math.nan)), (2, None)], along="step", unit="nats", level=0.0, of="a"
     )
@@ -111,12 +114,12 @@ def test_a_curve_without_any_number_leaves_its_figure_empty():
     assert panel.table.rows == []
 
 
-def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
+def test_grid_is_drawn_as_a_heat_map_with_empty_cells_for_missing_numbers():
     grid = Grid("Alike", ("2024", " <b>"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
     (panel,) = panels({"a": Measurement("", grids=(grid,))})
     assert panel.title == "Alike: a"
     assert [list(row) for row in panel.figure.data[0].z] == [[1.0, None], [0.5, 1.0]]
-    assert list(panel.figure.data[0].x) == [0, 1]  # not the labels, which may be alike, or a date
+    assert list(panel.figure.data[0].x) == [0, 1]  # labels may repeat, and plotly would parse one as a date
     assert panel.figure.layout.xaxis.ticktext == ("0", "1")
     assert panel.figure.layout.yaxis.ticktext == ("2024", "␣&lt;b&gt;")
     assert panel.table.rows == [["2024", "1.000", "–"], ["␣<b>", "0.500", "1.000"]]
@@ -126,16 +129,16 @@ def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
     ("token", "shown"),
     [(" the", "␣the"), ("\n", "⏎"), ("<b>", "&lt;b&gt;"), ("a&b", "a&amp;b"), ("\x00", "\\x00"), ("", "(empty)")],
 )
-def test_tokens_are_visible_and_never_markup(token, shown):
+def test_token_label_shows_whitespace_and_escapes_markup(token, shown):
     assert token_label(token) == shown
 
 
-def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
-    def of(label, value):
+def test_panels_draw_quantities_as_dots_if_a_section_has_no_curve():
+    def dots_of(label, value):
         q = Quantity("cosine", value, value - 0.1, value + 0.1, 40, 0.0, (-0.02, 0.03), unit="cosine")
         return Measurement("", (q,)).about(label)
 
-    (panel,) = panels({"a": of("a", 0.5), "b": of("b", 0.25)})
+    (panel,) = panels({"a": dots_of("a", 0.5), "b": dots_of("b", 0.25)})
     dots = {trace.name: trace for trace in panel.figure.data}
     assert {name: list(dots[name].x) for name in ("a", "b")} == {"a": [0.5], "b": [0.25]}
     assert list(dots["permuted"].x) == [-0.02, 0.03, -0.02, 0.03]
@@ -144,7 +147,7 @@ def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
 
 
 @pytest.mark.parametrize("count", [1, line_plot.MOST_ROWS, line_plot.MOST_ROWS + 1, 1000])
-def test_a_table_of_a_long_curve_keeps_both_ends_and_few_rows(count):
+def test_table_of_a_long_curve_keeps_both_ends_and_few_rows(count):
     x = [float(step) for step in range(count)]
     thinned = line_plot._thinned(x)
     assert (thinned[0], thinned[-1]) == (x[0], x[-1])

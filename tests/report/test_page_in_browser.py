@@ -1,10 +1,10 @@
-"""Pages in a real browser, from disk, the network off: every figure is drawn, nothing is asked for, toggles work."""
+"""Test report pages in Chromium, from disk and offline: figures, requests, themes, widths and keyboard."""
 
 from dataclasses import replace
 
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
-from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa: F401 - a fixture, and the skip
+from tests.report.opened_page import Visit, browser, pytestmark, render_page  # noqa: F401 - a fixture, and the skip
 
 from tiewise.core.files import write_result
 from tiewise.core.measurement import Listing
@@ -16,7 +16,7 @@ from tiewise.report.report_page import PageSection
 from tiewise.report.training_curves import VALIDATION
 from tiewise.training.results import ArmDirectPath
 
-# what the table of an inspection's evidence is at its longest
+# the longest table of an inspection's evidence
 EVIDENCE = Listing(
     "Evidence",
     ["question", "measured", "model", "value [95 %]", "no effect", "speaks for", "how to read it"],
@@ -42,15 +42,15 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    made = plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"))
-    return write_plan(made, tmp_path_factory.mktemp("plan") / "plan.html", "tiewise plan --like gpt2")
+def plan_report(tmp_path_factory):
+    plan_result = plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"))
+    return write_plan(plan_result, tmp_path_factory.mktemp("plan") / "plan.html", "tiewise plan --like gpt2")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_opens_offline_with_every_figure_and_no_request_or_complaint(browser, report, planned, scheme):  # noqa: F811
+def test_pages_open_offline_with_every_figure_and_without_requests(browser, report, plan_report, scheme):  # noqa: F811
     marks = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .heatmaplayer image').length"
-    for path, many in ((report, 11), (planned, 5)):  # of published BERTs and ALBERTs none: nobody asked
+    for path, many in ((report, 11), (plan_report, 5)):  # no figure of published BERTs and ALBERTs for a GPT-2
         with Visit(browser, path, scheme=scheme) as visit:
             plots = visit.page.locator(".plot")
             assert plots.count() == many
@@ -65,7 +65,7 @@ def test_opens_offline_with_every_figure_and_no_request_or_complaint(browser, re
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_follows_the_system_and_the_first_press_of_the_toggle_works(browser, report, scheme):  # noqa: F811
+def test_page_follows_the_system_theme_and_the_toggle_switches_it(browser, report, scheme):  # noqa: F811
     other = {"light": "dark", "dark": "light"}[scheme]
     with Visit(browser, report, scheme=scheme) as visit, Visit(browser, report, scheme=other) as elsewhere:
         toggle = visit.page.locator("#theme")
@@ -83,27 +83,27 @@ def test_follows_the_system_and_the_first_press_of_the_toggle_works(browser, rep
         assert visit.said == []
 
 
-def _system_turns(page, scheme):
-    """Change the system's theme, and wait for the frame after the one in which a page is told of it."""
+def change_system_theme(page, scheme):
+    """Change the system's theme and wait until the page has handled the event."""
     page.emulate_media(color_scheme=scheme)
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def test_the_system_theme_may_change_while_the_page_is_open(browser, report):  # noqa: F811
+def test_page_follows_a_changed_system_theme_until_the_reader_chooses(browser, report):  # noqa: F811
     with Visit(browser, report, scheme="light") as visit:
-        _system_turns(visit.page, "dark")
+        change_system_theme(visit.page, "dark")
         assert visit.page.locator("html").get_attribute("data-theme") == "dark"
-        visit.page.locator("#theme").click()  # now the reader has chosen
-        _system_turns(visit.page, "light")
-        _system_turns(visit.page, "dark")
+        visit.page.locator("#theme").click()  # the reader chooses
+        change_system_theme(visit.page, "light")
+        change_system_theme(visit.page, "dark")
         assert visit.page.locator("html").get_attribute("data-theme") == "light"
 
 
-def test_never_wider_than_the_window_whatever_its_width(browser, report):  # noqa: F811
+def test_page_is_never_wider_than_the_window(browser, report):  # noqa: F811
     with Visit(browser, report, width=1900) as visit:
         for width in (1280, 800, 400, 1900):
             visit.page.set_viewport_size({"width": width, "height": 900})
-            # plotly follows a resize after a pause of its own, each figure by itself
+            # plotly resizes each figure after a delay
             visit.page.wait_for_function(
                 """() => [...document.querySelectorAll(".plot")].every((plot) =>
                     Math.abs(plot.querySelector(".main-svg").getBoundingClientRect().width
@@ -116,11 +116,11 @@ def test_never_wider_than_the_window_whatever_its_width(browser, report):  # noq
             assert max(rights) <= width
 
 
-def test_no_table_is_cut_or_scrolled_sideways(browser, report, tmp_path):  # noqa: F811
-    """Its rows become blocks of named values where it is wider than its place."""
+def test_tables_fit_the_window_without_sideways_scrolling(browser, report, tmp_path):  # noqa: F811
+    """If a table is wider than its container, its rows become blocks of named values."""
     panels = training_panels(sample_comparison(), VALIDATION)
     sections = [PageSection("One", panels, tables=[EVIDENCE])]
-    long = write_result(page_of(*sections, contents=True), tmp_path / "page.html", "--out")
+    long = write_result(render_page(*sections, contents=True), tmp_path / "page.html", "--out")
     none_cut = """() => [document.documentElement, ...document.querySelectorAll(".scroll")]
         .every(e => e.scrollWidth <= e.clientWidth)"""
     for path in (report, long):
@@ -128,12 +128,12 @@ def test_no_table_is_cut_or_scrolled_sideways(browser, report, tmp_path):  # noq
             visit.page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
             for width in (1900, 1200, 390, 800):
                 visit.page.set_viewport_size({"width": width, "height": 900})
-                visit.page.wait_for_function(none_cut)  # a table takes a frame to follow, plotly a pause of its own
+                visit.page.wait_for_function(none_cut)  # tables take a frame to resize, plotly longer
             assert visit.said == []
     with Visit(browser, long, width=390) as visit:
         cell = visit.page.locator(".stacked td").nth(2)
         assert cell.get_attribute("data-name") == "value [95 %]"
-        assert visit.page.locator(".modebar-container:visible").count() == 0  # nothing over the legend
+        assert visit.page.locator(".modebar-container:visible").count() == 0  # the mode bar would cover the legend
         visit.page.locator("nav a").click()
         assert visit.page.evaluate("location.hash") == "#section-0"
 
@@ -147,14 +147,14 @@ def test_data_tables_open_by_keyboard(browser, report):  # noqa: F811
         assert details.locator("tbody tr").count() == 6  # two arms, three measures
 
 
-def test_the_command_can_be_copied(browser, report):  # noqa: F811
+def test_copy_button_copies_or_selects_the_command(browser, report):  # noqa: F811
     with Visit(browser, report) as visit:
         visit.page.locator("#copy").click()
         assert visit.page.evaluate("getSelection().toString()") == sample_comparison().command
         visit.page.locator("#copy", has_text="Copied").or_(visit.page.locator("#copy", has_text="Selected")).wait_for()
 
 
-def test_markup_in_tokens_and_command_is_shown_not_run(browser, tmp_path):  # noqa: F811
+def test_page_shows_markup_in_tokens_and_command_as_text(browser, tmp_path):  # noqa: F811
     evil = "<script>alert(1)</script>"
     image = "<img src=x onerror=alert(2)>"
     sample = sample_comparison()

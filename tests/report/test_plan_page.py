@@ -1,4 +1,4 @@
-"""A plan's figures and page: the numbers are the plan's, every figure is named, nothing comes from outside."""
+"""Test the page of a plan against the plan's record, textbook formulas and published counts."""
 
 import json
 import math
@@ -19,31 +19,31 @@ COMMAND = "tiewise plan --like gpt2"
 
 
 @pytest.fixture(scope="module")
-def made():
+def gpt2_plan():
     return plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"), Setting(2, 128, world=8, tp=4))
 
 
 @pytest.fixture(scope="module")
-def page(made):
-    return Page(render(made, COMMAND))
+def page(gpt2_plan):
+    return Page(render(gpt2_plan, COMMAND))
 
 
 def bars(panel):
-    """{bar: {part: value}} of stacked bars."""
+    """Return {bar: {part: value}} of a panel of stacked bars."""
     names = panel.figure.data[0].y
     return {bar: {trace.name: trace.x[i] for trace in panel.figure.data} for i, bar in enumerate(names)}
 
 
-def test_shares_are_of_the_whole(made):
-    found = bars(plan_page.share_panel(made.record()))
-    assert [sum(parts.values()) for parts in found.values()] == pytest.approx([1] * 6)
-    assert found["tied, share none"]["input table"] == pytest.approx(38_597_376 / 124_439_808)
+def test_shares_of_the_parameters_sum_to_one(gpt2_plan):
+    shares = bars(plan_page.share_panel(gpt2_plan.record()))
+    assert [sum(parts.values()) for parts in shares.values()] == pytest.approx([1] * 6)
+    assert shares["tied, share none"]["input table"] == pytest.approx(38_597_376 / 124_439_808)
     assert sorted(part for group in plan_page.GROUPS.values() for part in group) == sorted(COMPONENTS)
 
 
-def test_growth_and_tables_are_the_textbook_formulas(made):
+def test_growth_panels_equal_the_textbook_formulas(gpt2_plan):
     vocab, layers = 50_257, 12
-    tables, models = ({t.name: t.y for t in panel.figure.data} for panel in plan_page.growth_panels(made))
+    tables, models = ({t.name: t.y for t in panel.figure.data} for panel in plan_page.growth_panels(gpt2_plan))
     assert list(models["tied, share none"]) == [vocab * d + 12 * layers * d * d for d in WIDTHS]
     assert list(models["factored:128, share all"]) == [128 * vocab + 2 * 128 * d + 12 * d * d for d in WIDTHS]
     assert list(tables["untied"]) == [2 * vocab * d for d in WIDTHS]
@@ -52,13 +52,13 @@ def test_growth_and_tables_are_the_textbook_formulas(made):
 
 
 @pytest.mark.parametrize(("width", "is_drawn"), [(64, False), (WIDTHS[0], True), (WIDTHS[-1], True), (16_384, False)])
-def test_a_line_for_the_model_is_announced_where_it_is_drawn(width, is_drawn):
+def test_width_panel_mentions_the_dotted_line_only_if_it_is_drawn(width, is_drawn):
     panel = plan_page._width_panel({"plain": [1] * len(WIDTHS)}, "tables", "", "Counts.", width)
     assert bool(panel.figure.layout.shapes) is is_drawn
     assert panel.caption == "Counts." + " Dotted: this model's width." * is_drawn
 
 
-def test_presets_are_the_published_sizes():
+def test_presets_have_the_published_parameter_counts():
     assert {name: sum(parts.values()) for name, parts in bars(plan_page.preset_panel()).items()} == {
         "BERT-base": 109_482_240,
         "BERT-large": 335_141_888,
@@ -69,19 +69,19 @@ def test_presets_are_the_published_sizes():
     }
 
 
-def test_memory_is_that_of_the_rows(made):
-    tied = bars(plan_page.memory_panel(made.record()))["tied, share none"]
+def test_memory_panel_equals_the_bytes_of_the_record(gpt2_plan):
+    tied = bars(plan_page.memory_panel(gpt2_plan.record()))["tied, share none"]
     assert tied["weights"] + tied["gradients"] + tied["optimizer state"] == 16 * 124_439_808
-    assert tied["activations (estimate)"] == made.record()["activation_bytes"]["kept"]
+    assert tied["activations (estimate)"] == gpt2_plan.record()["activation_bytes"]["kept"]
 
 
-def test_a_model_whose_layers_are_not_told_apart_has_no_figure_of_layers(made):
-    bare = replace(made, architecture=replace(made.architecture, stacks=()))
+def test_plan_without_separate_layers_has_no_sharing_panel(gpt2_plan):
+    bare = replace(gpt2_plan, architecture=replace(gpt2_plan.architecture, stacks=()))
     assert plan_page.sharing_panels(bare) == []
     assert len(plan_page.growth_panels(bare)) == 1
 
 
-def test_every_figure_is_named_and_has_its_numbers(page):
+def test_every_figure_has_a_label_and_a_data_table(page):
     plots = [a for a in page.all("div") if a.get("role") == "img"]
     record = json.loads(page.scripts[0])
     assert len(plots) == len(record["figures"]) == len(page.all("details")) == 5
@@ -91,30 +91,30 @@ def test_every_figure_is_named_and_has_its_numbers(page):
         assert all(math.isfinite(v) for v in trace["x"] if not isinstance(v, str))
 
 
-def test_published_encoders_stand_beside_plans_of_them_only():
+def test_plan_page_cites_the_albert_paper_only_for_its_models():
     other_size = {"model_type": "albert", "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
     for model, beside in (("albert-base-v2", True), ("llama-3-8b", False), (other_size, False)):
         assert ("Quality and parameters in the ALBERT paper" in render(plan(model), COMMAND)) == beside
 
 
-def test_headings_of_rows_are_no_rows_of_values(page, made):
+def test_row_headings_span_every_column(page, gpt2_plan):
     heads = [a for a in page.all("th") if a.get("scope") == "colgroup"]
-    assert len(heads) == sum(len(row) == 1 for row in rows(made.record())) > 3
-    assert {int(a["colspan"]) for a in heads} == {1 + len(made.choices)}
+    assert len(heads) == sum(len(row) == 1 for row in rows(gpt2_plan.record())) > 3
+    assert {int(a["colspan"]) for a in heads} == {1 + len(gpt2_plan.choices)}
 
 
-def test_billions_are_b():
+def test_axis_labels_abbreviate_billions_as_b():
     (panel,) = plan_page.sharing_panels(plan("llama-3-8b"))
     assert (panel.figure.layout.xaxis.exponentformat, panel.figure.layout.xaxis.tickformat) == ("B", None)
 
 
-def test_the_page_says_what_the_terminal_says(page, made):
-    said = ("124,439,808", "38,597,376", "What each choice costs", "Thresholds", "roberta-base", COMMAND)
-    for text in (*said, *made.record()["notes"]):
+def test_plan_page_shows_the_numbers_and_notes_of_the_terminal(page, gpt2_plan):
+    expected = ("124,439,808", "38,597,376", "What each choice costs", "Thresholds", "roberta-base", COMMAND)
+    for text in (*expected, *gpt2_plan.record()["notes"]):
         assert text in page.words
 
 
-def test_what_a_user_wrote_is_text():
+def test_plan_page_shows_markup_in_names_and_command_as_text():
     config = {"_name_or_path": EVIL, "model_type": EVIL, "vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 1}
     page = Page(render(plan({**config, "num_attention_heads": 1}), EVIL))
     assert len(page.scripts) == 3
@@ -124,8 +124,8 @@ def test_what_a_user_wrote_is_text():
 
 
 @pytest.mark.parametrize("place", ["missing/plan.html", ""])
-def test_a_place_that_cannot_be_written_is_one_line(made, tmp_path, place):
+def test_write_plan_refuses_an_unwritable_path_in_one_line(gpt2_plan, tmp_path, place):
     with pytest.raises(RunError, match=r"^cannot write [^\n]+; choose another place with --plot$") as caught:
-        write_plan(made, tmp_path / place, COMMAND)
+        write_plan(gpt2_plan, tmp_path / place, COMMAND)
     assert str(tmp_path / place) in str(caught.value)
     assert list(tmp_path.iterdir()) == []

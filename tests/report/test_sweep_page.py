@@ -1,4 +1,4 @@
-"""The page of a study: its answer first, signs as they were detected, and nothing beyond the settings."""
+"""Test the page of a study against planted differences: its answer, sign maps, surface and tables."""
 
 import math
 from dataclasses import replace
@@ -20,12 +20,14 @@ def study():
     return planted()
 
 
-def test_the_answer_says_where_the_sign_changes():
-    made = planted(axes={"train_tokens": [20000, 80000, 320000], "tokenizer": ["bpe:1024"]}, between=0, noise=1e-4)
-    first, of = answer(made)
+def test_answer_names_where_the_sign_changes():
+    planted_study = planted(
+        axes={"train_tokens": [20000, 80000, 320000], "tokenizer": ["bpe:1024"]}, between=0, noise=1e-4
+    )
+    first, of = answer(planted_study)
     crossing = "from better to worse between train tokens 20,000 and 80,000"
-    middle = next(row for row in made.rows if row.tokens == 80000)
-    assert gain(128, 20000, 1024) < 0 < gain(128, 80000, 1024)  # as planted, at the width of all settings
+    middle = next(row for row in planted_study.rows if row.tokens == 80000)
+    assert gain(128, 20000, 1024) < 0 < gain(128, 80000, 1024)  # the planted signs at this width
     assert middle.sign == 1
     assert first == f"tied against untied turns {crossing}."
     assert of == "Models of 131,072 to 262,144 parameters: nothing is said of larger ones."
@@ -39,12 +41,12 @@ def test_the_answer_says_where_the_sign_changes():
         (0.0, ": no difference is detected in any of 24 settings; the most sensitive detects"),
     ],
 )
-def test_the_answer_where_no_sign_changes(everywhere, says):
-    made = planted(surface=lambda *at: everywhere, between=0, noise=1e-3, seeds=6)
-    assert answer(made)[0].startswith(f"tied against untied{says}")
+def test_answer_states_one_direction_if_no_sign_changes(everywhere, says):
+    planted_study = planted(surface=lambda *at: everywhere, between=0, noise=1e-3, seeds=6)
+    assert answer(planted_study)[0].startswith(f"tied against untied{says}")
 
 
-def test_an_undetected_setting_between_two_signs_does_not_hide_the_change(study):
+def test_turns_skips_an_undetected_setting_between_two_signs(study):
     line = [row for row in study.rows if row.at["width"] == 64 and row.vocab == 4096]
     signs = [replace(line[0], heldout=replace(line[0].heldout, mean=-1.0, detected=True)),
              replace(line[1], heldout=replace(line[1].heldout, detected=False)),
@@ -54,17 +56,17 @@ def test_an_undetected_setting_between_two_signs_does_not_hide_the_change(study)
     assert only == "from better to worse between train tokens 20,000 and 320,000"
 
 
-def test_the_answer_names_two_changes_and_counts_the_others(study):
+def test_answer_names_two_sign_changes_and_counts_the_others(study):
     first = answer(study)[0]
     assert first.count("from better to worse") == 2
     assert len(turns(study, "tied − untied")) == 5
     assert first.endswith(", and at 3 other places.")
 
 
-def test_maps_have_a_colour_where_a_sign_is_detected_and_the_number_everywhere(study):
+def test_sign_maps_colour_detected_signs_and_print_every_number(study):
     maps = list(sign_maps(study))
     assert [one.name for one in maps] == ["tied − untied, tokenizer bpe:512", "tied − untied, tokenizer bpe:4096"]
-    assert len({one.top for one in maps}) == 1  # one scale
+    assert len({one.top for one in maps}) == 1  # all maps share one scale
     for one in maps:
         rows = {(f"{r.tokens:,}", str(r.at["width"])): r for r in study.rows if one.name.endswith(str(r.vocab))}
         for i, down in enumerate(one.rows):
@@ -74,57 +76,57 @@ def test_maps_have_a_colour_where_a_sign_is_detected_and_the_number_everywhere(s
                 assert float(one.texts[i][j].replace("−", "-")) == pytest.approx(row.heldout.mean, abs=5e-5)
 
 
-def test_a_table_of_several_arms_names_them():
-    made = planted(axes={"train_tokens": [20000, 80000]}, arms=RANKS)
-    assert [row[1] for row in table(made).rows] == ["tied", "factored:8", "factored:16"] * 2
+def test_table_names_the_arms_of_a_study_with_several():
+    planted_study = planted(axes={"train_tokens": [20000, 80000]}, arms=RANKS)
+    assert [row[1] for row in table(planted_study).rows] == ["tied", "factored:8", "factored:16"] * 2
     assert "arm" not in table(planted(axes={"width": [32, 64]})).header
     titles = [f"loss − untied, train tokens {tokens}" for tokens in ("20,000", "80,000")]
-    assert [panel.title for panel in by_rank(made)] == titles
-    (panel,) = curves(made)
+    assert [panel.title for panel in by_rank(planted_study)] == titles
+    (panel,) = curves(planted_study)
     assert len(panel.table.header) == 4
     assert list(by_rank(planted(axes={"width": [32, 64]}))) == []
 
 
-def test_the_surface_says_how_it_did_and_where_it_knows_nothing(study):
+def test_surface_reports_its_coverage_and_leaves_unknown_cells_blank(study):
     (section,) = fitted(study)
     values = section.panels[0].figure.data[0].z
-    assert any(value is None for line in values for value in line)  # where its interval holds zero
-    assert values[0][0] < 0 < values[-1][-1]  # as planted
+    assert any(value is None for line in values for value in line)  # cells whose interval contains zero are blank
+    assert values[0][0] < 0 < values[-1][-1]  # the planted signs
     beyond = [row for row in section.folded[0].rows if row[-1]]
-    assert len(beyond) == 8  # the corners
+    assert len(beyond) == 8  # the corners of the grid
     assert "of 24 lie within their 95 % interval" in section.findings[0]
     assert list(fitted(planted(axes={"width": [32, 64]}))) == []
 
 
-def test_axes_of_small_numbers_keep_their_digits(study):
+def test_axis_of_learning_rates_keeps_every_digit(study):
     rates = [0.001, 0.004, 0.016]
     rows = [
         replace(row, cell=f"{row.cell}-{rate}", at={"learning_rate": rate, "width": row.at["width"]})
         for rate, row in zip(rates * 4, study.rows, strict=False)
     ]
     grid = replace(study.grid, axes={"learning_rate": rates, "width": AXES["width"]})
-    made = replace(study, grid=grid, rows=tuple(rows))
-    assert next(curves(made)).figure.layout.xaxis.ticktext == ("0.001", "0.004", "0.016")
+    rate_study = replace(study, grid=grid, rows=tuple(rows))
+    assert next(curves(rate_study)).figure.layout.xaxis.ticktext == ("0.001", "0.004", "0.016")
 
 
-def test_diverged_and_unfinished_settings_are_left_blank(study):
+def test_sweep_page_leaves_diverged_and_unfinished_settings_blank(study):
     lost = replace(study.rows[0].heldout, mean=math.nan, low=None, high=None, p=None, detectable=None, detected=False)
-    made = replace(study, rows=(replace(study.rows[0], heldout=lost), *study.rows[1:-1]), left=1)
-    assert answer(made)[-1] == "Not finished: 1 of the grid’s cells."
-    assert "–" in Page(render(made, "c")).words
-    (section,) = fitted(made)
+    partial_study = replace(study, rows=(replace(study.rows[0], heldout=lost), *study.rows[1:-1]), left=1)
+    assert answer(partial_study)[-1] == "Not finished: 1 of the grid’s cells."
+    assert "–" in Page(render(partial_study, "c")).words
+    (section,) = fitted(partial_study)
     assert "of 22 lie" in section.findings[0]
 
 
-def test_whatever_a_grid_says_is_text():
-    made = planted(axes={"train_tokens": [20000, 80000]})
-    page = Page(render(replace(made, grid=replace(made.grid, asks=EVIL)), EVIL))
+def test_sweep_page_shows_markup_in_a_grid_as_text():
+    planted_study = planted(axes={"train_tokens": [20000, 80000]})
+    page = Page(render(replace(planted_study, grid=replace(planted_study.grid, asks=EVIL)), EVIL))
     assert EVIL in page.words
     assert not page.all("img")
 
 
 @pytest.mark.parametrize("width", [1200, 390])
-def test_opens_in_a_browser_at_any_width(browser, tmp_path, width):  # noqa: F811
+def test_sweep_page_fits_the_browser_window(browser, tmp_path, width):  # noqa: F811
     path = write_sweep(planted(tmp_path, arms=RANKS), "tiewise sweep g.yaml")
     with Visit(browser, path, width=width) as visit:
         assert (visit.said, visit.asked[1:]) == ([], [])

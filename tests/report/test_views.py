@@ -1,4 +1,4 @@
-"""A section's sentence and tables are functions of what it found; the terminal's first minute fits one screen."""
+"""Test the sentences and tables of inspection views, and that the terminal summary fits one screen."""
 
 import html
 import io
@@ -35,11 +35,11 @@ from tiewise.report.views import MORE, inspection_view
 HOSTILE = "[red]<b>x</b>[/red]"
 
 
-def measured(value=0.5, **more):
+def cosine_quantity(value=0.5, **more):
     return Quantity("cosine of rows", value, value - 0.1, value + 0.1, 40, 0.0, (-0.02, 0.03), unit="cosine", **more)
 
 
-def found(answer="yes: they do", quantities=(), **more):
+def make_measurement(answer="yes: they do", quantities=(), **more):
     return Measurement(answer, tuple(quantities), **more)
 
 
@@ -60,7 +60,7 @@ def found(answer="yes: they do", quantities=(), **more):
         (Quantity("x", 0.0, unit="nats"), "0.000"),
     ],
 )
-def test_a_number_with_its_interval_is_written_in_one_form(quantity, text):
+def test_quantity_prints_its_value_interval_and_unit(quantity, text):
     assert str(quantity) == text
 
 
@@ -69,61 +69,73 @@ def test_a_number_with_its_interval_is_written_in_one_form(quantity, text):
     [
         (0.5, (), ONE),
         (-0.5, (), TWO),
-        (0.05, (), NEITHER),  # the interval holds 0
-        (0.5, (0.45,), NEITHER),  # and what permuted data gave
+        (0.05, (), NEITHER),  # the interval contains 0
+        (0.5, (0.45,), NEITHER),  # the interval contains a value of permuted data
         (0.5, (0.39,), ONE),
     ],
 )
-def test_a_quantity_speaks_only_where_its_interval_leaves_out_all_that_no_effect_gives(value, null, speaks):
+def test_quantity_is_evidence_only_if_its_interval_excludes_no_effect(value, null, speaks):
     assert Quantity("q", value, value - 0.1, value + 0.1, 9, 0.0, null, below=TWO, above=ONE).speaks == speaks
 
 
-def test_an_answer_that_all_models_give_is_said_once():
-    assert views.sentence({"a": found(), "b": found()}) == "Yes: they do."
-    assert views.sentence({"a": found(), "b": found("no")}) == "a: yes: they do; b: no."
+def test_sentence_merges_equal_answers_of_all_models():
+    assert views.sentence({"a": make_measurement(), "b": make_measurement()}) == "Yes: they do."
+    assert views.sentence({"a": make_measurement(), "b": make_measurement("no")}) == "a: yes: they do; b: no."
 
 
-def test_the_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantity():
-    both = {"a": found(quantities=[measured(), measured(0.25, main=False)]), "b": found()}
+def test_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantity():
+    both = {
+        "a": make_measurement(quantities=[cosine_quantity(), cosine_quantity(0.25, main=False)]),
+        "b": make_measurement(),
+    }
     table = views.summary(both)
     assert table.header == ["model", "cosine of rows"]
     assert table.rows == [["a", "0.500 [0.400, 0.600]"], ["b", "–"]]
-    assert not views.summary({"a": found()}).rows
+    assert not views.summary({"a": make_measurement()}).rows
 
 
-def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
-    one = found(quantities=[measured(main=False, why="of rows")], listings=(Listing("Rows", ("row",), (("x",),)),))
-    every, listed = views.every_listing({"a": one.about("a")})
+def test_every_listing_shows_each_number_with_its_chance_and_explanation():
+    listed_measurement = make_measurement(
+        quantities=[cosine_quantity(main=False, why="of rows")], listings=(Listing("Rows", ("row",), (("x",),)),)
+    )
+    every, listed = views.every_listing({"a": listed_measurement.about("a")})
     assert every.rows == [
         ["cosine of rows", "a", "0.500 [0.400, 0.600]", "cosine", "0.000, permuted up to 0.030", "of rows"]
     ]
     assert (listed.name, listed.rows) == ("Rows, a", (("x",),))
 
 
-def test_notes_that_several_models_share_are_said_once():
-    both = {"a": found(notes=("of all", "of a")), "b": found(notes=("of all",))}
+def test_notes_prints_a_note_shared_by_all_models_once():
+    both = {"a": make_measurement(notes=("of all", "of a")), "b": make_measurement(notes=("of all",))}
     assert views.notes(SectionMeasurement("x", both, {})) == ["of all", "a: of a"]
-    assert views.notes(SectionMeasurement("x", {"a": found()}, {"b": "why", "c": "why"})) == ["left out of b, c: why"]
+    assert views.notes(SectionMeasurement("x", {"a": make_measurement()}, {"b": "why", "c": "why"})) == [
+        "left out of b, c: why"
+    ]
 
 
-def test_sections_without_anything_are_named_with_their_reason():
+def test_absent_names_empty_sections_with_their_reason():
     none = [SectionMeasurement(name, {}, {"a": "no text", "b": "no text"}) for name in ("lens", "tokens")]
-    assert views.absent([*none, SectionMeasurement("x", {"a": found()}, {})]) == ["lens, tokens: no text"]
+    assert views.absent([*none, SectionMeasurement("x", {"a": make_measurement()}, {})]) == ["lens, tokens: no text"]
 
 
-def test_numbers_that_the_summary_leaves_out_have_a_row_each_and_a_column_for_each_model():
-    both = {"a": found(quantities=[measured(), measured(0.25, main=False)]), "b": found()}
+def test_numbers_lists_the_quantities_that_the_summary_omits():
+    both = {
+        "a": make_measurement(quantities=[cosine_quantity(), cosine_quantity(0.25, main=False)]),
+        "b": make_measurement(),
+    }
     assert views.numbers(both).rows == [["cosine of rows", "0.250 [0.150, 0.350]", "–"]]
-    assert not views.numbers({"b": found()}).rows
+    assert not views.numbers({"b": make_measurement()}).rows
 
 
-def row(about, speaks, question="Alike?"):
-    return "alignment", measured(of=about, question=question, above=speaks)
+def evidence_row(about, speaks, question="Alike?"):
+    return "alignment", cosine_quantity(of=about, question=question, above=speaks)
 
 
-def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model():
-    loss = row("untied − tied", NEITHER, "Lower loss?")
-    table = views.deciding(TieOrNot((loss, row("tied, other", ONE)), "no verdict"), ["tied", "untied", "other"])
+def test_deciding_has_a_row_for_each_question_and_a_column_for_each_model():
+    loss = evidence_row("untied − tied", NEITHER, "Lower loss?")
+    table = views.deciding(
+        TieOrNot((loss, evidence_row("tied, other", ONE)), "no verdict"), ["tied", "untied", "other"]
+    )
     assert table.header == ["", "tied", "untied", "other"]
     value = "0.500 [0.400, 0.600]"
     assert table.rows == [
@@ -137,7 +149,7 @@ def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model
 # --- the terminal
 
 
-def one(label, place):
+def section_measurement(label, place):
     question = {"question": "Do the two uses of the table pull the same way?", "above": ONE} if place < 3 else {}
     every = (
         Quantity("first", 0.5, 0.4, 0.6, 9, chance=0.0, unit="cosine", **question),
@@ -149,28 +161,31 @@ def one(label, place):
 
 @pytest.fixture
 def inspection(tmp_path):
-    """Of a comparison of two arms over three seeds: all sections but one measured."""
+    """Return an inspection of two arms over three seeds, with all sections but one measured."""
     run = write_run(tmp_path / "run", planted((1, 2, 3)))
     subjects = open_models([run])
     names = [section.name for section in sections()]
-    made = [SectionMeasurement(n, {s.label: one(s.label, i) for s in subjects}, {}) for i, n in enumerate(names[:-1])]
-    made.append(SectionMeasurement(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
-    return whole(subjects, made)
+    measurements = [
+        SectionMeasurement(n, {s.label: section_measurement(s.label, i) for s in subjects}, {})
+        for i, n in enumerate(names[:-1])
+    ]
+    measurements.append(SectionMeasurement(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
+    return inspection_of(subjects, measurements)
 
 
-def whole(subjects, made):
-    first = SectionMeasurement("evidence", {"": tie_or_not(subjects, made)}, {})
-    return Inspection(subjects, Request(), (first, *made))
+def inspection_of(subjects, measurements):
+    first = SectionMeasurement("evidence", {"": tie_or_not(subjects, measurements)}, {})
+    return Inspection(subjects, Request(), (first, *measurements))
 
 
-def printed(inspection, **options):
-    said = io.StringIO()
-    Console(file=said, width=80).print(inspection_view(inspection, **options))
-    return said.getvalue().splitlines()
+def print_inspection(inspection, **options):
+    output = io.StringIO()
+    Console(file=output, width=80).print(inspection_view(inspection, **options))
+    return output.getvalue().splitlines()
 
 
-def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspection):
-    lines = printed(inspection)
+def test_terminal_shows_the_verdict_and_one_sentence_for_each_section(inspection):
+    lines = print_inspection(inspection)
     text = "\n".join(lines)
     assert text.index("Tie or not?") < text.index("Which has the lower validation") < text.index(HOSTILE)
     # one sentence for each section, not each model
@@ -181,7 +196,7 @@ def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspe
     assert not any(word in text for word in ("second", "listed", "0.250"))
 
 
-def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
+def test_inspection_of_three_arms_and_every_section_fits_one_screen(tmp_path):
     models = planted((1, 2, 3))
     subjects = open_models([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
     folders = {label: checkpoint(tmp_path / label, label == "tied")[0] for label in ("tied", "untied")}
@@ -200,38 +215,43 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         "bottleneck": bottleneck_of(model, windows),
     }
 
-    def of(label):
+    def measure_sections(label):
         own = folders.get(label, folders["untied"])
         pulled = gradients.measurement_of(pulling.get(label) or paths(cosine=-0.5))
         read = soon if label == "tied" else never
         tables = {"direct_path": direct_path_of(own), "alignment": alignment_of(own)}
         return {**tables, "gradients": pulled, "lens": read, **same}
 
-    found = {subject.label: of(subject.label) for subject in subjects}
+    by_label = {subject.label: measure_sections(subject.label) for subject in subjects}
     reason = "one layer, applied once; give a model that repeats whole layers"
     *names, last = (section.name for section in sections())
-    known = [name for name in names if name in found["tied"]]
-    made = [
-        SectionMeasurement(name, {label: own[name].about(label) for label, own in found.items()}, {}) for name in known
+    known = [name for name in names if name in by_label["tied"]]
+    measurements = [
+        SectionMeasurement(name, {label: own[name].about(label) for label, own in by_label.items()}, {})
+        for name in known
     ]
-    brief = {label: Measurement("a section that this test does not know").about(label) for label in found}
-    made += [SectionMeasurement(name, brief, {}) for name in names if name not in known]
-    made.append(SectionMeasurement(last, {}, dict.fromkeys(found, reason)))
-    lines = printed(whole(subjects, made))
-    assert len(lines) <= 48 + 2 * (len(names) - len(known))  # a new section may take a question and an answer
+    brief = {label: Measurement("a section that this test does not know").about(label) for label in by_label}
+    measurements += [SectionMeasurement(name, brief, {}) for name in names if name not in known]
+    measurements.append(SectionMeasurement(last, {}, dict.fromkeys(by_label, reason)))
+    lines = print_inspection(inspection_of(subjects, measurements))
+    # a section unknown to this test may add a question and an answer
+    assert len(lines) <= 48 + 2 * (len(names) - len(known))
     assert max(map(len, lines)) <= 80
 
 
-def test_a_notebook_shows_what_the_terminal_does(inspection):
+def test_notebook_shows_what_the_terminal_shows(inspection):
     page = inspection._repr_html_()
     shown = html.unescape(re.sub("<[^>]*>", "", page))
-    assert all(said in shown for said in (HOSTILE, "Tie or not?", "→ one table", "Not measured"))
+    assert all(text in shown for text in (HOSTILE, "Tie or not?", "→ one table", "Not measured"))
     assert MORE not in shown
     assert "<b>" not in page
 
 
-def test_full_prints_every_table(inspection):
-    text, count = "\n".join(printed(inspection, full=True)), (len(inspection.sections) - 2) * len(inspection.models)
+def test_full_view_prints_every_table(inspection):
+    text, count = (
+        "\n".join(print_inspection(inspection, full=True)),
+        (len(inspection.sections) - 2) * len(inspection.models),
+    )
     assert MORE not in text
     assert text.count("listed") == count
     assert text.count("0.250") == count
