@@ -41,7 +41,7 @@ def started(module, ids=IDS):
     return module.init(jax.random.PRNGKey(0), ids)
 
 
-def test_embed_owns_its_own():
+def test_find_tied_reports_two_tables_for_an_embed_and_a_separate_head():
     params = started(OwnsItsOwn())
     tables = find_tied(params)
     assert str(tables) == (
@@ -50,7 +50,7 @@ def test_embed_owns_its_own():
     assert len(check_ends(OwnsItsOwn().apply, params, IDS)) == 1
 
 
-def test_equal_numbers_in_two_leaves_are_not_tied():
+def test_find_tied_reports_equal_values_in_two_leaves_as_untied():
     params = started(OwnsItsOwn())
     params["params"]["Dense_0"]["kernel"] = params["params"]["Embed_0"]["embedding"].T
     tables = find_tied(params)
@@ -63,7 +63,7 @@ def test_equal_numbers_in_two_leaves_are_not_tied():
     assert not find_tied(optax.apply_updates(params, grads)).equal  # moved apart
 
 
-def test_not_transposed():
+def test_check_ends_reports_a_table_that_the_head_does_not_transpose():
     with pytest.raises(TypeError, match="dot_general"):
         started(Declared())
     params = {"params": {"embedding": jnp.ones((V, D))}}
@@ -73,7 +73,7 @@ def test_not_transposed():
     assert "moves other tokens' logits" in check_ends(Declared(V).apply, square, IDS)[0]
 
 
-def test_float_ids():
+def test_check_ends_reports_float_token_ids():
     params = started(TiedIO(V, D))
     with pytest.raises(TypeError, match="integer"):
         TiedIO(V, D).apply(params, jnp.array([1.0, 2.0]))
@@ -82,13 +82,13 @@ def test_float_ids():
     assert found.startswith("token ids are bfloat16: indexing refuses them, and beyond 256 two tokens are one number; ")
 
 
-def test_two_calls_of_param():
+def test_check_ends_reports_two_calls_of_param():
     params = started(Declared(second=True))
     assert [leaf.path for leaf in find_tied(params).leaves] == ["params/embedding", "params/unembedding"]
     assert "declare one and use it at both ends" in check_ends(Declared(second=True).apply, params, IDS)[0]
 
 
-def test_a_sound_model_has_no_finding():
+def test_check_ends_reports_nothing_for_a_tied_model():
     assert check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), IDS) == []
     with pytest.raises(DataError, match="every one of 11 tokens"):
         check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), np.arange(V))
@@ -96,6 +96,6 @@ def test_a_sound_model_has_no_finding():
         find_tied({"scale": jnp.ones(3)})
 
 
-def test_tables_in_an_nnx_state_have_readable_paths():
+def test_find_tied_reports_readable_paths_of_an_nnx_state():
     state = nnx.state(NNXBoundary("factored-untied:3", V, D, rngs=nnx.Rngs(0)))
     assert [str(leaf) for leaf in find_tied(state, V).leaves] == ["table_in [V, 3]", "table_out [V, 3]"]

@@ -81,7 +81,7 @@ CASES += [(kind + "+bias", fitting(kind, vocab)) for kind, vocab in itertools.pr
 @pytest.mark.parametrize(
     ("spec", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_CASES else [pytest.mark.slow]) for c in CASES], ids=str
 )
-def test_every_spec_equals_pytorch_with_options_each_and_together_and_differing_vocabularies(spec, vocab, tmp_path):
+def test_nnx_boundary_equals_pytorch_for_every_spec_option_and_vocabulary(spec, vocab, tmp_path):
     theirs, ours = both(spec, vocab, tmp_path)
     g = np.random.default_rng(0)
     body = g.normal(size=(theirs.embed(torch.tensor(IDS)).shape[-1], D))
@@ -127,7 +127,7 @@ QUICK_DENSE = [("tied", V), ("factored:3", DIFFERING[2])]
 @pytest.mark.parametrize(
     ("kind", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_DENSE else [pytest.mark.slow]) for c in DENSE], ids=str
 )
-def test_plain_tables_of_both_ends_equal_pytorch_and_do_what_the_boundary_does(kind, vocab, tmp_path):
+def test_dense_returns_pytorch_tables_that_compute_what_the_boundary_does(kind, vocab, tmp_path):
     spec, vocab = kind + LINEAR, fitting(kind, vocab)
     theirs, ours = both(spec, vocab, tmp_path)
     params = ours.parameters()
@@ -151,7 +151,7 @@ NOT_TABLES = {"tied+softcap=3": "has a soft-cap, which is not linear", "projecte
 
 
 @pytest.mark.parametrize("spec", NOT_TABLES)
-def test_what_no_plain_table_can_hold_is_refused_as_in_pytorch(spec):
+def test_dense_refuses_softcap_and_output_bias_as_pytorch_does(spec):
     for boundary in (random_torch(spec, V), NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))):
         with pytest.raises(SpecError, match=NOT_TABLES[spec]):
             boundary.dense()
@@ -162,7 +162,7 @@ FILES += [("tied", torch.bfloat16), ("tied", torch.float16)]
 
 
 @pytest.mark.parametrize(("spec", "dtype"), FILES, ids=str)
-def test_files_equal_pytorch_byte_for_byte(spec, dtype, tmp_path):
+def test_save_writes_the_same_bytes_as_pytorch(spec, dtype, tmp_path):
     first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     _, ours = both(spec, V, tmp_path, dtype)
     save(second, ours.pure, ours.parameters())
@@ -171,7 +171,7 @@ def test_files_equal_pytorch_byte_for_byte(spec, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["factored:3", pytest.param("spd", marks=pytest.mark.slow)])
-def test_linen_computes_what_nnx_does(kind):
+def test_linen_boundary_computes_what_nnx_boundary_does(kind):
     nnx_side, linen_side = NNXBoundary(kind + TOGETHER, V, D, rngs=nnx.Rngs(0)), LinenBoundary(kind + TOGETHER, V, D)
     variables, hidden = {"params": nested(nnx_side.parameters())}, jnp.ones((2, 4, D))
     calls = {"embed": (IDS,), "logits": (hidden,), "loss": (hidden, IDS)}
@@ -182,7 +182,7 @@ def test_linen_computes_what_nnx_does(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_leaf_where_tied_in_parameters_and_optimizer(kind):
+def test_tied_boundary_has_one_leaf_in_parameters_and_optimizer_state(kind):
     model = NNXBoundary(kind, V, D, rngs=nnx.Rngs(0))
     tables = 1 if model.pure.tied else 2
     state = nnx.state(model, nnx.Param)
@@ -197,7 +197,7 @@ def test_one_leaf_where_tied_in_parameters_and_optimizer(kind):
     assert len(find_tied(optax.sgd(1e-3, momentum=0.9).init(variables), V).leaves) == tables
 
 
-def test_first_loss_is_what_the_table_predicts():
+def test_predicted_nll_equals_pytorch_and_the_first_loss():
     for spec in ("factored:32+init=0.05+softcap=3", "spd+output_scale=1/d+init=2", "tied"):
         ends = PureBoundary.of(spec, 2_000, 64)
         assert ends.predicted_nll() == TorchBoundary(spec, 2_000, 64).predicted_nll()
@@ -210,7 +210,7 @@ def test_first_loss_is_what_the_table_predicts():
     assert float(loss) == pytest.approx(model.predicted_nll(), abs=0.1)
 
 
-def test_pretrained_rows_and_frozen_ones():
+def test_load_rows_sets_pretrained_rows_and_freeze_stops_their_gradient():
     spec = "tied+pad=1+vectors=x+freeze"
     model, theirs = NNXBoundary(spec, 4, 3, rngs=nnx.Rngs(0)), TorchBoundary(spec, 4, 3)
     drawn = np.asarray(model.table_in[...])
@@ -235,14 +235,14 @@ REFUSED |= {"tied+pad=9": "pad=9 is outside", "tied+untie_at=3": "changes during
 
 
 @pytest.mark.parametrize("spec", REFUSED)
-def test_specs_that_no_boundary_can_have(spec):
+def test_flax_boundaries_refuse_invalid_specs(spec):
     with pytest.raises(SpecError, match=REFUSED[spec]):
         NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))
     with pytest.raises(SpecError, match=REFUSED[spec]):
         LinenBoundary(spec, V, D).init(jax.random.key(0), IDS, method="embed")
 
 
-def test_input_that_does_not_fit():
+def test_nnx_boundary_refuses_ids_states_and_targets_that_do_not_fit():
     model = NNXBoundary("tied", Vocabularies(5, 7), D, rngs=nnx.Rngs(0))
     cases = [
         (lambda: model.embed(np.zeros(3, np.float32)), SpecError, "token ids of type float32; cast them"),
@@ -270,7 +270,7 @@ FILES_REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "file", "message"), FILES_REFUSED)
-def test_files_that_do_not_fit(tmp_path, spec, file, message):
+def test_load_refuses_files_that_do_not_fit_the_spec(tmp_path, spec, file, message):
     path = tmp_path / "x.safetensors"
     if isinstance(file, tuple):
         save_model(random_torch(*file), path)
@@ -280,7 +280,7 @@ def test_files_that_do_not_fit(tmp_path, spec, file, message):
         load(path, PureBoundary.of(spec, V, D))
 
 
-def test_what_jax_would_round_is_refused_and_an_untied_file_with_equal_tables_is_a_tied_one(tmp_path):
+def test_load_accepts_an_untied_file_with_equal_tables_and_refuses_float64(tmp_path):
     theirs, path, ends = random_torch("untied", V), tmp_path / "x.safetensors", PureBoundary.of("tied", V, D)
     with torch.no_grad():
         theirs.table_out.copy_(theirs.table_in)

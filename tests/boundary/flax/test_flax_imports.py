@@ -9,7 +9,7 @@ import tiewise
 FOLDER = Path(tiewise.__file__).parent / "boundary" / "flax"
 
 
-def test_no_module_of_the_flax_side_loads_torch():
+def test_flax_modules_import_neither_torch_nor_transformers():
     names = ["tiewise.flax"]
     names += [f"tiewise.boundary.flax.{path.stem}" for path in FOLDER.glob("*.py") if path.stem != "__init__"]
     assert len(names) > 5
@@ -18,7 +18,7 @@ def test_no_module_of_the_flax_side_loads_torch():
     assert done.stdout.strip() == "set()"
 
 
-def test_a_missing_library_is_named():
+def test_importing_tiewise_flax_names_a_missing_library():
     program = (
         "import importlib.util as u; found = u.find_spec; "
         "u.find_spec = lambda name: None if name == 'jax' else found(name); import tiewise.flax"

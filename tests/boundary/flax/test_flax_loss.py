@@ -54,7 +54,7 @@ QUICK = [CASES[0], CASES[2], CASES[4], CASES[9], CASES[12], CASES[24], CASES[27]
     [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
     ids=str,
 )
-def test_every_option_equals_the_fp64_oracle_across_ragged_chunks(options, reduction):
+def test_loss_matches_the_fp64_oracle_for_every_option_across_ragged_chunks(options, reduction):
     given = problem(11, 13, 5, bias=options.get("bias", False))
     chosen = {k: v for k, v in options.items() if k != "bias"} | {"reduction": reduction}
     chosen |= {"class_weight": CLASS_WEIGHT} if "class_weight" in chosen else {}
@@ -82,7 +82,7 @@ def test_class_weights_get_no_gradient_and_may_all_be_zero():
 @pytest.mark.parametrize(
     "v", [1, 2, 3_000, 50_257, *(pytest.param(v, marks=pytest.mark.slow) for v in (7, 3_001, 4_099))]
 )
-def test_awkward_vocabularies_in_fp32(v):
+def test_fp32_loss_matches_the_oracle_for_awkward_vocabulary_sizes(v):
     given = problem(37, v, 24)
     given = {k: x.astype(np.float32) if k in ("features", "weight") else x for k, x in given.items()}
     loss, grads = truth(given)
@@ -92,7 +92,7 @@ def test_awkward_vocabularies_in_fp32(v):
         assert error(a, b) < 1e-6
 
 
-def test_large_logits_neither_overflow_nor_lose_the_target():
+def test_loss_stays_accurate_for_large_logits():
     given = problem(6, 9, 4)
     given["features"] *= 300
     loss, grads = truth(given)
@@ -103,7 +103,7 @@ def test_large_logits_neither_overflow_nor_lose_the_target():
 
 @pytest.mark.parametrize("weights", [None, np.arange(7.0)])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_all_ignored_gives_zero_with_zero_gradients(reduction, weights):
+def test_loss_and_gradients_are_zero_if_all_targets_are_ignored(reduction, weights):
     given = problem(5, 7, 3, bias=True, ignored=5)
     value, found = value_and_grads(given, reduction=reduction, class_weight=weights)
     assert not np.any(value)
@@ -111,7 +111,7 @@ def test_all_ignored_gives_zero_with_zero_gradients(reduction, weights):
 
 
 @pytest.mark.slow
-def test_bf16_is_nearer_to_the_truth_than_the_plain_loss_in_bf16():
+def test_bf16_loss_is_closer_to_fp64_than_the_plain_bf16_loss():
     given = problem(64, 500, 32)
     small = {k: np.asarray(jnp.asarray(given[k], jnp.bfloat16), np.float64) for k in ("features", "weight")}
     loss, grads = truth(given | small)
@@ -134,7 +134,7 @@ def test_bf16_is_nearer_to_the_truth_than_the_plain_loss_in_bf16():
         assert error(a, c) <= error(b, c)
 
 
-def test_mixed_types_return_gradients_of_their_own_type():
+def test_each_gradient_has_the_dtype_of_its_input():
     given = problem(6, 7, 3)
     h, w = jnp.asarray(given["features"], jnp.bfloat16), jnp.asarray(given["weight"], jnp.float32)
     dh, dw = jax.eval_shape(jax.grad(lambda h, w: linear_cross_entropy(h, w, given["targets"]), (0, 1)), h, w)
@@ -158,7 +158,7 @@ def test_vmap_over_the_batch_equals_a_loop():
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7)
 
 
-def test_leading_dimensions_are_kept():
+def test_loss_keeps_leading_dimensions():
     given = problem(12, 7, 3)
     h, t = given["features"].reshape(3, 4, 3), given["targets"].reshape(3, 4)
     each = linear_cross_entropy(jnp.asarray(h), jnp.asarray(given["weight"]), t, reduction="none")
@@ -167,7 +167,7 @@ def test_leading_dimensions_are_kept():
     np.testing.assert_allclose(np.asarray(each).ravel(), wanted, rtol=1e-5)
 
 
-def test_rows_beyond_the_vocabulary_are_in_no_normaliser():
+def test_loss_ignores_table_rows_beyond_the_vocabulary():
     given = problem(9, 10, 4, bias=True)
     options = {"label_smoothing": 0.1, "softcap": 3.0}
     loss, grads = truth(given, class_weight=CLASS_WEIGHT[:10], **options)
@@ -180,7 +180,7 @@ def test_rows_beyond_the_vocabulary_are_in_no_normaliser():
         assert not np.any(a[10:])
 
 
-def test_no_intermediate_is_of_size_tokens_times_vocabulary():
+def test_loss_allocates_no_tensor_of_tokens_times_vocabulary():
     n, v, e, chunk = 96, 1_000, 8, 16
     given = problem(n, v, e)
     leaves = [jnp.asarray(given[k], jnp.float32) for k in ("features", "weight")]
@@ -191,7 +191,7 @@ def test_no_intermediate_is_of_size_tokens_times_vocabulary():
     assert memory.temp_size_in_bytes < 4 * (3 * chunk * v + 3 * v * e + 3 * n * e) + 100_000
 
 
-def test_a_target_outside_the_vocabulary():
+def test_target_outside_the_vocabulary_raises_or_gives_nan_under_jit():
     given = problem(5, 7, 3, ignored=0)
     h, w = jnp.asarray(given["features"], jnp.float32), jnp.asarray(given["weight"], jnp.float32)
     for bad in (7, -1):
@@ -226,14 +226,14 @@ WHOLE = np.ones((7, 3), np.int32)
         ({"softcap": np.nan}, ValueError, "softcap must be positive and finite, not nan"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, error, message):
+def test_loss_refuses_invalid_inputs_and_options(change, error, message):
     given = problem(5, 7, 3) | change
     with pytest.raises(error, match=message):
         linear_cross_entropy(**given)
 
 
 @pytest.mark.parametrize("n", [0, 5])
-def test_a_table_without_columns_has_the_loss_of_equal_logits(n):
+def test_table_without_columns_has_the_loss_of_equal_logits(n):
     h, w, t = np.zeros((n, 0)), np.zeros((7, 0)), np.zeros(n, np.int32)
     loss, grads = jax.value_and_grad(linear_cross_entropy, (0, 1))(h, w, t)
     assert loss == pytest.approx(np.log(7) if n else 0.0)
@@ -241,7 +241,7 @@ def test_a_table_without_columns_has_the_loss_of_equal_logits(n):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_logit_at_minus_infinity_costs_infinity_with_gradients_that_are_finite(smoothing):
+def test_target_logit_of_minus_infinity_gives_infinite_loss_and_finite_gradients(smoothing):
     given = problem(11, 13, 5, bias=True)
     given["targets"][:2], given["bias"][3] = (3, -100), -np.inf
     wanted, true_grads = truth(given, label_smoothing=smoothing)
@@ -312,7 +312,7 @@ def split_errors():
 
 
 @pytest.mark.slow
-def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
+def test_table_split_over_devices_gives_the_oracle_loss_and_gradients():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -329,7 +329,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("chosen", [{}, {"softcap": 3.0}, {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.1}])
-def test_a_chunk_holds_what_its_budget_allows(chosen, dtype, monkeypatch):
+def test_gradient_memory_stays_within_the_chunk_budget(chosen, dtype, monkeypatch):
     """By XLA's own account of the memory of the compiled gradient."""
     budget, n, v = 1_000_000, 2048, 1500
     monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": budget, "cuda": budget})

@@ -32,7 +32,7 @@ def llama(spec):
 
 
 @pytest.mark.parametrize("spec", ["tied", pytest.param("untied", marks=pytest.mark.slow), "factored:3"])
-def test_models_equal_pytorch_and_their_files_are_the_same(spec, tmp_path):
+def test_flax_decoder_equals_pytorch_llama_and_writes_the_same_file(spec, tmp_path):
     theirs, ours = llama(spec), FlaxDecoder(spec, V, D, 2, 2, 24, rngs=nnx.Rngs(0))
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -55,7 +55,7 @@ def test_models_equal_pytorch_and_their_files_are_the_same(spec, tmp_path):
         assert error(gradient, wanted[name]) < 2e-5, name
 
 
-def test_what_does_not_fit_is_refused():
+def test_flax_decoder_refuses_invalid_sizes_and_tensors():
     with pytest.raises(SpecError, match="width 8 does not divide into 3 heads"):
         FlaxDecoder("tied", V, D, 1, 3, rngs=nnx.Rngs(0))
     model = FlaxDecoder("tied", V, D, 1, 2, rngs=nnx.Rngs(0))
@@ -79,7 +79,7 @@ class TwoWays(linen.Module):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 42])
-def test_the_exercise_returns_what_its_definition_says(seed):
+def test_tied_io_embed_returns_the_logits_of_its_definition(seed):
     logits = tied_io_embed(seed, jnp.array([0.0, 2.0, 9.0, 2.0]), 10.0, 3.0)
     assert logits.shape == (40,)
     wanted, _ = TwoWays().init_with_output(jax.random.PRNGKey(seed), jnp.array([0, 2, 9, 2]))

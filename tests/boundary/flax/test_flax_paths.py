@@ -13,7 +13,7 @@ from tiewise.boundary.flax.paths import enter, path_norms, probe
 
 @settings(max_examples=12)
 @given(st.lists(st.integers(0, 6), min_size=5, max_size=5), st.sampled_from([None, 0, 3]), st.sampled_from([1.0, 0.5]))
-def test_path_gradients_sum_to_plain_autograd(ids, stopped, alpha):
+def test_path_gradients_sum_to_the_plain_gradient(ids, stopped, alpha):
     g = np.random.default_rng(0)
     table = jnp.asarray(g.normal(size=(7, 3)), jnp.float32)
     out = jnp.asarray(g.normal(size=(5, 7)), jnp.float32)
@@ -41,7 +41,7 @@ def test_path_gradients_sum_to_plain_autograd(ids, stopped, alpha):
     assert float(value) == pytest.approx(float(head(table[ids], table)), rel=1e-6)
 
 
-def test_lookups_chain_and_either_path_may_be_missing():
+def test_enter_supports_chained_lookups_and_a_missing_path():
     table = jnp.arange(12.0).reshape(4, 3)
 
     def chained(w):

@@ -12,7 +12,7 @@ V, T = 7, 6
 CYCLE = np.arange(700) % V  # each token names the next: an nll of zero can be reached
 
 
-def test_a_deterministic_text_is_learnt():
+def test_fitting_learns_a_deterministic_text():
     model = FlaxDecoder("tied", V, 8, 1, 2, rngs=nnx.Rngs(0))
     fitting = Fitting(model, CYCLE, OptaxRecipe(steps=60, batch=4, length=T, learning_rate=3e-2))
     curve = [point for point in fitting.steps() if point is not None]
@@ -25,7 +25,7 @@ def test_a_deterministic_text_is_learnt():
     assert losses.mean() < 0.5
 
 
-def test_a_point_of_the_curve_is_the_mean_over_the_steps_since_the_one_before():
+def test_curve_point_is_the_mean_loss_since_the_previous_point():
     recipe = OptaxRecipe(steps=80, batch=4, length=T, learning_rate=3e-2)
     model = FlaxDecoder("tied", V, 8, 1, 2, rngs=nnx.Rngs(0))
     steps, ahead = Fitting(model, CYCLE, recipe).steps(), batches(CYCLE, recipe)
@@ -42,7 +42,7 @@ def test_a_point_of_the_curve_is_the_mean_over_the_steps_since_the_one_before():
         assert abs(np.mean(losses) - np.median(losses)) > 1e-5
 
 
-def test_losses_of_a_split_do_not_depend_on_how_it_is_batched():
+def test_token_losses_equal_those_computed_from_all_logits():
     model = FlaxDecoder("untied", V, 8, 1, 2, rngs=nnx.Rngs(0))
     losses, targets = token_losses(model, CYCLE, T)
     logits = np.asarray(model.logits(CYCLE[: 116 * T].reshape(116, T)[:, :-1]), np.float64)
@@ -50,7 +50,7 @@ def test_losses_of_a_split_do_not_depend_on_how_it_is_batched():
     np.testing.assert_allclose(losses, np.log(np.exp(logits).sum(-1)).ravel() - at_target, rtol=1e-4, atol=1e-6)
 
 
-def test_every_block_comes_once_per_round_in_an_order_of_the_seed():
+def test_batches_visit_every_block_once_per_round_in_seeded_order():
     tokens = np.arange(10 * T)
     recipe = OptaxRecipe(batch=5, length=T)
     first = [b[:, 0] // T for b, _ in zip(batches(tokens, recipe), range(4), strict=False)]
