@@ -54,7 +54,7 @@ def gradients(function, h, w, table, b, t, upstream=None, **options):
 @pytest.mark.parametrize(
     "chosen", [{"alpha": 0.7, "temperature": 3.0}, {"hard": 0.0, "alpha": 40.0, "chunk": 4}, {"alpha": 0.0}]
 )
-def test_equals_the_formula(reduction, through, one_table, with_bias, chosen):
+def test_augmented_loss_equals_the_formula(reduction, through, one_table, with_bias, chosen):
     h, w, table, b, t = problem()
     case = (h, w, None if one_table else table, b if with_bias else None, t)
     options = chosen | {"reduction": reduction, "through_targets": through}
@@ -66,7 +66,7 @@ def test_equals_the_formula(reduction, through, one_table, with_bias, chosen):
 
 
 @given(seed=st.integers(0, 10**6), chunk=st.integers(1, N + 3), tau=st.floats(0.5, 50), alpha=st.floats(0, 10))
-def test_chunks_change_nothing(seed, chunk, tau, alpha):
+def test_augmented_loss_does_not_depend_on_the_chunk_size(seed, chunk, tau, alpha):
     h, w, table, b, t = problem(seed)
     options = {"alpha": alpha, "temperature": tau, "through_targets": True}
     loss, got = gradients(augmented_cross_entropy, h, w, table, b, t, chunk=chunk, **options)
@@ -75,7 +75,7 @@ def test_chunks_change_nothing(seed, chunk, tau, alpha):
     torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
 
 
-def test_equal_distributions_leave_no_divergence():
+def test_divergence_of_equal_distributions_is_zero():
     """Features that are the targets' own vectors, tied and without bias: ŷ = ỹ."""
     _, w, *_, t = problem()
     h = w[t.where(t >= 0, 0)]
@@ -83,7 +83,7 @@ def test_equal_distributions_leave_no_divergence():
     assert abs(float(loss)) < 1e-14
 
 
-def test_hot_targets_pull_the_logits_to_inner_products_of_the_table():
+def test_high_temperature_gradient_tends_to_the_centred_logit_difference():
     """§4: as τ grows, τ²V times the gradient by z tends to the centred difference of z and table @ u."""
     h, w, table, _, t = problem()
     t = t.where(t >= 0, 0)
@@ -98,7 +98,7 @@ def test_hot_targets_pull_the_logits_to_inner_products_of_the_table():
 @pytest.mark.parametrize(
     ("dtype", "spread", "near", "gradients_near"), [(torch.float32, 3.0, 1e-5, 2e-6), (torch.bfloat16, 1.0, 2e-2, 0.1)]
 )
-def test_other_types_multiply_in_their_own_and_stay_near(dtype, spread, near, gradients_near):
+def test_augmented_loss_in_fp32_and_bf16_stays_near_fp64(dtype, spread, near, gradients_near):
     h, w, table, b, t = problem(1, dtype, spread)
     options = {"alpha": 2.0, "temperature": 5.0}
     loss, got = gradients(augmented_cross_entropy, h, w, table, b, t, **options)
@@ -117,7 +117,7 @@ def test_a_frozen_input_table_gets_no_gradient_through_the_targets():
     assert table.grad is None
 
 
-def test_no_matrix_is_larger_than_a_chunk_of_logits():
+def test_augmented_loss_allocates_nothing_larger_than_a_chunk():
     h, w, table, b, t = problem()
     with Allocations() as memory:
         gradients(augmented_cross_entropy, h, w, table, b, t, chunk=5, through_targets=True)
@@ -138,7 +138,7 @@ def test_no_matrix_is_larger_than_a_chunk_of_logits():
         ({"targets": torch.zeros(N)}, "probability"),
     ],
 )
-def test_options_out_of_range_and_what_does_not_meet(change, said):
+def test_augmented_loss_refuses_invalid_options_and_shapes(change, said):
     h, w, table, b, t = problem()
     with pytest.raises((ValueError, IndexError, UnsupportedError), match=said):
         augmented_cross_entropy(**({"features": h, "weight": w, "targets": t, "table": table, "bias": b} | change))

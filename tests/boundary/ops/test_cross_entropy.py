@@ -64,7 +64,7 @@ def assert_near(got, truth, tolerance):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
-def test_equals_the_formula_in_fp64(chosen, with_bias, reduction):
+def test_cross_entropy_equals_the_formula_in_fp64(chosen, with_bias, reduction):
     (h, w, b), t = problem()
     inputs = (h, w, b if with_bias else None)
     kw = options_of(chosen) | {"reduction": reduction}
@@ -75,7 +75,7 @@ def test_equals_the_formula_in_fp64(chosen, with_bias, reduction):
     assert_near(grads, true_grads, 1e-12)
 
 
-def test_the_oracle_agrees_with_torch_where_torch_has_the_option():
+def test_oracle_equals_torch_with_class_weights_and_label_smoothing():
     (h, w, b), t = problem()
     kw = options_of({"class_weight": True})
     theirs = F.cross_entropy(h @ w.T + b, t, weight=kw["class_weight"], label_smoothing=0.2)
@@ -84,7 +84,7 @@ def test_the_oracle_agrees_with_torch_where_torch_has_the_option():
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(2, 80), st.integers(0, 10_000))
-def test_chunking_and_order_of_the_vocabulary_change_nothing(n, chunk, v, seed):
+def test_cross_entropy_does_not_depend_on_chunks_or_vocabulary_order(n, chunk, v, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     loss, (dh, dw, db) = gradients(linear_cross_entropy, (h, w, b), t, chunk=chunk)
     order = torch.randperm(v, generator=torch.Generator().manual_seed(seed))
@@ -98,7 +98,7 @@ def test_chunking_and_order_of_the_vocabulary_change_nothing(n, chunk, v, seed):
     ("dtype", "cast"),
     [(torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.float32, torch.bfloat16)],
 )
-def test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype_or_under_autocast(dtype, cast):
+def test_cross_entropy_error_is_at_most_that_of_the_plain_computation(dtype, cast):
     inputs, t = problem(dtype, n=512, v=1000, spread=0.5)
     truth, true_grads = gradients(oracle, [x.double() for x in inputs], t)
     with torch.autocast("cpu", cast, enabled=cast is not None):
@@ -113,7 +113,7 @@ def test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype_or_under
         assert cast is None or error(g, true) > 1e-6  # it was multiplied in bf16
 
 
-def test_a_bf16_scalar_does_not_depend_on_the_chunk():
+def test_bf16_loss_does_not_depend_on_the_chunk():
     # an accumulator in bf16 is 11 % off here
     inputs, t = problem(torch.bfloat16, n=4096, v=800)
     losses = [linear_cross_entropy(inputs[0], inputs[1], t, chunk=c).item() for c in (16, 64, 4096)]
@@ -128,7 +128,7 @@ def test_fp16_gradients_survive_a_loss_scale():
     assert_near([g / 1024 for g in grads], true_grads, 2e-3)
 
 
-def test_autocast_leaves_fp64_alone_as_torch_does():
+def test_autocast_keeps_fp64_inputs_in_fp64():
     (h, w, b), t = problem()
     with torch.autocast("cpu", torch.bfloat16):
         got = linear_cross_entropy(h, w, t, b)
@@ -161,7 +161,7 @@ def test_huge_logits_stay_finite():
 @pytest.mark.parametrize("kind", ["mean", "sum", "none"])
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_logit_at_minus_infinity_costs_what_torch_says(smoothing, z_loss, kind):
+def test_target_logit_of_minus_infinity_gives_the_loss_of_torch(smoothing, z_loss, kind):
     (h, w, b), t = problem()
     t = t.where(t != 0, 1)
     b[0] = -torch.inf  # nobody's target, and the class that stands in for ignored tokens
@@ -194,7 +194,7 @@ def test_a_logit_at_minus_infinity_costs_what_torch_says(smoothing, z_loss, kind
         (torch.rand(V, dtype=torch.bfloat16), 4000, torch.float64, 1e-13),
     ],
 )
-def test_class_weights_are_summed_in_the_type_of_the_sums(class_weight, n, kind, bound):
+def test_class_weights_are_summed_in_the_accumulation_dtype(class_weight, n, kind, bound):
     (h, w, b), t = problem(kind, n=n, v=len(class_weight))
     inputs = (h, w, b if kind == torch.float64 else None)
     truth, true_grads = gradients(oracle, inputs, t, class_weight=class_weight)
@@ -239,13 +239,13 @@ def test_class_weights_are_summed_in_the_type_of_the_sums(class_weight, n, kind,
         ({"logits": "bf16"}, ValueError, "unknown logits 'bf16'"),
     ],
 )
-def test_wrong_input_is_named(change, kind, says):
+def test_cross_entropy_refuses_invalid_input(change, kind, says):
     (h, w, b), t = problem()
     with pytest.raises(kind, match=says):
         linear_cross_entropy(**({"features": h, "weight": w, "targets": t, "bias": b} | change))
 
 
-def test_options_object_and_keywords_say_the_same():
+def test_options_object_and_keywords_give_the_same_loss():
     (h, w, _), t = problem()
     one = linear_cross_entropy(h, w, t, options=LossOptions(softcap=2.0, reduction="sum"))
     assert torch.equal(one, linear_cross_entropy(h, w, t, softcap=2.0, reduction="sum"))
@@ -254,7 +254,7 @@ def test_options_object_and_keywords_say_the_same():
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_fp32_logits_are_those_of_fp64_but_for_a_thousandth_of_a_nat(compiled, dtype, scale, monkeypatch):
+def test_fp32_logits_give_losses_near_fp64(compiled, dtype, scale, monkeypatch):
     monkeypatch.setattr("tiewise.boundary.ops.chunk_products.WIDENED", 100 * E)  # of 1,000 words: ten blocks
     (h, w, _), t = problem(dtype, n=512, v=1000, spread=3.0)
     truth = oracle(h, w, t, reduction="none", scale=scale)
@@ -279,7 +279,7 @@ INTO = [{}, {"label_smoothing": 0.2, "class_weight": True}, {"softcap": 2.0, "z_
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("chosen", INTO, ids=lambda o: "+".join(o) or "plain")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_gradient_is_added_to_what_stands(dtype, chosen, reduction):
+def test_into_accumulates_the_table_gradient(dtype, chosen, reduction):
     (h, w, b), t = problem(dtype)
     kw = options_of(chosen) | {"reduction": reduction, "chunk": 5}
     truth, true = gradients(oracle, [x.double() for x in (h, w, b)], t, upstream=torch.tensor(0.25).double(), **kw)
@@ -294,7 +294,7 @@ def test_a_gradient_is_added_to_what_stands(dtype, chosen, reduction):
     assert_near((h.grad, into - standing, b.grad), true, tolerance)
 
 
-def test_a_narrow_table_s_gradient_over_many_batches_is_summed_in_fp32():
+def test_into_sums_the_gradient_of_a_bf16_table_in_fp32():
     (h, w, _), t = problem(torch.bfloat16)
     into, leaf, true = torch.zeros(w.shape), w.clone().requires_grad_(), w.double().requires_grad_()
     for i in range(64):
@@ -305,7 +305,7 @@ def test_a_narrow_table_s_gradient_over_many_batches_is_summed_in_fp32():
     assert error(into, true.grad) < 0.3 * error(leaf.grad, true.grad)
 
 
-def test_into_is_refused_where_it_would_be_wrong():
+def test_cross_entropy_refuses_invalid_uses_of_into():
     (h, w, b), t = problem(torch.float32)
     h.requires_grad_()
     into = torch.zeros_like(w)
@@ -341,7 +341,7 @@ def test_into_is_refused_where_it_would_be_wrong():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("divisor", [0.0, float("nan")])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_ignored_tokens_have_zero_gradients_whatever_their_loss_is_divided_by(reduction, divisor, compiled):
+def test_ignored_tokens_have_zero_gradients_even_if_the_loss_is_divided_by_zero(reduction, divisor, compiled):
     """As torch's own cross-entropy has: a step without labels relies on it."""
     (h, w, _), t = problem()
     ours = torch.compile(linear_cross_entropy, backend="aot_eager") if compiled else linear_cross_entropy

@@ -35,7 +35,9 @@ CASES = {
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("device", "region", "expected"), CASES.values(), ids=CASES)
-def test_autocast_s_type_is_that_of_the_region_in_one_graph(device, region, expected, compiled, untraceable_query):
+def test_autocast_type_is_that_of_the_region_in_one_compiled_graph(
+    device, region, expected, compiled, untraceable_query
+):
     def zero_of_the_type(x):
         return torch.zeros((), dtype=devices.autocast_type(x) or x.dtype)
 
@@ -46,7 +48,7 @@ def test_autocast_s_type_is_that_of_the_region_in_one_graph(device, region, expe
 
 
 @pytest.mark.parametrize("has_autocast", [False, True])
-def test_the_loss_compiles_in_one_graph_where_dynamo_cannot_ask_for_autocast(has_autocast, untraceable_query):
+def test_loss_compiles_in_one_graph_if_dynamo_cannot_trace_the_autocast_query(has_autocast, untraceable_query):
     def step(h, w, t):
         return linear_cross_entropy(h, w, t)
 

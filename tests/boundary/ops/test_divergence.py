@@ -67,7 +67,7 @@ def run(function, student, *args, upstream=1.0, **kw):
 )
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("beta", BETAS)
-def test_equals_the_definition_in_fp64(beta, with_bias, chosen, reduction):
+def test_divergence_equals_the_definition_in_fp64(beta, with_bias, chosen, reduction):
     student, t = problem()
     teacher = teachers()
     if not with_bias:
@@ -81,7 +81,7 @@ def test_equals_the_definition_in_fp64(beta, with_bias, chosen, reduction):
 
 
 @given(st.integers(2, 60), st.just(0.0) | st.just(1.0) | st.floats(0.01, 0.99), st.integers(0, 10_000))
-def test_keeps_the_laws_of_a_divergence(v, beta, seed):
+def test_divergence_is_nonnegative_bounded_and_mirrored_in_beta(v, beta, seed):
     (h, w, b), _ = problem(n=3, v=v, seed=seed)
     (x, u, c) = teachers(n=3, v=v)
     each = linear_divergence(h, w, x, u, None, b, c, beta=beta, reduction="none")
@@ -105,7 +105,7 @@ def test_the_teacher_gets_no_gradient(beta):
 
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_error_is_no_worse_than_the_plain_computation_in_the_same_type(dtype, beta):
+def test_divergence_error_is_at_most_that_of_the_plain_computation(dtype, beta):
     student, t = problem(dtype, n=256, v=500, spread=0.3)
     teacher = teachers(dtype, n=256, v=500)
     wide = [[x.double() for x in side] for side in (student, teacher)]
@@ -119,7 +119,7 @@ def test_error_is_no_worse_than_the_plain_computation_in_the_same_type(dtype, be
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_fp32_logits_of_bf16_tables_are_within_a_thousandth_of_a_nat(beta):
+def test_fp32_logits_of_bf16_tables_give_divergences_near_fp64(beta):
     student, t = problem(torch.bfloat16, n=256, v=500)
     teacher = teachers(torch.bfloat16, n=256, v=500)
     wide = [[x.double() for x in side] for side in (student, teacher)]
@@ -130,7 +130,7 @@ def test_fp32_logits_of_bf16_tables_are_within_a_thousandth_of_a_nat(beta):
 
 @pytest.mark.parametrize("teacher_type", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("student_type", [torch.float64, torch.float32])
-def test_the_teacher_may_be_of_another_type(student_type, teacher_type):
+def test_divergence_accepts_a_teacher_of_another_dtype(student_type, teacher_type):
     student, t = problem(student_type)
     teacher = teachers(teacher_type)
     got = ours(student, teacher, t, logits="fp32")
@@ -140,7 +140,7 @@ def test_the_teacher_may_be_of_another_type(student_type, teacher_type):
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_a_token_that_both_rule_out_adds_nothing(beta):
+def test_token_of_zero_probability_for_both_adds_no_divergence(beta):
     (h, w, b), t = problem()
     x, u, c = teachers()
     rest = [j for j in range(V) if j not in (0, 9)]
@@ -154,7 +154,7 @@ def test_a_token_that_both_rule_out_adds_nothing(beta):
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_a_token_that_one_side_rules_out_is_infinite_to_who_expects_it(beta):
+def test_token_of_zero_probability_for_one_side_gives_an_infinite_divergence(beta):
     (h, w, b), t = problem()
     x, u, c = teachers()
     without = torch.zeros(V, dtype=torch.float64).index_fill_(0, torch.tensor([3]), -torch.inf)
@@ -164,7 +164,7 @@ def test_a_token_that_one_side_rules_out_is_infinite_to_who_expects_it(beta):
         assert got[1].isinf() == (beta == infinite)
 
 
-def test_labels_may_be_left_out():
+def test_divergence_without_labels_averages_over_all_tokens():
     (h, w, _), t = problem()
     x, u, _ = teachers()
     each = linear_divergence(h, w, x, u, t.clamp(min=0), reduction="none")
@@ -190,7 +190,7 @@ def test_labels_may_be_left_out():
         ({"reduction": "batchmean"}, ValueError, "unknown reduction 'batchmean'"),
     ],
 )
-def test_wrong_input_is_named(change, kind, says):
+def test_divergence_refuses_invalid_input(change, kind, says):
     (h, w, _), t = problem()
     x, u, _ = teachers()
     given = {"features": h, "weight": w, "teacher_features": x, "teacher_weight": u, "targets": t}

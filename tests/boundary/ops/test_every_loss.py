@@ -47,7 +47,7 @@ def summed(name):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_leading_dimensions_are_free(name):
+def test_losses_accept_any_leading_dimensions(name):
     (h, w, _), t = problem(n=24)
     flat = EACH[name](h, w, t)
     assert torch.equal(EACH[name](h.view(2, 3, 4, E), w, t.view(2, 3, 4)), flat.view(2, 3, 4))
@@ -56,7 +56,7 @@ def test_leading_dimensions_are_free(name):
 
 @pytest.mark.parametrize("frozen", [0, 1])
 @every_loss
-def test_a_frozen_side_gets_no_gradient_and_the_other_gets_its_own(name, frozen):
+def test_frozen_side_gets_no_gradient_and_the_other_side_gets_its_gradient(name, frozen):
     (h, w, _), t = problem()
     leaves = [h.clone(), w.clone()]
     leaves[1 - frozen].requires_grad_()
@@ -69,7 +69,7 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_gets_its_own(name, frozen)
 
 @pytest.mark.parametrize("n", [0, N])
 @every_loss
-def test_where_no_token_counts_or_is_there_loss_and_gradients_are_zero(name, n):
+def test_loss_and_gradients_are_zero_without_counted_tokens(name, n):
     inputs, t = problem(torch.float32, n=n)
     loss, grads = gradients(summed(name), inputs, t.fill_(-100))
     assert loss == 0
@@ -78,14 +78,14 @@ def test_where_no_token_counts_or_is_there_loss_and_gradients_are_zero(name, n):
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.int8, torch.uint8])
 @every_loss
-def test_targets_may_be_whole_numbers_of_any_width(name, kind):
+def test_losses_accept_targets_of_any_integer_dtype(name, kind):
     (h, w, _), t = problem()
     t = t.clamp(min=0)
     assert torch.equal(EVERY[name](h, w, t.to(kind)), EVERY[name](h, w, t))
 
 
 @every_loss
-def test_a_vocabulary_without_words_is_refused_in_one_line(name):
+def test_losses_refuse_a_table_without_rows(name):
     (h, w, _), t = problem()
     for targets in (t, torch.full_like(t, -100)):
         with pytest.raises(ValueError, match=r"has no rows; a vocabulary needs V ≥ 1 words"):
@@ -93,7 +93,7 @@ def test_a_vocabulary_without_words_is_refused_in_one_line(name):
 
 
 @every_loss
-def test_a_table_without_columns_has_the_distribution_of_its_bias(name):
+def test_table_without_columns_gives_the_distribution_of_its_bias(name):
     """E = 0: every product is 0, as that of a table of zeros [V, 1] is."""
     (h, w, b), t = problem()
     found, grads = gradients(summed(name), (h[:, :0], w[:, :0], b), t)
@@ -105,7 +105,7 @@ def test_a_table_without_columns_has_the_distribution_of_its_bias(name):
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.complex64])
 @every_loss
-def test_targets_that_are_no_numbers_of_words_are_refused(name, kind):
+def test_losses_refuse_bool_and_complex_targets(name, kind):
     (h, w, _), t = problem()
     with pytest.raises(UnsupportedError, match=f"targets of type {kind}; pass class indices"):
         EVERY[name](h, w, t.to(kind))
@@ -114,7 +114,7 @@ def test_targets_that_are_no_numbers_of_words_are_refused(name, kind):
 # the losses read the processor's name through a cache; Dynamo reports that it traces the function behind the cache
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @every_loss
-def test_compiled_it_is_the_same_in_one_graph_or_between_two(name):
+def test_compiled_losses_equal_eager_ones(name):
     inputs, t = problem(torch.float32)
 
     def step(h, w, targets, bias):
@@ -126,7 +126,7 @@ def test_compiled_it_is_the_same_in_one_graph_or_between_two(name):
 
 
 @every_loss
-def test_second_derivatives_and_function_transforms_are_refused_with_the_reason(name):
+def test_losses_refuse_second_derivatives_and_function_transforms(name):
     (h, w, _), t = problem()
     with pytest.raises(UnsupportedError, match=f"{name.partition(',')[0]}.* no second derivative"):
         torch.autograd.grad(summed(name)(h.requires_grad_(), w, t), h, create_graph=True)

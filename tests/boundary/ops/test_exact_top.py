@@ -43,7 +43,7 @@ NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-45, -1e-40, 1.2e-3
 
 
 @given(st.data())
-def test_any_numbers_give_what_fsum_gives(data):
+def test_top_equals_fsum_for_any_numbers(data):
     v, e, k = (data.draw(st.integers(1, most)) for most in (12, 9, 14))
     dtype = data.draw(st.sampled_from(DTYPES))
     numbers = st.one_of(NUMBERS, st.floats(-4, 4, width=16))
@@ -54,7 +54,7 @@ def test_any_numbers_give_what_fsum_gives(data):
 
 
 @given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 40), st.integers(0, 999), st.sampled_from(DTYPES))
-def test_any_shape_scale_and_bias(v, e, k, seed, dtype):
+def test_top_is_exact_for_any_shape_scale_and_bias(v, e, k, seed, dtype):
     table, bias = drawn(v, e, seed=seed, dtype=dtype), drawn(v, seed=seed + 1)
     hidden = drawn(2, e, seed=seed + 2)
     top = ExactTop(table)
@@ -63,7 +63,7 @@ def test_any_shape_scale_and_bias(v, e, k, seed, dtype):
     assert top.counts.queries == 4
 
 
-def test_equal_rows_go_by_the_lower_token():
+def test_equal_logits_are_ordered_by_token():
     table = drawn(1, 40).repeat(500, 1)
     table[100] *= 0.5
     scores, tokens = ExactTop(table).top(table[:1], 103)
@@ -72,7 +72,7 @@ def test_equal_rows_go_by_the_lower_token():
     assert ExactTop(table).argmax(torch.zeros(3, 40)).tolist() == [0, 0, 0]
 
 
-def test_rows_that_int8_cannot_tell_apart_are_told_apart():
+def test_top_orders_rows_that_int8_cannot_distinguish():
     # one direction and a difference of a few last places: every row is a candidate, so fp64 reads the whole table
     table = (drawn(1, 64) + 1e-7 * drawn(1000, 64, seed=1)).contiguous()
     top = ExactTop(table)
@@ -80,7 +80,7 @@ def test_rows_that_int8_cannot_tell_apart_are_told_apart():
     assert top.counts.full_scans == 3
 
 
-def test_a_large_row_among_small_ones_and_a_query_with_one_large_entry():
+def test_top_is_exact_for_rows_and_queries_of_mixed_magnitude():
     table, hidden = drawn(2000, 96) * 1e-3, drawn(4, 96, seed=1)
     table[7] *= 1e6
     table[1000:1100] *= 1e-42
@@ -91,7 +91,7 @@ def test_a_large_row_among_small_ones_and_a_query_with_one_large_entry():
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_answered_as_torch_answers_and_the_rest_exactly(wrong):
+def test_top_follows_torch_for_values_that_are_not_finite(wrong):
     table, hidden = drawn(50, 24), drawn(2, 24, seed=1)
     table[[3, 30], 5] = wrong
     top = ExactTop(table)
@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_answered_as_torch_answers_and_the_rest_exactly(wr
 
 
 @pytest.mark.parametrize("scale", [1.0, -1e30, 1e-60])
-def test_the_smallest_rows_meet_the_largest_queries(scale):
+def test_top_is_exact_for_the_smallest_rows_and_largest_queries(scale):
     # 1e-42 · 3e38 · 200: every number of the way is at an end of fp32
     table, hidden = drawn(200, 300) * 1e-42, drawn(3, 300, seed=1).sign() * 3e38
     table[::9] = 0
@@ -120,7 +120,7 @@ def test_the_smallest_rows_meet_the_largest_queries(scale):
     assert_exact(ExactTop(table), hidden, 5)
 
 
-def test_numbers_beyond_fp32_overflow_in_the_score_only():
+def test_logits_beyond_fp32_overflow_only_in_the_returned_score():
     table, hidden = drawn(40, 8) * 1e30, drawn(1, 8, seed=1) * 1e30
     scores, tokens = ExactTop(table).top(hidden, 40)
     assert tokens.tolist() == (hidden.double() @ table.double().T).argsort(descending=True).tolist()
@@ -128,7 +128,7 @@ def test_numbers_beyond_fp32_overflow_in_the_score_only():
 
 
 @given(st.integers(2, 20), st.integers(2, 90), st.integers(0, 999), st.sampled_from([1e-42, 1e-12, 1.0, 1e12]))
-def test_no_logit_lies_outside_its_bound(v, e, seed, size):
+def test_every_logit_is_within_its_documented_bound(v, e, seed, size):
     # in rational arithmetic, the bound as documented and not a whit wider
     table, hidden = drawn(v, e, seed=seed) * size, drawn(1, e, seed=seed + 1).double()
     hidden[0, seed % e] *= 50
@@ -150,7 +150,7 @@ def test_no_logit_lies_outside_its_bound(v, e, seed, size):
 
 
 @given(st.integers(1, 70), st.integers(0, 999), st.booleans())
-def test_dots_are_rounded_once(e, seed, cancels):
+def test_exact_dots_round_once(e, seed, cancels):
     rows, h = drawn(5, e, seed=seed) * 10.0 ** drawn(5, e, seed=seed + 1).mul(6).round(), drawn(e, seed=seed + 2)
     if cancels:  # a sum that is a few last places of its terms, or nothing at all
         rows, h = torch.cat((rows, -rows, rows[:, :1] * 1e-9), 1), torch.cat((h, h, h[:1]))
@@ -159,7 +159,7 @@ def test_dots_are_rounded_once(e, seed, cancels):
     assert exact_dots(rows, h.double()).tolist() == true
 
 
-def test_the_copy_follows_the_table():
+def test_int8_copy_follows_changes_of_the_table():
     table = torch.nn.Parameter(drawn(300, 32))
     hidden = drawn(1, 32, seed=1)
     top = ExactTop(table)
@@ -172,7 +172,7 @@ def test_the_copy_follows_the_table():
     assert_exact(top, hidden, 3)
 
 
-def test_few_rows_are_computed_and_the_copy_is_small():
+def test_top_reads_few_rows_and_keeps_a_small_copy():
     top = ExactTop(drawn(20_000, 128))
     hidden = drawn(4, 128, seed=1)
     assert_exact(top, hidden[:1], 2)
@@ -183,7 +183,7 @@ def test_few_rows_are_computed_and_the_copy_is_small():
 
 
 @pytest.mark.parametrize("way", ["compiled", "torch", "none"])
-def test_however_the_table_is_read_the_answer_is_the_same(way, monkeypatch):
+def test_top_is_the_same_with_compiled_torch_and_no_int8_products(way, monkeypatch):
     if way == "compiled" and kernels("avx512_vnni") is None:
         pytest.skip("tiewise kernels build")
     if way == "torch" and not exact_top.has_exact_int8():
@@ -206,7 +206,7 @@ def test_however_the_table_is_read_the_answer_is_the_same(way, monkeypatch):
             torch.testing.assert_close(seen.double(), true, rtol=2.0**-24, atol=0)
 
 
-def test_hidden_states_of_any_shape_and_an_order_of_their_own():
+def test_top_accepts_hidden_states_of_any_shape():
     table, hidden = drawn(60, 16), drawn(2, 3, 16, seed=1)
     top = ExactTop(table)
     scores, tokens = top.top(hidden, 100)
@@ -216,7 +216,7 @@ def test_hidden_states_of_any_shape_and_an_order_of_their_own():
     assert top.top(hidden[:0], 3)[0].shape == (0, 3, 3)
 
 
-def test_what_cannot_be_answered_is_refused():
+def test_exact_top_refuses_invalid_input():
     top, hidden = ExactTop(drawn(4, 4)), drawn(1, 4)
     for kind, said, call in (
         (UnsupportedError, "fp32, bf16 or fp16", lambda: ExactTop(drawn(4, 4).double())),

@@ -58,7 +58,7 @@ class Rounds:
 
 @needs_exact
 @pytest.mark.parametrize(("took", "product", "share"), [(9.0, "onednn", "0.90"), (9.1, "default", "0.91")])
-def test_a_trial_decides_by_a_margin(machine, took, product, share):
+def test_trial_selects_onednn_only_by_a_margin(machine, took, product, share):
     machine(10.0, took)
     with fast_products() as choice:
         assert flag() == ("bf16" if product == "onednn" else "none")
@@ -71,7 +71,7 @@ def test_a_trial_decides_by_a_margin(machine, took, product, share):
 
 @needs_exact
 @pytest.mark.parametrize(("times", "native"), [((10.0, 5.0, 5.5), True), ((5.0, 9.0, 5.6), False), ((5.0, 9.0), False)])
-def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, times, native):
+def test_compiled_kernel_is_chosen_if_it_is_as_fast(machine, times, native):
     machine(*times)
     choice = fp.choose_products()
     assert (choice.native, choice.native_ms) == (native, times[2] if len(times) == 3 else None)
@@ -93,7 +93,7 @@ def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, times, native)
         ({}, "does not say"),
     ],
 )
-def test_where_onednn_may_round_it_is_never_tried(machine, traits, reason):
+def test_onednn_is_never_tried_if_it_may_round(machine, traits, reason):
     machine(traits=traits)
     choice = fp.choose_products()
     assert (choice.product, choice.exact, choice.default_ms, machine.tried) == ("default", True, None, 0)
@@ -101,7 +101,7 @@ def test_where_onednn_may_round_it_is_never_tried(machine, traits, reason):
 
 
 @needs_flag
-def test_where_a_probe_was_rounded_nothing_is_tried(machine, monkeypatch):
+def test_no_trial_runs_if_onednn_rounds_a_probe(machine, monkeypatch):
     machine()
     factors = fp._product_factors
     monkeypatch.setattr(fp, "_product_factors", lambda rows: [(Rounds(a), b) for a, b in factors(rows)])
@@ -111,7 +111,7 @@ def test_where_a_probe_was_rounded_nothing_is_tried(machine, monkeypatch):
         assert not fp.choose_products("onednn").exact
 
 
-def test_a_torch_without_the_flag(machine, monkeypatch):
+def test_fast_products_keeps_the_default_if_torch_lacks_the_flag(machine, monkeypatch):
     machine()
     monkeypatch.setattr(fp, "_matmul", None)
     with fast_products() as choice:
@@ -121,7 +121,7 @@ def test_a_torch_without_the_flag(machine, monkeypatch):
 
 
 @needs_flag
-def test_amx_can_be_asked_for_and_says_that_it_rounds(machine):
+def test_requesting_onednn_on_amx_warns_that_it_rounds(machine):
     machine(traits=PLAIN | {"amx_tile": True})
     with pytest.warns(TiewiseWarning, match=r"has AMX.*rounds to bf16"), fast_products("onednn") as choice:
         assert flag() == "bf16"
@@ -130,7 +130,7 @@ def test_amx_can_be_asked_for_and_says_that_it_rounds(machine):
 
 
 @needs_flag
-def test_a_flag_that_was_set_by_hand_stays(machine):
+def test_fast_products_keeps_a_flag_set_by_hand(machine):
     machine(10.0, 5.0)
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
@@ -145,7 +145,7 @@ def test_a_flag_that_was_set_by_hand_stays(machine):
 
 
 @needs_exact
-def test_a_real_trial(machine):
+def test_real_trial_returns_positive_times_and_keeps_the_random_state(machine):
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         times = fp.run_trial(1, 0.0)
     assert len(times) == 2 + (fp.kernels() is not None)
@@ -159,7 +159,7 @@ def test_a_real_trial(machine):
 # what is asked for
 
 
-def test_the_variable_decides_for_auto_alone(machine, monkeypatch):
+def test_environment_variable_applies_only_to_auto(machine, monkeypatch):
     machine()
     monkeypatch.setenv("TIEWISE_PRODUCTS", "default")
     assert fp.choose_products().reason == "asked for"
@@ -171,7 +171,7 @@ def test_the_variable_decides_for_auto_alone(machine, monkeypatch):
 
 
 @needs_exact
-def test_auto_within_another_takes_what_that_one_took(machine, monkeypatch):
+def test_auto_inside_another_context_takes_its_choice(machine, monkeypatch):
     machine()
     monkeypatch.setenv("TIEWISE_PRODUCTS", "default")
     with fast_products("onednn") as outer:
@@ -188,7 +188,7 @@ def test_auto_within_another_takes_what_that_one_took(machine, monkeypatch):
 
 @needs_exact
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["default", "onednn"])), max_size=30))
-def test_whoever_comes_and_goes_the_last_to_come_rules(moves):
+def test_last_entered_context_sets_the_flag(moves):
     inside = {}
     for place, product in moves:
         if place in inside:
@@ -207,7 +207,7 @@ def test_whoever_comes_and_goes_the_last_to_come_rules(moves):
 
 @needs_exact
 @pytest.mark.parametrize("found", ["none", "ieee"])
-def test_an_error_leaves_the_flag_as_it_was(found):
+def test_fast_products_restores_the_flag_after_an_error(found):
     @fast_products("onednn")
     def fails(depth):
         assert flag() == "bf16"
@@ -226,7 +226,7 @@ def test_an_error_leaves_the_flag_as_it_was(found):
 
 
 @needs_exact
-def test_two_threads_overlap():
+def test_flag_stays_set_until_the_last_thread_leaves():
     entered, leave = threading.Event(), threading.Event()
 
     def other():
@@ -245,7 +245,7 @@ def test_two_threads_overlap():
 
 
 @needs_exact
-def test_threads_try_once(machine):
+def test_concurrent_threads_run_one_trial(machine):
     machine(10.0, 5.0)
     together = threading.Barrier(8)
 
@@ -262,7 +262,7 @@ def test_threads_try_once(machine):
 
 
 @needs_exact
-def test_times_are_kept_for_the_next_process_and_for_this_machine_alone(machine, tmp_path):
+def test_cache_keeps_trial_times_per_processor_and_thread_count(machine, tmp_path):
     machine(10.0, 5.0)
     assert fp.choose_products().product == "onednn"
     machine.restarted()
@@ -285,7 +285,7 @@ def test_times_are_kept_for_the_next_process_and_for_this_machine_alone(machine,
 
 @needs_exact
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"KEY": 3}', '{"KEY": {"default_ms": 0, "onednn_ms": 1}}'])
-def test_a_damaged_cache_is_replaced_whole(machine, tmp_path, content):
+def test_damaged_cache_is_replaced(machine, tmp_path, content):
     machine(10.0, 5.0)
     fp.choose_products()
     path = tmp_path / "cache" / "tiewise" / "products.json"
@@ -300,7 +300,7 @@ def test_a_damaged_cache_is_replaced_whole(machine, tmp_path, content):
 
 @needs_exact
 @pytest.mark.parametrize("home", ["a file", "none"])
-def test_where_nothing_can_be_kept_every_process_tries(machine, tmp_path, monkeypatch, home):
+def test_every_process_runs_a_trial_if_the_cache_cannot_be_written(machine, tmp_path, monkeypatch, home):
     if home == "none":
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", "~")  # which is nobody's home
@@ -327,7 +327,7 @@ def problem(dtype=torch.float32, n=40, v=50, d=300):
 LARGE = {"n": 1024, "v": 512, "d": 512}  # 2²⁸ multiplications: the least that begin a trial
 
 
-def test_a_small_loss_begins_no_trial(machine, flags):
+def test_small_loss_starts_no_trial(machine, flags):
     machine()
     h, w, t = problem()
     linear_cross_entropy(h, w, t).backward()
@@ -338,7 +338,7 @@ def test_a_small_loss_begins_no_trial(machine, flags):
 @needs_exact
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_large_loss_takes_the_choice_forward_and_backward(machine, flags, monkeypatch, reduction, compiled):
+def test_large_loss_uses_the_choice_forward_and_backward(machine, flags, monkeypatch, reduction, compiled):
     machine(10.0, 5.0)
     found = {}
     for asked, product in (("default", "none"), ("auto", "bf16")):
@@ -357,7 +357,7 @@ def test_a_large_loss_takes_the_choice_forward_and_backward(machine, flags, monk
 
 
 @needs_exact
-def test_products_of_other_types_are_left_alone(machine, flags):
+def test_products_of_other_dtypes_start_no_trial(machine, flags):
     machine()
     for dtype in (torch.bfloat16, torch.float64):
         linear_cross_entropy(*problem(dtype, **LARGE)).backward()
@@ -366,7 +366,7 @@ def test_products_of_other_types_are_left_alone(machine, flags):
 
 
 @needs_exact
-def test_the_augmented_loss_takes_it_too(machine):
+def test_augmented_loss_starts_a_trial(machine):
     machine(10.0, 5.0)
     augmented_cross_entropy(*problem(**LARGE)).backward()
     assert machine.tried == 1
@@ -374,7 +374,7 @@ def test_the_augmented_loss_takes_it_too(machine):
 
 @needs_exact
 @given(st.integers(1, 70), st.integers(1, 400), st.integers(1, 90), st.integers(0, 3), st.integers(0, 2**31))
-def test_products_on_onednn_are_fp32(n, k, m, turned, seed):
+def test_onednn_products_have_fp32_accuracy(n, k, m, turned, seed):
     draw = torch.Generator().manual_seed(seed)
     a = torch.randn((n, k) if turned % 2 else (k, n), generator=draw)
     b = torch.randn((k, m) if turned // 2 else (m, k), generator=draw)
@@ -389,7 +389,7 @@ def test_products_on_onednn_are_fp32(n, k, m, turned, seed):
 
 @needs_exact
 @pytest.mark.slow
-def test_a_compiled_graph_takes_the_products_of_the_moment_it_runs():
+def test_compiled_graph_uses_the_choice_at_run_time():
     draw = torch.Generator().manual_seed(0)
     a, b = torch.rand(100, 3000, generator=draw), torch.rand(3000, 50, generator=draw)
     compiled = torch.compile(lambda a, b: torch.relu(a @ b) + 1, fullgraph=True)
@@ -404,7 +404,7 @@ def test_a_compiled_graph_takes_the_products_of_the_moment_it_runs():
 
 @needs_exact
 @pytest.mark.slow
-def test_within_a_compiled_function_it_is_a_graph_break():
+def test_fast_products_sets_the_flag_inside_a_compiled_function():
     def step(a):
         with fast_products("onednn"):
             return flag(), a @ a

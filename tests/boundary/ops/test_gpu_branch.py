@@ -14,15 +14,15 @@ from tests.boundary.ops.test_cross_entropy import (  # noqa: F401
     gradients,
     options_of,
     problem,
-    test_a_bf16_scalar_does_not_depend_on_the_chunk,
-    test_a_gradient_is_added_to_what_stands,
-    test_a_logit_at_minus_infinity_costs_what_torch_says,
-    test_equals_the_formula_in_fp64,
-    test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype_or_under_autocast,
+    test_bf16_loss_does_not_depend_on_the_chunk,
+    test_cross_entropy_equals_the_formula_in_fp64,
+    test_cross_entropy_error_is_at_most_that_of_the_plain_computation,
     test_fp16_gradients_survive_a_loss_scale,
     test_huge_logits_stay_finite,
+    test_into_accumulates_the_table_gradient,
+    test_target_logit_of_minus_infinity_gives_the_loss_of_torch,
 )
-from tests.boundary.ops.test_divergence import test_equals_the_definition_in_fp64  # noqa: F401
+from tests.boundary.ops.test_divergence import test_divergence_equals_the_definition_in_fp64  # noqa: F401
 from tests.boundary.ops.test_every_loss import EVERY, summed
 
 from tiewise.boundary.ops import chunk_products, devices
@@ -51,7 +51,7 @@ OTHERS = [(name, {}, "mean") for name in EVERY if not name.startswith("linear_cr
 
 
 @pytest.mark.parametrize(("name", "chosen", "reduction"), CROSS_ENTROPIES + OTHERS)
-def test_both_branches_compute_the_same(name, chosen, reduction, plain_devices):
+def test_gpu_and_cpu_branches_compute_the_same(name, chosen, reduction, plain_devices):
     inputs, t = problem()
     loss, kw = summed(name), {}
     if name == "linear_cross_entropy":
@@ -63,7 +63,7 @@ def test_both_branches_compute_the_same(name, chosen, reduction, plain_devices):
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-13)
 
 
-def test_the_nll_of_a_nearly_certain_target_keeps_its_digits():
+def test_nll_of_a_nearly_certain_target_stays_accurate():
     """Here 1 − p is 8e-7, and lse − z in fp32 would be a multiple of 2e-6."""
     h, w = torch.full((1, 1), 20.0), torch.tensor([[1.0], [0.3]])
     wanted = oracle(h, w, torch.zeros(1, dtype=torch.long)).item()
@@ -86,7 +86,7 @@ CALLS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("branch", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", CALLS)
-def test_no_loss_holds_more_than_the_budget_of_a_chunk(name, branch, dtype, monkeypatch):
+def test_losses_stay_within_the_chunk_memory_budget(name, branch, dtype, monkeypatch):
     monkeypatch.setenv("TIEWISE_KERNELS", "off")
     monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": BUDGET, "cuda": BUDGET})
     monkeypatch.setattr(backends, "MINIMUM_ROWS", 1)
@@ -109,7 +109,7 @@ def test_no_loss_holds_more_than_the_budget_of_a_chunk(name, branch, dtype, monk
     assert 0.4 * 4 * BUDGET < held < 1.12 * 4 * BUDGET + vectors
 
 
-def test_the_budgets_are_those_that_the_docs_name():
+def test_chunk_budgets_match_the_docs():
     assert {name: 4 * numbers // 10**6 for name, numbers in backends.CHUNK_ELEMENTS.items()} == {
         "cpu": 104,
         "cuda": 268,
@@ -123,7 +123,7 @@ def test_the_budgets_are_those_that_the_docs_name():
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith("augmented")])  # reads distinct words
-def test_meta_tensors_pass_through_every_loss_so_that_nothing_synchronises(name, plain_devices):
+def test_losses_run_on_meta_tensors_and_so_never_synchronise(name, plain_devices):
     """Reading a value of a meta tensor raises, as `.item()`, `bool()` or `nonzero` of a CUDA tensor synchronise."""
     inputs, t = problem(torch.float32)
     h, w, b = (x.to("meta").requires_grad_() for x in inputs)
@@ -133,7 +133,7 @@ def test_meta_tensors_pass_through_every_loss_so_that_nothing_synchronises(name,
     assert all(x.grad.shape == x.shape and x.grad.device.type == "meta" for x in (h, w, b))
 
 
-def test_a_tied_step_on_meta_tensors(plain_devices):
+def test_tied_step_runs_on_meta_tensors(plain_devices):
     (_, w, _), t = problem(torch.bfloat16)
     leaf, record = w.to("meta").requires_grad_(), PathRecord()
     rows, table = tied_lookup(leaf, t.to("meta"), LookupOptions(record=record))
@@ -144,7 +144,7 @@ def test_a_tied_step_on_meta_tensors(plain_devices):
 # products that keep their sums
 
 
-def test_a_gpu_whose_products_round_widens_the_table_where_fp32_logits_are_asked_for(plain_devices):
+def test_fp32_logits_widen_the_table_if_gpu_products_round(plain_devices):
     (h, w, _), t = problem(torch.bfloat16, n=512, v=1000, spread=3.0)
     truth = oracle(h, w, t, reduction="none")
     worst = {}
@@ -161,7 +161,7 @@ def test_a_gpu_whose_products_round_widens_the_table_where_fp32_logits_are_asked
     ("overloads", "hip", "has"),
     [(["default", "dtype_out"], None, True), (["default"], None, False), (["dtype_out"], "7.2", False)],
 )
-def test_products_keep_their_sums_on_cuda_from_torch_2_8_on(overloads, hip, has, plain_devices, monkeypatch):
+def test_wide_products_need_cuda_and_the_dtype_out_overload(overloads, hip, has, plain_devices, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.ops.aten, "mm", type("mm", (), {"overloads": staticmethod(lambda: overloads)}))
     devices._mm_takes_out_dtype.cache_clear()

@@ -1,7 +1,8 @@
-"""The loss by each of its backends, ours among them, on a GPU against the formula in fp64; and which of them is taken.
+"""The loss by each of its backends on a GPU against the formula in fp64, and the choice of the backend.
 
-Without a GPU those tests skip and say so. Liger's kernels also run on a CPU, by triton's interpreter, which a process
-has from its start or not at all: `test_liger_under_tritons_interpreter` runs this file again in one that has it.
+Without a GPU those tests skip with a reason. Liger's kernels also run on a CPU, by triton's interpreter. A process can
+enable the interpreter only at its start, so `test_liger_tests_pass_under_tritons_interpreter` runs this file again in
+a process that does.
 """
 
 import json
@@ -81,7 +82,7 @@ def moved(device, tensors, t):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("name", "kind", "chosen"), CLAIMED)
-def test_equals_the_formula_in_fp64(name, kind, chosen, reduction, device):
+def test_backend_equals_the_formula_in_fp64(name, kind, chosen, reduction, device):
     (h, w, b), t = problem(kind, n=N, v=V, spread=0.5)
     inputs = (h, w, b if "bias" in EVERY[name] else None)
     kw = options_of(chosen, V) | {"reduction": reduction}
@@ -100,14 +101,14 @@ def test_equals_the_formula_in_fp64(name, kind, chosen, reduction, device):
 
 
 @pytest.mark.parametrize("name", ["tiewise", "cce"])
-def test_fp32_logits_of_bf16_are_those_of_fp64_but_for_a_thousandth_of_a_nat(name, device):
+def test_fp32_logits_of_bf16_inputs_give_losses_near_fp64(name, device):
     (h, w, _), t = problem(torch.bfloat16, n=N, v=V, spread=3.0)
     got = linear_cross_entropy(h.to(device), w.to(device), t.to(device), reduction="none", logits="fp32", backend=name)
     assert (got.cpu() - oracle(h, w, t, reduction="none")).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_everything_around_a_kernel_is_as_ever(name, device):
+def test_backend_supports_freezing_repeated_backward_compile_and_autocast(name, device):
     kind = TYPES[name][-1 if name == "cce" else 0]
     inputs, t = problem(kind, n=N, v=V)
     (h, w), t = moved(device, inputs[:2], t)
@@ -144,7 +145,7 @@ def test_everything_around_a_kernel_is_as_ever(name, device):
 
 
 @pytest.mark.parametrize("name", ["tiewise", "liger"])
-def test_a_tied_step_that_the_environment_sends_to_a_backend(name, device, monkeypatch):
+def test_tied_step_uses_the_backend_of_the_environment_variable(name, device, monkeypatch):
     monkeypatch.setenv("TIEWISE_LOSS", name)
     (_, w, _), t = problem(torch.float32, n=N, v=V)
     ids, body = t.roll(1).clamp(min=0), torch.linspace(-1, 1, E * E).view(E, E)
@@ -159,7 +160,7 @@ def test_a_tied_step_that_the_environment_sends_to_a_backend(name, device, monke
 
 
 @pytest.mark.parametrize("name", ["tiewise"])
-def test_log_probabilities_and_entropies_on_a_gpu(name, device):
+def test_log_probabilities_and_entropies_match_fp64_on_a_gpu(name, device):
     (h, w, b), t = problem(torch.float32, n=N, v=V, spread=0.5)
     t = t.clamp(min=0)
     exact = [x.double().requires_grad_() for x in (h, w, b)]
@@ -172,7 +173,7 @@ def test_log_probabilities_and_entropies_on_a_gpu(name, device):
     assert_near([x.cpu() for x in found], wanted, 1e-4)
 
 
-def test_liger_under_tritons_interpreter():
+def test_liger_tests_pass_under_tritons_interpreter():
     if INTERPRETED:
         pytest.skip("this is that process")
     if not installed("liger"):
@@ -197,14 +198,14 @@ def test_liger_under_tritons_interpreter():
         ({"backend": "liger", "logits": "fp32", "scale": 0.3}, torch.bfloat16, "no logits, no scale beside logits; "),
     ],
 )
-def test_what_a_kernel_has_not_is_named(kw, kind, says, monkeypatch):
+def test_loss_names_the_options_that_a_backend_lacks(kw, kind, says, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     (h, w, b), t = problem(kind)
     with pytest.raises(UnsupportedError, match=says):
         linear_cross_entropy(h, w, t, b, **kw)
 
 
-def test_a_cpu_and_a_package_that_is_not_there(monkeypatch):
+def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
     (h, w, _), t = problem(torch.float32)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     plain = linear_cross_entropy(h, w, t)
@@ -297,7 +298,7 @@ def counts_ignored(h, w, t, *, ignore_index, reduction):
 @pytest.mark.parametrize(
     ("reduction", "agree"), [("mean", ["right_ms", "first_upstream_ms"]), ("sum", None), ("none", ["right_ms"])]
 )
-def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
+def test_trial_times_only_backends_that_run_and_agree(kernels, reduction, agree):
     (h, w, _), t = problem(torch.float32)
     tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
     ways = {name: gpu_kernels.kernel_sweep(name, options, tensors, torch.float32) for name in kernels}
@@ -306,7 +307,7 @@ def test_a_trial_times_those_that_run_and_agree(kernels, reduction, agree):
     assert min(times.values()) > 0
 
 
-def test_the_memory_of_a_trial_is_that_of_one_table_gradient(kernels):
+def test_trial_holds_one_table_gradient_at_a_time(kernels):
     v = 40_000
     tensors = torch.randn(64, E), torch.randn(v, E), None, torch.arange(64)
     way = gpu_kernels.kernel_sweep("right", LossOptions(), tensors, torch.float32)
@@ -334,7 +335,7 @@ def test_the_memory_of_a_trial_is_that_of_one_table_gradient(kernels):
         ("counts_ignored", "mean", False),
     ],
 )
-def test_a_kernel_that_is_asked_for_is_compared_with_ours_at_its_first_use(kernels, name, reduction, right_here):
+def test_requested_backend_is_compared_with_tiewise_at_first_use(kernels, name, reduction, right_here):
     (h, w, _), t = problem(torch.float32)
 
     def loss():
@@ -350,7 +351,7 @@ def test_a_kernel_that_is_asked_for_is_compared_with_ours_at_its_first_use(kerne
             loss()
 
 
-def test_a_version_that_no_test_runs_is_refused(kernels, tmp_path):
+def test_untested_version_of_a_backend_is_refused(kernels, tmp_path):
     (h, w, _), t = problem(torch.float32)
     install(tmp_path, kernels, "1.1")
     with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
@@ -362,12 +363,15 @@ def test_a_version_that_no_test_runs_is_refused(kernels, tmp_path):
         gpu_kernels.backend_sweep("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
 
 
-def test_liger_is_used_in_the_versions_that_these_tests_passed_with():
-    """0.8.1 fails `test_equals_the_formula_in_fp64` by token, 0.8.2 and 0.8.3 with a soft-cap; these two pass all."""
+def test_liger_versions_are_those_that_pass_these_tests():
+    """Version 0.8.1 fails `test_backend_equals_the_formula_in_fp64` without reduction, 0.8.2 and 0.8.3 with a soft-cap.
+
+    The two versions below pass every case.
+    """
     assert KERNELS["liger"].versions == ("0.8.4", "0.8.5")
 
 
-def test_a_trial_that_breaks_the_gpu_is_named(monkeypatch):
+def test_trial_reports_a_backend_that_breaks_the_gpu(monkeypatch):
     answers = [RuntimeError("CUDA error: device-side assert"), None]
     monkeypatch.setattr(torch.cuda, "synchronize", Mock(side_effect=answers))
     says = r"the trial of backend='liger' broke the context of cuda:0 \(an illegal\); start anew .*TIEWISE_LOSS=tiewise"
@@ -377,7 +381,7 @@ def test_a_trial_that_breaks_the_gpu_is_named(monkeypatch):
         raise torch.OutOfMemoryError("no room for the kernel")
 
 
-def test_the_fastest_is_taken_and_remembered(kernels, monkeypatch, tmp_path):
+def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_path):
     tried = []
 
     def trial(ways, *_):

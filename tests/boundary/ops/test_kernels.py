@@ -35,14 +35,14 @@ def refused(why):
     return True
 
 
-def test_a_library_that_is_whole_and_ours_is_used(kept):
+def test_valid_library_from_the_cache_is_used(kept):
     assert compiled.kernels().instruction_sets() & 1
     assert compiled.kernels_state().startswith(f"used: {kept} (avx512")
     assert compiled.kernels_state(full=False) == compiled.kernels_state().replace(str(kept), kept.stem)
     assert compiled.kernels("avx512_bf16") is None or torch.cpu._is_avx512_bf16_supported()
 
 
-def test_it_can_be_switched_off_and_nothing_else_be_said(kept, monkeypatch):
+def test_environment_variable_switches_kernels_off_and_refuses_other_values(kept, monkeypatch):
     monkeypatch.setenv("TIEWISE_KERNELS", "off")
     assert refused("TIEWISE_KERNELS=off")
     monkeypatch.setenv("TIEWISE_KERNELS", "of")
@@ -50,7 +50,7 @@ def test_it_can_be_switched_off_and_nothing_else_be_said(kept, monkeypatch):
         compiled.kernels()
 
 
-def test_a_damaged_file_is_left_alone(kept):
+def test_damaged_library_is_refused(kept):
     data = kept.read_bytes()
     for wrong in (data[:-1], data[: len(data) // 2], b"", data[:5000] + b"x" + data[5001:]):
         kept.write_bytes(wrong)
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_left_alone(kept):
         assert refused("is damaged")
 
 
-def test_the_library_that_was_built_last_is_tried_first(kept, monkeypatch):
+def test_newest_library_is_tried_first(kept, monkeypatch):
     names = {}
     for age, number in ((30, 1), (10, 2), (20, 3)):
         path = kept.with_name(f"{compiled._key()}-{number}.so")
@@ -73,7 +73,7 @@ def test_the_library_that_was_built_last_is_tried_first(kept, monkeypatch):
 
 
 @pytest.mark.parametrize("writable", ["", "..", "../.."])
-def test_what_others_may_write_is_not_run(kept, tmp_path, writable):
+def test_library_that_others_can_write_is_refused(kept, tmp_path, writable):
     place = kept if not writable else (kept.parent / writable).resolve()
     place.chmod(place.stat().st_mode | stat.S_IWOTH)
     assert refused(f"{place} can be written by other users")
@@ -82,7 +82,7 @@ def test_what_others_may_write_is_not_run(kept, tmp_path, writable):
             compiled.build()
 
 
-def test_what_belongs_to_another_is_not_run(kept, monkeypatch):
+def test_library_of_another_user_is_refused(kept, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     if kept.stat().st_uid:
         assert refused("belongs to another user")
@@ -90,7 +90,7 @@ def test_what_belongs_to_another_is_not_run(kept, monkeypatch):
         assert compiled.kernels() is not None
 
 
-def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch):
+def test_library_for_another_processor_or_torch_is_refused(kept, monkeypatch):
     assert compiled.processor() >= AVX512
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "processor", lambda: AVX512 | {"amx_tile"})
@@ -108,14 +108,14 @@ def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch
         (lambda patch: patch.setattr("platform.system", lambda: "Darwin"), "not for Darwin"),
     ],
 )
-def test_a_machine_that_has_no_use_for_them(kept, monkeypatch, change, why):
+def test_build_refuses_an_unsupported_machine(kept, monkeypatch, change, why):
     change(monkeypatch)
     assert refused(why)
     with pytest.raises(UnsupportedError, match=why):
         compiled.build()
 
 
-def test_no_home_or_a_cache_that_cannot_be_written(kept, monkeypatch, tmp_path):
+def test_kernels_are_unavailable_without_a_home_or_a_writable_cache(kept, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert refused("not built")
@@ -127,7 +127,7 @@ def test_no_home_or_a_cache_that_cannot_be_written(kept, monkeypatch, tmp_path):
     assert refused("home directory")
 
 
-def test_a_compiler_that_is_missing_or_fails_is_one_line(kept, monkeypatch, tmp_path):
+def test_build_reports_a_missing_or_failing_compiler_in_one_line(kept, monkeypatch, tmp_path):
     for name, says in (("no-such-compiler", "was found; install g"), ("false", "does not run: exit 1")):
         monkeypatch.setenv("CXX", name)
         with pytest.raises(RunError, match=says):
@@ -143,7 +143,7 @@ def test_a_compiler_that_is_missing_or_fails_is_one_line(kept, monkeypatch, tmp_
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
-def test_the_command_says_what_is_there(kept, capsys, type_command):
+def test_kernels_command_prints_the_state_in_one_line(kept, capsys, type_command):
     for words, code, says in ((["kernels"], 0, f"kernels: used: {kept}"), (["kernels", "bild"], 2, "`tiewise kernels")):
         type_command("tiewise", *words)
         with pytest.raises(SystemExit) as end:

@@ -52,7 +52,7 @@ def run(function, inputs, targets, parts=PARTS, **kw):
     ids=lambda o: "+".join(o) or "as it is",
 )
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_equal_the_formulas_in_fp64(with_bias, chosen, parts):
+def test_statistics_equal_the_formulas_in_fp64(with_bias, chosen, parts):
     (h, w, b), t = problem()
     inputs = (h, w, b if with_bias else None)
     truth, true_grads = run(plain, inputs, t, parts, **chosen)
@@ -62,7 +62,7 @@ def test_equal_the_formulas_in_fp64(with_bias, chosen, parts):
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(2, 80), st.integers(1, 500), st.integers(0, 10_000))
-def test_chunks_and_blocks_change_nothing(n, chunk, v, cached, seed):
+def test_statistics_do_not_depend_on_chunks_or_blocks(n, chunk, v, cached, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     truth, true_grads = run(plain, (h, w, b), t)
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def test_chunks_and_blocks_change_nothing(n, chunk, v, cached, seed):
 
 
 @given(st.integers(2, 80), st.floats(0.1, 10), st.integers(0, 10_000))
-def test_entropies_and_log_probabilities_keep_their_laws(v, temperature, seed):
+def test_probabilities_sum_to_one_and_entropies_are_bounded(v, temperature, seed):
     (h, w, b), _ = problem(n=1, v=v, seed=seed)
     each, entropy = linear_log_prob(h.expand(v, -1), w, torch.arange(v), b, temperature=temperature, entropy=True)
     assert each.exp().sum() == pytest.approx(1, rel=1e-12)
@@ -81,7 +81,7 @@ def test_entropies_and_log_probabilities_keep_their_laws(v, temperature, seed):
     assert 0 <= entropy[0] <= torch.tensor(v).double().log() * (1 + 1e-12)
 
 
-def test_fp32_is_within_a_millionth_of_the_formula_in_fp64():
+def test_fp32_statistics_are_within_a_millionth_of_fp64():
     (h, w, _), t = problem(torch.float32, n=256, v=1000)
     truth, true_grads = run(plain, (h.double(), w.double(), None), t)
     got, grads = run(ours, (h, w, None), t)
@@ -94,7 +94,7 @@ def test_fp32_is_within_a_millionth_of_the_formula_in_fp64():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_errors_are_no_worse_than_the_plain_computation_in_the_same_type(dtype, autocast):
+def test_statistics_errors_are_at_most_those_of_the_plain_computation(dtype, autocast):
     inputs, t = problem(torch.float32 if autocast else dtype, n=512, v=1000, spread=0.5)
     truth, true_grads = run(plain, [x.double() for x in inputs], t)
     with torch.autocast("cpu", dtype, enabled=autocast):
@@ -115,7 +115,7 @@ def test_fp16_gradients_survive_small_upstreams():
     assert_near([x.grad for x in leaves], [x.grad for x in true_leaves], 3e-3)
 
 
-def test_strides_and_a_tied_lookup_change_nothing():
+def test_strides_and_a_tied_lookup_do_not_change_the_gradient():
     (_, w, _), t = problem()
     ids = torch.arange(N) % V
     found = []
@@ -128,7 +128,7 @@ def test_strides_and_a_tied_lookup_change_nothing():
     torch.testing.assert_close(*found)
 
 
-def test_without_targets_every_token_counts():
+def test_statistics_without_targets_count_every_token():
     inputs, t = problem()
     t = t.clamp(min=0)
     (_, *truth), true_grads = run(plain, inputs, t, ("lse", "entropy"))
@@ -142,7 +142,7 @@ def test_without_targets_every_token_counts():
     assert_near(grads, true_grads, 1e-12)
 
 
-def test_a_logit_at_minus_infinity_is_a_token_that_cannot_be():
+def test_token_with_a_logit_of_minus_infinity_has_zero_probability():
     (h, w, b), t = problem()
     b[[0, 9]] = -torch.inf
     t = t.where(t != 0, 1)
@@ -155,7 +155,7 @@ def test_a_logit_at_minus_infinity_is_a_token_that_cannot_be():
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
+def test_nan_and_infinity_affect_only_their_own_token(odd):
     (h, w, _), t = problem(torch.float32)
     w = w.abs()
     h[3, 0] = odd
@@ -180,14 +180,14 @@ def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
         ({"options": LossOptions(label_smoothing=0.1)}, ValueError, "label_smoothing, z_loss"),
     ],
 )
-def test_wrong_input_is_named(change, kind, says):
+def test_log_prob_refuses_invalid_input(change, kind, says):
     (h, w, b), t = problem()
     with pytest.raises(kind, match=says):
         linear_log_prob(**({"features": h, "weight": w, "targets": t, "bias": b} | change))
 
 
 @pytest.mark.parametrize("targeted", [True, False])
-def test_the_operator_is_what_torch_expects_of_one(targeted):
+def test_statistics_operators_pass_torch_opcheck(targeted):
     (h, w, b), t = problem(torch.float32)
     arguments = (h.requires_grad_(), w.requires_grad_(), b.requires_grad_(), t if targeted else None, True)
     how = (torch.float32, 1.0, 3.0, -100, 7, None)
@@ -208,7 +208,7 @@ def test_the_operator_is_what_torch_expects_of_one(targeted):
         ("tiewise, logits in fp32", "bf16"),
     ],
 )
-def test_memory_is_free_of_the_logits(name, kind):
+def test_peak_memory_is_less_than_half_of_the_logits(name, kind):
     from benchmarks.loss import peak  # which loads JAX
 
     n, v, d = 8192, 20_000, 16

@@ -66,7 +66,7 @@ def both(inputs, t, **kw):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_equals_the_formula(native, chosen, with_bias, reduction):
+def test_compiled_loss_equals_the_formula(native, chosen, with_bias, reduction):
     (h, w, b), t = problem(777, 1009, 33)
     kw = options_of(chosen, 1009) | {"reduction": reduction}
     kw["upstream"] = torch.linspace(-1, 2, 777) if reduction == "none" else torch.tensor(0.7)
@@ -80,7 +80,7 @@ def test_equals_the_formula(native, chosen, with_bias, reduction):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "chunk": 100}, {"softcap": 2.0}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_added_to_a_gradient_that_stands(native, shape, chosen, dtype):
+def test_compiled_loss_accumulates_into_an_existing_gradient(native, shape, chosen, dtype):
     (h, w, b), t = problem(*shape, dtype)
     into, before = torch.linspace(-1, 1, w.numel()).view_as(w), len(native)
     kw, rounded = {"reduction": "sum"} | chosen, 1e-6 if dtype == torch.float32 else 4e-3
@@ -95,7 +95,7 @@ def test_added_to_a_gradient_that_stands(native, shape, chosen, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ragged_shapes_and_narrow_inputs(native, shape, dtype):
+def test_compiled_loss_is_accurate_for_ragged_shapes_and_bf16_inputs(native, shape, dtype):
     (h, w, b), t = problem(*shape, dtype)
     before = len(native)
     got = linear_cross_entropy(h, w, t, b, reduction="none")
@@ -125,7 +125,7 @@ def pairs(without_amx):
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
 @pytest.mark.parametrize("wide", [False, True])
-def test_products_of_bf16_keep_the_loss(native, pairs, shape, wide):
+def test_bf16_products_keep_the_loss_accurate(native, pairs, shape, wide):
     """In bf16 P and h are rounded to 9 bits before they are multiplied, the loss and its target's terms are not."""
     (h, w, b), t = problem(*shape, torch.float32 if wide else torch.bfloat16)
     rounded = [x.bfloat16().double() for x in (h, w)]
@@ -142,7 +142,7 @@ def test_products_of_bf16_keep_the_loss(native, pairs, shape, wide):
 
 
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
-def test_products_of_bf16_have_every_option(native, pairs, chosen):
+def test_bf16_products_support_every_option(native, pairs, chosen):
     (h, w, b), t = problem(777, 1009, 34, torch.bfloat16)
     before = len(native)
     (got, grads), (truth, true) = both((h, w, b), t, **options_of(chosen, 1009))
@@ -154,7 +154,7 @@ def test_products_of_bf16_have_every_option(native, pairs, chosen):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("asked", ["log_prob", "entropy", "lse"])
-def test_log_probabilities_and_entropies(native, without_amx, asked, dtype, softcap):
+def test_compiled_statistics_match_the_formulas(native, without_amx, asked, dtype, softcap):
     (h, w, b), t = problem(300, 700, 40, dtype)
     b = b.float()  # divided by the temperature, a narrow one would be rounded once more
     b[5] = -torch.inf
@@ -172,7 +172,7 @@ def test_log_probabilities_and_entropies(native, without_amx, asked, dtype, soft
 
 
 @given(st.integers(32, 120), st.integers(1, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
-def test_any_shape_any_chunk(n, v, d, seed, chunk):
+def test_compiled_loss_equals_the_formula_for_any_shape_and_chunk(n, v, d, seed, chunk):
     (h, w, b), t = problem(n, v, d, seed=seed, ignored=0)
     (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="sum", chunk=chunk)
     assert (got - truth).abs() < 1e-5 * max(1, truth.abs().item())
@@ -181,7 +181,7 @@ def test_any_shape_any_chunk(n, v, d, seed, chunk):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_threads_change_nothing_but_rounding_and_a_run_repeats(threads):
+def test_compiled_loss_repeats_exactly_with_any_number_of_threads(threads):
     inputs, t = problem(200, 700, 40)
     before = torch.get_num_threads()
     try:
@@ -205,7 +205,7 @@ def test_a_frozen_side_gets_no_gradient(frozen):
     assert error(leaves[1 - frozen].grad, gradients(oracle, (h, w, b), t)[1][1 - frozen]) < 1e-6
 
 
-def test_logits_beyond_what_the_target_can_refer_to():
+def test_compiled_loss_stays_accurate_for_very_unlikely_targets():
     (h, w, b), t = problem(100, 300, 20)
     h = h * 60  # targets at e^-200 of the largest, which fp32 has not
     (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="none", upstream=torch.ones(100))
@@ -214,7 +214,7 @@ def test_logits_beyond_what_the_target_can_refer_to():
     assert_near(grads, true_grads, 1e-5)
 
 
-def test_infinities_and_nans_are_those_of_the_portable_loss(monkeypatch):
+def test_compiled_loss_gives_the_infinities_and_nans_of_the_portable_one(monkeypatch):
     (h, w, b), t = problem(100, 300, 20, ignored=0)
     b[4] = b[9] = -torch.inf
     t[:20] = 4
@@ -236,7 +236,7 @@ def test_infinities_and_nans_are_those_of_the_portable_loss(monkeypatch):
     assert_near(grads, true_grads, 1e-6)  # finite, where the loss is not
 
 
-def test_a_nan_reaches_the_whole_gradient_as_it_does_elsewhere():
+def test_nan_reaches_every_row_of_the_table_gradient():
     (h, w, b), t = problem(100, 300, 20, ignored=0)
     h[50, 3] = torch.nan
     loss, (dh, dw, _) = gradients(linear_cross_entropy, (h, w, b), t)
@@ -246,7 +246,7 @@ def test_a_nan_reaches_the_whole_gradient_as_it_does_elsewhere():
     assert dw.isnan().all()
 
 
-def test_what_the_kernel_lacks_is_portable(native):
+def test_portable_loss_computes_what_the_kernel_lacks(native):
     (h, w, b), t = problem(100, 300, 20)
     before = len(native)
     (got, _), (truth, _) = both((h, w, b), t, softcap=5.0, label_smoothing=0.1)
@@ -259,7 +259,7 @@ def test_what_the_kernel_lacks_is_portable(native):
     assert len(native) == before
 
 
-def test_autocast_sends_wide_tables_unrounded(native):
+def test_autocast_passes_fp32_tables_to_the_kernel_unrounded(native):
     (h, w, b), t = problem(100, 300, 20)
     before = len(native)
     with torch.autocast("cpu", torch.bfloat16):
@@ -269,7 +269,7 @@ def test_autocast_sends_wide_tables_unrounded(native):
     assert all(x.dtype == torch.float32 for x in grads)
 
 
-def test_the_operator_is_one_that_torch_can_trace(native):
+def test_loss_operator_passes_opcheck_and_compiles_in_one_graph(native):
     (h, w, b), t = problem(100, 300, 20, ignored=0)
     linear_cross_entropy(h, w, t)
     c = torch.rand(100)
@@ -290,7 +290,7 @@ def test_the_operator_is_one_that_torch_can_trace(native):
     assert_near([grads[0] / 2, *grads[1:]], eager_grads, 1e-6)
 
 
-def test_only_what_pays_is_sent(monkeypatch):
+def test_kernel_is_used_only_if_it_is_faster(monkeypatch):
     tensors = problem(100, 300, 20, torch.bfloat16)
     tensors = (*tensors[0], tensors[1])
 
@@ -314,7 +314,7 @@ def test_only_what_pays_is_sent(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("driver", "problems"), [("loss_kernel.cpp", 60), ("int8_kernel.cpp", 72)])
-def test_a_sanitizer_finds_nothing(driver, problems, tmp_path):
+def test_sanitizers_report_no_error(driver, problems, tmp_path):
     driver, source = Path(__file__).with_name(driver), f'-DSOURCE="{compiled.SOURCE}"'
     options = [option for option in compiled.OPTIONS if option not in ("-shared", "-fPIC", "-O3")]
     checked = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DWITHOUT_TORCH", source]

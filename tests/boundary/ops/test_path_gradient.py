@@ -60,7 +60,7 @@ def test_both_paths_sum_to_autograds_gradient_in_every_row(seed, n, v):
     assert got.share_b == pytest.approx((b.norm() / (a.norm() + b.norm())).item(), rel=1e-6)
 
 
-def test_accumulated_over_micro_batches():
+def test_gradient_and_norms_accumulate_over_micro_batches():
     table, body, ids, targets = setup()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     total_a, total_b = torch.zeros_like(table), torch.zeros_like(table)
@@ -113,7 +113,7 @@ GRAPHS += [_a_gradient_without_memory_of_its_own, _checkpointed, partial(_checkp
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: getattr(graph, "__name__", "reentrant"))
-def test_no_graph_loses_or_doubles_a_path(graph):
+def test_gradient_equals_autograd_in_every_graph(graph):
     table, *rest = setup()
     leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
     graph(leaf, *rest, tied_lookup, linear_cross_entropy).backward()
@@ -130,7 +130,7 @@ def test_frozen_table_is_a_plain_lookup():
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("which", ["alpha", "stop_lookup", "stop_both"])
-def test_a_scaled_lookup_path_and_a_padding_row_that_one_path_or_both_spare(which, compiled):
+def test_options_scale_the_lookup_path_and_stop_the_padding_row(which, compiled):
     table, body, ids, targets = setup()
     row, leaf = int(ids[0]), table.clone().requires_grad_()
     step = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
@@ -144,7 +144,7 @@ def test_a_scaled_lookup_path_and_a_padding_row_that_one_path_or_both_spare(whic
     torch.testing.assert_close(leaf.grad, expected)
 
 
-def test_one_buffer():
+def test_tied_step_allocates_one_gradient_buffer():
     """The head's own gradient becomes the table's: no second [V, E] tensor is ever allocated."""
     v = 50_000
     leaf = torch.randn(v, E).requires_grad_()
@@ -155,7 +155,7 @@ def test_one_buffer():
     assert len(memory.made) == 1
 
 
-def test_micro_batches_into_one_gradient_that_stands():
+def test_micro_batches_add_to_an_existing_gradient_without_a_new_buffer():
     """Both paths of every batch are added to `weight.grad` where it lies, and no [V, E] tensor is made."""
     table, body, ids, targets = setup()
     leaf, record = table.clone().requires_grad_(), PathRecord()
@@ -175,7 +175,7 @@ def test_micro_batches_into_one_gradient_that_stands():
     assert (norms.a, norms.b) == pytest.approx((a, b))
 
 
-def test_refusals():
+def test_tied_lookup_refuses_unsupported_derivatives_and_options():
     table, _, ids, _ = setup()
     leaf = table.clone().requires_grad_()
     rows, _ = tied_lookup(leaf, ids)
@@ -200,13 +200,13 @@ def test_refusals():
         ({"options": LookupOptions(alpha=torch.nan)}, UnsupportedError, "alpha = nan; give a finite number"),
     ],
 )
-def test_wrong_input_is_named(change, kind, says):
+def test_tied_lookup_refuses_invalid_input(change, kind, says):
     given = {"table": torch.ones(V, E), "ids": torch.arange(3), "options": LookupOptions()}
     with pytest.raises(kind, match=says):
         tied_lookup(**(given | change))
 
 
-def test_a_table_without_rows_or_columns():
+def test_tied_lookup_accepts_a_table_without_rows_or_columns():
     rows, after = tied_lookup(torch.ones(0, E), torch.arange(0))
     assert (rows.shape, after.shape) == ((0, E), (0, E))
     leaf, record = torch.ones(V, 0, requires_grad=True), PathRecord()
@@ -218,7 +218,7 @@ def test_a_table_without_rows_or_columns():
         path_norms(torch.ones(V, E, device="meta"), record)
 
 
-def test_recorded_on_a_gpu_the_norms_are_those_of_a_cpu():
+def test_path_norms_recorded_on_a_gpu_equal_those_of_a_cpu():
     """A GPU keeps a row per token, which takes no synchronisation, and finds the distinct tokens when asked."""
     table, body, ids, targets = setup()
     norms = []
@@ -232,7 +232,7 @@ def test_recorded_on_a_gpu_the_norms_are_those_of_a_cpu():
     torch.testing.assert_close(asdict(norms[1]), asdict(norms[0]))
 
 
-def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypatch):
+def test_recording_the_lookup_path_does_not_synchronise_the_gpu(monkeypatch):
     table, body, ids, targets = setup()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
@@ -245,13 +245,13 @@ def test_nothing_is_asked_of_the_gpu_while_the_lookup_path_is_recorded(monkeypat
     ("home", "backend", "carrier"),
     [("cpu", "gloo", "cpu"), ("cuda:1", "gloo", "cpu"), ("cuda:1", "nccl", "cuda:3"), ("cpu", "nccl", "cuda:3")],
 )
-def test_the_device_over_which_rows_are_gathered(home, backend, carrier, monkeypatch):
+def test_rows_are_gathered_over_a_device_that_the_backend_supports(home, backend, carrier, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert path_gradient._collective_device(torch.device(home), backend) == torch.device(carrier)
     assert path_gradient._device_of_rank("cuda") == torch.device("cuda:3")  # not the CPU, if nothing was recorded
     assert path_gradient._device_of_rank("cpu") == torch.device("cpu")
 
 
-def test_norms_of_nothing():
+def test_path_norms_of_an_empty_record_are_zero():
     norms = path_norms(torch.zeros(V, E), PathRecord())
     assert (norms.a, norms.b, norms.total, repr(norms.cosine), repr(norms.share_b)) == (0, 0, 0, "nan", "nan")

@@ -469,11 +469,11 @@ def test_every_option_agrees_with_one_rank(tmp_path, size):
 
 
 @pytest.mark.slow
-def test_four_ranks_one_of_them_without_rows(tmp_path):
+def test_four_ranks_agree_with_one_if_a_rank_has_no_rows(tmp_path):
     ranks(tmp_path, 4, [*EXACT, *TRAPS])
 
 
-def test_there_is_no_shard_without_ranks():
+def test_vocabulary_shard_refuses_a_missing_process_group():
     with pytest.raises(UnsupportedError, match="init_process_group"):
         VocabularyShard(97)
 
