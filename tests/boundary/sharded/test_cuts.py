@@ -36,7 +36,7 @@ def rows(part):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_rows_are_those_that_torch_gives_a_process(mesh_of, world):
+def test_local_indices_match_the_rows_that_torch_assigns(mesh_of, world):
     parts = {}
     for rank in range(world):
         mesh = mesh_of(rank, world)
@@ -53,7 +53,7 @@ def test_rows_are_those_that_torch_gives_a_process(mesh_of, world):
         assert parts_cover((size, 8), [part for part in found if rows(part)])
 
 
-def test_two_fused_matrices_are_cut_each_for_itself(mesh_of):
+def test_local_indices_cut_fused_matrices_separately(mesh_of):
     gate_and_up = torch.arange(12)
     for rank, wanted in enumerate(([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])):
         placement = [_StridedShard(0, split_factor=2)]
@@ -61,7 +61,7 @@ def test_two_fused_matrices_are_cut_each_for_itself(mesh_of):
         assert rows(local_indices(tensor)) == tensor.to_local().tolist() == wanted
 
 
-def test_fsdp_cuts_what_tensor_parallelism_has_left(mesh_of):
+def test_fsdp_cuts_the_rows_left_by_tensor_parallelism(mesh_of):
     wanted = ([0, 25], [49, 73], [25, 49], [73, 97])  # by hand: 49 and 48 rows, then 25 and 24, 24 and 24
     for rank, (start, stop) in enumerate(wanted):
         placements = [_StridedShard(0, split_factor=2), Shard(0)]
@@ -70,7 +70,7 @@ def test_fsdp_cuts_what_tensor_parallelism_has_left(mesh_of):
         assert local_indices(tensor) == (((start, stop),),)
 
 
-def test_replicas_hold_everything_and_partial_sums_are_refused(mesh_of):
+def test_local_indices_cover_replicas_and_refuse_partial_sums(mesh_of):
     mesh = mesh_of(1, 2, 2)
     tensor = distribute_tensor(torch.arange(5), mesh, [Replicate(), Shard(0)], src_data_rank=None)
     assert local_indices(tensor) == (((3, 5),),)
@@ -86,7 +86,7 @@ def _random_runs(choose, size):
     return tuple(zip(marks[::2], marks[1::2], strict=True))
 
 
-def test_overlaps_are_those_of_the_sets():
+def test_overlaps_match_index_sets():
     choose = random.Random(0)
     for _ in range(300):
         source, target = _random_runs(choose, 20), _random_runs(choose, 20)
@@ -97,7 +97,7 @@ def test_overlaps_are_those_of_the_sets():
         assert copied == {to: row for to, row in enumerate(want) if row in have}
 
 
-def test_parts_make_up_a_tensor_where_every_index_comes_once():
+def test_parts_cover_a_tensor_if_every_index_occurs_once():
     choose, seen = random.Random(0), set()
     for _ in range(2000):
         shape = (choose.randint(1, 4), choose.randint(1, 3))
@@ -121,6 +121,6 @@ def test_parts_make_up_a_tensor_where_every_index_comes_once():
 
 
 @pytest.mark.parametrize("runs", [((0, 2, 4),), ((2, 0),), ((-1, 4),), ((0, 5),), ((0, 2), (1, 4)), ((0, 0), (0, 4))])
-def test_runs_that_are_none_make_up_nothing(runs):
+def test_invalid_runs_cover_nothing(runs):
     assert not parts_cover((4,), [(runs,)])
     assert not parts_cover((4,), [((), ())])

@@ -72,7 +72,7 @@ def loaded(folder, *saves):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_one_process_takes_up_what_two_and_four_have_saved(trained, case):
+def test_one_process_loads_what_two_and_four_processes_saved(trained, case):
     folder, (vocab, tied, *_) = trained / case, CASES[case]
     model = loaded(folder, "fresh", "fresh4")
     whole = torch.load(folder / "whole.pt")
@@ -96,7 +96,7 @@ def test_one_process_takes_up_what_two_and_four_have_saved(trained, case):
 
 
 @pytest.mark.slow
-def test_fused_matrices_of_experts_are_put_together_again(trained):
+def test_load_and_export_reassemble_fused_expert_matrices(trained):
     """Each process holds a run of gate's rows and one of up's, one behind the other."""
     folder = trained / "experts"
     assert "_StridedShard(dim=1, sf=2)" in (folder / "fresh" / "sharded.json").read_text()
@@ -106,12 +106,12 @@ def test_fused_matrices_of_experts_are_put_together_again(trained):
 
 
 @pytest.mark.slow
-def test_what_transformers_writes_of_a_tied_model_that_is_cut_is_not_tied(trained):
+def test_transformers_saves_a_tied_sharded_model_untied(trained):
     assert "B013" in [finding.rule for finding in tiewise.check(trained / "tp" / "stock").findings]
 
 
 @pytest.mark.slow
-def test_faults_leave_the_save_before(trained, tmp_path):
+def test_failed_save_keeps_the_previous_save(trained, tmp_path):
     (tmp_path / "fsdp").symlink_to(trained / "fsdp")
     ranks(tmp_path, "refuse,killed")
     for name in KILLED:
@@ -128,7 +128,7 @@ def test_faults_leave_the_save_before(trained, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "untied", "bf16", "factored"])
-def test_one_process_alone(tmp_path, kind):
+def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
     def made():
         model = llama(tied=kind != "untied")
         if kind == "factored":
@@ -164,7 +164,7 @@ def test_one_process_alone(tmp_path, kind):
     refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)
 
 
-def test_an_option_that_holds_none_comes_back(tmp_path):
+def test_optimizer_option_none_is_restored(tmp_path):
     """Adafactor's first eps is None unless it is given."""
     model = torch.nn.Linear(3, 3)
     one, other = (torch.optim.Adafactor(model.parameters(), lr=rate) for rate in (0.1, 0.2))
@@ -175,7 +175,7 @@ def test_an_option_that_holds_none_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize("into", [0.5, torch.tensor(0.5)], ids=repr)
-def test_a_learning_rate_that_is_a_tensor_comes_back(tmp_path, into):
+def test_learning_rate_tensor_is_restored(tmp_path, into):
     """As `capturable` and compiled optimizers have it."""
     model = torch.nn.Linear(3, 3)
     rates = {"lr": torch.tensor(0.1), "betas": (0.8, 0.9)}
@@ -190,7 +190,7 @@ def test_a_learning_rate_that_is_a_tensor_comes_back(tmp_path, into):
     other.step()
 
 
-def test_a_disk_that_fills_while_exporting_leaves_nothing(tmp_path):
+def test_export_to_a_full_disk_leaves_no_files(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
     full = "cannot write to .*(File too large|No space)"
     with most_bytes(20_000):
@@ -198,7 +198,7 @@ def test_a_disk_that_fills_while_exporting_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_a_config_of_somebody_s_own_code_is_not_run(tmp_path):
+def test_export_refuses_a_config_with_remote_code(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
     index, theirs = place / "sharded.json", '"model_type":"mine","auto_map":{"AutoConfig":"m.C"}'
     index.write_text(index.read_text().replace('"model_type":"llama"', theirs))
@@ -206,7 +206,7 @@ def test_a_config_of_somebody_s_own_code_is_not_run(tmp_path):
     refused(CheckpointError, own, tiewise.export_sharded, place, tmp_path / "out")
 
 
-def test_what_is_not_what_was_saved_is_refused(tmp_path):
+def test_load_sharded_refuses_a_model_that_differs_from_the_save(tmp_path):
     model, load, save = llama(), tiewise.load_sharded, tiewise.save_sharded
     place, untied = save(tmp_path / "save", model, adamw(model)), save(tmp_path / "untied", llama(tied=False))
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -240,7 +240,7 @@ def test_what_is_not_what_was_saved_is_refused(tmp_path):
         ("{", "", "not readable as JSON"),
     ],
 )
-def test_an_index_that_is_not_true_is_refused(tmp_path, what, by, said):
+def test_load_sharded_refuses_an_inconsistent_index(tmp_path, what, by, said):
     model = llama()
     place = tiewise.save_sharded(tmp_path / "save", model)
     index = place / "sharded.json"

@@ -170,7 +170,7 @@ def tensor_files(folder):
 
 @pytest.mark.parametrize(("rows", "placement"), [(97, Shard(0)), (3, Shard(0)), (97, Shard(1))], ids=repr)
 @pytest.mark.parametrize("world", [2, 4])
-def test_torch_puts_uneven_and_empty_parts_together(tmp_path, rows, placement, world):
+def test_torch_reassembles_uneven_and_empty_parts(tmp_path, rows, placement, world):
     saved_by_torch(tmp_path, TABLE[:rows], placement, world)
     assert torch.equal(loaded_by_torch(tmp_path, (rows, 4)), TABLE[:rows])
 
@@ -188,7 +188,7 @@ def test_both_formats_keep_a_plain_layer(tmp_path, form):
 
 @broken(ValueError)
 def test_fused_matrices_are_saved(tmp_path):
-    """`test_fused_matrices_of_experts_are_put_together_again` is the same test of tiewise's format."""
+    """`test_load_and_export_reassemble_fused_expert_matrices` is the same test of tiewise's format."""
     saved_by_torch(tmp_path, GATE_AND_UP, _StridedShard(0, split_factor=2), world=2)
     assert torch.equal(loaded_by_torch(tmp_path, (12, 4)), GATE_AND_UP)
 
@@ -219,7 +219,7 @@ def test_a_transposed_parameter_is_saved(tmp_path, form):
 
 
 @broken_by_torch(CheckpointException)
-def test_an_optimizer_and_its_options_come_back(tmp_path, form):
+def test_optimizer_state_and_options_are_restored(tmp_path, form):
     """torch writes a pickle of each option in front of the safetensors file, which then is none."""
     one, other = linear(), linear()
     kept, fresh = torch.optim.AdamW(one.parameters(), lr=0.3), torch.optim.AdamW(other.parameters(), lr=0.1)
@@ -231,7 +231,7 @@ def test_an_optimizer_and_its_options_come_back(tmp_path, form):
 
 
 @broken_by_torch(SafetensorError)
-def test_nothing_is_pickled(tmp_path, form):
+def test_save_writes_no_pickle(tmp_path, form):
     layer = linear()
     form.save(tmp_path, layer, torch.optim.SGD(layer.parameters(), lr=0.3, momentum=0.9))
     for path in tmp_path.iterdir():
@@ -254,7 +254,7 @@ def test_a_tied_table_is_stored_once(tmp_path, form):
 
 
 @broken_by_torch(NOT_REFUSED)
-def test_two_tables_are_not_loaded_into_one(tmp_path, form):
+def test_load_refuses_two_tables_for_one_tied_parameter(tmp_path, form):
     form.save(tmp_path, tied(2))
     with form.refused("two parameters"):
         form.load(tmp_path, tied(1))
@@ -264,7 +264,7 @@ def test_two_tables_are_not_loaded_into_one(tmp_path, form):
 
 
 @broken_by_torch(CheckpointException)
-def test_a_full_disk_leaves_the_save_before(tmp_path, form):
+def test_full_disk_keeps_the_previous_save(tmp_path, form):
     form.save(tmp_path, linear())
     later, found = linear(), nn.Linear(4, 97, bias=False)
     with torch.no_grad():
@@ -276,8 +276,8 @@ def test_a_full_disk_leaves_the_save_before(tmp_path, form):
 
 
 @broken(NOT_REFUSED)
-def test_a_save_that_lacks_a_file_is_refused(tmp_path):
-    """`test_faults_leave_the_save_before` is the same test of tiewise's format."""
+def test_load_refuses_a_save_that_lacks_a_file(tmp_path):
+    """`test_failed_save_keeps_the_previous_save` is the same test of tiewise's format."""
     saved_by_torch(tmp_path, TABLE, Shard(0), world=2)
     os.unlink(tensor_files(tmp_path)[0])
     with pytest.raises(CheckpointException):
@@ -285,8 +285,8 @@ def test_a_save_that_lacks_a_file_is_refused(tmp_path):
 
 
 @broken(NOT_REFUSED)
-def test_parts_that_leave_a_hole_are_refused(tmp_path):
-    """`test_an_index_that_is_not_true_is_refused` is the same test of tiewise's format."""
+def test_load_refuses_parts_that_leave_a_gap(tmp_path):
+    """`test_load_sharded_refuses_an_inconsistent_index` is the same test of tiewise's format."""
     saved_by_torch(tmp_path, TABLE, Shard(0), world=2)
     second = tensor_files(tmp_path)[1]
     data = second.read_bytes()
@@ -298,8 +298,8 @@ def test_parts_that_leave_a_hole_are_refused(tmp_path):
 
 
 @broken(AssertionError)
-def test_a_save_of_fewer_processes_leaves_no_file_of_the_save_before(tmp_path):
-    """`test_faults_leave_the_save_before` is the same test of tiewise's format."""
+def test_save_by_fewer_processes_removes_files_of_the_previous_save(tmp_path):
+    """`test_failed_save_keeps_the_previous_save` is the same test of tiewise's format."""
     saved_by_torch(tmp_path, TABLE, Shard(0), world=2)
     saved_by_torch(tmp_path, TABLE, Shard(0), world=1)
     assert len(tensor_files(tmp_path)) == 1
@@ -309,7 +309,7 @@ def test_a_save_of_fewer_processes_leaves_no_file_of_the_save_before(tmp_path):
 
 
 @broken_by_torch(NOT_REFUSED)
-def test_an_altered_byte_is_refused(tmp_path, form):
+def test_load_refuses_an_altered_byte(tmp_path, form):
     form.save(tmp_path, linear())
     (path,) = tensor_files(tmp_path)
     data = bytearray(path.read_bytes())
@@ -320,7 +320,7 @@ def test_an_altered_byte_is_refused(tmp_path, form):
 
 
 @broken_by_torch(NOT_REFUSED)
-def test_a_file_outside_the_folder_is_refused(tmp_path, form):
+def test_load_refuses_a_file_outside_the_folder(tmp_path, form):
     place = tmp_path / "save"
     form.save(place, linear())
     (path,) = tensor_files(place)
@@ -331,21 +331,21 @@ def test_a_file_outside_the_folder_is_refused(tmp_path, form):
 
 
 @broken_by_torch(NOT_REFUSED)
-def test_another_type_is_refused(tmp_path, form):
+def test_load_refuses_a_parameter_of_another_dtype(tmp_path, form):
     form.save(tmp_path, linear())
     with form.refused("saved as F32"):
         form.load(tmp_path, linear().to(torch.bfloat16))
 
 
 @broken_by_torch(NOT_REFUSED)
-def test_a_tensor_that_the_model_lacks_is_refused(tmp_path, form):
+def test_load_refuses_a_tensor_that_the_model_lacks(tmp_path, form):
     form.save(tmp_path, linear(bias=True))
     with form.refused("bias is in the save"):
         form.load(tmp_path, linear(bias=False))
 
 
 @broken_by_torch(AssertionError)
-def test_a_refusal_is_one_line(tmp_path, form):
+def test_load_refuses_in_one_line(tmp_path, form):
     form.save(tmp_path, linear(bias=False))
     with form.refused("bias") as caught:
         form.load(tmp_path, linear(bias=True))

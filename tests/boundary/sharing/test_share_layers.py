@@ -67,7 +67,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("text", GROUPS)
 @pytest.mark.parametrize("family", ["llama", "bert"])
-def test_it_is_the_stack_that_copying_weights_by_hand_gives(family, text):
+def test_shared_model_equals_one_whose_weights_are_copied_by_hand(family, text):
     model = llama() if family == "llama" else bert()
     layers = model.model.layers if family == "llama" else model.bert.encoder.layer
     parts = LLAMA_PARTS if family == "llama" else BERT_PARTS
@@ -91,7 +91,7 @@ def test_it_is_the_stack_that_copying_weights_by_hand_gives(family, text):
             assert (value is layers[source].get_parameter(name)) == (source == i or name.partition(".")[0] in mine)
 
 
-def test_a_base_model_still_gives_its_hidden_states():
+def test_shared_base_model_returns_its_hidden_states():
     model, by_hand = bert(tr.BertModel), bert(tr.BertModel)
     share_layers(model, "all")
     by_hand.load_state_dict(model.state_dict())
@@ -101,14 +101,14 @@ def test_a_base_model_still_gives_its_hidden_states():
     assert all(map(torch.equal, found, wanted))
 
 
-def test_none_changes_nothing_at_all():
+def test_share_layers_none_changes_nothing():
     model = bert(tr.BertModel)
     with left_alone(model):
         assert share_layers(model, "none").spec == SharingSpec()
 
 
 @pytest.mark.parametrize("text", GROUPS)
-def test_gradients_are_the_sums_over_the_layers_that_share(text):
+def test_shared_gradients_are_sums_over_the_sharing_layers(text):
     model = llama().train()
     apart = copy.deepcopy(model)
     share_layers(model, text)
@@ -131,7 +131,7 @@ RARE = [pytest.param(text, marks=pytest.mark.slow) for text in GROUPS if text no
 
 @pytest.mark.parametrize("text", ["ffn", "all:groups=2", "all+rank=2", "ffn:cycle=2+rank=3", *RARE])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_file_holds_each_tensor_once_and_loads_shared(tmp_path, text, tied):
+def test_saved_file_holds_each_tensor_once_and_loads_shared(tmp_path, text, tied):
     model = llama(tie_word_embeddings=tied)
     share_layers(model, text)
     model.save_pretrained(tmp_path)
@@ -161,7 +161,7 @@ def same_parameters(model):
     return {frozenset(names) for names in groups.values()}
 
 
-def test_an_encoder_loads_without_its_head_and_with_another(tmp_path):
+def test_shared_encoder_loads_without_its_head_and_with_another_head(tmp_path):
     model = bert()
     share_layers(model, "attention")
     model.save_pretrained(tmp_path)
@@ -178,7 +178,7 @@ def test_an_encoder_loads_without_its_head_and_with_another(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bart", "gemma2", "gpt_neox"])
-def test_other_families_load_as_they_were_saved(tmp_path, name):
+def test_shared_models_of_other_families_load_as_saved(tmp_path, name):
     model = build(name).eval()
     share_layers(model, "all")
     model.save_pretrained(tmp_path)
@@ -216,7 +216,7 @@ def test_shared_layers_and_a_boundary_are_saved_together(tmp_path, tied, steps):
     assert "tiewise_boundary" not in json.loads((tmp_path / "dense" / "config.json").read_text())
 
 
-def test_separate_layers_compute_the_same_and_save_as_the_family_does(tmp_path):
+def test_separate_keeps_the_function_and_saves_as_the_family_does(tmp_path):
     model, plain = llama(), llama()
     shared = share_layers(model, "ffn:groups=2")
     before = logits(model)
@@ -240,7 +240,7 @@ def test_sharing_again_follows_the_last_spec():
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_a_trained_model_is_kept_exactly_at_full_rank(name):
+def test_full_rank_differences_keep_a_trained_model_exactly(name):
     model = build(name, **{"n_layer" if name == "gpt2" else "num_hidden_layers": 4}).double().eval()
     before = logits(model)
     shared = share_layers(model, "all+rank=1000")
@@ -252,7 +252,7 @@ def test_a_trained_model_is_kept_exactly_at_full_rank(name):
 
 @settings(max_examples=8)
 @given(st.integers(1, 8), st.sampled_from(["first", "mean"]), st.integers(0, 1000))
-def test_differences_are_the_best_of_their_rank(rank, values, seed):
+def test_differences_are_the_best_low_rank_approximation(rank, values, seed):
     model = llama(num_hidden_layers=3)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -285,14 +285,14 @@ def test_differences_of_equal_layers_can_learn():
     assert up.delta_in.norm() > 0
 
 
-def test_means_need_no_rank():
+def test_values_mean_shares_the_mean_of_the_layers_without_a_rank():
     model = llama()
     mean = sum(layer.mlp.up_proj.weight for layer in model.model.layers) / 5
     share_layers(model, "all", values="mean")
     torch.testing.assert_close(model.model.layers[3].mlp.up_proj.weight, mean)
 
 
-def test_albert_is_shared_already_and_its_groups_can_be():
+def test_share_layers_shares_the_layer_groups_of_albert():
     torch.manual_seed(0)
     config = tr.AlbertConfig(**(_BERT | {"embedding_size": 8, "num_hidden_layers": 6, "num_hidden_groups": 3}))
     model = tr.AlbertForMaskedLM(config).eval()
@@ -301,7 +301,7 @@ def test_albert_is_shared_already_and_its_groups_can_be():
     assert share_layers(model, "all").parameters == before - 2 * one
 
 
-def test_copies_and_new_models_of_the_config_share_too():
+def test_copies_and_new_models_of_the_config_share_layers():
     model = llama()
     share_layers(model, "ffn+rank=2")
     copied = copy.deepcopy(model)
@@ -314,7 +314,7 @@ def test_copies_and_new_models_of_the_config_share_too():
         assert not up.delta_out.any()
 
 
-def test_the_trainer_saves_and_resumes_it(tmp_path):
+def test_trainer_saves_and_resumes_a_model_with_shared_layers(tmp_path):
     rows = [{"input_ids": row, "labels": row} for row in ids(8)]
     options = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 100}
     options |= {"seed": 3, "data_seed": 3, "lr_scheduler_type": "constant"}
@@ -331,7 +331,7 @@ def test_the_trainer_saves_and_resumes_it(tmp_path):
     assert (logits(resumed) - logits(through)).abs().max() <= 1e-5
 
 
-def test_an_inspection_finds_the_layers_repeated(tmp_path):
+def test_inspection_reports_shared_layers_as_repeated(tmp_path):
     model = llama()
     share_layers(model, "all:cycle=2")
     model.save_pretrained(tmp_path)
@@ -341,7 +341,7 @@ def test_an_inspection_finds_the_layers_repeated(tmp_path):
     assert found["small differences grow by, fresh weights"].why.endswith("applications 1 to 4")
 
 
-def test_generation_keeps_its_cache_apart_by_layer():
+def test_generation_keeps_a_separate_cache_per_shared_layer():
     model = llama()
     share_layers(model, "all")
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -369,13 +369,13 @@ def mamba():
         (mamba, "ffn", "no ffn found"),
     ],
 )
-def test_refusals_leave_the_model_as_it_was(make, text, says):
+def test_refused_sharing_leaves_the_model_unchanged(make, text, says):
     model = make()
     with left_alone(model), pytest.raises((SpecError, InstallError), match=says):
         share_layers(model, text)
 
 
-def test_failing_midway_takes_everything_back(monkeypatch):
+def test_share_layers_restores_the_model_after_an_error(monkeypatch):
     model = llama()
     share_layers(model, "ffn")
     before, shared = logits(model), same_parameters(model)
@@ -409,7 +409,7 @@ def _entry(sources, name="mlp.up_proj.weight", stack="model.layers", spec="all")
         _entry([0] * 5, stack="elsewhere"),
     ],
 )
-def test_a_config_that_says_nonsense_is_refused_in_one_line(tmp_path, entry):
+def test_loading_refuses_an_invalid_sharing_config_in_one_line(tmp_path, entry):
     model = llama()
     share_layers(model, "all")
     model.save_pretrained(tmp_path)
@@ -471,7 +471,7 @@ QUICK = {"bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbert", "phi"
     "name",
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FAMILIES.keys() | MORE.keys())],
 )
-def test_counts_are_those_that_the_budget_predicts(name):
+def test_parameter_counts_equal_the_predicted_budget(name):
     for text in ("none", *GROUPS):
         model = four_layers(name)
         architecture = read(model.config.to_dict() | {"architectures": [type(model).__name__]})
@@ -488,12 +488,12 @@ def test_counts_are_those_that_the_budget_predicts(name):
         ("phi", "input_layernorm.weight", "own"),  # parallel branches that read one norm
     ],
 )
-def test_norms_are_placed_by_what_reads_them_even_where_two_give_the_same_values(name, norm, part):
+def test_norms_belong_to_the_branch_that_reads_them(name, norm, part):
     (((_, parts), *_),) = find_stacks(four_layers(name)).values()
     assert parts[norm] == part
 
 
-def test_finding_stacks_leaves_no_trace():
+def test_find_stacks_leaves_modes_and_hooks_unchanged():
     model = four_layers("llama").train()
     model.model.layers[1].eval()
     find_stacks(model)
