@@ -87,7 +87,7 @@ ASKED = {
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("asked", ASKED)
-def test_answers_and_gradients_are_those_of_computed_logits(asked, head):
+def test_deferred_logits_give_the_values_and_gradients_of_computed_logits(asked, head):
     ask, sweeps = ASKED[asked]
     counts, given = Counts(), leaves()
     found = ask(HEADS[head](Deferred(*given, counts)))
@@ -103,7 +103,7 @@ def test_answers_and_gradients_are_those_of_computed_logits(asked, head):
         torch.testing.assert_close(got.grad, expected.grad, rtol=rounding, atol=rounding)
 
 
-def test_the_same_targets_are_recognised_on_a_device_without_reading_them():
+def test_sweep_targets_match_without_reading_device_values():
     """Meta tensors have no values: a comparison raises, as on a GPU it waits."""
     labels = torch.zeros(B, T, 1, dtype=torch.long, device="meta")
     known = SweepTargets(labels.reshape(-1))
@@ -115,7 +115,7 @@ def test_the_same_targets_are_recognised_on_a_device_without_reading_them():
         known.match(labels.reshape(-1))  # written to
 
 
-def test_targets_that_are_written_to_are_others():
+def test_targets_written_in_place_start_a_new_sweep():
     labels, z = at(torch.empty(B, T, V)).clone(), Deferred(*leaves(), Counts())
     first = z.gather(-1, labels)
     labels.numpy()[:] = (labels.numpy() + 1) % V  # behind autograd's back
@@ -136,7 +136,7 @@ WITHOUT_GRADIENT = {
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("asked", WITHOUT_GRADIENT)
-def test_metrics_take_rows_of_logits_a_chunk_at_a_time(asked, head):
+def test_metrics_compute_logits_one_chunk_at_a_time(asked, head):
     counts = Counts()
     found = WITHOUT_GRADIENT[asked](HEADS[head](Deferred(*leaves(), counts)))
     assert counts.materialised == 0
@@ -160,7 +160,7 @@ OTHERWISE = {  # beside what test_deferred.py calls with every argument
 
 
 @pytest.mark.parametrize("asked", OTHERWISE)
-def test_what_is_not_answered_computes_the_logits(asked):
+def test_unsupported_operations_compute_the_logits(asked):
     counts = Counts()
     torch.testing.assert_close(
         OTHERWISE[asked](Deferred(*leaves(), counts)), OTHERWISE[asked](F.linear(*leaves())), rtol=1e-12, atol=1e-12
@@ -169,13 +169,13 @@ def test_what_is_not_answered_computes_the_logits(asked):
     assert not counts.fused
 
 
-def test_a_token_that_is_none_is_refused_as_torch_does():
+def test_gather_refuses_a_token_outside_the_vocabulary_as_torch_does():
     for wrong in (-100, V):
         with pytest.raises(RuntimeError, match=f"index {wrong} is out of bounds"):
             Deferred(*leaves(), Counts()).gather(-1, torch.full((B, T, 1), wrong))
 
 
-def test_a_sweep_without_gradients_is_not_taken_for_one_with():
+def test_sweep_without_gradients_is_not_reused_for_one_with_gradients():
     counts, given = Counts(), leaves()
     z = Deferred(*given, counts)
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_a_sweep_without_gradients_is_not_taken_for_one_with():
     assert all(x.grad.norm() > 0 for x in given[:2])
 
 
-def test_an_answer_may_be_written_into():
+def test_writing_into_a_result_does_not_change_later_results():
     z, targets = Deferred(*leaves(), Counts()), TARGETS[..., None].clone()
     first = z.log_softmax(-1).gather(-1, targets)
     kept = first.clone()
@@ -203,7 +203,7 @@ def test_an_answer_may_be_written_into():
     assert torch.equal(z.log_softmax(-1).gather(-1, TARGETS[..., None]), kept)
 
 
-def test_half_precision_is_answered_in_fp32_and_multiplied_as_the_head_would():
+def test_bf16_logits_give_fp32_log_probabilities_of_bf16_products():
     given = leaves(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         z = Deferred(*given, Counts())
@@ -215,7 +215,7 @@ def test_half_precision_is_answered_in_fp32_and_multiplied_as_the_head_would():
     torch.testing.assert_close(found, wanted, rtol=0, atol=5e-2)
 
 
-def test_a_scale_in_place_leaves_other_logits_of_the_memory_unreadable():
+def test_in_place_scale_makes_other_views_of_the_logits_unreadable():
     z = Deferred(*leaves(), Counts())
     log_p, view = z.log_softmax(-1), z[:, 1:]
     z /= 2
@@ -227,7 +227,7 @@ def test_a_scale_in_place_leaves_other_logits_of_the_memory_unreadable():
         assert "logits / temperature" in e.value.remedy
 
 
-def test_a_scale_in_place_that_a_gradient_would_miss_is_refused():
+def test_in_place_scale_is_refused_without_gradients_and_after_a_read():
     z = Deferred(*leaves(), Counts())
     with torch.no_grad(), pytest.raises(UnsupportedError, match="in place"):
         z.div_(2)

@@ -65,7 +65,7 @@ def reference(boundary, ids, targets, w_in, w_out):
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("kind", [*SPECS, "projected:7,out_bias"])
-def test_every_point_of_the_spectrum_equals_its_formula(kind, option):
+def test_boundary_equals_its_formula_for_every_spec_and_option(kind, option):
     boundary = build(kind + option)
     ids, targets = tokens()
     spec = boundary.spec
@@ -111,7 +111,7 @@ def test_every_point_of_the_spectrum_equals_its_formula(kind, option):
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_dense_tables_have_the_same_function(kind):
+def test_dense_tables_compute_the_function_of_the_boundary(kind):
     boundary = build(kind + "+input_scale=2+output_scale=1/d")
     ids, _ = tokens()
     dense_in, dense_out = boundary.dense()
@@ -127,7 +127,7 @@ OUTPUT_ROWS += [((20, 17, (*MIXED, -1, -1)), [*MIXED, 20, 21])]
 
 @pytest.mark.parametrize(("sizes", "rows"), OUTPUT_ROWS)
 @pytest.mark.parametrize("kind", ["tied", "untied", "factored:5"])
-def test_vocabularies_of_different_size_and_order(kind, sizes, rows):
+def test_boundary_supports_vocabularies_of_different_size_and_order(kind, sizes, rows):
     boundary = build(kind, Vocabularies(*sizes))
     ids, targets = tokens(vocab=min(sizes[:2]))
     w_in = boundary.table_in.detach().clone().requires_grad_()
@@ -140,14 +140,14 @@ def test_vocabularies_of_different_size_and_order(kind, sizes, rows):
     torch.testing.assert_close(boundary.table_in.grad, a + b if boundary.tied else a)
 
 
-def test_a_tied_table_is_one_parameter_which_the_state_dict_has_under_both_names():
+def test_tied_table_is_one_parameter_with_two_names_in_the_state_dict():
     boundary = Boundary("tied", V, D)
     assert [name for name, _ in boundary.named_parameters()] == ["table_in"]
     table_in, table_out = boundary.state_dict().values()
     assert table_in.data_ptr() == table_out.data_ptr() == boundary.table_out.data_ptr()
 
 
-def test_the_projection_penalty_as_printed_and_as_its_authors_code_has_it():
+def test_projection_penalty_equals_the_paper_and_its_authors_code():
     assert build("tied").penalty() == 0
     for printed, decay in ((0.15, 0.0), (0.0, 0.0076923), (0.25, 0.5)):
         boundary = build(f"projected:penalty={printed},decay={decay}")
@@ -173,7 +173,7 @@ def test_predicted_nll_matches_simulation(vocab, tau, own):
     assert predicted_nll(vocab, tau, self_logit=own) == pytest.approx(found.mean().item(), abs=within)
 
 
-def test_a_token_that_is_not_predicted_meets_nothing():
+def test_predicted_nll_gives_tokens_without_an_output_row_no_self_logit():
     apart, joined = (
         Boundary(kind + "+init=1", Vocabularies(400, 100), 64).predicted_nll() for kind in ("untied", "tied")
     )
@@ -184,7 +184,7 @@ def test_a_token_that_is_not_predicted_meets_nothing():
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_the_first_loss_is_the_predicted_one(kind):
+def test_first_loss_is_near_the_predicted_one(kind):
     """Of hidden states that know nothing; around a body see tests/training/kinds/test_decoder.py."""
     torch.manual_seed(1)
     d, v, n = 128, 3000, 400
@@ -196,7 +196,7 @@ def test_the_first_loss_is_the_predicted_one(kind):
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied", "factored:64", "factored-untied:64", "projected:400"])
-def test_the_sound_scale_gives_embedded_rows_of_unit_norm_and_a_padding_row_zeros(kind):
+def test_default_scale_gives_embeddings_of_unit_norm_and_a_zero_padding_row(kind):
     torch.manual_seed(0)
     boundary = Boundary(kind + "+pad=2", 5000, 256)
     width = boundary.table_in.shape[1]
@@ -229,7 +229,7 @@ REFUSED = [
 ]
 
 
-def test_a_step_on_the_meta_device_has_the_shapes_of_one_elsewhere():
+def test_boundary_step_on_the_meta_device_has_the_usual_shapes():
     with torch.device("meta"):
         boundary, ids = Boundary("tied+bias+softcap=5", V, D), torch.zeros(3, 4, dtype=torch.long)
         loss = boundary(ids, torch.nn.Linear(D, D), ids)
@@ -239,12 +239,12 @@ def test_a_step_on_the_meta_device_has_the_shapes_of_one_elsewhere():
 
 
 @pytest.mark.parametrize(("kind", "says", "call"), REFUSED, ids=[says for _, says, _ in REFUSED])
-def test_refusals(kind, says, call):
+def test_boundary_refuses_invalid_specs_and_inputs(kind, says, call):
     with pytest.raises(kind, match=says):
         call()
 
 
-def test_rows_behind_a_positive_definite_map_may_be_scaled_in_place():
+def test_embeddings_of_an_spd_boundary_can_be_scaled_in_place():
     """As CTRL scales what it looks up."""
     boundary, ids = build("spd"), tokens()[0]
     rows = boundary.embed(ids)

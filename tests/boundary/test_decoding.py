@@ -40,7 +40,7 @@ def llama():
 
 
 @pytest.mark.parametrize(("name", "tied"), FAMILIES)
-def test_tokens_are_those_of_plain_generate_and_no_logits_are_computed(name, tied):
+def test_exact_decoding_generates_the_tokens_of_plain_generate_without_logits(name, tied):
     model, plain, installed = evaluating(name, tied=tied)
     installed.counts.materialised = 0
     with installed.exact_decoding() as top:
@@ -51,7 +51,7 @@ def test_tokens_are_those_of_plain_generate_and_no_logits_are_computed(name, tie
     assert installed.counts.materialised == 0
 
 
-def test_what_asks_for_other_tokens_computes_the_logits(llama):
+def test_exact_decoding_computes_the_logits_for_other_strategies(llama):
     model, plain, installed = llama
     with installed.exact_decoding():
         for options in COMPUTED:
@@ -61,7 +61,7 @@ def test_what_asks_for_other_tokens_computes_the_logits(llama):
 
 
 @pytest.mark.parametrize("spec", ["factored:6+bias", "tied+output_scale=0.5", "untied+softcap=0.8"])
-def test_boundaries_with_maps_scales_caps_and_biases(spec):
+def test_exact_decoding_keeps_tokens_with_maps_scales_caps_and_biases(spec):
     model = build("llama").eval()
     installed = install(model, spec)
     if model.get_output_embeddings().bias is not None:
@@ -72,7 +72,7 @@ def test_boundaries_with_maps_scales_caps_and_biases(spec):
     assert top.counts.queries > 0
 
 
-def test_scores_that_are_asked_for_are_whole_and_true(llama):
+def test_exact_decoding_returns_complete_scores_on_request(llama):
     model, plain, installed = llama
     wanted = {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     with installed.exact_decoding():
@@ -89,7 +89,7 @@ def top_logits(model, plain, installed):
         return logits, plain(input_ids=PROMPT).logits[:, -1], installed
 
 
-def test_every_answer_is_true_of_the_logits(llama):
+def test_top_logits_operations_equal_those_of_the_computed_logits(llama):
     logits, true, installed = top_logits(*llama)
     assert logits.shape == true.shape
     for x, y in ((logits, true), (logits / 0.7, true / 0.7)):
@@ -118,13 +118,13 @@ def test_every_answer_is_true_of_the_logits(llama):
         lambda x: torch.stack([x, x]),
     ],
 )
-def test_what_is_not_known_computes_them(ask, llama):
+def test_top_logits_compute_the_logits_for_other_operations(ask, llama):
     logits, true, installed = top_logits(*llama)
     torch.testing.assert_close(ask(logits), ask(true), rtol=1e-5, atol=1e-5)  # both were rounded to fp32
     assert installed.counts.materialised > 0
 
 
-def test_tied_scores_are_not_told_apart_by_a_bound_that_they_reach():
+def test_top_logits_keep_every_token_with_the_score_of_the_bound():
     model, _, installed = evaluating("llama", tied=False)
     with torch.no_grad():  # ten tokens of one largest logit at each position
         hidden = model.model(input_ids=PROMPT).last_hidden_state[:, -1]
@@ -140,7 +140,7 @@ def test_tied_scores_are_not_told_apart_by_a_bound_that_they_reach():
     assert installed.counts.materialised == 0
 
 
-def test_outside_the_context_in_training_and_with_labels_nothing_changes(llama):
+def test_exact_decoding_changes_nothing_in_training_or_with_labels(llama):
     model, _, installed = llama
     batch = {"input_ids": PROMPT, "labels": PROMPT}
     before = model(**batch).loss
@@ -155,7 +155,7 @@ def test_outside_the_context_in_training_and_with_labels_nothing_changes(llama):
     assert copy.deepcopy(model)(**batch).loss == before
 
 
-def test_a_table_that_changes_is_read_anew_and_another_one_is_not_mistaken_for_it():
+def test_exact_decoding_follows_a_changed_table_and_ignores_a_replaced_one():
     model, plain, installed = evaluating("llama", tied=False)
     with installed.exact_decoding() as top, torch.no_grad():
         for each in (model, plain):
@@ -168,7 +168,7 @@ def test_a_table_that_changes_is_read_anew_and_another_one_is_not_mistaken_for_i
     assert asked == top.counts.queries
 
 
-def test_bf16_models_get_the_exact_largest_and_fp64_is_refused():
+def test_exact_decoding_is_exact_for_bf16_and_refuses_fp64():
     model, _, installed = pair("llama")
     model.to(torch.bfloat16).eval()
     with torch.no_grad():

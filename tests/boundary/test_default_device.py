@@ -28,7 +28,7 @@ def _on_the_cpu(name):
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
-def test_install_and_a_step(name, spec):
+def test_installed_model_trains_under_another_default_device(name, spec):
     model, inputs = _on_the_cpu(name)
     if not (name == "bert" and spec == "tied+bias"):  # BERT's head has a bias
         tiewise.install(model, spec)
@@ -48,13 +48,13 @@ def test_random_maps_do_not_depend_on_the_default_device():
     torch.testing.assert_close(tables[0], tables[1], rtol=0, atol=0)
 
 
-def test_shared_layers():
+def test_model_with_shared_layers_trains_under_another_default_device():
     model, inputs = _on_the_cpu("llama")
     share_layers(model, "ffn+rank=2")
     assert torch.isfinite(step(model, inputs)[0])
 
 
-def test_exact_decoding():
+def test_exact_decoding_works_under_another_default_device():
     model, inputs = _on_the_cpu("llama")
     installed = tiewise.install(model.eval())
     ids = inputs["input_ids"][:, :4]
@@ -64,7 +64,7 @@ def test_exact_decoding():
         assert torch.equal(model.generate(ids, **asked), wanted)
 
 
-def test_trials_of_kernels():
+def test_kernel_trials_run_under_another_default_device():
     with torch.device("cpu"):
         x, table, targets = torch.randn(9, 8), torch.randn(11, 8), torch.arange(9)
     problem = (x, table, None, targets)

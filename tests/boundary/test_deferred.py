@@ -54,7 +54,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_steps_are_recorded_and_their_cross_entropy_is_fused(pair, name):
+def test_deferred_logits_record_steps_and_fuse_the_cross_entropy(pair, name):
     deferred, real, counts = pair
     got, wanted = STEPS[name](deferred), STEPS[name](real)
     assert isinstance(got, Deferred)
@@ -98,7 +98,7 @@ def _pickled(z):
 
 
 @pytest.mark.parametrize("name", COMPUTES)
-def test_everything_else_computes_the_logits(pair, name):
+def test_unrecorded_operations_compute_the_logits(pair, name):
     deferred, real, counts = pair
     torch.testing.assert_close(COMPUTES[name](deferred), COMPUTES[name](real), rtol=0, atol=0, equal_nan=True)
     assert counts.materialised >= 1
@@ -122,12 +122,12 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_what_would_be_lost_is_refused(pair, name):
+def test_deferred_logits_refuse_changes_that_would_be_lost(pair, name):
     with pytest.raises(UnsupportedError, match="the gradient of logits" if "grad" in name else "in place"):
         LOST[name](pair[0])
 
 
-def test_logits_read_without_gradients_still_have_them():
+def test_logits_keep_their_gradient_after_a_read_without_gradients():
     hidden, table, bias = torch.randn(T, E), torch.randn(V, E), torch.zeros(V, requires_grad=True)
     deferred = Deferred(hidden, table, bias, Counts())
     assert deferred.requires_grad
@@ -142,7 +142,7 @@ def test_logits_read_without_gradients_still_have_them():
     assert not F.cross_entropy(forward_without, torch.zeros(T, dtype=torch.long)).requires_grad
 
 
-def test_autocast_is_that_of_the_head(pair):
+def test_deferred_logits_use_the_autocast_of_the_head(pair):
     deferred, real, _ = pair
     with torch.autocast("cpu", torch.bfloat16):
         inside = Deferred(deferred.hidden, deferred.table, deferred.bias, Counts())
@@ -270,7 +270,7 @@ def _same(deferred, real, name, args=(), kwargs=None, function=None):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
-def test_every_argument_is_honoured_or_computes_the_logits(pair, name):
+def test_deferred_methods_honour_every_argument_or_compute_the_logits(pair, name):
     deferred, real, _ = pair
     for args, kwargs in CALLS[name]:
         _same(deferred, real, name, args, kwargs)
@@ -278,7 +278,7 @@ def test_every_argument_is_honoured_or_computes_the_logits(pair, name):
             _same(deferred, real, name, args, kwargs, getattr(torch, name))
 
 
-def test_the_calls_name_every_method_of_ours_and_every_parameter_that_torch_gives_it():
+def test_calls_cover_every_deferred_method_and_every_parameter_of_torch():
     written = {
         name
         for cls in (Deferred, RecordedLogits)
@@ -304,7 +304,7 @@ _OPERATORS = [n for n in _OPERATORS if callable(getattr(torch.Tensor, n))]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_methods_that_we_do_not_know_are_those_of_the_logits(pair):
+def test_unrecorded_methods_return_what_the_computed_logits_return(pair):
     deferred, real, _ = pair
     unlike = {"real", "register_hook", "retain_grad", "data_ptr", "const_data_ptr", "to_mkldnn", "new"}
     unlike |= {"resize", "resize_as"}
@@ -318,7 +318,7 @@ def test_methods_that_we_do_not_know_are_those_of_the_logits(pair):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("operand", [(), (2.0,), (3,), (VECTOR,), ("x",)], ids=str)
-def test_operators_are_those_of_the_logits(pair, operand):
+def test_operators_return_what_the_computed_logits_return(pair, operand):
     deferred, real, _ = pair
     own = {"__torch_function__", "__torch_dispatch__", "__setstate__", "__dlpack__", "__deepcopy__"}
     own |= {"__delitem__", "__setitem__", "__imul__", "__itruediv__"}

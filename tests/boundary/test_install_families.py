@@ -27,7 +27,7 @@ CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
 
 
 @pytest.mark.parametrize(("name", "tied"), CASES)
-def test_loss_and_gradients_are_the_family_s_own(name, tied):
+def test_installed_model_keeps_the_loss_and_gradients_of_its_family(name, tied):
     model, plain, installed = pair(name, tied=tied)
     assert_same_step(model, plain, batch(model))
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
@@ -37,7 +37,7 @@ def test_loss_and_gradients_are_the_family_s_own(name, tied):
 
 @pytest.mark.parametrize("spec", ["tied", "untied", "factored:6"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bart"])
-def test_generation_is_unchanged(name, spec):
+def test_installed_model_generates_the_same_tokens(name, spec):
     model = build(name)
     install(model, spec)
     plain = tiewise.hf.plain_copy(copy.deepcopy(model))  # the family's own class
@@ -51,7 +51,7 @@ def test_generation_is_unchanged(name, spec):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_evaluation_hands_out_the_same_logits(name):
+def test_installed_model_returns_the_same_logits_in_evaluation(name):
     model = build(name).eval()
     inputs = batch(model)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_evaluation_hands_out_the_same_logits(name):
         assert installed.counts.materialised == 1
 
 
-def test_asking_a_model_leaves_no_trace_in_it():
+def test_install_keeps_the_attention_type_of_bigbird():
     """BigBird turns to full attention for good in the forward of a short batch, and the batch that asks is short."""
     settings = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings |= {"intermediate_size": 24, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128}
@@ -89,7 +89,7 @@ COMPILED = [*((name, None) for name in ("llama", "gemma2", "cohere", "bert", "ba
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec"), COMPILED)
-def test_compiled_loss_and_gradients(name, spec):
+def test_compiled_loss_and_gradients_equal_eager_ones(name, spec):
     torch._dynamo.reset()
     model = without_dropout(build(name))  # compiled dropout draws other numbers
     install(model, spec)
@@ -103,7 +103,7 @@ def test_compiled_loss_and_gradients(name, spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_one_graph(name):
+def test_installed_model_compiles_in_one_graph(name):
     torch._dynamo.reset()
     model = build(name)
     install(model)
@@ -115,7 +115,7 @@ def test_one_graph(name):
 
 
 @pytest.mark.slow
-def test_compiled_evaluation_hands_out_real_logits():
+def test_compiled_evaluation_returns_computed_logits():
     torch._dynamo.reset()
     model = build("llama").eval()
     inputs = batch(model)

@@ -189,7 +189,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("reason", "make", "spec"), [(*case, None)[:3] for case in CASES.values()], ids=CASES)
-def test_refused_with_the_reason_and_left_alone(reason, make, spec):
+def test_install_refuses_with_the_reason_and_leaves_the_model_unchanged(reason, make, spec):
     model = make()
     with left_alone(model), pytest.raises(InstallError, match=reason) as caught:
         install(model, spec)
@@ -197,7 +197,7 @@ def test_refused_with_the_reason_and_left_alone(reason, make, spec):
     assert caught.value.remedy
 
 
-def test_a_model_that_needs_more_than_ids_takes_a_batch():
+def test_install_takes_a_batch_for_models_that_need_more_than_ids():
     class Conditioned(LogitsOfItsOwn):
         def forward(self, input_ids=None, shift=None, labels=None, **kwargs):
             return tr.LlamaForCausalLM.forward(self, input_ids=input_ids + shift, labels=labels)
@@ -213,7 +213,7 @@ def test_a_model_that_needs_more_than_ids_takes_a_batch():
 
 
 @pytest.mark.parametrize(("spec", "reason"), [("factored:17", "exceeds the model width"), ("tied+pad=61", "61 rows")])
-def test_a_spec_that_cannot_be_had_is_refused_and_nothing_changes(spec, reason):
+def test_install_refuses_an_invalid_spec_and_leaves_the_model_unchanged(spec, reason):
     model = build("llama")
     with left_alone(model), pytest.raises(SpecError, match=reason):
         install(model, spec)
@@ -235,7 +235,7 @@ def sharded():
 
 
 @pytest.mark.parametrize("spec", [None, "tied", "untied", "factored:8", "tied+init=0.1", "spd"])
-def test_a_sharded_model_keeps_its_tables_and_one_that_is_sharded_afterwards_trains(sharded, spec):
+def test_install_keeps_sharded_tables_and_supports_sharding_afterwards(sharded, spec):
     if spec in (None, "tied"):
         install(sharded(build("llama")), spec)
     else:
@@ -263,7 +263,7 @@ def test_a_sharded_model_keeps_its_tables_and_one_that_is_sharded_afterwards_tra
 
 @pytest.mark.parametrize("end", ["lm_head", "model.embed_tokens"])
 @pytest.mark.parametrize("place", [None, nn.Identity()])
-def test_ends_on_different_ranks_of_a_pipeline_are_refused(end, place):
+def test_install_refuses_a_pipeline_that_separates_embedding_and_head(end, place):
     model = build("llama")
     owner, _, name = end.rpartition(".")
     setattr(model.get_submodule(owner), name, place)
@@ -271,7 +271,7 @@ def test_ends_on_different_ranks_of_a_pipeline_are_refused(end, place):
         install(model)
 
 
-def test_a_handle_of_what_is_not_installed():
+def test_installed_refuses_a_model_without_a_boundary():
     model = build("llama")
     for other in (model, "runs/final"):
         with pytest.raises(InstallError, match=r"no installed boundary; call tiewise\.install"):

@@ -42,7 +42,7 @@ def _trained(name, spec, tied=True):
 
 
 @pytest.mark.parametrize(("name", "spec"), CASES)
-def test_round_trip_is_exact(name, spec, tmp_path):
+def test_save_and_load_round_trip_is_exact(name, spec, tmp_path):
     model, inputs = _trained(name, spec, tied=spec != "tied")
     model.save_pretrained(tmp_path)
     loaded = tiewise.hf.load(tmp_path)
@@ -76,7 +76,7 @@ assert not any(name.startswith("tiewise") for name in sys.modules)
 """
 
 
-def test_without_us_tied_and_untied_load_and_the_rest_is_not_mistaken(tmp_path):
+def test_plain_transformers_load_tied_and_untied_and_refuse_other_boundaries(tmp_path):
     _trained("llama", "factored:6")[0].save_pretrained(tmp_path / "ours")
     folders = [tmp_path / "ours"]
     for name in ("llama", "gpt2", "t5", "bart", "bert"):
@@ -106,7 +106,7 @@ with torch.no_grad():
 """
 
 
-def test_the_auto_classes_load_any_boundary_once_hf_is_imported(tmp_path):
+def test_auto_classes_load_any_boundary_once_tiewise_hf_is_imported(tmp_path):
     model, inputs = _trained("llama", "factored:6+bias")
     model.save_pretrained(tmp_path)
     torch.save({"inputs": inputs, "logits": _logits(model, inputs)}, tmp_path / "inputs.pt")
@@ -117,7 +117,7 @@ def test_the_auto_classes_load_any_boundary_once_hf_is_imported(tmp_path):
     assert not list(tmp_path.glob("*.py"))
 
 
-def test_a_new_model_from_a_saved_config(tmp_path):
+def test_saved_config_builds_a_new_model_with_the_boundary(tmp_path):
     install(model := build("llama"), "factored:6")
     model.config.save_pretrained(tmp_path)
     fresh = tr.AutoModelForCausalLM.from_config(tr.AutoConfig.from_pretrained(tmp_path))
@@ -126,7 +126,7 @@ def test_a_new_model_from_a_saved_config(tmp_path):
     assert fresh.lm_head.weight.shape == (61, 6)
 
 
-def test_a_checkpoint_of_an_unknown_family_is_named(tmp_path):
+def test_loading_refuses_a_checkpoint_of_an_unknown_family(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "tiewise", "base_model_type": "nothing"}')
     with pytest.raises(InstallError, match="unknown family 'nothing'"):
         tr.AutoConfig.from_pretrained(tmp_path)
@@ -141,7 +141,7 @@ DENSE += ["untied+input_scale=sqrt_d+output_scale=0.3"]
 
 @pytest.mark.parametrize("spec", DENSE)
 @pytest.mark.parametrize("name", ["llama", "bart", "opt_350m"])
-def test_densified_models_are_the_family_s_own(name, spec, tmp_path):
+def test_plain_copy_is_a_model_of_the_family_with_the_same_logits(name, spec, tmp_path):
     model, inputs = _trained(name, spec)
     plain, original = tiewise.hf.plain_copy(model), build(name)
     assert type(plain.config) is type(original.config)
@@ -155,7 +155,7 @@ def test_densified_models_are_the_family_s_own(name, spec, tmp_path):
     torch.testing.assert_close(got.logits, _logits(model, inputs), rtol=1e-4, atol=1e-5)
 
 
-def test_what_no_dense_table_can_do_is_refused():
+def test_plain_copy_refuses_what_no_dense_table_can_compute():
     none = {"tied+softcap=3": "soft-cap", "tied+bias": "no bias", "projected:7,out_bias": "bias is no table"}
     for spec, reason in none.items():
         install(model := build("llama"), spec)
@@ -169,7 +169,7 @@ def test_what_no_dense_table_can_do_is_refused():
 
 
 @pytest.mark.parametrize(("name", "spec"), [("gemma2", "factored:6"), ("bart", "untied"), ("llama", "spd")])
-def test_copies_and_pickles_work_on_their_own(name, spec):
+def test_copies_and_pickles_are_independent_of_the_original(name, spec):
     model, inputs = _trained(name, spec)
     file = io.BytesIO()
     torch.save(model, file)
@@ -187,7 +187,7 @@ RESIZED += [(f, "untied+output_scale=0.5", False) for f in ("llama", "bert")]
 
 
 @pytest.mark.parametrize(("name", "spec", "tied"), RESIZED)
-def test_old_tokens_keep_their_logits_and_the_model_is_saved(name, spec, tied, tmp_path):
+def test_resized_model_keeps_the_logits_of_old_tokens_and_saves_exactly(name, spec, tied, tmp_path):
     model = build(name, tied)
     install(model, spec)
     inputs = batch(model)
@@ -212,7 +212,7 @@ def test_old_tokens_keep_their_logits_and_the_model_is_saved(name, spec, tied, t
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
-def test_the_trainer_s_checkpoints_after_a_resize(name, tmp_path):
+def test_trainer_checkpoints_load_exactly_after_a_resize(name, tmp_path):
     model = build(name)
     install(model, "factored:6")
     model.resize_token_embeddings(V + 9)
@@ -226,7 +226,7 @@ def test_the_trainer_s_checkpoints_after_a_resize(name, tmp_path):
         assert torch.equal(_logits(loaded, inputs), _logits(model, inputs))
 
 
-def test_a_padding_row_that_a_resize_cuts_off_is_refused_until_another_is_given():
+def test_step_refuses_a_padding_row_that_a_resize_removed():
     model = build("llama")
     install(model, "tied+pad=60")
     model.resize_token_embeddings(50)
@@ -236,7 +236,7 @@ def test_a_padding_row_that_a_resize_cuts_off_is_refused_until_another_is_given(
     assert not step(model, batch(model))[1]["model.embed_tokens.weight"][3].any()
 
 
-def test_a_frozen_table_does_not_freeze_its_map():
+def test_resize_of_a_frozen_table_does_not_freeze_its_map():
     model = build("t5")
     installed = install(model, "factored:6")
     installed.tables()[0].requires_grad_(False)
@@ -258,5 +258,5 @@ def test_a_frozen_table_does_not_freeze_its_map():
         ({"distributed_config": None}, False),
     ],
 )
-def test_every_option_of_transformers_for_tensor_parallelism_is_seen(options, asks):
+def test_tensor_parallelism_is_detected_in_every_option_of_transformers(options, asks):
     assert _asks_for_tensor_parallelism(options) is asks

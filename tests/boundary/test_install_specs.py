@@ -90,7 +90,7 @@ def test_tying_takes_the_input_table_and_untying_copies_it():
 
 @pytest.mark.parametrize("name", ["t5", "bart", "bert"])
 @pytest.mark.parametrize("built_tied", [True, False])
-def test_tie_weights_never_undoes_what_was_installed(name, built_tied):
+def test_tie_weights_keeps_the_installed_tables(name, built_tied):
     for spec in ("tied", "untied"):
         model = build(name, built_tied)
         install(model, spec)
@@ -101,7 +101,7 @@ def test_tie_weights_never_undoes_what_was_installed(name, built_tied):
         assert (embedding.weight is head.weight) == (spec == "tied")
 
 
-def test_other_models_of_the_same_config_keep_theirs():
+def test_install_does_not_change_other_models_of_the_same_config():
     first = build("llama", tied=True)
     second = type(first)(first.config)
     install(second, "untied")
@@ -113,7 +113,7 @@ def test_other_models_of_the_same_config_keep_theirs():
     assert first.config.model_type == "llama"
 
 
-def test_alpha_scales_path_a_and_nothing_else():
+def test_alpha_scales_only_the_lookup_path():
     model = build("llama")
     both, inputs = copy.deepcopy(model), batch(model)
     path_b = copy.deepcopy(model)
@@ -147,7 +147,7 @@ def test_a_padding_row_is_zero_and_stays_zero(kind, looked_up):
         assert not table[7].any()
 
 
-def test_init_draws_both_tables_and_leaves_the_body():
+def test_init_draws_both_tables_and_keeps_the_body():
     model, other = build("llama", tied=False), build("llama", tied=False)
     torch.manual_seed(3)
     install(model, "untied+init=0.5+pad=2")
@@ -161,7 +161,7 @@ def test_init_draws_both_tables_and_leaves_the_body():
     assert not torch.equal(embedding, head)
 
 
-def test_uninstalling_gives_the_own_classes_back_or_says_why_not():
+def test_uninstall_restores_the_original_classes_or_refuses():
     model, plain, installed = pair("gemma2")
     installed.uninstall()
     assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()]
@@ -172,7 +172,7 @@ def test_uninstalling_gives_the_own_classes_back_or_says_why_not():
         installed.uninstall()
 
 
-def test_a_refused_change_keeps_the_boundary_that_was_installed():
+def test_refused_install_keeps_the_previous_boundary():
     model = build("gemma2")
     record = install(model, "tied+alpha=0.5").track()
     with pytest.raises(InstallError, match="softcap"):
@@ -184,7 +184,7 @@ def test_a_refused_change_keeps_the_boundary_that_was_installed():
     assert installed.counts.fused == 1
 
 
-def test_a_replaced_head_is_found_again():
+def test_install_finds_a_replaced_head():
     model = build("llama", tied=False)
     install(model)
     model.resize_token_embeddings(70)
@@ -222,7 +222,7 @@ def vectors(tmp_path):
     return made
 
 
-def test_vectors_start_the_rows_of_their_words(tokenizer, vectors, tmp_path):
+def test_vectors_initialise_the_rows_of_their_words(tokenizer, vectors, tmp_path):
     model = build("llama")
     before = model.lm_head.weight.detach().clone()
     installed = install(model, f"tied+pad=0+vectors={vectors(D)}", tokenizer=tokenizer)
@@ -241,7 +241,7 @@ def test_vectors_start_the_rows_of_their_words(tokenizer, vectors, tmp_path):
     assert torch.equal(load(tmp_path / "saved").lm_head.weight, table)
 
 
-def test_vectors_of_another_width_and_frozen(tokenizer, vectors):
+def test_vectors_of_another_width_fill_a_projected_table_and_freeze_it(tokenizer, vectors):
     model = build("llama")
     installed = install(model, f"projected:20,untied+vectors={vectors(20)}+freeze", tokenizer=tokenizer)
     table, head = installed.tables()
@@ -260,13 +260,13 @@ def test_vectors_of_another_width_and_frozen(tokenizer, vectors):
         ("factored:6+vectors=none.txt", True, "no such file"),
     ],
 )
-def test_vectors_that_do_not_fit_or_are_missing_change_nothing(tokenizer, vectors, spec, given, says):
+def test_install_refuses_vectors_that_do_not_fit_or_are_missing(tokenizer, vectors, spec, given, says):
     model = build("llama", tied=False)
     with left_alone(model), pytest.raises((SpecError, DataError), match=says):
         install(model, spec.replace("FILE", str(vectors(20))), tokenizer=tokenizer if given else None)
 
 
-def test_penalty_of_the_output_projection():
+def test_penalty_is_that_of_the_output_projection():
     assert install(build("llama")).penalty() is None
     model = build("llama")
     penalty = install(model, "projected:12,penalty=0.15").penalty()

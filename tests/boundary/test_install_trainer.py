@@ -92,7 +92,7 @@ CASES += [(name, "in one piece", None) for name in INSTALLED]
 
 
 @pytest.mark.parametrize(("name", "road", "smoother"), CASES)
-def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoother, tmp_path):
+def test_accumulated_gradients_equal_those_of_all_rows_at_once(name, road, smoother, tmp_path):
     model = variant("bart", tr.BartForCausalLM) if name == "bart_decoder" else build(name)
     model = without_dropout(_loaded(model, road, tmp_path))
     rows = _masked_rows(name, model)
@@ -121,7 +121,7 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
     assert (installed.counts.fused, installed.counts.materialised) == (losses * pieces, 0)
 
 
-def test_a_loss_is_divided_wherever_it_is_asked_for():
+def test_loss_is_divided_by_num_items_in_batch():
     """Tuples and DataParallel's replicas; and labels that are all ignored have no nan."""
     model = build("bert").eval()
     inputs = _whole(_rows())
@@ -142,7 +142,7 @@ def test_a_loss_is_divided_wherever_it_is_asked_for():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
+def test_plain_transformers_log_a_wrong_loss_for_accumulated_batches(name, tmp_path):
     """The two errors of transformers that install corrects; should this fail, the corrections can go."""
     model, rows = without_dropout(build(name)), _rows(False)
     true = model.train()(**_whole(rows)).loss.item()
@@ -152,7 +152,7 @@ def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 @pytest.mark.parametrize("items", [None, 50])
-def test_the_fused_label_smoother_equals_transformers_own(name, items):
+def test_fused_label_smoother_equals_that_of_transformers(name, items):
     model = without_dropout(build(name)).train()
     ids, labels = _whole(_rows()).values()
     wanted = LabelSmoother(0.2)(model(input_ids=ids), labels, shift_labels=name != "bert", num_items_in_batch=items)
@@ -165,7 +165,7 @@ def test_the_fused_label_smoother_equals_transformers_own(name, items):
 
 
 @pytest.mark.parametrize("name", ["llama", "bart", "bert"])
-def test_evaluation_with_and_without_metrics(name, tmp_path):
+def test_trainer_evaluation_reports_the_loss_and_metrics_of_the_plain_model(name, tmp_path):
     (model, plain, installed), rows = pair(name), _rows()
 
     def metrics(prediction):
@@ -185,7 +185,7 @@ def test_evaluation_with_and_without_metrics(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
-def test_mixed_precision_stays_fused(name, tmp_path):
+def test_mixed_precision_training_and_evaluation_stay_fused(name, tmp_path):
     (model, plain, installed), rows = pair(name), _rows(False)
     wanted, got = (_logged(without_dropout(m), tmp_path, rows, bf16=True) for m in (plain, model))
     assert got == pytest.approx(wanted, rel=0.01)

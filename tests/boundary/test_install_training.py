@@ -56,7 +56,7 @@ WAYS += [(_forward_called_directly, "bart")]
 
 
 @pytest.mark.parametrize(("train", "name"), WAYS)
-def test_gradients_are_those_without_us_however_it_is_trained(train, name):
+def test_installed_gradients_equal_plain_ones_in_every_way_of_training(train, name):
     model, plain, _ = pair(name)
     for other in (model, plain):
         torch.manual_seed(5)
@@ -66,7 +66,7 @@ def test_gradients_are_those_without_us_however_it_is_trained(train, name):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
-def test_gradient_checkpointing(name, reentrant):
+def test_gradient_checkpointing_keeps_the_step_of_the_plain_model(name, reentrant):
     model, plain, installed = pair(name)
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     assert_same_step(model, plain, batch(model))
@@ -74,7 +74,7 @@ def test_gradient_checkpointing(name, reentrant):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
-def test_autocast_is_no_less_exact_than_without_us(name):
+def test_autocast_error_is_near_that_of_the_plain_model(name):
     model, plain, installed = pair(name)
     _, truth = step(copy.deepcopy(plain), batch(plain))
 
@@ -91,7 +91,7 @@ def test_autocast_is_no_less_exact_than_without_us(name):
     assert abs(loss - wanted_loss) <= 0.01 * wanted_loss
 
 
-def test_bf16_models():
+def test_bf16_model_has_an_fp32_loss_and_bf16_gradients():
     model, truth, _ = pair("llama")
     model.to(torch.bfloat16)
     truth.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
@@ -123,7 +123,7 @@ def _seen_by_hooks(model, inputs, kind):
 @pytest.mark.filterwarnings("ignore:.*ackward hook")
 @pytest.mark.parametrize("kind", HOOKS)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bart"])
-def test_hooks_on_the_head_are_given_what_they_are_without_us(name, kind):
+def test_hooks_on_the_head_see_the_tensors_of_the_plain_model(name, kind):
     model, plain, installed = pair(name)
     inputs = batch(model)
     wanted_seen, (wanted_loss, wanted) = _seen_by_hooks(plain, inputs, kind)
@@ -138,7 +138,7 @@ def test_hooks_on_the_head_are_given_what_they_are_without_us(name, kind):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bert"])
-def test_fp64_models(name):
+def test_fp64_model_takes_the_step_of_the_plain_model(name):
     model, plain, installed = pair(name)
     inputs = batch(model.double())
     plain.double()
@@ -148,7 +148,7 @@ def test_fp64_models(name):
     assert loss.dtype == (torch.float64 if exact else torch.float32)
 
 
-def test_a_forward_that_raises_leaves_no_chain_behind():
+def test_failed_forward_leaves_the_model_usable():
     model, plain, _ = pair("llama")
     inputs = batch(model)
     with pytest.raises(IndexError):
@@ -157,7 +157,7 @@ def test_a_forward_that_raises_leaves_no_chain_behind():
     assert_same_gradients(step(model, inputs)[1], step(plain, inputs)[1], 1e-5)
 
 
-def test_recorded_path_norms_are_those_of_autograd():
+def test_recorded_path_norms_equal_those_of_autograd():
     model, plain, handle = pair("llama")
     record = handle.track()
     split = build("llama", tied=False)
@@ -181,7 +181,7 @@ def test_recorded_path_norms_are_those_of_autograd():
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
-def test_no_logits_and_one_gradient_buffer(name):
+def test_training_step_allocates_no_logits_and_one_gradient_buffer(name):
     vocabulary, rows, length = 30011, 4, 512
     model = build(name, vocab_size=vocabulary, max_position_embeddings=length)
     install(model)

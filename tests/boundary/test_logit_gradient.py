@@ -32,7 +32,7 @@ def _close(got, wanted):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_loss_of_the_model(name, training):
+def test_logit_gradient_of_the_model_loss_equals_the_plain_one(name, training):
     model, plain, inputs = _pair(name, training, torch.float32)
     got, wanted = (_run(one, inputs) for one in (model, plain))
     (found,) = grad(3 * got.loss, got.logits, retain_graph=True)
@@ -58,7 +58,7 @@ OTHER = {
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("loss", OTHER)
-def test_other_losses(loss, training):
+def test_logit_gradient_of_other_losses_equals_the_plain_one(loss, training):
     model, plain, inputs = _pair("llama", training)
     targets = inputs["labels"].flatten().clamp(min=0)
     found = []
@@ -68,7 +68,7 @@ def test_other_losses(loss, training):
     _close(*found)
 
 
-def test_labels_that_are_written_to_afterwards():
+def test_logit_gradient_uses_the_labels_of_the_forward():
     model, plain, inputs = _pair("bert")
     labels = inputs.pop("labels")
     found = []
@@ -81,7 +81,7 @@ def test_labels_that_are_written_to_afterwards():
     _close(*found)
 
 
-def test_ignored_labels():
+def test_logit_gradient_of_ignored_labels_equals_the_plain_one():
     model, plain, inputs = _pair("bert")
     some, none = inputs["labels"].clone(), torch.full_like(inputs["labels"], -100)
     some[:, ::2] = -100
@@ -94,7 +94,7 @@ def test_ignored_labels():
     assert torch.equal(grad(output.loss, output.logits)[0], torch.zeros_like(found[0]))
 
 
-def test_next_to_other_inputs():
+def test_logit_gradient_is_computed_together_with_other_inputs():
     model, plain, inputs = _pair("t5")
     found = []
     for one in (model, plain):
@@ -103,7 +103,7 @@ def test_next_to_other_inputs():
     _close(found[0], found[1])
 
 
-def test_a_second_derivative():
+def test_second_derivative_by_logits_equals_the_plain_one():
     model, plain, inputs = _pair("gpt2")
     found = []
     for one in (model, plain):
@@ -114,7 +114,7 @@ def test_a_second_derivative():
     _close(*found)
 
 
-def test_logits_that_the_loss_does_not_depend_on():
+def test_unused_logits_raise_or_give_none_as_in_torch():
     model, _, inputs = _pair("llama")
     one, other = model(**inputs), model(**inputs)
     with pytest.raises(RuntimeError, match="allow_unused=True"):

@@ -42,7 +42,7 @@ def _assert_zero(model):
 
 @pytest.mark.parametrize("items", ITEMS, ids=repr)
 @pytest.mark.parametrize(("name", "spec"), SPECS)
-def test_loss_and_gradients_are_zero(name, spec, items):
+def test_loss_and_gradients_are_zero_without_labels(name, spec, items):
     model = _model(name)
     installed = install(model, spec)
     inputs = _unlabelled(name, model)
@@ -55,7 +55,7 @@ def test_loss_and_gradients_are_zero(name, spec, items):
     _assert_zero(model)
 
 
-def test_no_position_to_predict():
+def test_pretraining_albert_has_zero_loss_without_positions_to_predict():
     """The pretraining ALBERT computes the logits of chosen positions, here of none."""
     model = _model("open_albert")
     install(model)
@@ -69,7 +69,7 @@ def test_no_position_to_predict():
 @pytest.mark.parametrize("items", [0, torch.tensor(0)], ids=repr)
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_a_loss_of_deferred_logits_that_is_divided_by_zero(name, reduction, items):
+def test_gradients_are_zero_if_a_loss_without_labels_is_divided_by_zero(name, reduction, items):
     """The caller's own division makes the loss nan, as in plain torch; the gradients are zero in both."""
     for installs in (False, True):
         model = _model(name)
@@ -84,7 +84,7 @@ def test_a_loss_of_deferred_logits_that_is_divided_by_zero(name, reduction, item
 
 @pytest.mark.parametrize("items", ITEMS, ids=repr)
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_label_smoothing(name, items):
+def test_label_smoothers_give_zero_gradients_without_labels(name, items):
     model = _model(name)
     installed = install(model)
     inputs = _unlabelled(name, model)
@@ -99,7 +99,7 @@ def test_label_smoothing(name, items):
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_a_step_of_the_trainer_changes_nothing(name, tmp_path):
+def test_trainer_step_without_labels_changes_no_parameter(name, tmp_path):
     model = _model(name)
     install(model)
     inputs = _unlabelled(name, model)
@@ -112,7 +112,7 @@ def test_a_step_of_the_trainer_changes_nothing(name, tmp_path):
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-def test_a_plain_model_of_ours_divides_no_penalty_by_zero():
+def test_plain_rnn_divides_no_penalty_by_zero():
     model = tiny(ar=2.0, tar=1.0).train()
     loss = model(**_unlabelled("rnn", model), num_items_in_batch=0).loss
     assert loss == 0
@@ -121,7 +121,7 @@ def test_a_plain_model_of_ours_divides_no_penalty_by_zero():
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "t5"])
-def test_a_number_of_items_is_used_unless_it_is_zero(name):
+def test_loss_is_divided_by_a_nonzero_number_of_items(name):
     model = _model(name).eval()
     install(model)
     inputs = batch(model)
@@ -129,7 +129,7 @@ def test_a_number_of_items_is_used_unless_it_is_zero(name):
     torch.testing.assert_close(one, 4 * four)
 
 
-def test_variants_without_a_causal_shift():
+def test_bart_decoder_has_zero_loss_without_labels():
     model = variant("bart", tr.BartForCausalLM).train()
     install(model)
     loss = model(**_unlabelled("bart", model), num_items_in_batch=torch.tensor(0)).loss

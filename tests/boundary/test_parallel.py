@@ -31,13 +31,13 @@ _PROCESSES = Path(__file__).with_name("parallel_ranks.py")
         pytest.param("parity", 4, marks=pytest.mark.slow),
     ],
 )
-def test_processes_beside_one(tmp_path, some, world):
+def test_ddp_and_fsdp_processes_train_as_one_process_does(tmp_path, some, world):
     command = [sys.executable, str(_PROCESSES), str(tmp_path / "store"), str(world), some]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_every_pair_is_among_the_cases():
+def test_cases_contain_every_pair_of_settings():
     for one, two in combinations(range(len(CASES[0])), 2):
         values = {case[one] for case in CASES}, {case[two] for case in CASES}
         assert {(case[one], case[two]) for case in CASES} == {(a, b) for a in values[0] for b in values[1]}
@@ -74,7 +74,7 @@ def test_the_watch_of_a_step_does_not_wait_for_the_device():
         watched.stop()
 
 
-def test_processes_are_compared_at_powers_of_two_until_the_last(monkeypatch):
+def test_watch_compares_processes_at_powers_of_two_until_the_last_step(monkeypatch):
     model = build("llama")
     install(model)
     watched = _Watch(model, link_of(model), None)
@@ -92,7 +92,7 @@ def test_processes_are_compared_at_powers_of_two_until_the_last(monkeypatch):
     assert stopped == [_LAST]
 
 
-def test_sharded_tables_take_no_schedule():
+def test_sharded_tables_refuse_a_schedule_and_another_spec():
     model, has = nn.Linear(2, 2), BoundarySpec.parse("untied")
     with pytest.raises(SpecError, match="changes during training"):
         require_same_tables(model, BoundarySpec.parse("untied+tie_at=5"), has, changed=False, verified=False)

@@ -35,7 +35,7 @@ HEADS = {"gpt2": "lm_head", "llama": "lm_head", "opt": "lm_head", "t5": "lm_head
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("installed", [False, True])
-def test_tables_are_what_is_looked_up_and_the_head_what_is_not(name, tied, installed):
+def test_param_groups_separate_lookup_tables_from_an_untied_head(name, tied, installed):
     model = build(name, tied)
     if installed:
         tiewise.install(model)
@@ -73,7 +73,7 @@ def test_the_maps_of_a_boundary_are_hidden_matrices(spec):
     assert not found["head"]
 
 
-def test_a_boundary_of_ones_own_model_needs_no_lookup_class():
+def test_param_groups_find_the_tables_of_a_boundary_module():
     model = nn.Sequential(tiewise.Boundary("factored-untied:4+bias", 11, 8), nn.Linear(8, 8))
     found = named(model)
     assert found["tables"] == ["0.table_in"]
@@ -82,19 +82,19 @@ def test_a_boundary_of_ones_own_model_needs_no_lookup_class():
     assert found["vectors"] == ["0.bias", "1.bias"]
 
 
-def test_what_is_no_matrix_is_no_hidden_matrix():
+def test_param_groups_count_single_rows_and_3d_kernels_as_vectors():
     model = build("llama")
     model.kernel, model.row = nn.Parameter(torch.zeros(3, 4, 2)), nn.Parameter(torch.zeros(1, 5))
     assert {"kernel", "row"} <= set(named(model)["vectors"])
 
 
-def test_a_model_inside_another_and_one_without_a_head():
+def test_param_groups_accept_a_nested_model_and_one_without_a_head():
     wrapped = nn.ModuleDict({"module": build("llama", tied=False)})
     assert named(wrapped)["head"] == ["module.lm_head.weight"]
     assert named(variant("llama", tr.LlamaModel))["head"] == []
 
 
-def test_a_head_that_nothing_names_is_asked_for():
+def test_param_groups_refuse_a_model_that_names_no_head():
     with pytest.raises(UnsupportedError, match="Sequential does not say") as e:
         tiewise.param_groups(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)))
     assert "get_output_embeddings" in e.value.remedy

@@ -87,7 +87,7 @@ LOSSES = {
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_trainers_loss_is_that_of_the_plain_model_and_computes_no_logits(loss, name, tied):
+def test_grpo_and_dpo_losses_equal_plain_ones_without_computing_logits(loss, name, tied):
     plain = without_dropout(build(name, tied)).train()
     reference = build(name, tied, seed=7).eval()
     model, frozen = copy.deepcopy(plain), copy.deepcopy(reference)
@@ -107,7 +107,7 @@ def test_a_trainers_loss_is_that_of_the_plain_model_and_computes_no_logits(loss,
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_nothing_of_the_size_of_the_logits_is_made(loss, monkeypatch):
+def test_grpo_and_dpo_allocate_nothing_of_the_size_of_the_logits(loss, monkeypatch):
     monkeypatch.setattr(backends, "MINIMUM_ROWS", 4)  # tokens per chunk
     monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": 0, "cuda": 0})
     plain = build("llama", vocab_size=1500).train()
@@ -121,7 +121,7 @@ def test_nothing_of_the_size_of_the_logits_is_made(loss, monkeypatch):
     assert made.largest == model.lm_head.weight.numel()
 
 
-def test_fp32_logits_are_those_of_fp64_of_the_rounded_hidden_states():
+def test_fp32_logits_of_a_bf16_model_are_near_fp64():
     model = build("llama", hidden_size=64).to(torch.bfloat16)
     installed, table = tiewise.install(model), model.lm_head.weight
     installed.fp32_logits()
@@ -145,7 +145,7 @@ def test_fp32_logits_are_those_of_fp64_of_the_rounded_hidden_states():
 
 
 @pytest.mark.parametrize("spec", ["tied+softcap=5", "tied+pad=1", "projected"])
-def test_a_head_that_reads_the_table_alone_is_refused_what_is_more(spec):
+def test_fused_lm_head_refuses_a_boundary_that_is_more_than_a_table(spec):
     model, ids = build("llama").train(), sequences(2, seed=3)[0]
     installed = tiewise.install(model, spec)
     with pytest.raises(UnsupportedError, match="more than a table; take TRL"):

@@ -27,7 +27,7 @@ def _inputs(family, model):
 
 @pytest.mark.parametrize("spec", [None, "untied"])
 @pytest.mark.parametrize("family", LABEL)
-def test_a_step_is_that_of_the_plain_model(family, spec):
+def test_installed_pretraining_model_takes_the_step_of_the_plain_one(family, spec):
     plain = without_dropout(_build(family, embedding_size=8) if family == "Albert" else _build(family))
     model = copy.deepcopy(plain)
     installed = install(model, spec)
@@ -39,7 +39,7 @@ def test_a_step_is_that_of_the_plain_model(family, spec):
 
 
 @pytest.mark.parametrize("family", ["Bert", "Albert"])
-def test_a_batch_without_the_other_label_is_refused_by_name(family):
+def test_install_names_the_label_that_a_batch_lacks(family):
     model = _build(family)
     given = batch(model)
     says = f"{family}ForPreTraining computed no loss from input_ids, labels; pass .* this batch lacks {LABEL[family]}"
@@ -50,14 +50,14 @@ def test_a_batch_without_the_other_label_is_refused_by_name(family):
         install(model, batch=given)
 
 
-def test_a_product_past_the_head_is_named():
+def test_install_refuses_mobilebert_whose_loss_is_past_the_head():
     sizes = {"embedding_size": 8, "true_hidden_size": 16, "intra_bottleneck_size": 16}
     with pytest.raises(InstallError, match="computes its loss past its output head"):
         install(_build("MobileBert", **sizes))
 
 
 @pytest.mark.parametrize("return_dict", [True, False])
-def test_without_the_other_label_there_is_no_loss_to_divide(return_dict):
+def test_installed_model_returns_no_loss_without_the_sentence_label(return_dict):
     model = without_dropout(_build("Bert")).eval()
     inputs = {**batch(model), "return_dict": return_dict}
     wanted = model(**inputs)

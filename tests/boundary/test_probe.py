@@ -29,7 +29,7 @@ def untied(model, head):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "opt_350m", "t5", "bart", "bert"])
-def test_what_transformers_loads_is_sound(saved, name, tied):
+def test_probe_reports_models_loaded_by_transformers_as_sound(saved, name, tied):
     model, folder = saved(name, tied)
     found = tiewise.probe(model, folder)
     assert (found.sound, found.lookup, found.head, found.tied) == (True, SAME, SAME, tied)
@@ -44,7 +44,7 @@ def test_what_transformers_loads_is_sound(saved, name, tied):
         (torch.clone, "Sound", "the file's"),
     ],
 )
-def test_a_head_of_its_own_where_the_config_ties(saved, head, sound, said):
+def test_probe_describes_a_separate_head_where_the_config_ties(saved, head, sound, said):
     model, folder = saved()
     for seed in range(3):
         torch.manual_seed(seed)
@@ -54,14 +54,14 @@ def test_a_head_of_its_own_where_the_config_ties(saved, head, sound, said):
         assert (found.sound, found.head, found.claimed) == (sound == "Sound", said, True)
 
 
-def test_a_head_that_was_overwritten_by_the_table(saved):
+def test_probe_reports_a_head_overwritten_by_the_table(saved):
     model, folder = saved(tied=False)
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
     found = tiewise.probe(model, folder)
     assert (found.sound, found.head, found.tied, found.claimed) == (False, FROM_TABLE, True, False)
 
 
-def test_rows_that_moved_and_rows_that_padding_adds(saved):
+def test_probe_reports_changed_rows_and_accepts_padding_rows(saved):
     model, folder = saved(tied=False)
     model.resize_token_embeddings(64, mean_resizing=False)
     assert tiewise.probe(model, folder).sound
@@ -75,7 +75,7 @@ def test_rows_that_moved_and_rows_that_padding_adds(saved):
     assert tiewise.probe(model, folder).lookup == f"of another shape, [40, 16] where the file has [{V}, 16]"
 
 
-def test_an_engine_that_names_its_modules_as_the_file_does(saved):
+def test_probe_finds_the_tables_of_an_engine_by_their_names_in_the_file(saved):
     model, folder = saved()
     engine = nn.Module()
     engine.runner = nn.Module()
@@ -88,7 +88,7 @@ def test_an_engine_that_names_its_modules_as_the_file_does(saved):
         tiewise.probe(engine, folder)
 
 
-def test_what_cannot_be_held_against_a_file_is_refused(saved, tmp_path):
+def test_probe_refuses_what_it_cannot_compare_with_a_file(saved, tmp_path):
     model, folder = saved()
     with pytest.raises(CheckpointError, match="absent"):
         tiewise.probe(model, tmp_path / "absent")

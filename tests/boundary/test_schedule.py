@@ -86,7 +86,7 @@ CHOICES += [(untie_at, state) for state in ("copy", "split", "reset")]
 
 @pytest.mark.parametrize(("change", "choice"), CHOICES)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_change_goes_on_as_a_run_with_the_stated_state(kind, change, choice):
+def test_schedule_continues_as_a_hand_built_run_with_the_documented_state(kind, change, choice):
     make, tied = OPTIMIZERS[kind], change is untie_at
     before = model(tied)
     optimizer = make(groups(before))
@@ -112,7 +112,7 @@ def test_a_change_goes_on_as_a_run_with_the_stated_state(kind, change, choice):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_optimizer_lists_parameters_as_a_new_one_would(tied):
+def test_optimizer_lists_parameters_as_a_new_one_would_after_a_change(tied):
     m = model(tied)
     installed = install(m)
     optimizer = OPTIMIZERS["adamw"](groups(m))
@@ -121,7 +121,7 @@ def test_the_optimizer_lists_parameters_as_a_new_one_would(tied):
     assert got == [[id(p) for p in group["params"]] for group in groups(m)]
 
 
-def test_tables_in_two_groups_leave_both_when_tied():
+def test_tie_removes_the_second_table_from_every_group():
     m = model(tied=False)
     rest = [p for p in m.parameters() if p is not m.lm_head.weight]
     optimizer = torch.optim.AdamW([{"params": rest}, {"params": [m.lm_head.weight], "lr": 1e-4}])
@@ -131,7 +131,7 @@ def test_tables_in_two_groups_leave_both_when_tied():
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in m.parameters()}
 
 
-def test_the_step_counter_of_a_merged_state_is_the_larger():
+def test_tie_keeps_the_larger_step_counter():
     m = model(tied=False)
     optimizer = torch.optim.AdamW(m.parameters())
     plain_steps(m, optimizer, 1)
@@ -140,7 +140,7 @@ def test_the_step_counter_of_a_merged_state_is_the_larger():
     assert optimizer.state[m.lm_head.weight]["step"] == 7
 
 
-def test_what_an_unknown_optimizer_keeps_is_refused_and_can_be_reset():
+def test_untie_refuses_unknown_optimizer_state_unless_it_is_reset():
     m = model(tied=True)
     optimizer = torch.optim.RMSprop(m.parameters())
     plain_steps(m, optimizer, 1)
@@ -163,13 +163,13 @@ def test_what_an_unknown_optimizer_keeps_is_refused_and_can_be_reset():
         ("untie", "factored:4", "copy", "factored:4 cannot be untied"),
     ],
 )
-def test_refusals(change, spec, choice, says):
+def test_tie_and_untie_refuse_invalid_choices_and_specs(change, spec, choice, says):
     with pytest.raises(SpecError, match=says):
         getattr(install(model(True), spec), change)(None, choice)
 
 
 @pytest.mark.parametrize("options", ["bias+alpha=0.5", "softcap=30", "output_scale=0.25"])
-def test_options_of_the_boundary_stay(options):
+def test_tie_and_untie_keep_the_options_of_the_boundary(options):
     m = model(tied=True)
     installed = install(m, f"tied+{options}")
     logits = m.eval()(input_ids=IDS).logits + 0
@@ -182,7 +182,7 @@ def test_options_of_the_boundary_stay(options):
     torch.testing.assert_close(m(input_ids=IDS).logits + 0, logits)
 
 
-def test_a_changed_model_is_saved_as_what_it_is(tmp_path):
+def test_model_is_saved_untied_after_untie_and_tied_after_tie(tmp_path):
     m = model(tied=True)
     installed = install(m)
     installed.untie()
@@ -199,7 +199,7 @@ def test_a_changed_model_is_saved_as_what_it_is(tmp_path):
     torch.testing.assert_close(loaded.lm_head.weight, m.lm_head.weight)
 
 
-def test_a_callback_does_nothing_to_a_model_that_is_changed_already():
+def test_callback_leaves_an_already_changed_model_unchanged():
     """A run that resumes after the change starts from the changed model."""
     m = model(tied=False)
     install(m)

@@ -41,18 +41,18 @@ def ranks(folder, size, *cases):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_two_ranks_train_as_one_and_hold_nothing_whole(tmp_path):
+def test_two_ranks_train_as_one_without_a_full_table(tmp_path):
     stock = ["steps,stock,llama,97,tied", "nothing_is_whole,stock,llama,1000"]
     ranks(tmp_path, 2, *stock, "refusals,kept,gpt2,97", "told_apart,gpt2,97")
 
 
 @pytest.mark.slow
-def test_two_ranks_train_every_family_table_and_vocabulary(tmp_path):
+def test_two_ranks_train_every_family_table_and_vocabulary_as_one_does(tmp_path):
     ranks(tmp_path, 2, *STEPS, *OTHERS, *ALONE, *BEFORE)
 
 
 @pytest.mark.slow
-def test_four_ranks_do_too(tmp_path):
+def test_four_ranks_train_as_one_does(tmp_path):
     few = ["steps,stock,llama,7,tied", "both_paths,stock,llama,7", "nothing_is_whole,stock,gemma2,1000"]
     few += [*ALONE[2:4], BEFORE[1], "two_groups,gpt2,97", "heads_that_do_not_divide,llama,97"]
     ranks(tmp_path, 4, *STEPS, *few)
@@ -60,10 +60,10 @@ def test_four_ranks_do_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", KEPT)
-def test_ranks_that_keep_rows_do_too(tmp_path, size):
+def test_ranks_that_keep_table_rows_under_fsdp_train_as_one_does(tmp_path, size):
     ranks(tmp_path, size, *KEPT[size])
 
 
 @pytest.mark.slow
-def test_four_ranks_train_what_both_have_cut(tmp_path):
+def test_four_ranks_train_models_cut_by_tensor_parallelism_and_fsdp(tmp_path):
     ranks(tmp_path, 4, *BOTH)

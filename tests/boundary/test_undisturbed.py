@@ -101,7 +101,7 @@ def test_a_refused_install_leaves_the_model_as_it_was(name):
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_hidden_states_are_those_of_the_plain_model(name):
+def test_installed_model_returns_as_many_hidden_states_as_the_plain_one(name):
     model = MODELS[name]()
     model.config.output_hidden_states = True
     wanted = _states(model)
@@ -112,7 +112,7 @@ def test_hidden_states_are_those_of_the_plain_model(name):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_three_hidden_states_of_a_llama_of_two_layers():
+def test_installed_llama_of_two_layers_returns_three_hidden_states():
     model = build("llama")
     model.config.output_hidden_states = True
     installed = tiewise.install(model)
@@ -138,7 +138,7 @@ def test_install_and_uninstall_change_no_generator_mode_or_gradient(name):
     ]
 
 
-def test_the_flag_of_a_class_that_ties_nothing_stays():
+def test_install_keeps_the_tie_flag_of_a_class_that_ties_nothing():
     torch.manual_seed(0)
     config = shrink(tr.BigBirdPegasusForCausalLM)
     assert config.tie_word_embeddings
@@ -189,14 +189,14 @@ def test_an_error_after_verification_leaves_the_installed_model_as_it_was(monkey
     assert installed.counts.fused == 3
 
 
-def test_flat_labels():
+def test_install_accepts_a_batch_with_flat_labels():
     model = build("bert")
     inputs = batch(model)
     installed = tiewise.install(model, batch={**inputs, "labels": inputs["labels"].flatten()})
     assert not installed.label_smoother(0.1).shifts_labels
 
 
-def test_a_refused_install_gives_random_numbers_back():
+def test_refused_install_restores_the_random_generators():
     """Its new tables are drawn before it is refused."""
     model = build("llama")
     with unchanged(model), pytest.raises(InstallError):
@@ -207,7 +207,7 @@ def test_a_refused_install_gives_random_numbers_back():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_locate_and_probe(name, tmp_path):
+def test_locate_and_probe_leave_the_model_unchanged(name, tmp_path):
     model = MODELS[name]()
     model.save_pretrained(tmp_path)
     _modes(model)
@@ -217,7 +217,7 @@ def test_locate_and_probe(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_layers_of_a_model_are_found(name):
+def test_find_stacks_leaves_the_model_unchanged(name):
     model = _modes(MODELS[name]())
     with unchanged(model):
         try:
@@ -226,7 +226,7 @@ def test_the_layers_of_a_model_are_found(name):
             assert name == "whisper"
 
 
-def test_layers_that_cannot_be_shared():
+def test_refused_share_layers_leaves_the_model_unchanged():
     model = _modes(build("llama"))
     with unchanged(model), pytest.raises(TiewiseError):
         share_layers(model, "all:groups=7")
@@ -243,7 +243,7 @@ MEASURES = {
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_sections_of_inspect(name, measure, tmp_path):
+def test_inspect_sections_leave_the_model_unchanged(name, measure, tmp_path):
     build(name).save_pretrained(tmp_path)
     opened = open_model(tmp_path)
     opened.model.config.output_hidden_states = True
@@ -293,7 +293,7 @@ class Restless(nn.Module):
 
 
 @pytest.mark.parametrize("training", [True, False, None])
-def test_a_restless_module(training):
+def test_undisturbed_restores_a_module_that_changes_itself(training):
     model = Restless()
     with unchanged(model), undisturbed(model, training=training):
         if training is not None:
@@ -301,13 +301,13 @@ def test_a_restless_module(training):
         model(torch.tensor([1, 2]))
 
 
-def test_a_forward_that_raises():
+def test_undisturbed_restores_a_module_whose_forward_raises():
     model = Restless()
     with unchanged(model), pytest.raises(IndexError), undisturbed(model):
         model(torch.tensor([1, 9]))
 
 
-def test_a_seed_gives_the_same_numbers_and_queues_nothing():
+def test_preserve_generators_gives_seeded_numbers_and_queues_nothing():
     def drawn(seed):
         with preserve_generators(seed):
             return torch.rand(2).tolist(), random.random(), float(np.random.rand())
@@ -323,7 +323,7 @@ SEEDS = re.compile(
 )
 
 
-def test_nothing_else_in_the_process_of_a_caller_seeds_a_global_generator():
+def test_only_undisturbed_and_load_child_seed_global_generators():
     sources = Path(tiewise.__file__).parent.rglob("*.py")
     seeding = {path.name for path in sources if SEEDS.search(path.read_text(encoding="utf-8"))}
     assert seeding == {"undisturbed.py", "load_child.py"}  # the latter is a process that the command starts

@@ -102,7 +102,7 @@ def tables(draw):
 @pytest.mark.parametrize("form", WRITERS)
 @settings(max_examples=25)
 @given(vectors=tables(), data=st.data())
-def test_every_format_gives_back_what_was_written(form, vectors, data):
+def test_load_vectors_reads_back_every_format(form, vectors, data):
     asked = data.draw(st.permutations(list(vectors)))[: data.draw(st.integers(1, len(vectors)))]
     with tempfile.TemporaryDirectory() as folder:
         path = WRITERS[form](Path(folder) / "a name that says nothing", vectors)
@@ -113,7 +113,7 @@ def test_every_format_gives_back_what_was_written(form, vectors, data):
 
 @settings(max_examples=25)
 @given(st.lists(word, min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(-1, 3), st.integers(1, 50))
-def test_fasttext_models_give_the_mean_of_a_word_and_its_ngrams(words, shortest, more, bucket):
+def test_fasttext_vectors_are_the_mean_of_a_word_and_its_ngrams(words, shortest, more, bucket):
     words = [*words, "</s>"]
     lengths = {"minn": shortest, "maxn": shortest + more} if more >= 0 else {"minn": 0, "maxn": 0}
     matrix = np.random.default_rng(0).normal(size=(len(words) + bucket, 3)).astype(np.float32)
@@ -125,12 +125,12 @@ def test_fasttext_models_give_the_mean_of_a_word_and_its_ngrams(words, shortest,
     np.testing.assert_allclose(found[:-2].numpy(), wanted, rtol=2e-7, atol=1e-7)
 
 
-def test_the_writer_s_hash_is_the_published_one():
+def test_fnv_helper_matches_the_published_hashes():
     """Test vectors of the FNV authors; without bytes above 127 there is no sign to extend."""
     assert [fnv(text) for text in ("", "a", "foobar")] == [0x811C9DC5, 0xE40C292C, 0xBF9CF968]
 
 
-def test_a_file_of_many_words_is_not_held(tmp_path):
+def test_load_vectors_does_not_hold_a_large_file_in_memory(tmp_path):
     """Peak of what Python and numpy allocate while a file of 16 MB is read for two words."""
     row = np.ones(250, "<f4").tobytes()
     path = tmp_path / "v"
@@ -144,14 +144,14 @@ def test_a_file_of_many_words_is_not_held(tmp_path):
     assert peak < 6e6
 
 
-def test_tabs_spaces_and_carriage_returns(tmp_path):
+def test_load_vectors_accepts_tabs_spaces_and_carriage_returns(tmp_path):
     path = tmp_path / "v"
     path.write_bytes("a\t1\t2\r\nb  3 4 \r\nnaïve 5 6\r\n".encode())
     found = load_vectors(path, ["naïve", "b", "a"])
     assert found.tolist() == [[5, 6], [3, 4], [1, 2]]
 
 
-def test_rows_start_a_table_and_are_frozen(tmp_path):
+def test_load_rows_initialises_and_freezes_a_table(tmp_path):
     vectors = load_vectors(write_text(tmp_path / "v", ABC), ["c", "unseen", "a"])
     boundary = Boundary("projected:3", 3, 8)
     drawn = boundary.table_in.detach().clone()
@@ -162,7 +162,7 @@ def test_rows_start_a_table_and_are_frozen(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t.safetensors", "t"])
-def test_safetensors_follow_the_vocabulary(name, tmp_path):
+def test_safetensors_rows_follow_the_vocabulary(name, tmp_path):
     path = tensors([[0.0, 1], [2, 3], [4, 5]])(tmp_path / name)
     assert load_vectors(path, ["x", "y", "z"]).tolist() == [[0, 1], [2, 3], [4, 5]]
 
@@ -183,7 +183,7 @@ SPACED = {". . .": 1, "at name@domain.com": 2, " ": 3, "a": 4, "in 2009": 5, "7"
 
 @pytest.mark.parametrize("header", ["", "9 3\n"])
 @pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
-def test_words_that_hold_spaces_are_split_from_the_right(tmp_path, caplog, header, end):
+def test_lines_of_words_with_spaces_are_split_from_the_right(tmp_path, caplog, header, end):
     """As GloVe's 840B file has them; here they are the first lines, and most of the file."""
     path = tmp_path / "v"
     path.write_bytes((header + "".join(f"{word} {x} -{x}.5 {x}e-2{end}" for word, x in SPACED.items())).encode())
@@ -194,7 +194,7 @@ def test_words_that_hold_spaces_are_split_from_the_right(tmp_path, caplog, heade
     assert lines == [f" ({form} text): 3 of 12 words have no vector and start at random: at, ., in"]
 
 
-def test_broken_lines_are_counted_and_the_first_named(tmp_path, caplog):
+def test_load_vectors_counts_broken_lines_and_names_the_first(tmp_path, caplog):
     path = tmp_path / "v"
     good = "".join(f"w{i} 1 2 3\n" for i in range(20))
     bad = "a 1 2 x\nstrange 1 2\nb 1 nan 3\nstrange 1 inf 3\nc 1 2 3 4\n\nd 1 1e99 3\n"
@@ -208,14 +208,14 @@ def test_broken_lines_are_counted_and_the_first_named(tmp_path, caplog):
     assert found[:4].isnan().all()
 
 
-def test_lines_are_counted_from_the_header_on(tmp_path, caplog):
+def test_numbers_of_broken_lines_include_the_header(tmp_path, caplog):
     path = tmp_path / "v"
     path.write_text("3 3\n" + "a 1 2 3\nb 1 2 x\nc 1 2 3\n")
     _, lines = said(caplog, path, ["a", "b", "c"])
     assert lines[0] == " (word2vec text): 1 broken lines skipped: 3"
 
 
-def test_values_that_are_no_numbers_in_binary_files(tmp_path, caplog):
+def test_load_vectors_skips_binary_entries_that_are_not_finite(tmp_path, caplog):
     found, lines = said(caplog, write_word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
     assert found[1].tolist() == ABC["a"]
     assert lines[0] == " (word2vec binary): 1 broken entries skipped: 4"
@@ -227,7 +227,7 @@ def test_values_that_are_no_numbers_in_binary_files(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_word_s_first_vector_counts(form, tmp_path, caplog):
+def test_first_vector_of_a_repeated_word_counts(form, tmp_path, caplog):
     path = WRITERS[form](tmp_path / "v", {**ABC, "d": [0.0, 1.0, 2.0]})
     path.write_bytes(path.read_bytes().replace(b"d", b"a"))
     found, lines = said(caplog, path, ["a"])
@@ -236,7 +236,7 @@ def test_a_word_s_first_vector_counts(form, tmp_path, caplog):
     assert lines[0].endswith("): a word stands in it again 1 times; its first vector counts")
 
 
-def test_a_text_header_with_another_count(tmp_path, caplog):
+def test_load_vectors_warns_if_the_text_header_has_another_count(tmp_path, caplog):
     path = write_text(tmp_path / "v", ABC, header=True)
     path.write_bytes(path.read_bytes().replace(b"3 3\n", b"9 3\n"))
     found, lines = said(caplog, path, ["a"])
@@ -244,7 +244,7 @@ def test_a_text_header_with_another_count(tmp_path, caplog):
     assert lines == [" (word2vec text): its first line says 9 words, and 3 lines follow: is the file whole?"]
 
 
-def test_a_file_is_read_and_spoken_of_once_until_it_changes(tmp_path, caplog):
+def test_load_vectors_reads_and_warns_once_until_the_file_changes(tmp_path, caplog):
     path = write_text(tmp_path / "v", ABC)
     first, lines = said(caplog, path, ["a", "x"])
     first.zero_()
@@ -279,7 +279,7 @@ def tensors(rows):
     return lambda path: save_file({"table": torch.tensor(rows)}, path) or path
 
 
-def test_tokens_of_rows_by_a_vocabulary_that_leaves_out_ids():
+def test_row_tokens_supports_a_vocabulary_with_missing_ids():
     words = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
     fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")))
     fast.add_special_tokens({"additional_special_tokens": ["t3", "t4"]})  # as they are: these change nothing
@@ -345,7 +345,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("says", "write"), BAD, ids=[says for says, _ in BAD])
-def test_a_file_that_cannot_be_used_is_one_line(says, write, tmp_path):
+def test_load_vectors_refuses_unusable_files_in_one_line(says, write, tmp_path):
     path = write(tmp_path / "v")
     with pytest.raises(DataError) as error:
         load_vectors(path, ["a", "b"])
@@ -357,7 +357,7 @@ def test_a_file_that_cannot_be_used_is_one_line(says, write, tmp_path):
 
 @settings(max_examples=50)
 @given(st.sampled_from([*WRITERS, "fastText"]), st.data())
-def test_damaged_files_are_read_or_refused_and_never_anything_else(form, data):
+def test_load_vectors_reads_or_refuses_damaged_files(form, data):
     """Any byte replaced, and the end cut off anywhere."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "v"

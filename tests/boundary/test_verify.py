@@ -25,7 +25,7 @@ MBART = (tr.MBartForConditionalGeneration, tr.MBartConfig, FAMILIES["bart"][2])
         ("llama", 20, True),
     ],
 )
-def test_whether_labels_shift_does_not_depend_on_the_seed(name, seeds, shifts):
+def test_shifts_labels_does_not_depend_on_the_seed(name, seeds, shifts):
     model_class, config_class, settings = FAMILIES.get(name, MBART)
     layers = "num_layers" if name == "t5" else "num_hidden_layers"
     config = config_class(**(settings | {layers: 1}))
@@ -41,7 +41,7 @@ def test_whether_labels_shift_does_not_depend_on_the_seed(name, seeds, shifts):
     assert not wrong
 
 
-def test_an_auxiliary_loss_hides_nothing():
+def test_shifts_labels_is_right_despite_an_auxiliary_loss():
     config = tr.MixtralConfig(**(FAMILIES["llama"][2] | MOE))
     model = tr.MixtralForCausalLM(config)
     inputs = batch(model)
@@ -50,7 +50,7 @@ def test_an_auxiliary_loss_hides_nothing():
 
 
 @pytest.mark.parametrize(("name", "counts"), [("llama", True), ("bert", False)])
-def test_counting_items_is_seen_in_a_batch_of_any_size(name, counts):
+def test_counts_items_is_right_for_a_large_batch(name, counts):
     model = variant(name, FAMILIES[name][0], max_position_embeddings=600)
     ids = torch.randint(3, 61, (2, 501), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "labels": ids}  # 1,000 labels count in a loss that shifts
