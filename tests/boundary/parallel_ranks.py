@@ -43,7 +43,7 @@ STEPS = 20
 # what is trained, and on what
 
 
-def data(rows, vocab, steps=STEPS):
+def make_batches(rows, vocab, steps=STEPS):
     """Batches of `rows` rows whose labels are the ids, as many of them ignored in every row."""
     for step in range(steps):
         ids = torch.randint(3, vocab, (rows, 9), generator=torch.Generator().manual_seed(step))
@@ -52,7 +52,7 @@ def data(rows, vocab, steps=STEPS):
         yield {"input_ids": ids, "labels": labels}
 
 
-def mine(batch):
+def own_rows(batch):
     """This process's rows."""
     return {name: rows.chunk(dist.get_world_size())[dist.get_rank()] for name, rows in batch.items()}
 
@@ -88,7 +88,7 @@ def average(losses):
     return losses / dist.get_world_size()
 
 
-def near(got, wanted, tolerance, what):
+def assert_near(got, wanted, tolerance, what):
     """Within `tolerance` of the largest; only the first process knows what is wanted."""
     if dist.get_rank() == 0:
         distance = float((got - wanted).abs().max() / wanted.abs().max())
@@ -119,7 +119,7 @@ def parity(family, spec, vocab, parallel, mesh):
     """Loss, both gradient paths, 20 SGD steps and an AdamW curve."""
     what, rows = f"{family} {spec} V={vocab} {parallel}", 2 * dist.get_world_size()
     plain = without_dropout(build(family, tied=spec != "untied", vocab_size=vocab)).train()
-    batches = list(data(rows, vocab))
+    batches = list(make_batches(rows, vocab))
     for kind, lr, bar in ((torch.optim.SGD, 0.1, 1e-5), (torch.optim.AdamW, 1e-3, 1e-4)):
         torch.manual_seed(1)  # of new tables
         model = copy.deepcopy(plain)
@@ -133,7 +133,7 @@ def parity(family, spec, vocab, parallel, mesh):
             shard(model, mesh)
             handle = handle or install(model)
         if kind is torch.optim.SGD:
-            got = paths(model, handle, mine(batches[0]))
+            got = paths(model, handle, own_rows(batches[0]))
             if dist.get_rank() == 0:
                 # of the family's own classes where these have the boundary
                 wanted = alone(plain if spec in ("tied", "untied") else one, batches[0])
@@ -141,16 +141,16 @@ def parity(family, spec, vocab, parallel, mesh):
                 zero = 1e-6 * max(gradient.abs().max() for gradient in wanted.values())
                 for name, gradient in wanted.items():
                     if gradient.abs().max() > zero:  # softmax ignores what a bias adds to all its keys
-                        near(got[name], gradient, 1e-5, f"{what}: {name}")
-        curve = average(train(model, map(mine, batches), kind, lr))
+                        assert_near(got[name], gradient, 1e-5, f"{what}: {name}")
+        curve = average(train(model, map(own_rows, batches), kind, lr))
         assert handle.counts.materialised == 0
         end = {name: full(p.detach()) for name, p in handle.model.named_parameters()}
         if dist.get_rank() == 0:
             one = copy.deepcopy(one)
-            near(curve, train(one, batches, kind, lr), bar, f"{what}: {kind.__name__} curve")
+            assert_near(curve, train(one, batches, kind, lr), bar, f"{what}: {kind.__name__} curve")
             if kind is torch.optim.SGD:
                 for name, parameter in one.named_parameters():
-                    near(end[name], parameter.detach(), bar, f"{what}: {name} after {STEPS} steps")
+                    assert_near(end[name], parameter.detach(), bar, f"{what}: {name} after {STEPS} steps")
 
 
 def alone(model, inputs):
@@ -219,7 +219,7 @@ def llama(vocab=97, **settings):
 
 def sgd_curve(model, vocab=97):
     """Losses of this process's share, averaged."""
-    return average(train(model, map(mine, data(4, vocab)), torch.optim.SGD, 0.1))
+    return average(train(model, map(own_rows, make_batches(4, vocab)), torch.optim.SGD, 0.1))
 
 
 def holds_sharded(mesh):
@@ -247,18 +247,18 @@ def unit_of_ends(mesh, one):
             install(model)
         shard(model, mesh, ends={})
         if first:
-            refused(UnsupportedError, freed, lambda model=model: model(**mine(next(data(4, 97)))))
+            refused(UnsupportedError, freed, lambda model=model: model(**own_rows(next(make_batches(4, 97)))))
             install(model := llama())
             shard(model, mesh, ends={})
         else:
             refused(InstallError, freed, install, model)
-            near(sgd_curve(model), one, 1e-5, "refused, and trained without a boundary")
+            assert_near(sgd_curve(model), one, 1e-5, "refused, and trained without a boundary")
             shard(model := llama(), mesh, ends={})
             refused(InstallError, freed, install, model)
         model.lm_head.set_reshard_after_forward(False, recurse=False)
         if not first:
             install(model)
-        near(sgd_curve(model), one, 1e-5, "ends as one unit")
+        assert_near(sgd_curve(model), one, 1e-5, "ends as one unit")
 
 
 def stock(mesh, one, folder):
@@ -272,7 +272,7 @@ def stock(mesh, one, folder):
             llama(vocab).save_pretrained(path)
         dist.barrier()
         model = AutoModelForCausalLM.from_pretrained(path, distributed_config=DistributedConfig(fsdp_size=2)).train()
-        wanted = one if vocab == 97 else train(llama(vocab), data(4, vocab), torch.optim.SGD, 0.1)
+        wanted = one if vocab == 97 else train(llama(vocab), make_batches(4, vocab), torch.optim.SGD, 0.1)
         distance = (sgd_curve(model, vocab) - wanted).abs()
         assert distance[0] < 1e-5
         assert distance.max() < 1e-5 if right else distance[2] > 1e-3
@@ -280,7 +280,7 @@ def stock(mesh, one, folder):
         refused(InstallError, "are one Parameter that two units of fully_shard keep", install, model)
         own = shard(AutoModelForCausalLM.from_pretrained(path), mesh).train()
         install(own)
-        near(sgd_curve(own, vocab), wanted, 1e-5, "own fully_shard")
+        assert_near(sgd_curve(own, vocab), wanted, 1e-5, "own fully_shard")
 
 
 def pipeline(folder):
@@ -302,7 +302,9 @@ def hybrid():
     """Parts of the rows in two processes, and twice that: a mesh of two dimensions."""
     model = shard(llama(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts")))
     install(model)
-    near(sgd_curve(model), train(llama(), data(4, 97), torch.optim.SGD, 0.1), 1e-5, "a mesh of two dimensions")
+    assert_near(
+        sgd_curve(model), train(llama(), make_batches(4, 97), torch.optim.SGD, 0.1), 1e-5, "a mesh of two dimensions"
+    )
 
 
 def outside_the_forward(mesh, one):
@@ -315,8 +317,8 @@ def outside_the_forward(mesh, one):
         return smoother(model(input_ids=inputs["input_ids"]), inputs["labels"])
 
     with handle.deferred():
-        curve = average(train(model, map(mine, data(4, 97)), torch.optim.SGD, 0.1, smoothed))
-    near(curve, one, 1e-5, "loss outside the forward")
+        curve = average(train(model, map(own_rows, make_batches(4, 97)), torch.optim.SGD, 0.1, smoothed))
+    assert_near(curve, one, 1e-5, "loss outside the forward")
 
 
 def narrow(mesh):
@@ -324,7 +326,7 @@ def narrow(mesh):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, plain = (shard(llama(), mesh, policy=policy) for _ in range(2))
     install(model)
-    near(sgd_curve(model), sgd_curve(plain), 5e-3, "bf16 policy")
+    assert_near(sgd_curve(model), sgd_curve(plain), 5e-3, "bf16 policy")
 
 
 class Collectives(TorchDispatchMode):
@@ -361,7 +363,7 @@ def cost(mesh):
 
 def assertions(mesh):
     """Each of the first steps' assertions fires in every process, in one line; a sound run leaves nothing behind."""
-    batches = [mine(inputs) for inputs in data(9, 97)]
+    batches = [own_rows(inputs) for inputs in make_batches(9, 97)]
 
     def steps(model, optimizer, cut=None):
         for inputs in batches:
@@ -426,7 +428,7 @@ def process(rank, store, world, some):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     if some != "parity":
-        one = train(llama(), data(4, 97), torch.optim.SGD, 0.1)
+        one = train(llama(), make_batches(4, 97), torch.optim.SGD, 0.1)
         holds_sharded(mesh)
         half_sharded(mesh)
     if some == "quick":

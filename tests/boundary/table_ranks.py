@@ -49,7 +49,7 @@ BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
 # models, and what they are given
 
 
-def saved(folder, kind, v, tied, **sizes):
+def save_checkpoint(folder, kind, v, tied, **sizes):
     """A checkpoint of a tiny model, made by the first rank."""
     where = Path(folder) / f"{kind}-{v}-{tied}{len(sizes)}"
     if dist.get_rank() == 0:
@@ -58,7 +58,7 @@ def saved(folder, kind, v, tied, **sizes):
     return where
 
 
-def loaded(kind, where, **spread):
+def load_model(kind, where, **spread):
     """A model in training mode, by transformers' own means `spread` over ranks as its `DistributedConfig` says."""
     how = {"distributed_config": DistributedConfig(**spread)} if spread else {}
     model = FAMILIES[kind][0].from_pretrained(where, attn_implementation="eager", dtype=torch.float32, **how)
@@ -76,7 +76,7 @@ def keep(model, replicas=1):
     shard(model, mesh, keep_tables(model, mesh))
 
 
-def cut_twice(model, axes=2):
+def shard_both_axes(model, axes=2):
     """Spread the ends, and llama's body by torch's own styles; then shard all that over the other axis."""
     sizes, names = ((2, 2), ("dp", "tp")) if axes == 2 else ((2, 1, 2), ("replicas", "dp", "tp"))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
@@ -86,15 +86,15 @@ def cut_twice(model, axes=2):
     shard(model, mesh["dp" if axes == 2 else ("replicas", "dp")])
 
 
-WAYS = {"kept": keep, "both": cut_twice}
+WAYS = {"kept": keep, "both": shard_both_axes}
 
 
 def models(folder, way, kind, v, tied, spec=None, *more):
     """(the model of one rank, the same over all ranks with its boundary installed, its handle)."""
-    where = saved(folder, kind, v, tied)
-    one = loaded(kind, where)
+    where = save_checkpoint(folder, kind, v, tied)
+    one = load_model(kind, where)
     if way == "stock":
-        many = loaded(kind, where, tp_size=dist.get_world_size())
+        many = load_model(kind, where, tp_size=dist.get_world_size())
         return one, many, install(many)
     torch.manual_seed(3)
     if spec:
@@ -130,18 +130,18 @@ def full(x):
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def near(what, got, wanted, tolerance, least=1e-12):
+def assert_near(what, got, wanted, tolerance, least=1e-12):
     """Within a tolerance of the largest value, or of `least`: a key's bias has no gradient but rounding."""
     got, wanted = full(got).detach(), full(wanted).detach()
     distance = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(least))
     assert distance <= tolerance, f"{what}: off by {distance:.1e}"
 
 
-def near_gradients(what, one, many, tolerance, least=1e-12):
+def assert_near_gradients(what, one, many, tolerance, least=1e-12):
     for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None)  # as that of a third table, which T5 does not use
         if a.grad is not None:
-            near(f"{what}: gradient of {name}", b.grad, a.grad, tolerance, least)
+            assert_near(f"{what}: gradient of {name}", b.grad, a.grad, tolerance, least)
 
 
 def refused(error, says, call, *arguments):
@@ -163,18 +163,18 @@ def follow(what, way, v, one, many, handle, make=torch.optim.SGD, rate=0.1, bar=
         if way in ("kept", "both"):  # ranks see tokens of their own
             dist.all_reduce(shown)
             shown /= dist.get_world_size()
-        near(f"{what}: loss at step {step}", shown, losses[0], bar)
+        assert_near(f"{what}: loss at step {step}", shown, losses[0], bar)
         for loss, optimizer in zip(losses, optimizers, strict=True):
             optimizer.zero_grad()
             loss.backward()
         if step == 0:
             largest = max(float(p.grad.abs().max()) for p in one.parameters() if p.grad is not None)
-            near_gradients(what, one, many, 1e-5, largest / 100)
+            assert_near_gradients(what, one, many, 1e-5, largest / 100)
         for optimizer in optimizers:
             optimizer.step()
     if make is torch.optim.SGD:
         for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
-            near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
+            assert_near(f"{what}: {name} after 20 steps", b, a, bar, 0.01)
     assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
 
 
@@ -208,10 +208,10 @@ def both_paths(folder, way, kind, v, *more):
             (one(**whole).loss / len(micro)).backward()
         a, b = one.get_input_embeddings().weight.grad, one.lm_head.weight.grad
         wanted = torch.stack([a.norm(), b.norm(), *([] if tied == "untied" else [(a + b).norm()])])
-        near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
+        assert_near(f"{tied} norms", torch.tensor([norms.a, norms.b, norms.total][: len(wanted)]), wanted, 1e-5)
         if tied == "tied":
-            near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
-        near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
+            assert_near("cosine", torch.tensor(norms.cosine), (a * b).sum() / a.norm() / b.norm(), 1e-5)
+        assert_near("gradient", many.lm_head.weight.grad, (a + b) if tied == "tied" else b, 1e-5)
 
 
 def logits_are_real(folder, way, kind, v):
@@ -232,13 +232,13 @@ def logits_are_real(folder, way, kind, v):
     scores, here = [score(one, each) for each in ids], dist.get_rank() if apart else 0
     torch.stack(scores).mean().backward()
     got = score(many, ids[here])
-    near("score", got, scores[here], 1e-5)
+    assert_near("score", got, scores[here], 1e-5)
     got.backward()
-    near_gradients(f"{kind}, by its logits", one, many, 2e-5)
+    assert_near_gradients(f"{kind}, by its logits", one, many, 2e-5)
     assert handle.counts.materialised == 1
     with torch.no_grad():
         inputs = batch(v, here)
-        near("logits", many.eval()(**inputs).logits + 0, one.eval()(**inputs).logits, 1e-5)
+        assert_near("logits", many.eval()(**inputs).logits + 0, one.eval()(**inputs).logits, 1e-5)
     if not apart:
         told = [model.generate(inputs["input_ids"], max_new_tokens=4, do_sample=False) for model in (one, many)]
         assert torch.equal(*told)
@@ -273,7 +273,7 @@ def refusals(folder, way, kind, v):
     if way == "stock":
         installed(many).uninstall()
         assert "Tiewise" not in type(many.lm_head).__name__
-        near("uninstalled", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
+        assert_near("uninstalled", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
         install(many)
     follow("after refusals", way, v, one, many, installed(many))
 
@@ -283,15 +283,15 @@ def refusals(folder, way, kind, v):
 
 def columns(folder, kind, v):
     """A table that is cut along its width is refused."""
-    plan, where = {"model.embed_tokens": "embedding_colwise"}, saved(folder, kind, v, "untied")
-    across = loaded(kind, where, tp_size=dist.get_world_size(), tp_plan=plan)
+    plan, where = {"model.embed_tokens": "embedding_colwise"}, save_checkpoint(folder, kind, v, "untied")
+    across = load_model(kind, where, tp_size=dist.get_world_size(), tp_plan=plan)
     refused(InstallError, "embed_tokens is sharded", install, across)
 
 
 def heads_that_do_not_divide(folder, kind, v):
     """transformers loads it, and fails at the first step; install says so before."""
-    where = saved(folder, kind, v, "tied", num_attention_heads=2, num_key_value_heads=2)
-    many = loaded(kind, where, tp_size=4)
+    where = save_checkpoint(folder, kind, v, "tied", num_attention_heads=2, num_key_value_heads=2)
+    many = load_model(kind, where, tp_size=4)
     refused(InstallError, r"4 ranks .* do not divide num_attention_heads=2; choose", install, many)
 
 
@@ -306,8 +306,8 @@ def log_probabilities(folder, kind, v):
         (chosen + 0.3 * entropy).backward()
         found.append((chosen, entropy))
     for what, a, b in zip(("chosen", "entropy"), *found, strict=True):
-        near(what, b, a, 2e-5)
-    near_gradients(kind, one, many, 2e-5)
+        assert_near(what, b, a, 2e-5)
+    assert_near_gradients(kind, one, many, 2e-5)
     assert handle.counts.materialised == 0
 
 
@@ -326,42 +326,42 @@ def adamw_and_class_weights(folder, kind, v):
             loss.backward()
             optimizer.step()
             losses.append(loss)
-        near(f"{kind}: loss at step {step}", losses[1], losses[0], 1e-4)
+        assert_near(f"{kind}: loss at step {step}", losses[1], losses[0], 1e-4)
     assert (handle.counts.fused, handle.counts.materialised) == (20, 0)
 
 
 def saved_with_a_boundary(folder, kind, v):
     """A checkpoint that carries its spec is attached while it loads, before its weights are spread."""
-    one = loaded(kind, saved(folder, kind, v, "tied"))
+    one = load_model(kind, save_checkpoint(folder, kind, v, "tied"))
     where, alone = Path(folder) / "entry", install(one, "tied")
     if dist.get_rank() == 0:
         one.save_pretrained(where)
     dist.barrier()
     alone.uninstall()
-    many = loaded(kind, where, tp_size=dist.get_world_size())
+    many = load_model(kind, where, tp_size=dist.get_world_size())
     follow("saved", "stock", v, one, many, install(many))
 
 
 def ends_alone(folder, kind, v, tied):
     """A family without a plan: the body whole on every rank, and the ends by `parallel_plan` for torch."""
-    one, many = (loaded(kind, saved(folder, kind, v, tied)) for _ in range(2))
+    one, many = (load_model(kind, save_checkpoint(folder, kind, v, tied)) for _ in range(2))
     names = {name for name, _ in many.named_parameters()}
     spread_ends(many)
     assert {name for name, _ in many.named_parameters()} == names  # what was one Parameter is one
-    near("before install", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
+    assert_near("before install", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
     follow(f"{kind} {v} {tied}", "ends", v, one, many, install(many))
 
 
 def installed_before(folder, kind, v, *specs):
     """Boundaries that are more than tables are installed whole; then their tables' rows are spread."""
     for spec in specs:
-        one = loaded(kind, saved(folder, kind, v, "tied"))
+        one = load_model(kind, save_checkpoint(folder, kind, v, "tied"))
         torch.manual_seed(3)
         install(one, spec)
         many, ids = copy.deepcopy(one), batch(v)["input_ids"]
         wanted = one.eval()(input_ids=ids).logits
         spread_ends(many)
-        near(f"{spec}: logits", many.eval()(input_ids=ids).logits, wanted, 1e-5)
+        assert_near(f"{spec}: logits", many.eval()(input_ids=ids).logits, wanted, 1e-5)
         follow(f"{kind} {spec}", "ends", v, one.train(), many.train(), installed(many))
         assert type(many.lm_head.weight).__name__ == "DTensor"
         if hasattr(one.lm_head, "out_map"):
@@ -379,22 +379,22 @@ def installed_before(folder, kind, v, *specs):
 
 def two_groups(folder, kind, v):
     """Two ranks hold the table between them, and two others hold it again and see other tokens."""
-    one, many = (loaded(kind, saved(folder, kind, v, "tied")) for _ in range(2))
+    one, many = (load_model(kind, save_checkpoint(folder, kind, v, "tied")) for _ in range(2))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
     parallelize_module(many, mesh["tp"], parallel_plan(many, mesh))
     handle = install(many)
     handle.track()
     losses = [model(**batch(v, seed=mesh.get_local_rank("data"))).loss for model in (one, many)]
-    near("loss", losses[1], losses[0], 1e-5)
+    assert_near("loss", losses[1], losses[0], 1e-5)
     for loss in losses:
         loss.backward()
-    near("gradient", many.lm_head.weight.grad, one.lm_head.weight.grad, 1e-5)
+    assert_near("gradient", many.lm_head.weight.grad, one.lm_head.weight.grad, 1e-5)
     refused(UnsupportedError, "others hold the same rows", handle.path_norms)
 
 
 def meshes(folder, kind, v):
     """What `parallel_plan` cannot mean is refused, and changes nothing."""
-    model, size = loaded(kind, saved(folder, kind, v, "tied")), dist.get_world_size()
+    model, size = load_model(kind, save_checkpoint(folder, kind, v, "tied")), dist.get_world_size()
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
     other = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "model"))
     refused(InstallError, r"named 'tp' \(data, model\); name the one", parallel_plan, model, other)
@@ -417,7 +417,7 @@ def bf16(folder, kind, v):
     mesh, policy = init_device_mesh("cpu", (dist.get_world_size(),)), MixedPrecisionPolicy(torch.bfloat16)
     curves = []
     for kept in (False, True):
-        model = loaded(kind, saved(folder, kind, v, "tied"))
+        model = load_model(kind, save_checkpoint(folder, kind, v, "tied"))
         fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=keep_tables(model, mesh) if kept else None)
         install(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -428,14 +428,14 @@ def bf16(folder, kind, v):
             optimizer.step()
             optimizer.zero_grad()
         curves.append(loss.detach())
-    near("bf16", curves[1], curves[0], 1e-2)
+    assert_near("bf16", curves[1], curves[0], 1e-2)
 
 
 def told_apart(folder, kind, v):
     """What `keep_tables` cannot mean is refused."""
-    where, size = saved(folder, kind, v, "tied"), dist.get_world_size()
+    where, size = save_checkpoint(folder, kind, v, "tied"), dist.get_world_size()
     mesh, deep = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (1, 1, size))
-    model, plain = loaded(kind, where), loaded(kind, where)
+    model, plain = load_model(kind, where), load_model(kind, where)
     refused(InstallError, "keep_tables of a int in place of a mesh", keep_tables, model, 2)
     refused(InstallError, "over a mesh of 3 dimensions; give that of", keep_tables, model, deep)
     keep_tables(model, mesh)
@@ -469,7 +469,7 @@ def kept_on_disk(folder, kind, v):
     optimizer.step()
     place = f"{folder}/{kind}-{v}-saved"
     save_sharded(place, many, optimizer)
-    other = loaded(kind, saved(folder, kind, v, "tied"))
+    other = load_model(kind, save_checkpoint(folder, kind, v, "tied"))
     shard(other)
     again = torch.optim.AdamW(other.parameters())
     load_sharded(place, other, again)
@@ -490,10 +490,10 @@ def kept_on_disk(folder, kind, v):
 
 def stock(folder, kind, v):
     """transformers' own: exact where untied; of tied tables two units keep one Parameter, which is refused."""
-    where = saved(folder, kind, v, "untied")
-    many = loaded(kind, where, tp_size=2, fsdp_size=2)
-    follow(f"stock {kind} {v}", "both", v, loaded(kind, where), many, install(many))
-    tied = loaded(kind, saved(folder, kind, v, "tied"), tp_size=2, fsdp_size=2)
+    where = save_checkpoint(folder, kind, v, "untied")
+    many = load_model(kind, where, tp_size=2, fsdp_size=2)
+    follow(f"stock {kind} {v}", "both", v, load_model(kind, where), many, install(many))
+    tied = load_model(kind, save_checkpoint(folder, kind, v, "tied"), tp_size=2, fsdp_size=2)
     refused(InstallError, "are one Parameter that two units of fully_shard keep", install, tied)
 
 

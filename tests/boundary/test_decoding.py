@@ -24,29 +24,29 @@ COMPUTED = [
 ]
 
 
-def said(model, **options):
+def generate(model, **options):
     torch.manual_seed(3)
     return model.generate(PROMPT, max_new_tokens=4, pad_token_id=0, **options)
 
 
-def evaluating(name, **settings):
+def pair_in_evaluation(name, **settings):
     model, plain, installed = pair(name, **settings)
     return model.eval(), plain.eval(), installed
 
 
 @pytest.fixture(scope="module")
 def llama():
-    return evaluating("llama")
+    return pair_in_evaluation("llama")
 
 
 @pytest.mark.parametrize(("name", "tied"), FAMILIES)
 def test_exact_decoding_generates_the_tokens_of_plain_generate_without_logits(name, tied):
-    model, plain, installed = evaluating(name, tied=tied)
+    model, plain, installed = pair_in_evaluation(name, tied=tied)
     installed.counts.materialised = 0
     with installed.exact_decoding() as top:
         for options in ANSWERED:
             top.counts.queries = 0
-            assert torch.equal(said(model, **options), said(plain, **options))
+            assert torch.equal(generate(model, **options), generate(plain, **options))
             assert top.counts.queries >= 3
     assert installed.counts.materialised == 0
 
@@ -56,7 +56,7 @@ def test_exact_decoding_computes_the_logits_for_other_strategies(llama):
     with installed.exact_decoding():
         for options in COMPUTED:
             installed.counts.materialised = 0
-            assert torch.equal(said(model, **options), said(plain, **options))
+            assert torch.equal(generate(model, **options), generate(plain, **options))
             assert installed.counts.materialised > 0
 
 
@@ -66,9 +66,9 @@ def test_exact_decoding_keeps_tokens_with_maps_scales_caps_and_biases(spec):
     installed = install(model, spec)
     if model.get_output_embeddings().bias is not None:
         torch.nn.init.normal_(model.get_output_embeddings().bias)
-    before = [said(model, **options) for options in ANSWERED]
+    before = [generate(model, **options) for options in ANSWERED]
     with installed.exact_decoding() as top:
-        assert all(torch.equal(said(model, **o), true) for o, true in zip(ANSWERED, before, strict=True))
+        assert all(torch.equal(generate(model, **o), true) for o, true in zip(ANSWERED, before, strict=True))
     assert top.counts.queries > 0
 
 
@@ -76,7 +76,7 @@ def test_exact_decoding_returns_complete_scores_on_request(llama):
     model, plain, installed = llama
     wanted = {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     with installed.exact_decoding():
-        found, true = said(model, **wanted), said(plain, **wanted)
+        found, true = generate(model, **wanted), generate(plain, **wanted)
     torch.testing.assert_close([x + 0 for x in found.scores], list(true.scores))
     torch.testing.assert_close([x + 0 for x in found.logits], list(true.logits))
 
@@ -125,7 +125,7 @@ def test_top_logits_compute_the_logits_for_other_operations(ask, llama):
 
 
 def test_top_logits_keep_every_token_with_the_score_of_the_bound():
-    model, _, installed = evaluating("llama", tied=False)
+    model, _, installed = pair_in_evaluation("llama", tied=False)
     with torch.no_grad():  # ten tokens of one largest logit at each position
         hidden = model.model(input_ids=PROMPT).last_hidden_state[:, -1]
         model.lm_head.weight[10:20] = 9 * hidden.sum(0)
@@ -156,15 +156,15 @@ def test_exact_decoding_changes_nothing_in_training_or_with_labels(llama):
 
 
 def test_exact_decoding_follows_a_changed_table_and_ignores_a_replaced_one():
-    model, plain, installed = evaluating("llama", tied=False)
+    model, plain, installed = pair_in_evaluation("llama", tied=False)
     with installed.exact_decoding() as top, torch.no_grad():
         for each in (model, plain):
             each.lm_head.weight.neg_()
-        assert torch.equal(said(model, do_sample=False), said(plain, do_sample=False))
+        assert torch.equal(generate(model, do_sample=False), generate(plain, do_sample=False))
         asked = top.counts.queries
         for each in (model, plain):
             each.lm_head.weight = torch.nn.Parameter(each.lm_head.weight.flip(0).contiguous())
-        assert torch.equal(said(model, do_sample=False), said(plain, do_sample=False))
+        assert torch.equal(generate(model, do_sample=False), generate(plain, do_sample=False))
     assert asked == top.counts.queries
 
 

@@ -16,7 +16,7 @@ SPECS = (None, "untied", "factored:4", "projected:4", "residual:3", "spd", "tied
 
 
 @pytest.fixture(autouse=True)
-def elsewhere():
+def meta_by_default():
     with torch.device("meta"):
         yield
 

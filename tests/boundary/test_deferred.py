@@ -84,13 +84,13 @@ COMPUTES = {  # beside what `CALLS` asks of every method
     "factor of NumPy's from the left": lambda z: np.float32(2) * z,
     "contains": lambda z: torch.tensor([5.0 in z, z[0, 0, 0].item() in z]),
     "wider bias": lambda z: z + VECTOR.double(),
-    "pickled": lambda z: _pickled(z),
+    "pickled": lambda z: _pickle_and_load(z),
     "copied": lambda z: copy.copy(z),
     "added to a tensor in place": lambda z: torch.ones(B, T, V).__iadd__(z),
 }
 
 
-def _pickled(z):
+def _pickle_and_load(z):
     file = io.BytesIO()
     torch.save(z, file)
     file.seek(0)
@@ -256,7 +256,7 @@ def _outcome(z, name, args, kwargs, function=None):
     return (found.dtype, found.shape, found.device) if torch.is_tensor(found) else type(found), found
 
 
-def _same(deferred, real, name, args=(), kwargs=None, function=None):
+def _assert_same(deferred, real, name, args=(), kwargs=None, function=None):
     torch.manual_seed(0)
     got = _outcome(deferred, name, args, kwargs or {}, function)
     torch.manual_seed(0)
@@ -273,9 +273,9 @@ def _same(deferred, real, name, args=(), kwargs=None, function=None):
 def test_deferred_methods_honour_every_argument_or_compute_the_logits(pair, name):
     deferred, real, _ = pair
     for args, kwargs in CALLS[name]:
-        _same(deferred, real, name, args, kwargs)
+        _assert_same(deferred, real, name, args, kwargs)
         if hasattr(torch, name) and not args[1:]:
-            _same(deferred, real, name, args, kwargs, getattr(torch, name))
+            _assert_same(deferred, real, name, args, kwargs, getattr(torch, name))
 
 
 def test_calls_cover_every_deferred_method_and_every_parameter_of_torch():
@@ -313,7 +313,7 @@ def test_unrecorded_methods_return_what_the_computed_logits_return(pair):
             with pytest.raises(UnsupportedError, match="in place"):
                 getattr(deferred, name)()
         elif name not in unlike:
-            _same(deferred, real, name)
+            _assert_same(deferred, real, name)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -328,4 +328,4 @@ def test_operators_return_what_the_computed_logits_return(pair, operand):
             with pytest.raises(UnsupportedError, match="in place"):
                 getattr(deferred, name)(*operand)
         else:
-            _same(deferred, real, name, operand)
+            _assert_same(deferred, real, name, operand)

@@ -21,7 +21,7 @@ from tiewise.boundary.sharing.share import share_layers
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 
 
-class LogitsOfItsOwn(tr.LlamaForCausalLM):
+class ExtraLogitStep(tr.LlamaForCausalLM):
     """Llama with one more step between head and loss; `odd` is the step."""
 
     def forward(self, input_ids=None, labels=None, **kwargs):
@@ -30,9 +30,9 @@ class LogitsOfItsOwn(tr.LlamaForCausalLM):
         return tr.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
 
 
-def _odd(step):
+def _with_step(step):
     """Make a Llama whose one more step between head and loss is `step(logits, ids)`."""
-    return variant("llama", type("Odd", (LogitsOfItsOwn,), {"odd": lambda self, logits, ids: step(logits, ids)}))
+    return variant("llama", type("Odd", (ExtraLogitStep,), {"odd": lambda self, logits, ids: step(logits, ids)}))
 
 
 def _leaky(logits, ids):
@@ -45,21 +45,21 @@ def _copying(logits, ids):
     return torch.log(0.9 * torch.softmax(logits, -1) + 0.1 * pointer)
 
 
-class PastTheHead(LogitsOfItsOwn):
+class LossPastTheHead(ExtraLogitStep):
     def forward(self, input_ids=None, labels=None, **kwargs):
         logits = self.model(input_ids=input_ids).last_hidden_state @ self.lm_head.weight.T
         loss = F.cross_entropy(logits.flatten(0, 1), labels.view(-1))
         return tr.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
 
 
-class SecretTable(LogitsOfItsOwn):
+class SecretTable(ExtraLogitStep):
     """Reads its input table once more, unscaled, where the boundary cannot see it."""
 
     def odd(self, logits, ids):
         return logits + (self.model.embed_tokens.weight @ torch.ones(self.config.hidden_size, 1)).view(-1)
 
 
-class OtherLogits(LogitsOfItsOwn):
+class OtherLogits(ExtraLogitStep):
     """Returns logits of the unscaled table next to a loss of the head's own."""
 
     def forward(self, input_ids=None, labels=None, **kwargs):
@@ -68,14 +68,14 @@ class OtherLogits(LogitsOfItsOwn):
         return tr.modeling_outputs.CausalLMOutput(loss=loss, logits=hidden @ self.lm_head.weight.T)
 
 
-def _with(change, **settings):
+def _changed_llama(change, **settings):
     model = build("llama", **settings)
     change(model)
     return model
 
 
 def _embedding(**settings):
-    return _with(lambda model: model.set_input_embeddings(nn.Embedding(61, 16, **settings)))
+    return _changed_llama(lambda model: model.set_input_embeddings(nn.Embedding(61, 16, **settings)))
 
 
 def _head(weight):
@@ -88,7 +88,9 @@ def _head(weight):
 
 
 def _adapter(end):
-    return _with(lambda model: peft.inject_adapter_in_model(peft.LoraConfig(target_modules=[end]), model), tied=False)
+    return _changed_llama(
+        lambda model: peft.inject_adapter_in_model(peft.LoraConfig(target_modules=[end]), model), tied=False
+    )
 
 
 def _eight_bit(model):
@@ -128,7 +130,7 @@ def _foreign():
 
 
 def _fewer_words():
-    return _with(lambda model: setattr(model, "lm_head", nn.Linear(16, 40, bias=False)), tied=False)
+    return _changed_llama(lambda model: setattr(model, "lm_head", nn.Linear(16, 40, bias=False)), tied=False)
 
 
 def _on_meta():
@@ -144,7 +146,7 @@ INT8 = r"quantised weights \(Int8.*before .*quantisation"
 FP8 = r"quantised weights \(Parameter, torch\.float8_e4m3fn\)"
 
 
-def _frozen(values):
+def _frozen_parameter(values):
     return nn.Parameter(values, requires_grad=False)
 
 
@@ -152,10 +154,10 @@ def _frozen(values):
 CASES = {
     "label head": ("scores 3 labels", lambda: variant("bert", tr.BertForSequenceClassification, num_labels=3)),
     "encoder without a head": ("without a token head", lambda: variant("bert", tr.BertModel)),
-    "unknown step": ("something else to its logits before the loss: __gt__", lambda: _odd(_leaky)),
-    "copy distribution": ("before the loss: softmax", lambda: _odd(_copying)),
-    "step in place": ("add_ would change logits in place", lambda: _odd(lambda logits, ids: logits.add_(2))),
-    "loss past the head": ("past its output head", lambda: variant("llama", PastTheHead)),
+    "unknown step": ("something else to its logits before the loss: __gt__", lambda: _with_step(_leaky)),
+    "copy distribution": ("before the loss: softmax", lambda: _with_step(_copying)),
+    "step in place": ("add_ would change logits in place", lambda: _with_step(lambda logits, ids: logits.add_(2))),
+    "loss past the head": ("past its output head", lambda: variant("llama", LossPastTheHead)),
     "table read twice": ("would change by", lambda: variant("llama", SecretTable), "tied+input_scale=sqrt_d"),
     "other logits than the loss's": (
         "logits would change by 1.0e",
@@ -173,17 +175,17 @@ CASES = {
         "model.embed_tokens is a Embedding of peft.tuners.lora.layer;.*before adapters",
         lambda: _adapter("embed_tokens"),
     ),
-    "8-bit head": ("is a Linear8bitLt of bitsandbytes.nn.modules;.*quantisation", lambda: _with(_eight_bit)),
-    "dynamically quantised head": (DYNAMIC, lambda: _with(_dynamic, tied=False)),
-    "quantised tensor": (INT8, lambda: _head(lambda table: _frozen(Int8(table.to(torch.int8))))),
-    "fp8 head": (FP8, lambda: _head(lambda table: _frozen(table.to(torch.float8_e4m3fn)))),
+    "8-bit head": ("is a Linear8bitLt of bitsandbytes.nn.modules;.*quantisation", lambda: _changed_llama(_eight_bit)),
+    "dynamically quantised head": (DYNAMIC, lambda: _changed_llama(_dynamic, tied=False)),
+    "quantised tensor": (INT8, lambda: _head(lambda table: _frozen_parameter(Int8(table.to(torch.int8))))),
+    "fp8 head": (FP8, lambda: _head(lambda table: _frozen_parameter(table.to(torch.float8_e4m3fn)))),
     "computed weight": ("has a weight that is computed", lambda: _head(lambda table: table * 2)),
     "no model of transformers": ("Module is no model of transformers", _foreign),
     "other widths": ("8 wide, the output table 12", lambda: tr.RemBertForMaskedLM(tr.RemBertConfig(**REMBERT)), "tied"),
     "other vocabularies": ("needs one vocabulary, and the tables have .* 61, .* 40 rows", _fewer_words, "tied"),
-    "no labels": ("takes no labels", lambda: _with(lambda m: setattr(m, "forward", m.model.forward))),
+    "no labels": ("takes no labels", lambda: _changed_llama(lambda m: setattr(m, "forward", m.model.forward))),
     "no values yet": ("meta device", _on_meta),
-    "backward hook": (HOOK, lambda: _with(lambda m: m.lm_head.register_full_backward_hook(lambda *_: None))),
+    "backward hook": (HOOK, lambda: _changed_llama(lambda m: m.lm_head.register_full_backward_hook(lambda *_: None))),
     "cap of a cap": ("something else to its logits", lambda: build("gemma2"), "tied+softcap=5"),
 }
 
@@ -198,7 +200,7 @@ def test_install_refuses_with_the_reason_and_leaves_the_model_unchanged(reason, 
 
 
 def test_install_takes_a_batch_for_models_that_need_more_than_ids():
-    class Conditioned(LogitsOfItsOwn):
+    class Conditioned(ExtraLogitStep):
         def forward(self, input_ids=None, shift=None, labels=None, **kwargs):
             return tr.LlamaForCausalLM.forward(self, input_ids=input_ids + shift, labels=labels)
 

@@ -29,7 +29,7 @@ def _logits(model, inputs):
         return model.eval()(**inputs).logits + 0
 
 
-def _trained(name, spec, tied=True):
+def _train_one_step(name, spec, tied=True):
     """A model with the boundary, one optimizer step away from its start."""
     model = build(name, tied)
     install(model, spec)
@@ -43,7 +43,7 @@ def _trained(name, spec, tied=True):
 
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_save_and_load_round_trip_is_exact(name, spec, tmp_path):
-    model, inputs = _trained(name, spec, tied=spec != "tied")
+    model, inputs = _train_one_step(name, spec, tied=spec != "tied")
     model.save_pretrained(tmp_path)
     loaded = tiewise.hf.load(tmp_path)
     assert install(loaded).spec == install(model).spec
@@ -77,19 +77,19 @@ assert not any(name.startswith("tiewise") for name in sys.modules)
 
 
 def test_plain_transformers_load_tied_and_untied_and_refuse_other_boundaries(tmp_path):
-    _trained("llama", "factored:6")[0].save_pretrained(tmp_path / "ours")
+    _train_one_step("llama", "factored:6")[0].save_pretrained(tmp_path / "ours")
     folders = [tmp_path / "ours"]
     for name in ("llama", "gpt2", "t5", "bart", "bert"):
         for spec in ("tied", "untied"):
-            model, inputs = _trained(name, spec, tied=spec == "untied")
+            model, inputs = _train_one_step(name, spec, tied=spec == "untied")
             folders.append(tmp_path / f"{name}-{spec}")
             model.save_pretrained(folders[-1])
             saved = {"class": type(model).__name__, "tied": spec == "tied", "inputs": inputs}
             torch.save(saved | {"logits": _logits(model, inputs)}, folders[-1] / "saved.pt")
-    _fresh(_WITHOUT_US, *folders)
+    _run_in_new_process(_WITHOUT_US, *folders)
 
 
-def _fresh(code, *arguments):
+def _run_in_new_process(code, *arguments):
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -107,10 +107,10 @@ with torch.no_grad():
 
 
 def test_auto_classes_load_any_boundary_once_tiewise_hf_is_imported(tmp_path):
-    model, inputs = _trained("llama", "factored:6+bias")
+    model, inputs = _train_one_step("llama", "factored:6+bias")
     model.save_pretrained(tmp_path)
     torch.save({"inputs": inputs, "logits": _logits(model, inputs)}, tmp_path / "inputs.pt")
-    _fresh(_WITH_HF, tmp_path)
+    _run_in_new_process(_WITH_HF, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["model_type"], config["base_model_type"]) == ("tiewise", "llama")
     assert config["tiewise_boundary"] == "factored:6+bias"
@@ -142,7 +142,7 @@ DENSE += ["untied+input_scale=sqrt_d+output_scale=0.3"]
 @pytest.mark.parametrize("spec", DENSE)
 @pytest.mark.parametrize("name", ["llama", "bart", "opt_350m"])
 def test_plain_copy_is_a_model_of_the_family_with_the_same_logits(name, spec, tmp_path):
-    model, inputs = _trained(name, spec)
+    model, inputs = _train_one_step(name, spec)
     plain, original = tiewise.hf.plain_copy(model), build(name)
     assert type(plain.config) is type(original.config)
     assert [type(m) for m in plain.modules()] == [type(m) for m in original.modules()]
@@ -170,7 +170,7 @@ def test_plain_copy_refuses_what_no_dense_table_can_compute():
 
 @pytest.mark.parametrize(("name", "spec"), [("gemma2", "factored:6"), ("bart", "untied"), ("llama", "spd")])
 def test_copies_and_pickles_are_independent_of_the_original(name, spec):
-    model, inputs = _trained(name, spec)
+    model, inputs = _train_one_step(name, spec)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)

@@ -213,13 +213,13 @@ def tokenizer():
 def vectors(tmp_path):
     """Make a file that has w0 to w39, `<pad>` and a word that nobody has, of a width."""
 
-    def made(width):
+    def write_vectors(width):
         path = tmp_path / "glove.txt"
         words = [*(f"w{i}" for i in range(40)), "<pad>", "strange"]
         path.write_text("".join(f"{word} {' '.join([str(i + 1)] * width)}\n" for i, word in enumerate(words)))
         return path
 
-    return made
+    return write_vectors
 
 
 def test_vectors_initialise_the_rows_of_their_words(tokenizer, vectors, tmp_path):

@@ -26,7 +26,7 @@ def _rows(ignored=True):
     return [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
 
 
-def _whole(rows):
+def _stack_rows(rows):
     """All rows at once."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -36,13 +36,13 @@ def _trainer(model, folder, rows, **settings):
     return trainer(model, folder, rows, logging_steps=1, **settings)
 
 
-def _logged(model, folder, rows, **settings):
+def _train_and_read_loss(model, folder, rows, **settings):
     made = _trainer(model, folder, rows, **settings)
     made.train()
     return made.state.log_history[0]["loss"]
 
 
-def _smoothed(name, model, inputs, epsilon):
+def _smoothed_loss(name, model, inputs, epsilon):
     """Loss over all rows at once, from its definition: the mean over every label that counts."""
     logits, labels = model.train()(**inputs).logits, inputs["labels"]
     if name in ("gpt2", "llama"):
@@ -100,7 +100,7 @@ def test_accumulated_gradients_equal_those_of_all_rows_at_once(name, road, smoot
     if link_of(plain):
         plain = tiewise.hf.plain_copy(plain)
     epsilon = 0.2 if smoother else 0.0
-    wanted_loss = _smoothed(name, plain, _whole(rows), epsilon)
+    wanted_loss = _smoothed_loss(name, plain, _stack_rows(rows), epsilon)
     wanted_loss.backward()
     wanted = gradients(plain)
     installed = install(model) if road in INSTALL else Installed(model, link_of(model))
@@ -124,7 +124,7 @@ def test_accumulated_gradients_equal_those_of_all_rows_at_once(name, road, smoot
 def test_loss_is_divided_by_num_items_in_batch():
     """Tuples and DataParallel's replicas; and labels that are all ignored have no nan."""
     model = build("bert").eval()
-    inputs = _whole(_rows())
+    inputs = _stack_rows(_rows())
     plain = copy.deepcopy(model)
     install(model)
     count = int((inputs["labels"] != -100).sum())
@@ -145,8 +145,10 @@ def test_loss_is_divided_by_num_items_in_batch():
 def test_plain_transformers_log_a_wrong_loss_for_accumulated_batches(name, tmp_path):
     """The two errors of transformers that install corrects; should this fail, the corrections can go."""
     model, rows = without_dropout(build(name)), _rows(False)
-    true = model.train()(**_whole(rows)).loss.item()
-    loss = _logged(model, tmp_path, rows, per_device_train_batch_size=ROWS // 4, gradient_accumulation_steps=4)
+    true = model.train()(**_stack_rows(rows)).loss.item()
+    loss = _train_and_read_loss(
+        model, tmp_path, rows, per_device_train_batch_size=ROWS // 4, gradient_accumulation_steps=4
+    )
     assert loss == pytest.approx(true * {"gpt2": (LENGTH - 1) / LENGTH, "bert": 4}[name], rel=1e-3)
 
 
@@ -154,7 +156,7 @@ def test_plain_transformers_log_a_wrong_loss_for_accumulated_batches(name, tmp_p
 @pytest.mark.parametrize("items", [None, 50])
 def test_fused_label_smoother_equals_that_of_transformers(name, items):
     model = without_dropout(build(name)).train()
-    ids, labels = _whole(_rows()).values()
+    ids, labels = _stack_rows(_rows()).values()
     wanted = LabelSmoother(0.2)(model(input_ids=ids), labels, shift_labels=name != "bert", num_items_in_batch=items)
     installed = install(model)
     got = installed.label_smoother(0.2)(model(input_ids=ids), labels, num_items_in_batch=items)
@@ -187,7 +189,7 @@ def test_trainer_evaluation_reports_the_loss_and_metrics_of_the_plain_model(name
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_mixed_precision_training_and_evaluation_stay_fused(name, tmp_path):
     (model, plain, installed), rows = pair(name), _rows(False)
-    wanted, got = (_logged(without_dropout(m), tmp_path, rows, bf16=True) for m in (plain, model))
+    wanted, got = (_train_and_read_loss(without_dropout(m), tmp_path, rows, bf16=True) for m in (plain, model))
     assert got == pytest.approx(wanted, rel=0.01)
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
     assert np.isfinite(_trainer(model, tmp_path, rows, bf16=True).evaluate()["eval_loss"])

@@ -26,7 +26,7 @@ def _run(model, inputs):
     return model(**inputs)
 
 
-def _close(got, wanted):
+def _assert_close(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-9)
 
 
@@ -36,7 +36,7 @@ def test_logit_gradient_of_the_model_loss_equals_the_plain_one(name, training):
     model, plain, inputs = _pair(name, training, torch.float32)
     got, wanted = (_run(one, inputs) for one in (model, plain))
     (found,) = grad(3 * got.loss, got.logits, retain_graph=True)
-    _close(found, grad(3 * wanted.loss, wanted.logits, retain_graph=True)[0])
+    _assert_close(found, grad(3 * wanted.loss, wanted.logits, retain_graph=True)[0])
     got.loss.backward(), wanted.loss.backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         if theirs.grad is not None:
@@ -65,7 +65,7 @@ def test_logit_gradient_of_other_losses_equals_the_plain_one(loss, training):
     for one in (model, plain):
         logits = _run(one, inputs).logits
         found.append(grad(OTHER[loss](logits, targets), logits)[0])
-    _close(*found)
+    _assert_close(*found)
 
 
 def test_logit_gradient_uses_the_labels_of_the_forward():
@@ -78,7 +78,7 @@ def test_logit_gradient_uses_the_labels_of_the_forward():
         if one is model:
             own.fill_(3)
         found.append(grad(output.loss, output.logits)[0])
-    _close(*found)
+    _assert_close(*found)
 
 
 def test_logit_gradient_of_ignored_labels_equals_the_plain_one():
@@ -89,7 +89,7 @@ def test_logit_gradient_of_ignored_labels_equals_the_plain_one():
     for one in (model, plain):
         output = one(**inputs | {"labels": some})
         found.append(grad(output.loss, output.logits)[0])
-    _close(*found)
+    _assert_close(*found)
     output = model(**inputs | {"labels": none})
     assert torch.equal(grad(output.loss, output.logits)[0], torch.zeros_like(found[0]))
 
@@ -100,7 +100,7 @@ def test_logit_gradient_is_computed_together_with_other_inputs():
     for one in (model, plain):
         output = _run(one, inputs)
         found.append(grad((output.loss,), [one.get_input_embeddings().weight, output.logits]))
-    _close(found[0], found[1])
+    _assert_close(found[0], found[1])
 
 
 def test_second_derivative_by_logits_equals_the_plain_one():
@@ -111,7 +111,7 @@ def test_second_derivative_by_logits_equals_the_plain_one():
         loss = F.cross_entropy(logits.view(-1, V), inputs["labels"].flatten().clamp(min=0))
         (first,) = grad(loss, logits, create_graph=True)
         found.append(grad(first.square().sum(), logits)[0])
-    _close(*found)
+    _assert_close(*found)
 
 
 def test_unused_logits_raise_or_give_none_as_in_torch():

@@ -12,7 +12,7 @@ from tiewise.core.errors import UnsupportedError
 NAMES = ("tables", "head", "hidden", "vectors")
 
 
-def named(model):
+def names_by_group(model):
     """{group: names of its parameters}."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = tiewise.param_groups(model)
@@ -39,7 +39,7 @@ def test_param_groups_separate_lookup_tables_from_an_untied_head(name, tied, ins
     model = build(name, tied)
     if installed:
         tiewise.install(model)
-    found = named(model)
+    found = names_by_group(model)
     apart = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}  # T5 shares its inputs by the head's flag
     assert found["tables"] == TABLES[name] if tied or name != "t5" else {*found["tables"]} == {*TABLES[name]} | apart
     assert found["head"] == ([] if tied else [f"{HEADS[name]}.weight"])
@@ -63,9 +63,9 @@ def test_every_trainable_parameter_is_in_exactly_one_group(name):
 @pytest.mark.parametrize("spec", ["factored:8", "projected:8", "residual:4", "spd"])
 def test_the_maps_of_a_boundary_are_hidden_matrices(spec):
     model = build("llama")
-    plain = {*named(model)["hidden"], *named(model)["tables"]}
+    plain = {*names_by_group(model)["hidden"], *names_by_group(model)["tables"]}
     tiewise.install(model, spec)
-    found = named(model)
+    found = names_by_group(model)
     maps = {name for name, _ in model.named_parameters() if "_map." in name}
     assert maps
     assert maps <= set(found["hidden"])
@@ -75,7 +75,7 @@ def test_the_maps_of_a_boundary_are_hidden_matrices(spec):
 
 def test_param_groups_find_the_tables_of_a_boundary_module():
     model = nn.Sequential(tiewise.Boundary("factored-untied:4+bias", 11, 8), nn.Linear(8, 8))
-    found = named(model)
+    found = names_by_group(model)
     assert found["tables"] == ["0.table_in"]
     assert found["head"] == ["0.table_out"]
     assert found["hidden"] == ["0.in_map.weight", "0.out_map.weight", "1.weight"]
@@ -85,13 +85,13 @@ def test_param_groups_find_the_tables_of_a_boundary_module():
 def test_param_groups_count_single_rows_and_3d_kernels_as_vectors():
     model = build("llama")
     model.kernel, model.row = nn.Parameter(torch.zeros(3, 4, 2)), nn.Parameter(torch.zeros(1, 5))
-    assert {"kernel", "row"} <= set(named(model)["vectors"])
+    assert {"kernel", "row"} <= set(names_by_group(model)["vectors"])
 
 
 def test_param_groups_accept_a_nested_model_and_one_without_a_head():
     wrapped = nn.ModuleDict({"module": build("llama", tied=False)})
-    assert named(wrapped)["head"] == ["module.lm_head.weight"]
-    assert named(variant("llama", tr.LlamaModel))["head"] == []
+    assert names_by_group(wrapped)["head"] == ["module.lm_head.weight"]
+    assert names_by_group(variant("llama", tr.LlamaModel))["head"] == []
 
 
 def test_param_groups_refuse_a_model_that_names_no_head():

@@ -19,7 +19,7 @@ def saved(tmp_path):
     return save
 
 
-def untied(model, head):
+def with_separate_head(model, head):
     """The same model as if a launcher had forced its flag false, with a head of its own."""
     model.config.tie_word_embeddings = False
     model.set_output_embeddings(nn.Linear(16, len(head), bias=False))
@@ -48,7 +48,7 @@ def test_probe_describes_a_separate_head_where_the_config_ties(saved, head, soun
     model, folder = saved()
     for seed in range(3):
         torch.manual_seed(seed)
-        found = tiewise.probe(untied(model, head(model.get_input_embeddings().weight.detach())), folder)
+        found = tiewise.probe(with_separate_head(model, head(model.get_input_embeddings().weight.detach())), folder)
         two = "two tables here, and the config ties them."
         assert repr(found) == f"{sound}: the lookup is the file's, the head {said}; {two}"
         assert (found.sound, found.head, found.claimed) == (sound == "Sound", said, True)

@@ -51,7 +51,7 @@ def plain_steps(m, optimizer, count):
         optimizer.step()
 
 
-def trained(m, optimizer, callback):
+def train(m, optimizer, callback):
     """Train `m` by the Trainer, every batch the whole data."""
     rows = [{"input_ids": row, "labels": row.clone()} for row in IDS]
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
@@ -76,7 +76,7 @@ def by_hand(before, optimizer, make, tables, states):
     return m, fresh
 
 
-def same(one, other):
+def assert_same(one, other):
     torch.testing.assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=0, atol=1e-6)
 
 
@@ -105,8 +105,8 @@ def test_schedule_continues_as_a_hand_built_run_with_the_documented_state(kind, 
     plain_steps(hand, fresh, AFTER)
     m = model(tied)
     install(m)
-    trained(m, make(groups(m)), change(BEFORE, choice))
-    same(m, hand)
+    train(m, make(groups(m)), change(BEFORE, choice))
+    assert_same(m, hand)
     assert torch.equal(m.lm_head.weight, m.model.embed_tokens.weight) != tied
     assert (m.lm_head.weight is m.model.embed_tokens.weight) != tied
 
@@ -204,6 +204,6 @@ def test_callback_leaves_an_already_changed_model_unchanged():
     m = model(tied=False)
     install(m)
     twin = copy.deepcopy(m)
-    trained(m, OPTIMIZERS["sgd"](groups(m)), untie_at(BEFORE))
+    train(m, OPTIMIZERS["sgd"](groups(m)), untie_at(BEFORE))
     plain_steps(twin, OPTIMIZERS["sgd"](groups(twin)), BEFORE + AFTER)
-    same(m, twin)
+    assert_same(m, twin)

@@ -35,7 +35,7 @@ BOTH += ["both_paths,both,gpt2,97,3", "refusals,both,llama,97", "stock,llama,97"
 BOTH += ["nothing_is_whole,both,llama,1000"]
 
 
-def ranks(folder, size, *cases):
+def run_ranks(folder, size, *cases):
     command = [sys.executable, Path(__file__).with_name("table_ranks.py"), folder, str(size), *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -43,27 +43,27 @@ def ranks(folder, size, *cases):
 
 def test_two_ranks_train_as_one_without_a_full_table(tmp_path):
     stock = ["steps,stock,llama,97,tied", "nothing_is_whole,stock,llama,1000"]
-    ranks(tmp_path, 2, *stock, "refusals,kept,gpt2,97", "told_apart,gpt2,97")
+    run_ranks(tmp_path, 2, *stock, "refusals,kept,gpt2,97", "told_apart,gpt2,97")
 
 
 @pytest.mark.slow
 def test_two_ranks_train_every_family_table_and_vocabulary_as_one_does(tmp_path):
-    ranks(tmp_path, 2, *STEPS, *OTHERS, *ALONE, *BEFORE)
+    run_ranks(tmp_path, 2, *STEPS, *OTHERS, *ALONE, *BEFORE)
 
 
 @pytest.mark.slow
 def test_four_ranks_train_as_one_does(tmp_path):
     few = ["steps,stock,llama,7,tied", "both_paths,stock,llama,7", "nothing_is_whole,stock,gemma2,1000"]
     few += [*ALONE[2:4], BEFORE[1], "two_groups,gpt2,97", "heads_that_do_not_divide,llama,97"]
-    ranks(tmp_path, 4, *STEPS, *few)
+    run_ranks(tmp_path, 4, *STEPS, *few)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", KEPT)
 def test_ranks_that_keep_table_rows_under_fsdp_train_as_one_does(tmp_path, size):
-    ranks(tmp_path, size, *KEPT[size])
+    run_ranks(tmp_path, size, *KEPT[size])
 
 
 @pytest.mark.slow
 def test_four_ranks_train_models_cut_by_tensor_parallelism_and_fsdp(tmp_path):
-    ranks(tmp_path, 4, *BOTH)
+    run_ranks(tmp_path, 4, *BOTH)

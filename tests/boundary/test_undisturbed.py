@@ -35,7 +35,7 @@ _MAMBA = sizes(f"vocab_size={V} hidden_size=16 num_hidden_layers=2 state_size=4 
 _ALBERT = _BERT | {"embedding_size": 8}
 
 
-def _made(model_class, config):
+def _build(model_class, config):
     torch.manual_seed(0)
     return model_class(config)
 
@@ -43,14 +43,14 @@ def _made(model_class, config):
 MODELS = {
     **{name: lambda name=name: build(name) for name in ("llama", "gpt2", "gemma2", "gemma3", "qwen2", "bert", "t5")},
     "bart": lambda: build("bart", decoder_layers=2),
-    "albert": lambda: _made(tr.AlbertForMaskedLM, tr.AlbertConfig(**_ALBERT)),
-    "mamba": lambda: _made(tr.MambaForCausalLM, tr.MambaConfig(**_MAMBA)),
-    "whisper": lambda: _made(tr.WhisperForConditionalGeneration, tr.WhisperConfig(**_WHISPER)),
+    "albert": lambda: _build(tr.AlbertForMaskedLM, tr.AlbertConfig(**_ALBERT)),
+    "mamba": lambda: _build(tr.MambaForCausalLM, tr.MambaConfig(**_MAMBA)),
+    "whisper": lambda: _build(tr.WhisperForConditionalGeneration, tr.WhisperConfig(**_WHISPER)),
 }
 TEXT = [name for name in MODELS if name != "whisper"]
 
 
-def _modes(model):
+def _in_mid_training(model):
     """Give a model the modes, gradients and flags of one in the middle of training."""
     model.set_attn_implementation("eager")  # which can return attentions
     model.config.output_hidden_states = model.config.output_attentions = True
@@ -73,7 +73,7 @@ def _inputs(model):
 
 
 @torch.no_grad()
-def _states(model):
+def _count_states(model):
     """How many hidden states and attentions a model returns by its config alone."""
     output = copy.deepcopy(model).eval()(**_inputs(model))
     return {k: len(v) for k, v in output.items() if ("hidden_states" in k or "attentions" in k) and v is not None}
@@ -93,22 +93,22 @@ def unchanged(model):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_refused_install_leaves_the_model_as_it_was(name):
-    model = _modes(MODELS[name]())
-    wanted = _states(model)
+    model = _in_mid_training(MODELS[name]())
+    wanted = _count_states(model)
     with unchanged(model), pytest.raises((SpecError, InstallError)):
         tiewise.install(model, "factored:4+bias", batch={"input_ids": torch.tensor([[1]]), "labels": 7})
-    assert _states(model) == wanted
+    assert _count_states(model) == wanted
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_installed_model_returns_as_many_hidden_states_as_the_plain_one(name):
     model = MODELS[name]()
     model.config.output_hidden_states = True
-    wanted = _states(model)
+    wanted = _count_states(model)
     installed = tiewise.install(model)
-    assert _states(model) == wanted
+    assert _count_states(model) == wanted
     installed.uninstall()
-    assert _states(model) == wanted
+    assert _count_states(model) == wanted
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -126,7 +126,7 @@ def test_installed_llama_of_two_layers_returns_three_hidden_states():
 
 @pytest.mark.parametrize("name", TEXT)
 def test_install_and_uninstall_change_no_generator_mode_or_gradient(name):
-    model = _modes(MODELS[name]())
+    model = _in_mid_training(MODELS[name]())
     torch.manual_seed(42)
     before = Fingerprint(model).found
     tiewise.install(model).uninstall()
@@ -210,7 +210,7 @@ def test_refused_install_restores_the_random_generators():
 def test_locate_and_probe_leave_the_model_unchanged(name, tmp_path):
     model = MODELS[name]()
     model.save_pretrained(tmp_path)
-    _modes(model)
+    _in_mid_training(model)
     with unchanged(model):
         locate(model)
         tiewise.probe(model, tmp_path)
@@ -218,7 +218,7 @@ def test_locate_and_probe_leave_the_model_unchanged(name, tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_find_stacks_leaves_the_model_unchanged(name):
-    model = _modes(MODELS[name]())
+    model = _in_mid_training(MODELS[name]())
     with unchanged(model):
         try:
             find_stacks(model)
@@ -227,7 +227,7 @@ def test_find_stacks_leaves_the_model_unchanged(name):
 
 
 def test_refused_share_layers_leaves_the_model_unchanged():
-    model = _modes(build("llama"))
+    model = _in_mid_training(build("llama"))
     with unchanged(model), pytest.raises(TiewiseError):
         share_layers(model, "all:groups=7")
 
@@ -255,7 +255,7 @@ def test_inspect_sections_leave_the_model_unchanged(name, measure, tmp_path):
 # the context itself
 
 
-class Restless(nn.Module):
+class SelfChangingModule(nn.Module):
     """Changes everything that a forward can change."""
 
     def __init__(self):
@@ -294,7 +294,7 @@ class Restless(nn.Module):
 
 @pytest.mark.parametrize("training", [True, False, None])
 def test_undisturbed_restores_a_module_that_changes_itself(training):
-    model = Restless()
+    model = SelfChangingModule()
     with unchanged(model), undisturbed(model, training=training):
         if training is not None:
             assert {module.training for module in model.modules()} == {training}
@@ -302,7 +302,7 @@ def test_undisturbed_restores_a_module_that_changes_itself(training):
 
 
 def test_undisturbed_restores_a_module_whose_forward_raises():
-    model = Restless()
+    model = SelfChangingModule()
     with unchanged(model), pytest.raises(IndexError), undisturbed(model):
         model(torch.tensor([1, 9]))
 

@@ -45,15 +45,15 @@ def write_word2vec(path, vectors, end=b"\n", count=None, width=None):
 def write_fasttext(path, words, matrix, **changes):
     """A fastText model with the rows of `matrix`, those of n-grams behind those of `words`."""
     m, n = matrix.shape
-    said = {"magic": 793712314, "version": 12, "dim": n, "bucket": m - len(words), "minn": 3, "maxn": 6, "labels": []}
-    said |= {"count": len(words), "pruned": -1, "quantised": False, "m": m} | changes
-    sizes = (said["dim"], 5, 5, 1, 5, 1, 2, 2, said["bucket"], said["minn"], said["maxn"], 100)
-    out = struct.pack("<2i12id", said["magic"], said["version"], *sizes, 1e-4)
-    labels = said["labels"]
-    out += struct.pack("<3i2q", said["count"] + len(labels), said["count"], len(labels), 1000, said["pruned"])
+    fields = {"magic": 793712314, "version": 12, "dim": n, "bucket": m - len(words), "minn": 3, "maxn": 6, "labels": []}
+    fields |= {"count": len(words), "pruned": -1, "quantised": False, "m": m} | changes
+    sizes = (fields["dim"], 5, 5, 1, 5, 1, 2, 2, fields["bucket"], fields["minn"], fields["maxn"], 100)
+    out = struct.pack("<2i12id", fields["magic"], fields["version"], *sizes, 1e-4)
+    labels = fields["labels"]
+    out += struct.pack("<3i2q", fields["count"] + len(labels), fields["count"], len(labels), 1000, fields["pruned"])
     for kind, names in enumerate((words, labels)):
         out += b"".join(name.encode() + b"\0" + struct.pack("<qb", 7, kind) for name in names)
-    out += struct.pack("<?2q", said["quantised"], said["m"], n) + matrix.astype("<f4").tobytes()
+    out += struct.pack("<?2q", fields["quantised"], fields["m"], n) + matrix.astype("<f4").tobytes()
     path.write_bytes(out + struct.pack("<?2q", False, len(words), n) + bytes(4 * n * len(words)))
     return path
 
@@ -91,7 +91,7 @@ word = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "M")
 
 
 @st.composite
-def tables(draw):
+def words_and_vectors(draw):
     """Words and their vectors, any float32 that is finite; two columns or more, as one is hardly told from a header."""
     words = draw(st.lists(word, min_size=1, max_size=8, unique=True))
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -101,7 +101,7 @@ def tables(draw):
 
 @pytest.mark.parametrize("form", WRITERS)
 @settings(max_examples=25)
-@given(vectors=tables(), data=st.data())
+@given(vectors=words_and_vectors(), data=st.data())
 def test_load_vectors_reads_back_every_format(form, vectors, data):
     asked = data.draw(st.permutations(list(vectors)))[: data.draw(st.integers(1, len(vectors)))]
     with tempfile.TemporaryDirectory() as folder:
@@ -167,10 +167,10 @@ def test_safetensors_rows_follow_the_vocabulary(name, tmp_path):
     assert load_vectors(path, ["x", "y", "z"]).tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-# --- files that can be read, and of which something is said
+# --- files that can be read, which load with a warning
 
 
-def said(caplog, path, tokens):
+def load_with_warnings(caplog, path, tokens):
     caplog.set_level(logging.WARNING)
     caplog.clear()
     found = load_vectors(path, tokens)
@@ -187,7 +187,7 @@ def test_lines_of_words_with_spaces_are_split_from_the_right(tmp_path, caplog, h
     """As GloVe's 840B file has them; here they are the first lines, and most of the file."""
     path = tmp_path / "v"
     path.write_bytes((header + "".join(f"{word} {x} -{x}.5 {x}e-2{end}" for word, x in SPACED.items())).encode())
-    found, lines = said(caplog, path, [*SPACED, "at", ".", "in"])
+    found, lines = load_with_warnings(caplog, path, [*SPACED, "at", ".", "in"])
     assert found[:9].tolist() == pytest.approx(np.array([[x, -x - 0.5, x / 100] for x in SPACED.values()]), rel=1e-6)
     assert found[9:].isnan().all()
     form = "word2vec" if header else "GloVe"
@@ -199,7 +199,7 @@ def test_load_vectors_counts_broken_lines_and_names_the_first(tmp_path, caplog):
     good = "".join(f"w{i} 1 2 3\n" for i in range(20))
     bad = "a 1 2 x\nstrange 1 2\nb 1 nan 3\nstrange 1 inf 3\nc 1 2 3 4\n\nd 1 1e99 3\n"
     path.write_text(good + bad + "z 7 8 9\n")
-    found, lines = said(caplog, path, ["a", "b", "c", "d", "z"])
+    found, lines = load_with_warnings(caplog, path, ["a", "b", "c", "d", "z"])
     assert lines == [
         " (GloVe text): 7 broken lines skipped: 21, 22, 23, 24, 25, …",
         " (GloVe text): 4 of 5 words have no vector and start at random: a, b, c, d",
@@ -211,18 +211,20 @@ def test_load_vectors_counts_broken_lines_and_names_the_first(tmp_path, caplog):
 def test_numbers_of_broken_lines_include_the_header(tmp_path, caplog):
     path = tmp_path / "v"
     path.write_text("3 3\n" + "a 1 2 3\nb 1 2 x\nc 1 2 3\n")
-    _, lines = said(caplog, path, ["a", "b", "c"])
+    _, lines = load_with_warnings(caplog, path, ["a", "b", "c"])
     assert lines[0] == " (word2vec text): 1 broken lines skipped: 3"
 
 
 def test_load_vectors_skips_binary_entries_that_are_not_finite(tmp_path, caplog):
-    found, lines = said(caplog, write_word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
+    found, lines = load_with_warnings(
+        caplog, write_word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"]
+    )
     assert found[1].tolist() == ABC["a"]
     assert lines[0] == " (word2vec binary): 1 broken entries skipped: 4"
     matrix = np.ones((4, 2), np.float32)
     matrix[1:3, 0] = np.inf, -np.inf  # the mean of b and of its n-grams, all of which are hashed to one row
     model = write_fasttext(tmp_path / "m", ["a", "b", "</s>"], matrix[[0, 1, 3, 2]])
-    found, lines = said(caplog, model, ["</s>", "b"])
+    found, lines = load_with_warnings(caplog, model, ["</s>", "b"])
     assert lines[0] == " (fastText binary): 1 broken entries skipped: 2"
 
 
@@ -230,7 +232,7 @@ def test_load_vectors_skips_binary_entries_that_are_not_finite(tmp_path, caplog)
 def test_first_vector_of_a_repeated_word_counts(form, tmp_path, caplog):
     path = WRITERS[form](tmp_path / "v", {**ABC, "d": [0.0, 1.0, 2.0]})
     path.write_bytes(path.read_bytes().replace(b"d", b"a"))
-    found, lines = said(caplog, path, ["a"])
+    found, lines = load_with_warnings(caplog, path, ["a"])
     assert found.tolist() == [ABC["a"]]
     assert len(lines) == 1
     assert lines[0].endswith("): a word stands in it again 1 times; its first vector counts")
@@ -239,20 +241,20 @@ def test_first_vector_of_a_repeated_word_counts(form, tmp_path, caplog):
 def test_load_vectors_warns_if_the_text_header_has_another_count(tmp_path, caplog):
     path = write_text(tmp_path / "v", ABC, header=True)
     path.write_bytes(path.read_bytes().replace(b"3 3\n", b"9 3\n"))
-    found, lines = said(caplog, path, ["a"])
+    found, lines = load_with_warnings(caplog, path, ["a"])
     assert found.tolist() == [ABC["a"]]
     assert lines == [" (word2vec text): its first line says 9 words, and 3 lines follow: is the file whole?"]
 
 
 def test_load_vectors_reads_and_warns_once_until_the_file_changes(tmp_path, caplog):
     path = write_text(tmp_path / "v", ABC)
-    first, lines = said(caplog, path, ["a", "x"])
+    first, lines = load_with_warnings(caplog, path, ["a", "x"])
     first.zero_()
     assert len(lines) == 1
-    again, lines = said(caplog, path, ["a", "x"])
+    again, lines = load_with_warnings(caplog, path, ["a", "x"])
     assert (again[0].tolist(), lines) == (ABC["a"], [])
     write_text(path, {"a": [3.0, 2.0, 1.5]})
-    assert said(caplog, path, ["a", "x"])[0][0].tolist() == [3, 2, 1.5]
+    assert load_with_warnings(caplog, path, ["a", "x"])[0][0].tolist() == [3, 2, 1.5]
 
 
 # --- files that cannot be used: one line

@@ -16,7 +16,7 @@ V, D = 11, 4
 IDS = np.array([1, 4, 4, 2])
 
 
-class OwnsItsOwn(linen.Module):
+class SeparateHead(linen.Module):
     """Mistake 1: `nn.Embed` and a head beside it."""
 
     @linen.compact
@@ -24,7 +24,7 @@ class OwnsItsOwn(linen.Module):
         return linen.Dense(V, use_bias=False)(linen.Embed(V, D)(ids))
 
 
-class Declared(linen.Module):
+class DeclaredTable(linen.Module):
     """Mistake 2: the table not transposed; where V ≠ D the product has no meaning. Mistake 4: two `self.param`."""
 
     size: int = D
@@ -37,21 +37,21 @@ class Declared(linen.Module):
         return table[ids] @ (self.param("unembedding", draw, (V, D)).T if self.second else table)
 
 
-def started(module, ids=IDS):
+def initialise(module, ids=IDS):
     return module.init(jax.random.PRNGKey(0), ids)
 
 
 def test_find_tied_reports_two_tables_for_an_embed_and_a_separate_head():
-    params = started(OwnsItsOwn())
+    params = initialise(SeparateHead())
     tables = find_tied(params)
     assert str(tables) == (
         "2 tables of 11 tokens, not equal: params/Dense_0/kernel [4, V] (transposed), params/Embed_0/embedding [V, 4]"
     )
-    assert len(check_ends(OwnsItsOwn().apply, params, IDS)) == 1
+    assert len(check_ends(SeparateHead().apply, params, IDS)) == 1
 
 
 def test_find_tied_reports_equal_values_in_two_leaves_as_untied():
-    params = started(OwnsItsOwn())
+    params = initialise(SeparateHead())
     params["params"]["Dense_0"]["kernel"] = params["params"]["Embed_0"]["embedding"].T
     tables = find_tied(params)
     assert tables.equal == (("params/Dense_0/kernel", "params/Embed_0/embedding"),)
@@ -59,22 +59,22 @@ def test_find_tied_reports_equal_values_in_two_leaves_as_untied():
     assert "equal now, but free to move apart" in str(tables)
     same = dict.fromkeys(("in", "out"), jnp.ones((V, D)))  # one array at two places of a tree
     assert len(find_tied(same, V).leaves) == 2
-    grads = jax.grad(lambda p: OwnsItsOwn().apply(p, IDS).var())(params)
+    grads = jax.grad(lambda p: SeparateHead().apply(p, IDS).var())(params)
     assert not find_tied(optax.apply_updates(params, grads)).equal  # moved apart
 
 
 def test_check_ends_reports_a_table_that_the_head_does_not_transpose():
     with pytest.raises(TypeError, match="dot_general"):
-        started(Declared())
+        initialise(DeclaredTable())
     params = {"params": {"embedding": jnp.ones((V, D))}}
-    assert check_ends(Declared().apply, params, IDS)[0].endswith("is the head table.T?")
-    square = started(Declared(V))  # D = V: nothing complains, and no tree could show it
+    assert check_ends(DeclaredTable().apply, params, IDS)[0].endswith("is the head table.T?")
+    square = initialise(DeclaredTable(V))  # D = V: nothing complains, and no tree could show it
     assert find_tied(square).one
-    assert "moves other tokens' logits" in check_ends(Declared(V).apply, square, IDS)[0]
+    assert "moves other tokens' logits" in check_ends(DeclaredTable(V).apply, square, IDS)[0]
 
 
 def test_check_ends_reports_float_token_ids():
-    params = started(TiedIO(V, D))
+    params = initialise(TiedIO(V, D))
     with pytest.raises(TypeError, match="integer"):
         TiedIO(V, D).apply(params, jnp.array([1.0, 2.0]))
     assert jnp.array(257, jnp.bfloat16) == jnp.array(256, jnp.bfloat16)  # what a cast comes too late for
@@ -83,15 +83,15 @@ def test_check_ends_reports_float_token_ids():
 
 
 def test_check_ends_reports_two_calls_of_param():
-    params = started(Declared(second=True))
+    params = initialise(DeclaredTable(second=True))
     assert [leaf.path for leaf in find_tied(params).leaves] == ["params/embedding", "params/unembedding"]
-    assert "declare one and use it at both ends" in check_ends(Declared(second=True).apply, params, IDS)[0]
+    assert "declare one and use it at both ends" in check_ends(DeclaredTable(second=True).apply, params, IDS)[0]
 
 
 def test_check_ends_reports_nothing_for_a_tied_model():
-    assert check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), IDS) == []
+    assert check_ends(TiedIO(V, D).apply, initialise(TiedIO(V, D)), IDS) == []
     with pytest.raises(DataError, match="every one of 11 tokens"):
-        check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), np.arange(V))
+        check_ends(TiedIO(V, D).apply, initialise(TiedIO(V, D)), np.arange(V))
     with pytest.raises(DataError, match="no matrix"):
         find_tied({"scale": jnp.ones(3)})
 

@@ -34,12 +34,12 @@ DIFFERING = [Vocabularies(9, 6), Vocabularies(6, 9), Vocabularies(6, 4, (3, -1, 
 IDS = np.array([[1, 2, 5, 1], [0, 2, 2, 4]])
 
 
-def fitting(kind, vocab):
+def fitting_vocabulary(kind, vocab):
     """Without a map of tokens where the kind has two tables, which take none."""
     return Vocabularies(vocab.inputs, vocab.outputs) if "untied" in kind and vocab != V else vocab
 
 
-def random_torch(spec, vocab):
+def build_random_torch(spec, vocab):
     """PyTorch's boundary with every parameter random, its zero ones too."""
     torch.manual_seed(0)
     boundary = TorchBoundary(spec, vocab, D)
@@ -49,9 +49,9 @@ def random_torch(spec, vocab):
     return boundary
 
 
-def both(spec, vocab, folder, kind=torch.float32):
+def build_both(spec, vocab, folder, kind=torch.float32):
     """(PyTorch's boundary of random parameters, ours with the same from its file)."""
-    theirs, ours = random_torch(spec, vocab).to(kind), NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
+    theirs, ours = build_random_torch(spec, vocab).to(kind), NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
     save_model(theirs, folder / "theirs.safetensors")
     ours.load(load(folder / "theirs.safetensors", ours.pure))
     return theirs, ours
@@ -75,14 +75,14 @@ QUICK_CASES = [(kind + TOGETHER, V) for kind in ("tied", "spd")]
 QUICK_CASES += [("tied+bias", DIFFERING[2]), ("untied+bias", DIFFERING[1])]
 CASES = [(kind + TOGETHER, V) for kind in KINDS]
 CASES += [(f"{kind}+{option}" if option else kind, V) for kind, option in itertools.product(KINDS, ["", *OPTIONS])]
-CASES += [(kind + "+bias", fitting(kind, vocab)) for kind, vocab in itertools.product(KINDS, DIFFERING)]
+CASES += [(kind + "+bias", fitting_vocabulary(kind, vocab)) for kind, vocab in itertools.product(KINDS, DIFFERING)]
 
 
 @pytest.mark.parametrize(
     ("spec", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_CASES else [pytest.mark.slow]) for c in CASES], ids=str
 )
 def test_nnx_boundary_equals_pytorch_for_every_spec_option_and_vocabulary(spec, vocab, tmp_path):
-    theirs, ours = both(spec, vocab, tmp_path)
+    theirs, ours = build_both(spec, vocab, tmp_path)
     g = np.random.default_rng(0)
     body = g.normal(size=(theirs.embed(torch.tensor(IDS)).shape[-1], D))
     targets = g.integers(0, ours.pure.vocab.outputs, IDS.shape)
@@ -90,19 +90,19 @@ def test_nnx_boundary_equals_pytorch_for_every_spec_option_and_vocabulary(spec, 
     rows, logits, loss, grads, norms = torch_results(theirs, body, targets)
     ends, m = ours.pure, jnp.asarray(body, jnp.float32)
 
-    def whole(params, probe):
+    def penalised_loss(params, probe):
         value = ends.model_loss(params, IDS, lambda rows: jnp.tanh(rows @ m), targets, probe, label_smoothing=0.1)
         return value + ends.penalty(params)
 
     @jax.jit
-    def everything(params):
+    def compute_all(params):
         found = ends.embed(params, IDS)
         hidden = jnp.tanh(found @ m)
         apart = ends.loss(params, hidden, targets, label_smoothing=0.1)
-        return found, ends.logits(params, hidden), apart, jax.value_and_grad(whole, (0, 1))(params, probe())
+        return found, ends.logits(params, hidden), apart, jax.value_and_grad(penalised_loss, (0, 1))(params, probe())
 
     params = ours.parameters()
-    found, z, apart, (value, (gradients, seen)) = everything(params)
+    found, z, apart, (value, (gradients, seen)) = compute_all(params)
     assert error(found, rows) < 1e-5
     assert error(z, logits) < 1e-5
     assert abs(value - loss) < 1e-5 * abs(loss)
@@ -128,18 +128,18 @@ QUICK_DENSE = [("tied", V), ("factored:3", DIFFERING[2])]
     ("kind", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_DENSE else [pytest.mark.slow]) for c in DENSE], ids=str
 )
 def test_dense_returns_pytorch_tables_that_compute_what_the_boundary_does(kind, vocab, tmp_path):
-    spec, vocab = kind + LINEAR, fitting(kind, vocab)
-    theirs, ours = both(spec, vocab, tmp_path)
+    spec, vocab = kind + LINEAR, fitting_vocabulary(kind, vocab)
+    theirs, ours = build_both(spec, vocab, tmp_path)
     params = ours.parameters()
     linen_side = LinenBoundary(spec, vocab, D)
 
     @jax.jit
-    def everything(params, ids, hidden):
+    def compute_all(params, ids, hidden):
         by_linen = linen_side.apply({"params": nested(params)}, method="dense")
         return ours.dense(), by_linen, ours.pure.embed(params, ids), ours.pure.logits(params, hidden)
 
     hidden = np.random.default_rng(0).normal(size=(3, D)).astype(np.float32)
-    dense, by_linen, rows, logits = everything(params, IDS, hidden)
+    dense, by_linen, rows, logits = compute_all(params, IDS, hidden)
     for a, b, c in zip(dense, by_linen, theirs.dense(), strict=True):
         assert error(a, c) < 1e-5
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
@@ -152,7 +152,7 @@ NOT_TABLES = {"tied+softcap=3": "has a soft-cap, which is not linear", "projecte
 
 @pytest.mark.parametrize("spec", NOT_TABLES)
 def test_dense_refuses_softcap_and_output_bias_as_pytorch_does(spec):
-    for boundary in (random_torch(spec, V), NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))):
+    for boundary in (build_random_torch(spec, V), NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))):
         with pytest.raises(SpecError, match=NOT_TABLES[spec]):
             boundary.dense()
 
@@ -164,7 +164,7 @@ FILES += [("tied", torch.bfloat16), ("tied", torch.float16)]
 @pytest.mark.parametrize(("spec", "dtype"), FILES, ids=str)
 def test_save_writes_the_same_bytes_as_pytorch(spec, dtype, tmp_path):
     first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
-    _, ours = both(spec, V, tmp_path, dtype)
+    _, ours = build_both(spec, V, tmp_path, dtype)
     save(second, ours.pure, ours.parameters())
     assert first.read_bytes() == second.read_bytes()
     assert set(tmp_path.iterdir()) == {first, second}
@@ -273,7 +273,7 @@ FILES_REFUSED = [
 def test_load_refuses_files_that_do_not_fit_the_spec(tmp_path, spec, file, message):
     path = tmp_path / "x.safetensors"
     if isinstance(file, tuple):
-        save_model(random_torch(*file), path)
+        save_model(build_random_torch(*file), path)
     elif file is not None:
         path.write_bytes(file)
     with pytest.raises(CheckpointError, match=message):
@@ -281,7 +281,7 @@ def test_load_refuses_files_that_do_not_fit_the_spec(tmp_path, spec, file, messa
 
 
 def test_load_accepts_an_untied_file_with_equal_tables_and_refuses_float64(tmp_path):
-    theirs, path, ends = random_torch("untied", V), tmp_path / "x.safetensors", PureBoundary.of("tied", V, D)
+    theirs, path, ends = build_random_torch("untied", V), tmp_path / "x.safetensors", PureBoundary.of("tied", V, D)
     with torch.no_grad():
         theirs.table_out.copy_(theirs.table_in)
     save_model(theirs, path)

@@ -146,12 +146,12 @@ def test_vmap_over_the_batch_equals_a_loop():
     h, w = jnp.asarray(given["features"], jnp.float32).reshape(3, 4, 3), jnp.asarray(given["weight"], jnp.float32)
     t = jnp.asarray(given["targets"]).reshape(3, 4)
 
-    def both(h, t):
+    def loss_and_gradients(h, t):
         options = {"chunk": 3, "class_weight": jnp.arange(1.0, 8.0)}
         return jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, t, **options), (0, 1))(h, w)
 
-    together = jax.jit(jax.vmap(both))(h, t)
-    alone = jax.jit(both)
+    together = jax.jit(jax.vmap(loss_and_gradients))(h, t)
+    alone = jax.jit(loss_and_gradients)
     apart = [alone(h[i], t[i]) for i in range(3)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *apart)
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(stacked), strict=True):
@@ -258,7 +258,7 @@ SPLIT = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01, "scale": 0.7}
 ROWS = 16  # 13 rows do not split evenly over devices: three are padding, all on the last
 
 
-def by_shard_map(leaves, targets, options, mesh, data):
+def loss_by_shard_map(leaves, targets, options, mesh, data):
     """Table over `vocab`; tokens whole on every device, or split over `data`."""
 
     def loss(leaves, targets, weights):
@@ -271,7 +271,7 @@ def by_shard_map(leaves, targets, options, mesh, data):
     return jax.jit(jax.value_and_grad(sharded))(leaves, targets, options.get("class_weight"))
 
 
-def by_the_compiler(leaves, targets, options, mesh):
+def loss_by_compiler(leaves, targets, options, mesh):
     """The same arrays placed on the mesh, and nothing said in the program."""
     axes = ((), ("vocab",), ("vocab",))
     placed = tuple(jax.device_put(x, NamedSharding(mesh, P(*on))) for x, on in zip(leaves, axes, strict=True))
@@ -282,7 +282,7 @@ def by_the_compiler(leaves, targets, options, mesh):
     return jax.jit(jax.value_and_grad(loss))(placed, targets)
 
 
-def split_errors():
+def measure_split_errors():
     assert len(jax.devices()) == 4, jax.devices()
     given = problem(10, 13, 4, bias=True)
     padded = [given["features"], np.pad(given["weight"], ((0, 3), (0, 0))), np.pad(given["bias"], (0, 3))]
@@ -304,10 +304,10 @@ def split_errors():
 
     for name, options in (("plain", {}), ("options", SPLIT), ("class weights", SPLIT | {"class_weight": weights})):
         options = options | {"reduction": "sum"}
-        check(f"shard_map {name}", options, by_shard_map, line, None)
-        check(f"shard_map batch and vocabulary {name}", options, by_shard_map, square, "data")
-        check(f"compiler {name}", options, by_the_compiler, line)
-    check("shard_map weighted mean", {"class_weight": weights}, by_shard_map, line, None)
+        check(f"shard_map {name}", options, loss_by_shard_map, line, None)
+        check(f"shard_map batch and vocabulary {name}", options, loss_by_shard_map, square, "data")
+        check(f"compiler {name}", options, loss_by_compiler, line)
+    check("shard_map weighted mean", {"class_weight": weights}, loss_by_shard_map, line, None)
     return found
 
 
@@ -324,7 +324,7 @@ def test_table_split_over_devices_gives_the_oracle_loss_and_gradients():
 
 
 if __name__ == "__main__":
-    json.dump(split_errors(), sys.stdout)
+    json.dump(measure_split_errors(), sys.stdout)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -21,7 +21,7 @@ IDS = np.random.default_rng(0).integers(0, V, (2, 5))
 TARGETS = np.random.default_rng(1).integers(0, V, (2, 5))
 
 
-def llama(spec):
+def build_llama(spec):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=V, hidden_size=D, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
@@ -33,7 +33,7 @@ def llama(spec):
 
 @pytest.mark.parametrize("spec", ["tied", pytest.param("untied", marks=pytest.mark.slow), "factored:3"])
 def test_flax_decoder_equals_pytorch_llama_and_writes_the_same_file(spec, tmp_path):
-    theirs, ours = llama(spec), FlaxDecoder(spec, V, D, 2, 2, 24, rngs=nnx.Rngs(0))
+    theirs, ours = build_llama(spec), FlaxDecoder(spec, V, D, 2, 2, 24, rngs=nnx.Rngs(0))
     theirs.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     ours.load_named(read(path))
@@ -69,7 +69,7 @@ def test_flax_decoder_refuses_invalid_sizes_and_tensors():
             model.load_named(given)
 
 
-class TwoWays(linen.Module):
+class TiedEinsum(linen.Module):
     """The exercise's four sentences, once more."""
 
     @linen.compact
@@ -82,5 +82,5 @@ class TwoWays(linen.Module):
 def test_tied_io_embed_returns_the_logits_of_its_definition(seed):
     logits = tied_io_embed(seed, jnp.array([0.0, 2.0, 9.0, 2.0]), 10.0, 3.0)
     assert logits.shape == (40,)
-    wanted, _ = TwoWays().init_with_output(jax.random.PRNGKey(seed), jnp.array([0, 2, 9, 2]))
+    wanted, _ = TiedEinsum().init_with_output(jax.random.PRNGKey(seed), jnp.array([0, 2, 9, 2]))
     np.testing.assert_allclose(logits, wanted.ravel(), rtol=1e-5, atol=1e-9)

@@ -34,7 +34,7 @@ def assert_exact(top, hidden, k, **options):
         assert torch.equal(scores[i], true_scores)
 
 
-def drawn(*shape, seed=0, dtype=torch.float32):
+def random_tensor(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -55,8 +55,8 @@ def test_top_equals_fsum_for_any_numbers(data):
 
 @given(st.integers(1, 300), st.integers(1, 80), st.integers(1, 40), st.integers(0, 999), st.sampled_from(DTYPES))
 def test_top_is_exact_for_any_shape_scale_and_bias(v, e, k, seed, dtype):
-    table, bias = drawn(v, e, seed=seed, dtype=dtype), drawn(v, seed=seed + 1)
-    hidden = drawn(2, e, seed=seed + 2)
+    table, bias = random_tensor(v, e, seed=seed, dtype=dtype), random_tensor(v, seed=seed + 1)
+    hidden = random_tensor(2, e, seed=seed + 2)
     top = ExactTop(table)
     assert_exact(top, hidden, k)
     assert_exact(top, hidden, k, bias=bias, scale=(-1) ** seed * 0.3, softcap=1.5)
@@ -64,7 +64,7 @@ def test_top_is_exact_for_any_shape_scale_and_bias(v, e, k, seed, dtype):
 
 
 def test_equal_logits_are_ordered_by_token():
-    table = drawn(1, 40).repeat(500, 1)
+    table = random_tensor(1, 40).repeat(500, 1)
     table[100] *= 0.5
     scores, tokens = ExactTop(table).top(table[:1], 103)
     assert tokens[0].tolist() == [*range(100), 101, 102, 103]
@@ -74,14 +74,14 @@ def test_equal_logits_are_ordered_by_token():
 
 def test_top_orders_rows_that_int8_cannot_distinguish():
     # one direction and a difference of a few last places: every row is a candidate, so fp64 reads the whole table
-    table = (drawn(1, 64) + 1e-7 * drawn(1000, 64, seed=1)).contiguous()
+    table = (random_tensor(1, 64) + 1e-7 * random_tensor(1000, 64, seed=1)).contiguous()
     top = ExactTop(table)
-    assert_exact(top, drawn(3, 64, seed=2), 5)
+    assert_exact(top, random_tensor(3, 64, seed=2), 5)
     assert top.counts.full_scans == 3
 
 
 def test_top_is_exact_for_rows_and_queries_of_mixed_magnitude():
-    table, hidden = drawn(2000, 96) * 1e-3, drawn(4, 96, seed=1)
+    table, hidden = random_tensor(2000, 96) * 1e-3, random_tensor(4, 96, seed=1)
     table[7] *= 1e6
     table[1000:1100] *= 1e-42
     hidden[1] *= 1e-30
@@ -92,7 +92,7 @@ def test_top_is_exact_for_rows_and_queries_of_mixed_magnitude():
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_top_follows_torch_for_values_that_are_not_finite(wrong):
-    table, hidden = drawn(50, 24), drawn(2, 24, seed=1)
+    table, hidden = random_tensor(50, 24), random_tensor(2, 24, seed=1)
     table[[3, 30], 5] = wrong
     top = ExactTop(table)
     scores, tokens = top.top(hidden, 50)
@@ -101,7 +101,7 @@ def test_top_follows_torch_for_values_that_are_not_finite(wrong):
     torch.testing.assert_close(scores, true_scores.float(), equal_nan=True, rtol=1e-6, atol=1e-6)
     assert top.counts.full_scans == 2
 
-    table, hidden[0, 2] = drawn(50, 24), wrong
+    table, hidden[0, 2] = random_tensor(50, 24), wrong
     scores, tokens = ExactTop(table).top(hidden, 50)
     true_scores, true_tokens = (hidden.double() @ table.double().T).sort(descending=True, stable=True)
     assert torch.equal(tokens, true_tokens)
@@ -111,17 +111,17 @@ def test_top_follows_torch_for_values_that_are_not_finite(wrong):
 @pytest.mark.parametrize("scale", [1.0, -1e30, 1e-60])
 def test_top_is_exact_for_the_smallest_rows_and_largest_queries(scale):
     # 1e-42 · 3e38 · 200: every number of the way is at an end of fp32
-    table, hidden = drawn(200, 300) * 1e-42, drawn(3, 300, seed=1).sign() * 3e38
+    table, hidden = random_tensor(200, 300) * 1e-42, random_tensor(3, 300, seed=1).sign() * 3e38
     table[::9] = 0
     hidden[1] *= 1e-4
     hidden[2] *= 1e-30
-    assert_exact(ExactTop(table), hidden, 5, scale=scale, bias=drawn(200, seed=2) * abs(scale) * 1e-3)
+    assert_exact(ExactTop(table), hidden, 5, scale=scale, bias=random_tensor(200, seed=2) * abs(scale) * 1e-3)
     assert_exact(ExactTop(hidden.repeat(3, 1)), torch.stack((hidden[0] * 0, table[1], hidden[0])), 2, scale=scale)
     assert_exact(ExactTop(table), hidden, 5)
 
 
 def test_logits_beyond_fp32_overflow_only_in_the_returned_score():
-    table, hidden = drawn(40, 8) * 1e30, drawn(1, 8, seed=1) * 1e30
+    table, hidden = random_tensor(40, 8) * 1e30, random_tensor(1, 8, seed=1) * 1e30
     scores, tokens = ExactTop(table).top(hidden, 40)
     assert tokens.tolist() == (hidden.double() @ table.double().T).argsort(descending=True).tolist()
     assert scores.abs().eq(math.inf).all()
@@ -130,7 +130,7 @@ def test_logits_beyond_fp32_overflow_only_in_the_returned_score():
 @given(st.integers(2, 20), st.integers(2, 90), st.integers(0, 999), st.sampled_from([1e-42, 1e-12, 1.0, 1e12]))
 def test_every_logit_is_within_its_documented_bound(v, e, seed, size):
     # in rational arithmetic, the bound as documented and not a whit wider
-    table, hidden = drawn(v, e, seed=seed) * size, drawn(1, e, seed=seed + 1).double()
+    table, hidden = random_tensor(v, e, seed=seed) * size, random_tensor(1, e, seed=seed + 1).double()
     hidden[0, seed % e] *= 50
     top = ExactTop(table)
     digits, sigma, lost = exact_top.split_digits(hidden)
@@ -151,7 +151,10 @@ def test_every_logit_is_within_its_documented_bound(v, e, seed, size):
 
 @given(st.integers(1, 70), st.integers(0, 999), st.booleans())
 def test_exact_dots_round_once(e, seed, cancels):
-    rows, h = drawn(5, e, seed=seed) * 10.0 ** drawn(5, e, seed=seed + 1).mul(6).round(), drawn(e, seed=seed + 2)
+    rows, h = (
+        random_tensor(5, e, seed=seed) * 10.0 ** random_tensor(5, e, seed=seed + 1).mul(6).round(),
+        random_tensor(e, seed=seed + 2),
+    )
     if cancels:  # a sum that is a few last places of its terms, or nothing at all
         rows, h = torch.cat((rows, -rows, rows[:, :1] * 1e-9), 1), torch.cat((h, h, h[:1]))
         rows[0, -1] = 0
@@ -160,21 +163,21 @@ def test_exact_dots_round_once(e, seed, cancels):
 
 
 def test_int8_copy_follows_changes_of_the_table():
-    table = torch.nn.Parameter(drawn(300, 32))
-    hidden = drawn(1, 32, seed=1)
+    table = torch.nn.Parameter(random_tensor(300, 32))
+    hidden = random_tensor(1, 32, seed=1)
     top = ExactTop(table)
     assert_exact(top, hidden, 3)
     with torch.no_grad():
         table.neg_()
     assert_exact(top, hidden, 3)
-    table.data.copy_(drawn(300, 32, seed=5))
+    table.data.copy_(random_tensor(300, 32, seed=5))
     top.refresh()
     assert_exact(top, hidden, 3)
 
 
 def test_top_reads_few_rows_and_keeps_a_small_copy():
-    top = ExactTop(drawn(20_000, 128))
-    hidden = drawn(4, 128, seed=1)
+    top = ExactTop(random_tensor(20_000, 128))
+    hidden = random_tensor(4, 128, seed=1)
     assert_exact(top, hidden[:1], 2)
     top.argmax(hidden)
     assert top.counts.full_scans == 0
@@ -193,7 +196,7 @@ def test_top_is_the_same_with_compiled_torch_and_no_int8_products(way, monkeypat
     if way == "none":
         monkeypatch.setattr(exact_top, "has_exact_int8", lambda: False)
     for v, e, n in ((1, 1, 1), (3, 1, 2), (1, 64, 1), (777, 63, 3), (500, 65, 1), (200, 256, 2), (50, 321, 1)):
-        table, hidden = drawn(v, e), drawn(n, e, seed=1)
+        table, hidden = random_tensor(v, e), random_tensor(n, e, seed=1)
         table[::3] = table[::3].sign() * 2  # every digit at its end
         top = ExactTop(table)
         assert_exact(top, hidden, 4)
@@ -207,7 +210,7 @@ def test_top_is_the_same_with_compiled_torch_and_no_int8_products(way, monkeypat
 
 
 def test_top_accepts_hidden_states_of_any_shape():
-    table, hidden = drawn(60, 16), drawn(2, 3, 16, seed=1)
+    table, hidden = random_tensor(60, 16), random_tensor(2, 3, 16, seed=1)
     top = ExactTop(table)
     scores, tokens = top.top(hidden, 100)
     assert scores.shape == tokens.shape == (2, 3, 60)
@@ -217,13 +220,13 @@ def test_top_accepts_hidden_states_of_any_shape():
 
 
 def test_exact_top_refuses_invalid_input():
-    top, hidden = ExactTop(drawn(4, 4)), drawn(1, 4)
+    top, hidden = ExactTop(random_tensor(4, 4)), random_tensor(1, 4)
     for kind, said, call in (
-        (UnsupportedError, "fp32, bf16 or fp16", lambda: ExactTop(drawn(4, 4).double())),
-        (UnsupportedError, r"\[V, E\]", lambda: ExactTop(drawn(4))),
+        (UnsupportedError, "fp32, bf16 or fp16", lambda: ExactTop(random_tensor(4, 4).double())),
+        (UnsupportedError, r"\[V, E\]", lambda: ExactTop(random_tensor(4))),
         (UnsupportedError, "hidden states", lambda: top.argmax(hidden.double())),
-        (ValueError, "do not meet", lambda: top.argmax(drawn(1, 5))),
-        (ValueError, "bias", lambda: top.argmax(hidden, bias=drawn(5))),
+        (ValueError, "do not meet", lambda: top.argmax(random_tensor(1, 5))),
+        (ValueError, "bias", lambda: top.argmax(hidden, bias=random_tensor(5))),
         (ValueError, "need k", lambda: top.top(hidden, 0)),
         (ValueError, "need k", lambda: top.top(hidden, 1, scale=math.inf)),
         (ValueError, "need k", lambda: top.top(hidden, 1, softcap=0.0)),

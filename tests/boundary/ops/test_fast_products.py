@@ -40,7 +40,7 @@ def flags(monkeypatch):
     return found
 
 
-class Rounds:
+class RoundedFactor:
     """A factor whose products are rounded to bf16, as AMX does."""
 
     def __init__(self, x):
@@ -104,7 +104,7 @@ def test_onednn_is_never_tried_if_it_may_round(machine, traits, reason):
 def test_no_trial_runs_if_onednn_rounds_a_probe(machine, monkeypatch):
     machine()
     factors = fp._product_factors
-    monkeypatch.setattr(fp, "_product_factors", lambda rows: [(Rounds(a), b) for a, b in factors(rows)])
+    monkeypatch.setattr(fp, "_product_factors", lambda rows: [(RoundedFactor(a), b) for a, b in factors(rows)])
     assert fp.choose_products().reason == "a probe on oneDNN was rounded to bf16"
     assert flag() == "none"
     with pytest.warns(TiewiseWarning, match="rounded to bf16"):

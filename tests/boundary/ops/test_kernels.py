@@ -16,7 +16,7 @@ AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 
 
 @pytest.fixture
-def kept(kernel_library, tmp_path, monkeypatch):
+def cached_library(kernel_library, tmp_path, monkeypatch):
     """The library in a cache of this test's own."""
     library = next((kernel_library / "tiewise" / "kernels").glob(f"{compiled._key()}-*.so"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -26,7 +26,7 @@ def kept(kernel_library, tmp_path, monkeypatch):
     compiled._load.cache_clear()
 
 
-def refused(why):
+def uses_portable_path(why):
     """The portable path, and why in one line."""
     assert compiled.kernels() is None
     assert why in compiled.kernels_state()
@@ -35,69 +35,71 @@ def refused(why):
     return True
 
 
-def test_valid_library_from_the_cache_is_used(kept):
+def test_valid_library_from_the_cache_is_used(cached_library):
     assert compiled.kernels().instruction_sets() & 1
-    assert compiled.kernels_state().startswith(f"used: {kept} (avx512")
-    assert compiled.kernels_state(full=False) == compiled.kernels_state().replace(str(kept), kept.stem)
+    assert compiled.kernels_state().startswith(f"used: {cached_library} (avx512")
+    assert compiled.kernels_state(full=False) == compiled.kernels_state().replace(
+        str(cached_library), cached_library.stem
+    )
     assert compiled.kernels("avx512_bf16") is None or torch.cpu._is_avx512_bf16_supported()
 
 
-def test_environment_variable_switches_kernels_off_and_refuses_other_values(kept, monkeypatch):
+def test_environment_variable_switches_kernels_off_and_refuses_other_values(cached_library, monkeypatch):
     monkeypatch.setenv("TIEWISE_KERNELS", "off")
-    assert refused("TIEWISE_KERNELS=off")
+    assert uses_portable_path("TIEWISE_KERNELS=off")
     monkeypatch.setenv("TIEWISE_KERNELS", "of")
     with pytest.raises(RunError, match="TIEWISE_KERNELS=of; set it to auto or off"):
         compiled.kernels()
 
 
-def test_damaged_library_is_refused(kept):
-    data = kept.read_bytes()
+def test_damaged_library_is_refused(cached_library):
+    data = cached_library.read_bytes()
     for wrong in (data[:-1], data[: len(data) // 2], b"", data[:5000] + b"x" + data[5001:]):
-        kept.write_bytes(wrong)
+        cached_library.write_bytes(wrong)
         compiled._load.cache_clear()
-        assert refused("is damaged")
+        assert uses_portable_path("is damaged")
 
 
-def test_newest_library_is_tried_first(kept, monkeypatch):
+def test_newest_library_is_tried_first(cached_library, monkeypatch):
     names = {}
     for age, number in ((30, 1), (10, 2), (20, 3)):
-        path = kept.with_name(f"{compiled._key()}-{number}.so")
+        path = cached_library.with_name(f"{compiled._key()}-{number}.so")
         path.touch()
         os.utime(path, (10**9 - age, 10**9 - age))
         names[age] = path.name
-    kept.unlink()
+    cached_library.unlink()
     tried = []
     monkeypatch.setattr(compiled, "_refusal_reason", lambda path: tried.append(path.name) or "is refused")
-    assert refused("is refused")
+    assert uses_portable_path("is refused")
     assert tried == [names[age] for age in (10, 20, 30)]
 
 
 @pytest.mark.parametrize("writable", ["", "..", "../.."])
-def test_library_that_others_can_write_is_refused(kept, tmp_path, writable):
-    place = kept if not writable else (kept.parent / writable).resolve()
+def test_library_that_others_can_write_is_refused(cached_library, tmp_path, writable):
+    place = cached_library if not writable else (cached_library.parent / writable).resolve()
     place.chmod(place.stat().st_mode | stat.S_IWOTH)
-    assert refused(f"{place} can be written by other users")
-    if place != kept:
+    assert uses_portable_path(f"{place} can be written by other users")
+    if place != cached_library:
         with pytest.raises(RunError, match=f"{place} can be written by other users"):
             compiled.build()
 
 
-def test_library_of_another_user_is_refused(kept, monkeypatch):
+def test_library_of_another_user_is_refused(cached_library, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    if kept.stat().st_uid:
-        assert refused("belongs to another user")
+    if cached_library.stat().st_uid:
+        assert uses_portable_path("belongs to another user")
     else:  # root may write anywhere
         assert compiled.kernels() is not None
 
 
-def test_library_for_another_processor_or_torch_is_refused(kept, monkeypatch):
+def test_library_for_another_processor_or_torch_is_refused(cached_library, monkeypatch):
     assert compiled.processor() >= AVX512
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "processor", lambda: AVX512 | {"amx_tile"})
-        assert refused("not built for this machine")
+        assert uses_portable_path("not built for this machine")
     compiled._load.cache_clear()
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    assert refused("not built for this machine, torch 2.99.0")
+    assert uses_portable_path("not built for this machine, torch 2.99.0")
 
 
 @pytest.mark.parametrize(
@@ -108,26 +110,26 @@ def test_library_for_another_processor_or_torch_is_refused(kept, monkeypatch):
         (lambda patch: patch.setattr("platform.system", lambda: "Darwin"), "not for Darwin"),
     ],
 )
-def test_build_refuses_an_unsupported_machine(kept, monkeypatch, change, why):
+def test_build_refuses_an_unsupported_machine(cached_library, monkeypatch, change, why):
     change(monkeypatch)
-    assert refused(why)
+    assert uses_portable_path(why)
     with pytest.raises(UnsupportedError, match=why):
         compiled.build()
 
 
-def test_kernels_are_unavailable_without_a_home_or_a_writable_cache(kept, monkeypatch, tmp_path):
+def test_kernels_are_unavailable_without_a_home_or_a_writable_cache(cached_library, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert refused("not built")
+    assert uses_portable_path("not built")
     with pytest.raises(RunError, match="XDG_CACHE_HOME"):
         compiled.build()
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "~")  # which is nobody's home
     compiled._load.cache_clear()
-    assert refused("home directory")
+    assert uses_portable_path("home directory")
 
 
-def test_build_reports_a_missing_or_failing_compiler_in_one_line(kept, monkeypatch, tmp_path):
+def test_build_reports_a_missing_or_failing_compiler_in_one_line(cached_library, monkeypatch, tmp_path):
     for name, says in (("no-such-compiler", "was found; install g"), ("false", "does not run: exit 1")):
         monkeypatch.setenv("CXX", name)
         with pytest.raises(RunError, match=says):
@@ -140,11 +142,14 @@ def test_build_reports_a_missing_or_failing_compiler_in_one_line(kept, monkeypat
     (tmp_path / "wrong.cpp").write_text("")
     with pytest.raises(RunError, match=r"do not load: .*no attribute 'instruction_sets'"):
         compiled.build()
-    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert [path.name for path in cached_library.parent.iterdir()] == [cached_library.name]
 
 
-def test_kernels_command_prints_the_state_in_one_line(kept, capsys, type_command):
-    for words, code, says in ((["kernels"], 0, f"kernels: used: {kept}"), (["kernels", "bild"], 2, "`tiewise kernels")):
+def test_kernels_command_prints_the_state_in_one_line(cached_library, capsys, type_command):
+    for words, code, says in (
+        (["kernels"], 0, f"kernels: used: {cached_library}"),
+        (["kernels", "bild"], 2, "`tiewise kernels"),
+    ):
         type_command("tiewise", *words)
         with pytest.raises(SystemExit) as end:
             main()

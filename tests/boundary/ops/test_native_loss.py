@@ -33,7 +33,7 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def native(kernel_library):
+def kernel_calls(kernel_library):
     """A library, and every size and type sent to it; what is sent is counted."""
     sent = []
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +57,7 @@ def problem(n, v, d, dtype=torch.float32, seed=0, ignored=5):
     return [h, w / d**0.5 * 2, b], t
 
 
-def both(inputs, t, **kw):
+def compiled_and_true(inputs, t, **kw):
     """Compiled and true losses and gradients."""
     truth = gradients(oracle, [None if x is None else x.double() for x in inputs], t, **kw)
     return gradients(linear_cross_entropy, inputs, t, **kw), truth
@@ -66,13 +66,13 @@ def both(inputs, t, **kw):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_compiled_loss_equals_the_formula(native, chosen, with_bias, reduction):
+def test_compiled_loss_equals_the_formula(kernel_calls, chosen, with_bias, reduction):
     (h, w, b), t = problem(777, 1009, 33)
     kw = options_of(chosen, 1009) | {"reduction": reduction}
     kw["upstream"] = torch.linspace(-1, 2, 777) if reduction == "none" else torch.tensor(0.7)
-    before = len(native)
-    (got, grads), (truth, true_grads) = both((h, w, b if with_bias else None), t, **kw)
-    assert len(native) > before
+    before = len(kernel_calls)
+    (got, grads), (truth, true_grads) = compiled_and_true((h, w, b if with_bias else None), t, **kw)
+    assert len(kernel_calls) > before
     assert error(got, truth) < 5e-7
     assert_near(grads, true_grads, 1e-6)
 
@@ -80,14 +80,14 @@ def test_compiled_loss_equals_the_formula(native, chosen, with_bias, reduction):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "chunk": 100}, {"softcap": 2.0}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_loss_accumulates_into_an_existing_gradient(native, shape, chosen, dtype):
+def test_compiled_loss_accumulates_into_an_existing_gradient(kernel_calls, shape, chosen, dtype):
     (h, w, b), t = problem(*shape, dtype)
-    into, before = torch.linspace(-1, 1, w.numel()).view_as(w), len(native)
+    into, before = torch.linspace(-1, 1, w.numel()).view_as(w), len(kernel_calls)
     kw, rounded = {"reduction": "sum"} | chosen, 1e-6 if dtype == torch.float32 else 4e-3
     standing = into.clone()
     _, (dh, dw, db) = gradients(oracle, [x.double() for x in (h, w, b)], t, **kw)
     _, grads = gradients(linear_cross_entropy, (h, w, b), t, into=into, **kw)
-    assert len(native) == before + 1
+    assert len(kernel_calls) == before + 1
     assert (into - standing - dw).norm() < 2e-6 * (standing.norm() + dw.norm())
     assert shape[1] == 1 or error(grads[0], dh) < rounded > error(grads[2], db)
     assert grads[1] is None
@@ -95,14 +95,14 @@ def test_compiled_loss_accumulates_into_an_existing_gradient(native, shape, chos
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_loss_is_accurate_for_ragged_shapes_and_bf16_inputs(native, shape, dtype):
+def test_compiled_loss_is_accurate_for_ragged_shapes_and_bf16_inputs(kernel_calls, shape, dtype):
     (h, w, b), t = problem(*shape, dtype)
-    before = len(native)
+    before = len(kernel_calls)
     got = linear_cross_entropy(h, w, t, b, reduction="none")
-    assert len(native) == before + 1
+    assert len(kernel_calls) == before + 1
     truth = oracle(h, w, t, b.double(), reduction="none")
     assert (got - truth).abs().max() < 1e-5  # with logits of bf16 it is .1
-    (_, grads), (_, true_grads) = both((h.float(), w.float(), b.float()), t, reduction="sum")
+    (_, grads), (_, true_grads) = compiled_and_true((h.float(), w.float(), b.float()), t, reduction="sum")
     if shape[1] > 1:
         assert_near(grads, true_grads, 1e-6)
     _, narrow = gradients(linear_cross_entropy, (h, w, b), t, reduction="sum")
@@ -117,7 +117,7 @@ def without_amx(monkeypatch):
 
 
 @pytest.fixture
-def pairs(without_amx):
+def bf16_products(without_amx):
     """The processor's own products of bf16."""
     if compiled.kernels("avx512_bf16") is None:
         pytest.skip("NOT TESTED: this processor has no products of bf16")
@@ -125,14 +125,14 @@ def pairs(without_amx):
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
 @pytest.mark.parametrize("wide", [False, True])
-def test_bf16_products_keep_the_loss_accurate(native, pairs, shape, wide):
+def test_bf16_products_keep_the_loss_accurate(kernel_calls, bf16_products, shape, wide):
     """In bf16 P and h are rounded to 9 bits before they are multiplied, the loss and its target's terms are not."""
     (h, w, b), t = problem(*shape, torch.float32 if wide else torch.bfloat16)
     rounded = [x.bfloat16().double() for x in (h, w)]
-    before = len(native)
+    before = len(kernel_calls)
     with torch.autocast("cpu", torch.bfloat16):
         each, grads = gradients(linear_cross_entropy, (h, w, b), t, reduction="none", upstream=torch.ones(len(t)))
-    assert len(native) == before + 2
+    assert len(kernel_calls) == before + 2
     truth, true = gradients(oracle, (*rounded, b.double()), t, reduction="none", upstream=torch.ones(len(t)))
     assert (each - truth).abs().max() < 1e-5
     assert error(each.mean(), truth.mean()) < 1e-6
@@ -142,11 +142,11 @@ def test_bf16_products_keep_the_loss_accurate(native, pairs, shape, wide):
 
 
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
-def test_bf16_products_support_every_option(native, pairs, chosen):
+def test_bf16_products_support_every_option(kernel_calls, bf16_products, chosen):
     (h, w, b), t = problem(777, 1009, 34, torch.bfloat16)
-    before = len(native)
-    (got, grads), (truth, true) = both((h, w, b), t, **options_of(chosen, 1009))
-    assert len(native) == before + 1
+    before = len(kernel_calls)
+    (got, grads), (truth, true) = compiled_and_true((h, w, b), t, **options_of(chosen, 1009))
+    assert len(kernel_calls) == before + 1
     assert error(got, truth) < 1e-6
     assert_near(grads, true, 5e-3)
 
@@ -154,18 +154,18 @@ def test_bf16_products_support_every_option(native, pairs, chosen):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("asked", ["log_prob", "entropy", "lse"])
-def test_compiled_statistics_match_the_formulas(native, without_amx, asked, dtype, softcap):
+def test_compiled_statistics_match_the_formulas(kernel_calls, without_amx, asked, dtype, softcap):
     (h, w, b), t = problem(300, 700, 40, dtype)
     b = b.float()  # divided by the temperature, a narrow one would be rounded once more
     b[5] = -torch.inf
-    how, before, at = {"scale": 1.5, "softcap": softcap, "temperature": 0.7}, len(native), PARTS.index(asked)
+    how, before, at = {"scale": 1.5, "softcap": softcap, "temperature": 0.7}, len(kernel_calls), PARTS.index(asked)
 
     def ours(h, w, targets, bias, **how):
         found = vocabulary_statistics(h, w, targets, bias, entropy=asked == "entropy", **how)
         return [found.lse if x is None else x for x in found]
 
     got, grads = run(ours, (h, w, b), t, (asked,), **how)
-    assert len(native) == before + 2
+    assert len(kernel_calls) == before + 2
     truth, true_grads = run(plain, (h.double(), w.double(), b.double()), t, (asked,), **how)
     assert (got[at] - truth[at]).abs().max() < 1e-5  # of logits near 20
     assert_near(grads, true_grads, 5e-3 if dtype == torch.bfloat16 else 1e-5)
@@ -174,7 +174,7 @@ def test_compiled_statistics_match_the_formulas(native, without_amx, asked, dtyp
 @given(st.integers(32, 120), st.integers(1, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
 def test_compiled_loss_equals_the_formula_for_any_shape_and_chunk(n, v, d, seed, chunk):
     (h, w, b), t = problem(n, v, d, seed=seed, ignored=0)
-    (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="sum", chunk=chunk)
+    (got, grads), (truth, true_grads) = compiled_and_true((h, w, b), t, reduction="sum", chunk=chunk)
     assert (got - truth).abs() < 1e-5 * max(1, truth.abs().item())
     for x, true in zip(grads, true_grads, strict=True):
         assert (x - true).norm() < 3e-6 * n**0.5 * (1 + true.norm())
@@ -208,7 +208,7 @@ def test_a_frozen_side_gets_no_gradient(frozen):
 def test_compiled_loss_stays_accurate_for_very_unlikely_targets():
     (h, w, b), t = problem(100, 300, 20)
     h = h * 60  # targets at e^-200 of the largest, which fp32 has not
-    (got, grads), (truth, true_grads) = both((h, w, b), t, reduction="none", upstream=torch.ones(100))
+    (got, grads), (truth, true_grads) = compiled_and_true((h, w, b), t, reduction="none", upstream=torch.ones(100))
     assert truth.max() > 200
     assert error(got, truth) < 1e-6
     assert_near(grads, true_grads, 1e-5)
@@ -232,7 +232,7 @@ def test_compiled_loss_gives_the_infinities_and_nans_of_the_portable_one(monkeyp
         torch.testing.assert_close(got, wanted, equal_nan=True)
         assert not got.isfinite().all() or ignore == 4
     h[50] = h[70] = 0
-    (_, grads), (_, true_grads) = both((h, w, b), t, reduction="none", upstream=up)
+    (_, grads), (_, true_grads) = compiled_and_true((h, w, b), t, reduction="none", upstream=up)
     assert_near(grads, true_grads, 1e-6)  # finite, where the loss is not
 
 
@@ -246,30 +246,30 @@ def test_nan_reaches_every_row_of_the_table_gradient():
     assert dw.isnan().all()
 
 
-def test_portable_loss_computes_what_the_kernel_lacks(native):
+def test_portable_loss_computes_what_the_kernel_lacks(kernel_calls):
     (h, w, b), t = problem(100, 300, 20)
-    before = len(native)
-    (got, _), (truth, _) = both((h, w, b), t, softcap=5.0, label_smoothing=0.1)
+    before = len(kernel_calls)
+    (got, _), (truth, _) = compiled_and_true((h, w, b), t, softcap=5.0, label_smoothing=0.1)
     assert error(got, truth) < 1e-6
     for change in (torch.Tensor.double, torch.Tensor.half):
         linear_cross_entropy(change(h), change(w), t)
     linear_cross_entropy(h, w.T.contiguous().T, t)
     linear_cross_entropy(h, w, torch.full_like(t, -100))
     linear_cross_entropy(h[:31], w, t[:31])
-    assert len(native) == before
+    assert len(kernel_calls) == before
 
 
-def test_autocast_passes_fp32_tables_to_the_kernel_unrounded(native):
+def test_autocast_passes_fp32_tables_to_the_kernel_unrounded(kernel_calls):
     (h, w, b), t = problem(100, 300, 20)
-    before = len(native)
+    before = len(kernel_calls)
     with torch.autocast("cpu", torch.bfloat16):
         loss, grads = gradients(linear_cross_entropy, (h, w, b), t)
-    assert len(native) == before + 1
+    assert len(kernel_calls) == before + 1
     assert error(loss, oracle(h, w, t, b)) < 1e-6
     assert all(x.dtype == torch.float32 for x in grads)
 
 
-def test_loss_operator_passes_opcheck_and_compiles_in_one_graph(native):
+def test_loss_operator_passes_opcheck_and_compiles_in_one_graph(kernel_calls):
     (h, w, b), t = problem(100, 300, 20, ignored=0)
     linear_cross_entropy(h, w, t)
     c = torch.rand(100)

@@ -21,7 +21,7 @@ from tiewise.core.errors import UnsupportedError
 V, E, N = 31, 6, 40
 
 
-def setup(seed=0, n=N, v=V):
+def make_problem(seed=0, n=N, v=V):
     g = torch.Generator().manual_seed(seed)
     table = torch.randn(v, E, generator=g, dtype=torch.float64)
     body = torch.randn(E, E, generator=g, dtype=torch.float64)
@@ -38,7 +38,7 @@ def plain_loss(hidden, table, targets):
     return F.cross_entropy(hidden @ table.T, targets)
 
 
-def separate(table, body, ids, targets):
+def gradients_by_two_leaves(table, body, ids, targets):
     """The lookup path and the head path by two leaves: what the paths are by definition."""
     a, b = table.clone().requires_grad_(), table.clone().requires_grad_()
     plain_loss(torch.tanh(F.embedding(ids, a) @ body), b, targets).backward()
@@ -47,11 +47,11 @@ def separate(table, body, ids, targets):
 
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(2, 50))
 def test_both_paths_sum_to_autograds_gradient_in_every_row(seed, n, v):
-    table, body, ids, targets = setup(seed, n, v)
+    table, body, ids, targets = make_problem(seed, n, v)
     leaf = table.clone().requires_grad_()
     record = PathRecord()
     ours(leaf, body, ids, targets, LookupOptions(record=record)).backward()
-    a, b = separate(table, body, ids, targets)
+    a, b = gradients_by_two_leaves(table, body, ids, targets)
     torch.testing.assert_close(leaf.grad, a + b, rtol=1e-12, atol=1e-14)
     got = path_norms(leaf.grad, record)
     expected = (a.norm(), b.norm(), (a + b).norm(), F.cosine_similarity(a.flatten(), b.flatten(), dim=0))
@@ -61,13 +61,13 @@ def test_both_paths_sum_to_autograds_gradient_in_every_row(seed, n, v):
 
 
 def test_gradient_and_norms_accumulate_over_micro_batches():
-    table, body, ids, targets = setup()
+    table, body, ids, targets = make_problem()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     total_a, total_b = torch.zeros_like(table), torch.zeros_like(table)
     for i in range(12):  # more pieces than the record keeps apart
         part = slice(3 * i, 3 * i + 3)
         ours(leaf, body, ids[part], targets[part], LookupOptions(record=record)).backward()
-        a, b = separate(table, body, ids[part], targets[part])
+        a, b = gradients_by_two_leaves(table, body, ids[part], targets[part])
         total_a, total_b = total_a + a, total_b + b
     torch.testing.assert_close(leaf.grad, total_a + total_b)
     norms = path_norms(leaf.grad, record)
@@ -114,7 +114,7 @@ GRAPHS += [_a_gradient_without_memory_of_its_own, _checkpointed, partial(_checkp
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: getattr(graph, "__name__", "reentrant"))
 def test_gradient_equals_autograd_in_every_graph(graph):
-    table, *rest = setup()
+    table, *rest = make_problem()
     leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
     graph(leaf, *rest, tied_lookup, linear_cross_entropy).backward()
     graph(plain, *rest, lambda table, ids: (F.embedding(ids, table), table), plain_loss).backward()
@@ -122,7 +122,7 @@ def test_gradient_equals_autograd_in_every_graph(graph):
 
 
 def test_frozen_table_is_a_plain_lookup():
-    table, _, ids, _ = setup()
+    table, _, ids, _ = make_problem()
     rows, after = tied_lookup(table, ids)
     assert after is table
     assert torch.equal(rows, table[ids])
@@ -131,11 +131,11 @@ def test_frozen_table_is_a_plain_lookup():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("which", ["alpha", "stop_lookup", "stop_both"])
 def test_options_scale_the_lookup_path_and_stop_the_padding_row(which, compiled):
-    table, body, ids, targets = setup()
+    table, body, ids, targets = make_problem()
     row, leaf = int(ids[0]), table.clone().requires_grad_()
     step = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
     step(leaf, body, ids, targets, LookupOptions(**{which: 0.25 if which == "alpha" else row})).backward()
-    a, b = separate(table, body, ids, targets)
+    a, b = gradients_by_two_leaves(table, body, ids, targets)
     assert a[row].norm() > 0  # padding_idx of torch stops this one alone
     assert b[row].norm() > 0
     expected = 0.25 * a + b if which == "alpha" else a + b
@@ -157,7 +157,7 @@ def test_tied_step_allocates_one_gradient_buffer():
 
 def test_micro_batches_add_to_an_existing_gradient_without_a_new_buffer():
     """Both paths of every batch are added to `weight.grad` where it lies, and no [V, E] tensor is made."""
-    table, body, ids, targets = setup()
+    table, body, ids, targets = make_problem()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     leaf.grad = into = torch.zeros_like(table)
     with Allocations(V * E) as memory:
@@ -167,7 +167,7 @@ def test_micro_batches_add_to_an_existing_gradient_without_a_new_buffer():
             (loss / 4).backward()
     assert not memory.made
     assert leaf.grad is into
-    parts = [separate(table, body, ids[part], targets[part]) for part in torch.arange(N).split(N // 4)]
+    parts = [gradients_by_two_leaves(table, body, ids[part], targets[part]) for part in torch.arange(N).split(N // 4)]
     path_a, path_b = (sum(paths) / 4 for paths in zip(*parts, strict=True))
     torch.testing.assert_close(leaf.grad, path_a + path_b)
     a, b = path_a.norm().item(), path_b.norm().item()
@@ -176,7 +176,7 @@ def test_micro_batches_add_to_an_existing_gradient_without_a_new_buffer():
 
 
 def test_tied_lookup_refuses_unsupported_derivatives_and_options():
-    table, _, ids, _ = setup()
+    table, _, ids, _ = make_problem()
     leaf = table.clone().requires_grad_()
     rows, _ = tied_lookup(leaf, ids)
     with pytest.raises(UnsupportedError, match="second derivative"):
@@ -220,7 +220,7 @@ def test_tied_lookup_accepts_a_table_without_rows_or_columns():
 
 def test_path_norms_recorded_on_a_gpu_equal_those_of_a_cpu():
     """A GPU keeps a row per token, which takes no synchronisation, and finds the distinct tokens when asked."""
-    table, body, ids, targets = setup()
+    table, body, ids, targets = make_problem()
     norms = []
     for branch in (nullcontext(), gpu_branch()):
         leaf, record = table.clone().requires_grad_(), PathRecord()
@@ -233,7 +233,7 @@ def test_path_norms_recorded_on_a_gpu_equal_those_of_a_cpu():
 
 
 def test_recording_the_lookup_path_does_not_synchronise_the_gpu(monkeypatch):
-    table, body, ids, targets = setup()
+    table, body, ids, targets = make_problem()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     loss = ours(leaf, body, ids, targets, LookupOptions(record=record))
     with gpu_branch(), monkeypatch.context() as patch:

@@ -31,7 +31,7 @@ SIZES = (1000, 97, 7, 3)  # 7 rows leave a rank of four with one, 3 leave it wit
 CHOICES = list(itertools.product((None, 4.0), (0.0, 0.1), (0.0, 0.01), (False, True), (False, True)))
 
 
-def whole(x):
+def gather_rows(x):
     """All ranks' rows of an uneven shard, in their order."""
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, x)
@@ -53,13 +53,13 @@ def leaves(*tensors):
     return [None if x is None else x.clone().requires_grad_() for x in tensors]
 
 
-def near(what, got, wanted, tolerance):
+def assert_near(what, got, wanted, tolerance):
     distance = (got.double() - wanted.double()).abs().max().item() if wanted.numel() else 0.0
     size = max(wanted.double().abs().max().item(), 1e-12) if wanted.numel() else 1.0
     assert distance <= tolerance * max(size, 1e-3), f"{what}: off by {distance / size:.1e} of its size"
 
 
-def one_rank(v, dtype, bias, pad, options, upstream):
+def on_one_rank(v, dtype, bias, pad, options, upstream):
     """Loss, and the gradients of table, body and bias: plain autograd over all logits in fp64."""
     (table, body, b, _), ids, t = problem(v, dtype)
     table, body, b = leaves(table.double(), body.double(), b.double() if bias else None)
@@ -69,7 +69,7 @@ def one_rank(v, dtype, bias, pad, options, upstream):
     return loss.detach(), table.grad, body.grad, None if b is None else b.grad
 
 
-def many_ranks(v, dtype, bias, pad, options, upstream, record=None):
+def on_many_ranks(v, dtype, bias, pad, options, upstream, record=None):
     (table, body, b, _), ids, t = problem(v, dtype)
     shard = VocabularyShard(v)
     rows = slice(shard.start, shard.stop)
@@ -85,11 +85,11 @@ def compare(v, dtype, bias, options, tolerance):
     options = {**options, "class_weight": problem(v, dtype)[0][3] if options.get("class_weight") else None}
     upstream = torch.linspace(-1, 2, N) if options["reduction"] == "none" else torch.tensor(0.7)
     asked = (v, dtype, bias, v - 1, options, upstream.to(dtype))
-    wanted, got = one_rank(*asked), many_ranks(*asked)
+    wanted, got = on_one_rank(*asked), on_many_ranks(*asked)
     for name, one, other in zip(("loss", "table", "body", "bias"), wanted, got, strict=True):
         if one is not None:
-            other = whole(other) if name in ("table", "bias") else other
-            near(f"V={v} {dtype} bias={bias} {options}: {name}", other, one, tolerance)
+            other = gather_rows(other) if name in ("table", "bias") else other
+            assert_near(f"V={v} {dtype} bias={bias} {options}: {name}", other, one, tolerance)
 
 
 def every_option(sizes=SIZES, dtypes=((torch.float64, 1e-12), (torch.float32, 1e-5))):
@@ -127,7 +127,7 @@ def narrow_types():
         assert {x.dtype for x in found} == {torch.bfloat16}
         triples = zip((truth[0], *truth[1]), (one[0], *one[1]), (loss, *found), strict=True)
         for name, (a, b, c) in zip(("loss", "hidden", "table", "bias"), triples, strict=True):
-            c = whole(c) if name in ("table", "bias") else c
+            c = gather_rows(c) if name in ("table", "bias") else c
             allowed = 2 * (b.double() - a).norm() + 4e-3 * a.norm()
             assert (c.double() - a).norm() <= allowed, name
 
@@ -142,12 +142,12 @@ def log_probabilities():
         truth, wanted = run(plain, (hidden, table, bias), t, **asked)
         got, found = run(ours, (hidden, table[rows], mine), t, shard=shard, **asked)
         for name, a, c in zip(PARTS, truth, got, strict=True):
-            near(f"V={v} {asked}: {name}", c, a, 1e-12)
-        near(f"V={v} {asked}: hidden", found[0], wanted[0], 1e-11)
+            assert_near(f"V={v} {asked}: {name}", c, a, 1e-12)
+        assert_near(f"V={v} {asked}: hidden", found[0], wanted[0], 1e-11)
         for a, c in zip(wanted[1:] if v > 3 else wanted[1:2], found[1:], strict=False):
-            near(f"V={v} {asked}: table and bias", whole(c), a, 1e-11)
+            assert_near(f"V={v} {asked}: table and bias", gather_rows(c), a, 1e-11)
         alone = linear_log_prob(hidden, table[rows], t.clamp(min=0), shard=shard, ignore_index=0)
-        near("an ignored word of the vocabulary", alone, plain(hidden, table, t)[0].where(t != 0, 0), 1e-12)
+        assert_near("an ignored word of the vocabulary", alone, plain(hidden, table, t)[0].where(t != 0, 0), 1e-12)
 
 
 def own_tokens():
@@ -179,13 +179,13 @@ def own_tokens():
         found, handed = tied_lookup(many[0], ids[parts[here]], LookupOptions(stop_lookup=v - 1), shard=shard)
         options |= {"shard": shard, "chunk": CHUNK}
         loss = linear_cross_entropy(torch.tanh(found @ many[1]), handed, t[parts[here]], many[2], **options)
-        near(f"{what}: loss", loss.detach(), losses[here].detach(), 1e-12)
+        assert_near(f"{what}: loss", loss.detach(), losses[here].detach(), 1e-12)
         (loss * ups[here]).sum().backward()
         dist.all_reduce(many[1].grad)
-        near(f"{what}: table", whole(many[0].grad), one[0].grad, 1e-12)
-        near(f"{what}: body", many[1].grad, one[1].grad, 1e-12)
+        assert_near(f"{what}: table", gather_rows(many[0].grad), one[0].grad, 1e-12)
+        assert_near(f"{what}: body", many[1].grad, one[1].grad, 1e-12)
         if bias:
-            near(f"{what}: bias", whole(many[2].grad), one[2].grad, 1e-12)
+            assert_near(f"{what}: bias", gather_rows(many[2].grad), one[2].grad, 1e-12)
 
 
 def own_tokens_told():
@@ -203,10 +203,10 @@ def own_tokens_told():
     hs, ws = leaves(hidden[part], table[shard.start : shard.stop])
     got = vocabulary_statistics(hs, ws, t[part], entropy=True, shard=shard)
     for name, a, c in zip(got._fields, truth, got, strict=True):
-        near(name, c.detach(), a[part].detach(), 1e-12)
+        assert_near(name, c.detach(), a[part].detach(), 1e-12)
     sum((x * u[part]).sum() for x, u in zip(got, up, strict=True)).backward()
-    near("hidden", hs.grad, h.grad[part], 1e-11)
-    near("table", whole(ws.grad), w.grad, 1e-11)
+    assert_near("hidden", hs.grad, h.grad[part], 1e-11)
+    assert_near("table", gather_rows(ws.grad), w.grad, 1e-11)
     wrong = torch.full((3,), v if here == 0 else 1)
     for ask in (
         lambda: tied_lookup(ws, wrong, shard=shard),
@@ -228,7 +228,7 @@ def path_norms_of_all():
         a, b = first.grad, second.grad
         record, shard = PathRecord(), VocabularyShard(v)
         options = {"reduction": "mean"}
-        _, gradient, _, _ = many_ranks(v, torch.float64, False, v - 1, options, torch.tensor(1.0).double(), record)
+        _, gradient, _, _ = on_many_ranks(v, torch.float64, False, v - 1, options, torch.tensor(1.0).double(), record)
         norms = path_norms(gradient, record, shard)
         got = torch.tensor([norms.a, norms.b, norms.total, norms.cosine], dtype=torch.float64)
         cosine = (a * b).sum() / a.norm() / b.norm()
@@ -281,7 +281,7 @@ def differentiated_again():
     into = torch.zeros(shard.stop - shard.start, E)
     h, w = leaves(hidden, table[shard.start : shard.stop])
     linear_cross_entropy(h, w, t, shard=shard, chunk=CHUNK, into=into).backward()
-    near("into", into, again[0][1], 1e-6)
+    assert_near("into", into, again[0][1], 1e-6)
     assert w.grad is None
 
 
@@ -312,12 +312,12 @@ def rows_of_minus_infinity():
     each = linear_cross_entropy(hs, ws, t, bs, shard=shard, reduction="none")
     assert torch.equal(each.isinf(), masked)
     each[~masked].sum().backward()
-    near("hidden", hs.grad, h.grad, 1e-12)
-    near("table", whole(ws.grad), w.grad, 1e-12)
+    assert_near("hidden", hs.grad, h.grad, 1e-12)
+    assert_near("table", gather_rows(ws.grad), w.grad, 1e-12)
     got, wanted = ours(hs, ws, t, bs, shard=shard), plain(hidden, table, t, bias)
     assert torch.equal(got.log_prob.isneginf(), masked)
-    near("log-probabilities", got.log_prob.detach()[~masked], wanted[0][~masked], 1e-12)
-    near("entropies", got.entropy.detach(), wanted[2], 1e-12)
+    assert_near("log-probabilities", got.log_prob.detach()[~masked], wanted[0][~masked], 1e-12)
+    assert_near("entropies", got.entropy.detach(), wanted[2], 1e-12)
     assert torch.autograd.grad(got.entropy.sum(), hs)[0].isfinite().all()
 
 
@@ -349,12 +349,12 @@ def smoothing_over_all_rows():
     t, shard = ids.flip(0), VocabularyShard(97)
     hidden, mine = table[ids] * 0.3, table[shard.start : shard.stop]
     wanted = F.cross_entropy(hidden @ table.T, t, label_smoothing=0.1)
-    near("ours", linear_cross_entropy(hidden, mine, t, shard=shard, label_smoothing=0.1), wanted, 1e-12)
+    assert_near("ours", linear_cross_entropy(hidden, mine, t, shard=shard, label_smoothing=0.1), wanted, 1e-12)
     z = hidden @ mine.T
     lse = sum_outputs(z.exp().sum(1), shard).log()
     at, row = shard.local_rows(t)
     nll = lse - sum_outputs(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
-    near("naive without smoothing", nll.mean(), F.cross_entropy(hidden @ table.T, t), 1e-12)
+    assert_near("naive without smoothing", nll.mean(), F.cross_entropy(hidden @ table.T, t), 1e-12)
     naive = (0.9 * nll - 0.1 * (z - lse[:, None]).mean(1)).mean()
     off = shard.gather((naive - wanted).abs())  # of each rank
     assert off.max() > 1e-4 * wanted
@@ -370,7 +370,7 @@ def gathered_logits_count_once():
     naive = (sum_outputs(z.exp().sum(1), shard).log() - z.gather(1, t[:, None])[:, 0]).mean()
     assert math.isclose(naive - wanted, math.log(shard.size), rel_tol=1e-9)
     ours = linear_cross_entropy(hidden, table[shard.start : shard.stop], t, shard=shard)
-    near("ours", ours, wanted, 1e-12)
+    assert_near("ours", ours, wanted, 1e-12)
     with pytest.raises(ValueError, match="rows"):
         linear_cross_entropy(hidden, table, t, shard=shard)
 
@@ -388,7 +388,7 @@ def padding_is_a_row_of_all():
         (mine,) = leaves(table[shard.start : shard.stop])
         rows, handed = look_up(mine)
         linear_cross_entropy(torch.tanh(rows @ body), handed, t, shard=shard).backward()
-        return whole(mine.grad)
+        return gather_rows(mine.grad)
 
     def naive(mine):
         at, here = shard.local_rows(ids)
@@ -396,15 +396,15 @@ def padding_is_a_row_of_all():
         return sum_outputs(rows.new_zeros(len(ids), E).index_copy(0, at, rows), shard), handed
 
     options = LookupOptions(stop_lookup=pad)
-    near("ours", gradient(lambda mine: tied_lookup(mine, ids, options, shard=shard)), one.grad, 1e-12)
+    assert_near("ours", gradient(lambda mine: tied_lookup(mine, ids, options, shard=shard)), one.grad, 1e-12)
     with pytest.raises(AssertionError, match="naive"):
-        near("naive", gradient(naive), one.grad, 1e-3)
+        assert_near("naive", gradient(naive), one.grad, 1e-3)
     (one,) = leaves(table)
     both = LookupOptions(stop_both=pad)
     oracle(torch.tanh(F.embedding(ids, one) @ body), one, t).backward()
     one.grad[pad] = 0
     got = gradient(lambda mine: tied_lookup(mine, ids, both, shard=shard))
-    near("stopped on both paths", got, one.grad, 1e-12)
+    assert_near("stopped on both paths", got, one.grad, 1e-12)
 
 
 def uneven_rows_all_move():
@@ -417,7 +417,7 @@ def uneven_rows_all_move():
     def moved(start, stop, loss):
         (mine,) = leaves(table[start:stop])
         loss(mine).backward()
-        return whole((mine.grad.abs().sum(1) > 0).nonzero()[:, 0] + start)
+        return gather_rows((mine.grad.abs().sum(1) > 0).nonzero()[:, 0] + start)
 
     equal = v // size
     first = equal * dist.get_rank()
@@ -435,7 +435,7 @@ def uneven_rows_all_move():
     assert v - 1 not in moved(first, first + equal, naive).tolist()
 
 
-def rank(rank, store, size, cases):
+def run_rank(rank, store, size, cases):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(minutes=5)
@@ -452,25 +452,25 @@ EXACT += ["own_tokens", "own_tokens_told", "gathered_records"]
 LONG = ["every_option", "large_vocabulary", "narrow_types", "log_probabilities"]
 
 
-def ranks(tmp_path, size, cases):
+def run_ranks(tmp_path, size, cases):
     command = [sys.executable, "-m", "tests.boundary.ops.test_sharded_ops", str(tmp_path / "store"), str(size), *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
 
 
 def test_two_ranks_agree_with_one(tmp_path):
-    ranks(tmp_path, 2, ["a_few_options", *EXACT, *TRAPS])
+    run_ranks(tmp_path, 2, ["a_few_options", *EXACT, *TRAPS])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_option_agrees_with_one_rank(tmp_path, size):
-    ranks(tmp_path, size, LONG)
+    run_ranks(tmp_path, size, LONG)
 
 
 @pytest.mark.slow
 def test_four_ranks_agree_with_one_if_a_rank_has_no_rows(tmp_path):
-    ranks(tmp_path, 4, [*EXACT, *TRAPS])
+    run_ranks(tmp_path, 4, [*EXACT, *TRAPS])
 
 
 def test_vocabulary_shard_refuses_a_missing_process_group():
@@ -480,4 +480,4 @@ def test_vocabulary_shard_refuses_a_missing_process_group():
 
 if __name__ == "__main__":
     store, size, *cases = sys.argv[1:]
-    mp.start_processes(rank, args=(store, int(size), cases), nprocs=int(size), start_method="fork")  # imports once
+    mp.start_processes(run_rank, args=(store, int(size), cases), nprocs=int(size), start_method="fork")  # imports once

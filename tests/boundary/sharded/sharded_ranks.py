@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-def built(start, layout):
+def build_model(start, layout):
     """Load a model as the processes of this group cut it."""
     world = dist.get_world_size()
     if layout in ("tp", "both"):
@@ -78,7 +78,7 @@ def step(model, optimizer, vocab):
     return loss.item()
 
 
-def everything(model, optimizer):
+def gather_state(model, optimizer):
     """Gather all tensors of the model and its optimizer, by torch."""
     model = getattr(model, "module", model)
     named = dict(model.named_parameters())
@@ -88,7 +88,7 @@ def everything(model, optimizer):
 
 
 @contextmanager
-def read_bytes():
+def record_reads():
     """Note how many bytes of tensors this process reads."""
     read, into = [], Reader.read_into
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def read_bytes():
         yield read
 
 
-def held_here(model, optimizer):
+def local_tensors(model, optimizer):
     return [*model.parameters(), *(value for state in optimizer.state.values() for value in state.values())]
 
 
@@ -108,9 +108,9 @@ def local_bytes(tensor):
 
 def save(folder):
     """On two processes: the model as it was loaded, then trained, and what it is then."""
-    tiewise.save_sharded(folder / "experts" / "fresh", built(folder / "experts" / "start", "tp"))
+    tiewise.save_sharded(folder / "experts" / "fresh", build_model(folder / "experts" / "start", "tp"))
     for name, (vocab, _, layout, _) in CASES.items():
-        model = built(folder / name / "start", layout)
+        model = build_model(folder / name / "start", layout)
         tiewise.save_sharded(folder / name / "fresh", model)
         optimizer = adamw(model)
         for _ in range(3):
@@ -121,7 +121,7 @@ def save(folder):
         if name == "fsdp":
             with pytest.raises(RuntimeError, match="Cannot flatten unevenly sharded tensor"):
                 model.save_pretrained(folder / name / "stock")
-        whole = everything(model, optimizer)
+        whole = gather_state(model, optimizer)
         if dist.get_rank() == 0:
             torch.save(whole, folder / name / "whole.pt")
 
@@ -129,22 +129,22 @@ def save(folder):
 def resume(folder):
     """On four processes: what two have saved is what these hold; save it again."""
     for name, (vocab, tied, _, layout) in CASES.items():
-        model = built(folder / name / "start", layout)
+        model = build_model(folder / name / "start", layout)
         tiewise.save_sharded(folder / name / "fresh4", model)
         optimizer = adamw(model)
         for group in optimizer.param_groups:
             group["lr"], group["betas"] = 1.0, (0.1, 0.1)
         if name == "fsdp":
             step(model, optimizer, vocab)  # into states that are there, and other ones
-        with CommDebugMode() as wire, read_bytes() as read:
+        with CommDebugMode() as wire, record_reads() as read:
             assert tiewise.load_sharded(folder / name / "two", model, optimizer) == {"step": 3}
             tiewise.save_sharded(folder / name / "four", model, optimizer, notes={"step": 3})
         # how processes agree on Python's objects; shards are gathered by other operators
         assert {str(op) for op in wire.get_comm_counts()} == {"c10d.allgather_"}
         if layout == "fsdp":  # rows that lie one behind the other: no byte is read that is not kept here
-            assert sum(read) == sum(local_bytes(tensor) for tensor in held_here(model, optimizer))
+            assert sum(read) == sum(local_bytes(tensor) for tensor in local_tensors(model, optimizer))
         wanted = torch.load(folder / name / "whole.pt")
-        found = everything(model, optimizer)
+        found = gather_state(model, optimizer)
         assert found.keys() == wanted.keys(), (name, found.keys() ^ wanted.keys())
         for key, value in wanted.items():
             assert torch.equal(found[key], value), (name, key)
@@ -157,7 +157,7 @@ def resume(folder):
 
 
 @contextmanager
-def raising(kind, said, on=0):
+def assert_raises_on(kind, said, on=0):
     """The process that fails, the first one where all do, says why; the others say that it ended, and why."""
     here = dist.get_rank() == on
     with pytest.raises(kind if here else TiewiseError, match=said if here else rf"^process {on} ended .*{said}") as e:
@@ -167,7 +167,7 @@ def raising(kind, said, on=0):
 
 
 @contextmanager
-def most_bytes(count):
+def limit_file_size(count):
     """Let no file of this process grow further, as on a full disk; the system refuses it, nothing is replaced."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if count is None else count, before[1]))
@@ -180,7 +180,7 @@ def most_bytes(count):
 def refuse(folder):
     """Whatever goes wrong on one process ends both with a line, and leaves the save that there was."""
     rank, place, start = dist.get_rank(), folder / "run", folder / "fsdp" / "start"
-    model = built(start, "fsdp")
+    model = build_model(start, "fsdp")
     optimizer = adamw(model)
     step(model, optimizer, 97)
     tiewise.save_sharded(place, model, optimizer, notes={"step": 1})
@@ -188,68 +188,73 @@ def refuse(folder):
     step(model, optimizer, 97)
 
     for on in (0, 1):
-        with raising(CheckpointError, "no space left while writing", on), most_bytes(20_000 if rank == on else None):
+        with (
+            assert_raises_on(CheckpointError, "no space left while writing", on),
+            limit_file_size(20_000 if rank == on else None),
+        ):
             tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
         assert sorted(os.listdir(place)) == files
-    with raising(CheckpointError, "no space left while writing"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save_load, "write_atomically", full_disk)  # of the index
+    with assert_raises_on(CheckpointError, "no space left while writing"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save_load, "write_atomically", raise_disk_full)  # of the index
         tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
     assert sorted(os.listdir(place)) == files
-    with raising(CheckpointError, "cannot be written .No such file"):
+    with assert_raises_on(CheckpointError, "cannot be written .No such file"):
         tiewise.save_sharded(folder / "no" / "such", model, optimizer)
 
-    untied = built(start, "ddp").module
+    untied = build_model(start, "ddp").module
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
-    with raising(CheckpointError, "the config ties lm_head.weight to model.embed_tokens.weight, and they are two"):
+    with assert_raises_on(
+        CheckpointError, "the config ties lm_head.weight to model.embed_tokens.weight, and they are two"
+    ):
         tiewise.save_sharded(folder / "never", untied)
     untied.config.tie_word_embeddings = False
-    with raising(CheckpointError, "were saved as one parameter, and are two"):
+    with assert_raises_on(CheckpointError, "were saved as one parameter, and are two"):
         tiewise.load_sharded(place, untied)
     untied.lm_head.weight = untied.model.embed_tokens.weight
-    with raising(CheckpointError, "says that the head is a table of its own, and it is the input table"):
+    with assert_raises_on(CheckpointError, "says that the head is a table of its own, and it is the input table"):
         tiewise.save_sharded(folder / "never", untied)
     plain = AutoModelForCausalLM.from_pretrained(start)
     early = adamw(plain)
     fully_shard(plain, mesh=init_device_mesh("cpu", (2,)))
-    with raising(RunError, "holds a parameter that the model does not have; build it after fully_shard"):
+    with assert_raises_on(RunError, "holds a parameter that the model does not have; build it after fully_shard"):
         tiewise.save_sharded(folder / "never", plain, early)
     stage = torch.nn.ModuleDict({f"stage{rank}": torch.nn.Linear(2, 2)})
-    with raising(UnsupportedError, "processes 0 and 1 do not hold the same tensors.*pipeline"):
+    with assert_raises_on(UnsupportedError, "processes 0 and 1 do not hold the same tensors.*pipeline"):
         tiewise.save_sharded(folder / "never", stage)
     assert not (folder / "never").exists()
 
-    before = everything(model, optimizer)
-    for number, damage in enumerate((altered, shortened, os.unlink)):
+    before = gather_state(model, optimizer)
+    for number, damage in enumerate((alter_byte, truncate_file, os.unlink)):
         copied = folder / f"damaged{number}"
         if rank == 0:
             shutil.copytree(place, copied)
             damage(next(copied.glob(f"sharded-*-0000{number % 2}.safetensors")))
         dist.barrier()
-        with raising(CheckpointError, "it is not what was written|it is gone", on=number % 2):
+        with assert_raises_on(CheckpointError, "it is not what was written|it is gone", on=number % 2):
             tiewise.load_sharded(copied, model, optimizer)
-    assert all(torch.equal(value, before[key]) for key, value in everything(model, optimizer).items())
+    assert all(torch.equal(value, before[key]) for key, value in gather_state(model, optimizer).items())
     assert tiewise.load_sharded(place, model, optimizer) == {"step": 1}
 
     tiewise.save_sharded(place, model, notes={"step": 3})
     assert len(os.listdir(place)) == 3
     assert {*os.listdir(place)} & {*files} == {"sharded.json"}
     dist.barrier()
-    with raising(RunError, "has no optimizer state"):
+    with assert_raises_on(RunError, "has no optimizer state"):
         tiewise.load_sharded(place, model, optimizer)
     assert tiewise.load_sharded(place, model) == {"step": 3}
 
 
-def full_disk(*_):
+def raise_disk_full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def altered(path):
+def alter_byte(path):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
 
 
-def shortened(path):
+def truncate_file(path):
     os.truncate(path, path.stat().st_size - 8)
 
 
@@ -258,7 +263,7 @@ KILLED = {"stands": 1, "new": 1, "unnamed": 0, "named": 0}  # folder → the pro
 
 def killed(folder):
     """A process is killed while it writes: its file, the index, or nothing any more, just after the index."""
-    model = built(folder / "fsdp" / "start", "fsdp")
+    model = build_model(folder / "fsdp" / "start", "fsdp")
     into = os.environ["INTO"]
     if into != "new":
         tiewise.save_sharded(folder / into, model, notes={"step": 1})

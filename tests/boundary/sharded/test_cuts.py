@@ -19,14 +19,14 @@ from tiewise.core.errors import UnsupportedError
 def mesh_of():
     """Be one of several processes that are not there: a mesh without a wire."""
 
-    def made(rank, *shape):
+    def make_mesh(rank, *shape):
         if dist.is_initialized():
             dist.destroy_process_group()
         world = torch.Size(shape).numel()
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         return init_device_mesh("cpu", shape)
 
-    yield made
+    yield make_mesh
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tr
-from sharded_ranks import CASES, KILLED, adamw, everything, most_bytes, step
+from sharded_ranks import CASES, KILLED, adamw, gather_state, limit_file_size, step
 
 import tiewise
 from tiewise.checkpoint.stored import read_header
@@ -26,11 +26,11 @@ def llama(vocab=97, tied=True):
     return tr.LlamaForCausalLM(tr.LlamaConfig(vocab_size=vocab, num_key_value_heads=4, **SIZES, **names))
 
 
-def same(found, wanted):
+def tensors_equal(found, wanted):
     return found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
 
 
-def ranks(folder, stages):
+def run_ranks(folder, stages):
     """Run stages in processes of their own; a failure of one is shown with its traceback."""
     command = [sys.executable, "-W", "ignore", Path(__file__).with_name("sharded_ranks.py"), folder, stages]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -39,25 +39,25 @@ def ranks(folder, stages):
     assert "terminate called" not in done.stderr
 
 
-def refused(error, says, call, *arguments, **options):
+def assert_refused(error, says, call, *arguments, **options):
     with pytest.raises(error, match=says) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def saved_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     for name, (vocab, tied, *_) in CASES.items():
         llama(vocab, tied).save_pretrained(folder / name / "start")
     torch.manual_seed(0)
     names = {"num_key_value_heads": 4, "num_local_experts": 4, "vocab_size": 97}
     tr.MixtralForCausalLM(tr.MixtralConfig(**SIZES, **names)).save_pretrained(folder / "experts" / "start")
-    ranks(folder, "save,resume")
+    run_ranks(folder, "save,resume")
     return folder
 
 
-def loaded(folder, *saves):
+def load_saves(folder, *saves):
     """A model that each of these saves of `start` gives its values: what that folder held, not torch's of shards."""
     model = tr.AutoModelForCausalLM.from_pretrained(folder / "start")
     start = {key: value.clone() for key, value in model.state_dict().items()}
@@ -66,20 +66,20 @@ def loaded(folder, *saves):
             for parameter in model.parameters():
                 parameter.fill_(-1)
         assert tiewise.load_sharded(folder / save, model) == {}
-        assert same(model.state_dict(), start)
+        assert tensors_equal(model.state_dict(), start)
     return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_one_process_loads_what_two_and_four_processes_saved(trained, case):
-    folder, (vocab, tied, *_) = trained / case, CASES[case]
-    model = loaded(folder, "fresh", "fresh4")
+def test_one_process_loads_what_two_and_four_processes_saved(saved_runs, case):
+    folder, (vocab, tied, *_) = saved_runs / case, CASES[case]
+    model = load_saves(folder, "fresh", "fresh4")
     whole = torch.load(folder / "whole.pt")
     for save in ("two", "four"):
         optimizer = adamw(model)
         assert tiewise.load_sharded(folder / save, model, optimizer) == {"step": 3}
-        assert same(everything(model, optimizer), whole)
+        assert tensors_equal(gather_state(model, optimizer), whole)
         step(model, optimizer, vocab)
     assert len(list((folder / "two").iterdir())) == 3
     tiewise.load_sharded(folder / "four", model)
@@ -96,30 +96,30 @@ def test_one_process_loads_what_two_and_four_processes_saved(trained, case):
 
 
 @pytest.mark.slow
-def test_load_and_export_reassemble_fused_expert_matrices(trained):
+def test_load_and_export_reassemble_fused_expert_matrices(saved_runs):
     """Each process holds a run of gate's rows and one of up's, one behind the other."""
-    folder = trained / "experts"
+    folder = saved_runs / "experts"
     assert "_StridedShard(dim=1, sf=2)" in (folder / "fresh" / "sharded.json").read_text()
-    model = loaded(folder, "fresh")
+    model = load_saves(folder, "fresh")
     exported = tr.AutoModelForCausalLM.from_pretrained(tiewise.export_sharded(folder / "fresh", folder / "out"))
-    assert same(exported.state_dict(), model.state_dict())
+    assert tensors_equal(exported.state_dict(), model.state_dict())
 
 
 @pytest.mark.slow
-def test_transformers_saves_a_tied_sharded_model_untied(trained):
-    assert "B013" in [finding.rule for finding in tiewise.check(trained / "tp" / "stock").findings]
+def test_transformers_saves_a_tied_sharded_model_untied(saved_runs):
+    assert "B013" in [finding.rule for finding in tiewise.check(saved_runs / "tp" / "stock").findings]
 
 
 @pytest.mark.slow
-def test_failed_save_keeps_the_previous_save(trained, tmp_path):
-    (tmp_path / "fsdp").symlink_to(trained / "fsdp")
-    ranks(tmp_path, "refuse,killed")
+def test_failed_save_keeps_the_previous_save(saved_runs, tmp_path):
+    (tmp_path / "fsdp").symlink_to(saved_runs / "fsdp")
+    run_ranks(tmp_path, "refuse,killed")
     for name in KILLED:
         said = (tmp_path / f"{name}.said").read_text()
         assert said == f"another process ended while {tmp_path / name} was saved; {WAY}"
     model = llama()
     cut = "the save was cut short before it was whole; give the folder of one"
-    refused(CheckpointError, cut, tiewise.load_sharded, tmp_path / "new", model)
+    assert_refused(CheckpointError, cut, tiewise.load_sharded, tmp_path / "new", model)
     for name, step_of in {"stands": 1, "unnamed": 1, "named": 2}.items():
         assert tiewise.load_sharded(tmp_path / name, model) == {"step": step_of}
         assert len(os.listdir(tmp_path / name)) > 3  # what is left over
@@ -129,13 +129,13 @@ def test_failed_save_keeps_the_previous_save(trained, tmp_path):
 
 @pytest.mark.parametrize("kind", ["plain", "untied", "bf16", "factored"])
 def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
-    def made():
+    def make_model():
         model = llama(tied=kind != "untied")
         if kind == "factored":
             tiewise.install(model, "factored:8")
         return model.to(torch.bfloat16) if kind == "bf16" else model
 
-    model = made()
+    model = make_model()
     model.config.time_step_limit = [0.0, math.inf]  # as Mamba's have it
     model.generation_config = tr.GenerationConfig(max_new_tokens=7)
     optimizer = adamw(model)
@@ -143,15 +143,15 @@ def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
     notes = {"step": 1, "scheduler": {"last_epoch": 1, "names": ["a", None], "best": math.inf}}
     tiewise.save_sharded(tmp_path / "save", model, optimizer, notes=notes)
     (tmp_path / "save" / "tokenizer.json").write_text("{}")
-    again = made()
+    again = make_model()
     fresh = adamw(again)
     with torch.no_grad():
         for parameter in again.parameters():
             parameter.add_(1)
     assert tiewise.load_sharded(tmp_path / "save", again, fresh) == notes
-    assert same(everything(again, fresh), everything(model, optimizer))
+    assert tensors_equal(gather_state(again, fresh), gather_state(model, optimizer))
     assert step(again, fresh, 97) == step(model, optimizer, 97)
-    assert same(everything(again, fresh), everything(model, optimizer))
+    assert tensors_equal(gather_state(again, fresh), gather_state(model, optimizer))
 
     tiewise.load_sharded(tmp_path / "save", model)
     out = tiewise.export_sharded(tmp_path / "save", tmp_path / "out")
@@ -161,7 +161,7 @@ def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
     assert exported.config.time_step_limit == [0.0, math.inf]
     assert exported.dtype == model.dtype
     assert torch.equal(exported.eval()(IDS).logits, model.eval()(IDS).logits)
-    refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)
+    assert_refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)
 
 
 def test_optimizer_option_none_is_restored(tmp_path):
@@ -193,8 +193,8 @@ def test_learning_rate_tensor_is_restored(tmp_path, into):
 def test_export_to_a_full_disk_leaves_no_files(tmp_path):
     place = tiewise.save_sharded(tmp_path / "save", llama())
     full = "cannot write to .*(File too large|No space)"
-    with most_bytes(20_000):
-        refused(RunError, full, tiewise.export_sharded, place, tmp_path / "out")
+    with limit_file_size(20_000):
+        assert_refused(RunError, full, tiewise.export_sharded, place, tmp_path / "out")
     assert os.listdir(tmp_path) == ["save"]
 
 
@@ -203,7 +203,7 @@ def test_export_refuses_a_config_with_remote_code(tmp_path):
     index, theirs = place / "sharded.json", '"model_type":"mine","auto_map":{"AutoConfig":"m.C"}'
     index.write_text(index.read_text().replace('"model_type":"llama"', theirs))
     own = "of no class that transformers has; load it into your own model"
-    refused(CheckpointError, own, tiewise.export_sharded, place, tmp_path / "out")
+    assert_refused(CheckpointError, own, tiewise.export_sharded, place, tmp_path / "out")
 
 
 def test_load_sharded_refuses_a_model_that_differs_from_the_save(tmp_path):
@@ -211,19 +211,21 @@ def test_load_sharded_refuses_a_model_that_differs_from_the_save(tmp_path):
     place, untied = save(tmp_path / "save", model, adamw(model)), save(tmp_path / "untied", llama(tied=False))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     other = r"embed_tokens.weight was saved as F32 \[97, 16\], and is F32 \[98, 16\]"
-    refused(CheckpointError, other, load, place, llama(98))
-    refused(CheckpointError, "and is BF16", load, place, llama().to(torch.bfloat16))
-    refused(CheckpointError, r"0\.bias is not in the save", load, place, torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    refused(CheckpointError, "saved as one parameter, and are two in the model", load, place, llama(tied=False))
-    refused(CheckpointError, "saved as two parameters, and are one in the model", load, untied, model)
-    refused(RunError, "groups hold other parameters", load, place, model, torch.optim.AdamW(model.parameters()))
-    refused(CheckpointError, "no save lies there", load, tmp_path, model)
+    assert_refused(CheckpointError, other, load, place, llama(98))
+    assert_refused(CheckpointError, "and is BF16", load, place, llama().to(torch.bfloat16))
+    assert_refused(
+        CheckpointError, r"0\.bias is not in the save", load, place, torch.nn.Sequential(torch.nn.Linear(2, 2))
+    )
+    assert_refused(CheckpointError, "saved as one parameter, and are two in the model", load, place, llama(tied=False))
+    assert_refused(CheckpointError, "saved as two parameters, and are one in the model", load, untied, model)
+    assert_refused(RunError, "groups hold other parameters", load, place, model, torch.optim.AdamW(model.parameters()))
+    assert_refused(CheckpointError, "no save lies there", load, tmp_path, model)
     meta, tensor = torch.nn.Linear(2, 2, device="meta"), torch.tensor(1.0)
-    refused(UnsupportedError, "weight is a tensor without values", save, tmp_path / "meta", meta)
-    refused(RunError, "notes cannot be kept: Object of type Tensor", save, place, model, notes={"loss": tensor})
+    assert_refused(UnsupportedError, "weight is a tensor without values", save, tmp_path / "meta", meta)
+    assert_refused(RunError, "notes cannot be kept: Object of type Tensor", save, place, model, notes={"loss": tensor})
     own = save(tmp_path / "own", torch.nn.Linear(2, 2))
-    refused(CheckpointError, "from a model without a config", tiewise.export_sharded, own, tmp_path / "out")
-    assert same(model.state_dict(), before)
+    assert_refused(CheckpointError, "from a model without a config", tiewise.export_sharded, own, tmp_path / "out")
+    assert tensors_equal(model.state_dict(), before)
 
 
 @pytest.mark.parametrize(
@@ -247,4 +249,4 @@ def test_load_sharded_refuses_an_inconsistent_index(tmp_path, what, by, said):
     text = index.read_text()
     assert what in text
     index.write_text(text.replace(what, by, 1))
-    refused((CheckpointError, RunError), said, tiewise.load_sharded, place, model)
+    assert_refused((CheckpointError, RunError), said, tiewise.load_sharded, place, model)

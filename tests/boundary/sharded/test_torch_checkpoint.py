@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
-from sharded_ranks import most_bytes
+from sharded_ranks import limit_file_size
 from torch import nn
 from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
@@ -119,7 +119,7 @@ def mesh_of(rank, world):
         dist.destroy_process_group()
 
 
-def saved_by_torch(folder, whole, placement, world):
+def save_by_torch(folder, whole, placement, world):
     """Save a tensor as `world` processes do with `dcp.save`, by its planners and writers, one after the other."""
     planners, writers, plans = [], [], []
     for rank in range(world):
@@ -139,7 +139,7 @@ def saved_by_torch(folder, whole, placement, world):
     writers[0].finish(metadata, results)
 
 
-def loaded_by_torch(folder, shape):
+def load_by_torch(folder, shape):
     tensor = torch.full(shape, -1.0)
     TorchFormat.load_tensor(folder, tensor)
     return tensor
@@ -171,8 +171,8 @@ def tensor_files(folder):
 @pytest.mark.parametrize(("rows", "placement"), [(97, Shard(0)), (3, Shard(0)), (97, Shard(1))], ids=repr)
 @pytest.mark.parametrize("world", [2, 4])
 def test_torch_reassembles_uneven_and_empty_parts(tmp_path, rows, placement, world):
-    saved_by_torch(tmp_path, TABLE[:rows], placement, world)
-    assert torch.equal(loaded_by_torch(tmp_path, (rows, 4)), TABLE[:rows])
+    save_by_torch(tmp_path, TABLE[:rows], placement, world)
+    assert torch.equal(load_by_torch(tmp_path, (rows, 4)), TABLE[:rows])
 
 
 @pytest.mark.parametrize("form", [TiewiseFormat, TorchFormat], ids=["tiewise", "torch"])
@@ -189,8 +189,8 @@ def test_both_formats_keep_a_plain_layer(tmp_path, form):
 @broken(ValueError)
 def test_fused_matrices_are_saved(tmp_path):
     """`test_load_and_export_reassemble_fused_expert_matrices` is the same test of tiewise's format."""
-    saved_by_torch(tmp_path, GATE_AND_UP, _StridedShard(0, split_factor=2), world=2)
-    assert torch.equal(loaded_by_torch(tmp_path, (12, 4)), GATE_AND_UP)
+    save_by_torch(tmp_path, GATE_AND_UP, _StridedShard(0, split_factor=2), world=2)
+    assert torch.equal(load_by_torch(tmp_path, (12, 4)), GATE_AND_UP)
 
 
 @broken_by_torch(AssertionError)
@@ -269,7 +269,7 @@ def test_full_disk_keeps_the_previous_save(tmp_path, form):
     later, found = linear(), nn.Linear(4, 97, bias=False)
     with torch.no_grad():
         later.weight.add_(1)
-    with most_bytes(900), suppress(tiewise.TiewiseError, CheckpointException):
+    with limit_file_size(900), suppress(tiewise.TiewiseError, CheckpointException):
         form.save(tmp_path, later)
     form.load(tmp_path, found)
     assert torch.equal(found.weight, TABLE)
@@ -278,30 +278,30 @@ def test_full_disk_keeps_the_previous_save(tmp_path, form):
 @broken(NOT_REFUSED)
 def test_load_refuses_a_save_that_lacks_a_file(tmp_path):
     """`test_failed_save_keeps_the_previous_save` is the same test of tiewise's format."""
-    saved_by_torch(tmp_path, TABLE, Shard(0), world=2)
+    save_by_torch(tmp_path, TABLE, Shard(0), world=2)
     os.unlink(tensor_files(tmp_path)[0])
     with pytest.raises(CheckpointException):
-        loaded_by_torch(tmp_path, (97, 4))
+        load_by_torch(tmp_path, (97, 4))
 
 
 @broken(NOT_REFUSED)
 def test_load_refuses_parts_that_leave_a_gap(tmp_path):
     """`test_load_sharded_refuses_an_inconsistent_index` is the same test of tiewise's format."""
-    saved_by_torch(tmp_path, TABLE, Shard(0), world=2)
+    save_by_torch(tmp_path, TABLE, Shard(0), world=2)
     second = tensor_files(tmp_path)[1]
     data = second.read_bytes()
     true, other = rb"\"saved_offsets\": [49, 0]", rb"\"saved_offsets\": [59, 0]"
     assert true in data
     second.write_bytes(data.replace(true, other))
     with pytest.raises(CheckpointException):
-        loaded_by_torch(tmp_path, (107, 4))  # no file holds rows 49 to 58
+        load_by_torch(tmp_path, (107, 4))  # no file holds rows 49 to 58
 
 
 @broken(AssertionError)
 def test_save_by_fewer_processes_removes_files_of_the_previous_save(tmp_path):
     """`test_failed_save_keeps_the_previous_save` is the same test of tiewise's format."""
-    saved_by_torch(tmp_path, TABLE, Shard(0), world=2)
-    saved_by_torch(tmp_path, TABLE, Shard(0), world=1)
+    save_by_torch(tmp_path, TABLE, Shard(0), world=2)
+    save_by_torch(tmp_path, TABLE, Shard(0), world=1)
     assert len(tensor_files(tmp_path)) == 1
 
 

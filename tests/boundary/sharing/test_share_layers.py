@@ -47,7 +47,7 @@ def logits(model):
         return model(input_ids=ids()).logits
 
 
-def unique(model):
+def count_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
@@ -82,10 +82,10 @@ def test_shared_model_equals_one_whose_weights_are_copied_by_hand(family, text):
                 if name.partition(".")[0] in mine and source != i:
                     value.copy_(copied[source].get_parameter(name))
                     saved += value.numel()
-    before = unique(model)
+    before = count_parameters(model)
     shared = share_layers(model, text)
     assert torch.equal(logits(model), logits(by_hand))
-    assert shared.parameters == unique(model) == before - saved
+    assert shared.parameters == count_parameters(model) == before - saved
     for i, source in enumerate(GROUPS[text]):
         for name, value in layers[i].named_parameters():
             assert (value is layers[source].get_parameter(name)) == (source == i or name.partition(".")[0] in mine)
@@ -137,7 +137,7 @@ def test_saved_file_holds_each_tensor_once_and_loads_shared(tmp_path, text, tied
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         stored = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118 (no dict)
-    assert stored == unique(model)
+    assert stored == count_parameters(model)
     loaded, info = tr.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -296,8 +296,8 @@ def test_share_layers_shares_the_layer_groups_of_albert():
     torch.manual_seed(0)
     config = tr.AlbertConfig(**(_BERT | {"embedding_size": 8, "num_hidden_layers": 6, "num_hidden_groups": 3}))
     model = tr.AlbertForMaskedLM(config).eval()
-    one = unique(model.albert.encoder.albert_layer_groups[0])
-    before = unique(model)
+    one = count_parameters(model.albert.encoder.albert_layer_groups[0])
+    before = count_parameters(model)
     assert share_layers(model, "all").parameters == before - 2 * one
 
 
@@ -319,14 +319,14 @@ def test_trainer_saves_and_resumes_a_model_with_shared_layers(tmp_path):
     options = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 100}
     options |= {"seed": 3, "data_seed": 3, "lr_scheduler_type": "constant"}
 
-    def trained(out, steps, resume=None):
+    def train(out, steps, resume=None):
         model = llama()
         share_layers(model, "all+rank=2")
         trainer(model, out, rows, max_steps=steps, **options).train(resume_from_checkpoint=resume)
         return model.eval()
 
-    through = trained(tmp_path / "a", 4)
-    resumed = trained(tmp_path / "b", 4, str(tmp_path / "a" / "checkpoint-2"))
+    through = train(tmp_path / "a", 4)
+    resumed = train(tmp_path / "b", 4, str(tmp_path / "a" / "checkpoint-2"))
     assert same_parameters(resumed) == same_parameters(through)
     assert (logits(resumed) - logits(through)).abs().max() <= 1e-5
 
