@@ -1,4 +1,4 @@
-"""Tiny programs: their time is compilation, which optimisation only lengthens. Set before JAX starts."""
+"""Settings of JAX for tiny programs, set before JAX starts: optimisation would only lengthen their compilation."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Problems that both sides of a test take: numpy in, numpy out; torch in fp64 is the truth."""
+"""Problems and fp64 results of torch as numpy arrays, for tests that compare JAX with torch."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tiewise.boundary.ops.cross_entropy import oracle
 
 
 def problem(n: int, v: int, e: int, *, seed: int = 0, ignored: int = 2, bias: bool = False) -> dict[str, Any]:
-    """Features, table, targets (some ignored) and a bias or None, in fp64."""
+    """Return random features, table, targets (some ignored) and a bias or None, in fp64."""
     g = np.random.default_rng(seed)
     targets = g.integers(0, v, n)
     targets[g.permutation(n)[:ignored]] = -100
@@ -22,7 +22,7 @@ def problem(n: int, v: int, e: int, *, seed: int = 0, ignored: int = 2, bias: bo
 
 
 def truth(given: dict[str, Any], upstream: np.ndarray | None = None, **options: Any) -> tuple[Any, list[np.ndarray]]:
-    """(loss, gradients of features, weight and bias) by the fp64 oracle and torch's autograd."""
+    """Return (loss, gradients of features, weight and bias) by the fp64 oracle and torch's autograd."""
     floats = {name: given[name] for name in ("features", "weight", "bias") if given[name] is not None}
     leaves = {name: torch.tensor(x, dtype=torch.float64, requires_grad=True) for name, x in floats.items()}
     if "class_weight" in options:
@@ -33,7 +33,7 @@ def truth(given: dict[str, Any], upstream: np.ndarray | None = None, **options: 
 
 
 def error(found: Any, wanted: Any) -> float:
-    """‖found − wanted‖ / ‖wanted‖ in fp64; the norm of `found` where nothing is wanted."""
+    """Return ‖found − wanted‖ / ‖wanted‖ in fp64; if `wanted` is zero, the norm of `found`."""
     a, b = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     assert a.shape == b.shape
     scale = np.linalg.norm(b)

@@ -1,4 +1,4 @@
-"""The four classic mistakes, demonstrated and found."""
+"""`find_tied` and `check_ends` on small Flax modules that each make one of four classic mistakes of tying."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ IDS = np.array([1, 4, 4, 2])
 
 
 class SeparateHead(linen.Module):
-    """Mistake 1: `nn.Embed` and a head beside it."""
+    """Mistake 1: `nn.Embed` and a head with a separate table."""
 
     @linen.compact
     def __call__(self, ids):
@@ -25,7 +25,7 @@ class SeparateHead(linen.Module):
 
 
 class DeclaredTable(linen.Module):
-    """Mistake 2: the table not transposed; where V ≠ D the product has no meaning. Mistake 4: two `self.param`."""
+    """Mistake 2: the head does not transpose the table, which fails if V ≠ D. Mistake 4: two calls of `self.param`."""
 
     size: int = D
     second: bool = False
@@ -60,7 +60,7 @@ def test_find_tied_reports_equal_values_in_two_leaves_as_untied():
     same = dict.fromkeys(("in", "out"), jnp.ones((V, D)))  # one array at two places of a tree
     assert len(find_tied(same, V).leaves) == 2
     grads = jax.grad(lambda p: SeparateHead().apply(p, IDS).var())(params)
-    assert not find_tied(optax.apply_updates(params, grads)).equal  # moved apart
+    assert not find_tied(optax.apply_updates(params, grads)).equal  # different after one step
 
 
 def test_check_ends_reports_a_table_that_the_head_does_not_transpose():
@@ -68,7 +68,7 @@ def test_check_ends_reports_a_table_that_the_head_does_not_transpose():
         initialise(DeclaredTable())
     params = {"params": {"embedding": jnp.ones((V, D))}}
     assert check_ends(DeclaredTable().apply, params, IDS)[0].endswith("is the head table.T?")
-    square = initialise(DeclaredTable(V))  # D = V: nothing complains, and no tree could show it
+    square = initialise(DeclaredTable(V))  # D = V: Flax raises no error, and the tree looks tied
     assert find_tied(square).one
     assert "moves other tokens' logits" in check_ends(DeclaredTable(V).apply, square, IDS)[0]
 
@@ -77,7 +77,7 @@ def test_check_ends_reports_float_token_ids():
     params = initialise(TiedIO(V, D))
     with pytest.raises(TypeError, match="integer"):
         TiedIO(V, D).apply(params, jnp.array([1.0, 2.0]))
-    assert jnp.array(257, jnp.bfloat16) == jnp.array(256, jnp.bfloat16)  # what a cast comes too late for
+    assert jnp.array(257, jnp.bfloat16) == jnp.array(256, jnp.bfloat16)  # too late to cast: the id is already rounded
     (found,) = check_ends(TiedIO(V, D).apply, params, jnp.array([1.0, 2.0], jnp.bfloat16))
     assert found.startswith("token ids are bfloat16: indexing refuses them, and beyond 256 two tokens are one number; ")
 

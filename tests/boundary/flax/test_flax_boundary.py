@@ -1,4 +1,4 @@
-"""NNX and Linen boundaries against PyTorch's on the same safetensors file, and one leaf where tied."""
+"""NNX and Linen boundaries, compared with PyTorch's boundary on the same safetensors file."""
 
 import itertools
 
@@ -35,12 +35,12 @@ IDS = np.array([[1, 2, 5, 1], [0, 2, 2, 4]])
 
 
 def fitting_vocabulary(kind, vocab):
-    """Without a map of tokens where the kind has two tables, which take none."""
+    """Return the vocabularies, without a token map if the kind has two tables, which accept none."""
     return Vocabularies(vocab.inputs, vocab.outputs) if "untied" in kind and vocab != V else vocab
 
 
 def build_random_torch(spec, vocab):
-    """PyTorch's boundary with every parameter random, its zero ones too."""
+    """Return PyTorch's boundary with random values in every parameter, also in those that start at zero."""
     torch.manual_seed(0)
     boundary = TorchBoundary(spec, vocab, D)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def build_random_torch(spec, vocab):
 
 
 def build_both(spec, vocab, folder, kind=torch.float32):
-    """(PyTorch's boundary of random parameters, ours with the same from its file)."""
+    """Return (PyTorch's boundary with random parameters, the NNX boundary loaded from its file)."""
     theirs, ours = build_random_torch(spec, vocab).to(kind), NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
     save_model(theirs, folder / "theirs.safetensors")
     ours.load(load(folder / "theirs.safetensors", ours.pure))
@@ -58,7 +58,7 @@ def build_both(spec, vocab, folder, kind=torch.float32):
 
 
 def torch_results(boundary, body, targets):
-    """Rows, logits, penalised loss, its gradients by name, path norms."""
+    """Return rows, logits, the penalised loss, its gradients by name, and path norms."""
     boundary.record = PathRecord()
     m = torch.tensor(body, dtype=torch.float32)
     ids, t = torch.tensor(IDS), torch.tensor(targets)
@@ -254,7 +254,7 @@ def test_nnx_boundary_refuses_ids_states_and_targets_that_do_not_fit():
     for call, kind, message in cases:
         with pytest.raises(kind, match=message):
             call()
-    for bad in (5, -1):  # traced, there is nobody to raise an error
+    for bad in (5, -1):  # a traced function cannot raise an error
         assert np.isnan(jax.jit(model.embed)(np.array([0, bad]))).all(axis=1).tolist() == [False, True]
 
 

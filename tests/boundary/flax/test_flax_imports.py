@@ -1,4 +1,4 @@
-"""The Flax side stands without torch and transformers."""
+"""The Flax modules import without torch and transformers, checked in a new process."""
 
 import subprocess
 import sys

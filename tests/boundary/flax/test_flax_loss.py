@@ -1,4 +1,4 @@
-"""The fused loss in JAX against fp64 torch, its own gradients by jit, vmap and reductions, and what it refuses."""
+"""The fused loss in JAX and its gradients, compared with torch in fp64."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from tiewise.core.errors import UnsupportedError
 
 
 def value_and_grads(given, upstream=None, dtype=None, **options):
-    """(loss, gradients of features, weight, bias) by JAX."""
+    """Return (loss, gradients of features, weight, bias) by JAX."""
     leaves = [jnp.asarray(given[n], dtype) for n in ("features", "weight", "bias") if given[n] is not None]
 
     @jax.jit
@@ -42,7 +42,7 @@ OPTIONS = [
     {"label_smoothing": 1.0},
     {"class_weight": True},
     {"class_weight": True, "label_smoothing": 0.2, "bias": True, "softcap": 2.0, "z_loss": 0.05},
-    {"class_weight": True, "label_smoothing": 0.3, "ignore_index": 4},  # a class of its own weight
+    {"class_weight": True, "label_smoothing": 0.3, "ignore_index": 4},  # the ignored class has a weight
 ]
 CLASS_WEIGHT = np.random.default_rng(7).uniform(0, 3, 13)
 CASES = list(itertools.product(OPTIONS, ("mean", "sum", "none")))
@@ -98,7 +98,7 @@ def test_loss_stays_accurate_for_large_logits():
     loss, grads = truth(given)
     value, found = value_and_grads(given, dtype=jnp.float32)
     assert error(value, loss) < 1e-6
-    assert error(found[1], grads[1]) < 1e-4  # a near tie of logits of 300: their difference has lost digits
+    assert error(found[1], grads[1]) < 1e-4  # two logits near 300 are almost equal
 
 
 @pytest.mark.parametrize("weights", [None, np.arange(7.0)])
@@ -251,15 +251,15 @@ def test_target_logit_of_minus_infinity_gives_infinite_loss_and_finite_gradients
         assert error(got, true) < 1e-5
 
 
-# The table split over the vocabulary, on four simulated devices, which JAX can only be given at its start: this file as
-# a program prints {case: {what: error}}.
+# The table is split over four simulated devices. JAX can create them only at its start, so a new process runs this file
+# as a program, which prints {case: {array: error}}.
 
 SPLIT = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01, "scale": 0.7}
 ROWS = 16  # 13 rows do not split evenly over devices: three are padding, all on the last
 
 
 def loss_by_shard_map(leaves, targets, options, mesh, data):
-    """Table over `vocab`; tokens whole on every device, or split over `data`."""
+    """Split the table over the axis `vocab`; replicate the tokens, or split them over the axis `data`."""
 
     def loss(leaves, targets, weights):
         chosen = {"axis": "vocab", "vocab": 13, "chunk": 4, **options, "class_weight": weights}
@@ -272,7 +272,7 @@ def loss_by_shard_map(leaves, targets, options, mesh, data):
 
 
 def loss_by_compiler(leaves, targets, options, mesh):
-    """The same arrays placed on the mesh, and nothing said in the program."""
+    """Place the same arrays on the mesh and let the compiler partition the loss."""
     axes = ((), ("vocab",), ("vocab",))
     placed = tuple(jax.device_put(x, NamedSharding(mesh, P(*on))) for x, on in zip(leaves, axes, strict=True))
 
@@ -330,7 +330,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("chosen", [{}, {"softcap": 3.0}, {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.1}])
 def test_gradient_memory_stays_within_the_chunk_budget(chosen, dtype, monkeypatch):
-    """By XLA's own account of the memory of the compiled gradient."""
+    """XLA's memory analysis of the compiled gradient measures the memory."""
     budget, n, v = 1_000_000, 2048, 1500
     monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": budget, "cuda": budget})
     t = jnp.zeros(n, jnp.int32)

@@ -1,4 +1,4 @@
-"""The small Flax decoder against transformers' Llama on the same file; the exercise against its definition."""
+"""The small Flax decoder compared with transformers' Llama on one file, and `tied_io_embed` with its definition."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def test_flax_decoder_refuses_invalid_sizes_and_tensors():
 
 
 class TiedEinsum(linen.Module):
-    """The exercise's four sentences, once more."""
+    """The definition of `tied_io_embed` as one einsum."""
 
     @linen.compact
     def __call__(self, ids):

@@ -1,4 +1,4 @@
-"""Both paths' gradients and their norms, against plain autograd."""
+"""Gradients of the lookup and head paths and their norms, compared with plain autograd in JAX."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The loop learns what is there to learn, sees every block once per round, and measures each token by itself."""
+"""The Flax training loop: learning, the points of the curve, the order of batches, and losses per token."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tiewise.boundary.flax.training import Fitting, OptaxRecipe, batches, token_
 from tiewise.core.errors import DataError
 
 V, T = 7, 6
-CYCLE = np.arange(700) % V  # each token names the next: an nll of zero can be reached
+CYCLE = np.arange(700) % V  # each token determines the next, so an nll of zero is possible
 
 
 def test_fitting_learns_a_deterministic_text():
