@@ -7,7 +7,7 @@ from tiewise.boundary.ops import compiled_kernels as compiled
 
 @pytest.fixture(scope="session")
 def kernel_library(tmp_path_factory):
-    """The folder of a cache that has a compiled library: the user's, or one of our own."""
+    """Return a cache folder that has a compiled library: the user's, or one made for the session."""
     if compiled._unsupported_reason() or shutil.which("g++") is None:
         pytest.skip(compiled._unsupported_reason() or "no g++")
     with pytest.MonkeyPatch.context() as patch:

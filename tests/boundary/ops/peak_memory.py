@@ -1,11 +1,11 @@
-"""The memory that a call holds at its peak."""
+"""Peak memory of a call, by torch's profiler."""
 
 from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call):
-    """Bytes that `call` holds at its peak beyond what there was before, temporaries of torch's kernels among them."""
-    call()  # what is made once
+    """Return the peak of bytes that `call` allocates, with temporaries of torch's kernels."""
+    call()  # warm up, so that one-time allocations are not counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]

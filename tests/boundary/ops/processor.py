@@ -1,4 +1,4 @@
-"""A processor that tests make up, so that the choice of matrix products does not depend on the machine."""
+"""A simulated processor, so that tests of the choice of matrix products do not depend on the machine."""
 
 import warnings
 
@@ -32,7 +32,7 @@ needs_exact = pytest.mark.skipif(not is_exact(), reason="oneDNN rounds to bf16 h
 
 
 class Machine:
-    """A machine whose processor, kernels and times of a trial are made up; `tried` counts its trials."""
+    """A machine with simulated processor, kernels and trial times; `tried` counts its trials."""
 
     def __init__(self, monkeypatch):
         self.monkeypatch, self.tried = monkeypatch, 0
@@ -40,7 +40,7 @@ class Machine:
         monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
 
     def __call__(self, *times, traits=PLAIN):
-        """Set the milliseconds of the default, of oneDNN and, if there are kernels, of ours."""
+        """Set the trial times in milliseconds of the default, of oneDNN and, if there are kernels, of tiewise."""
         self.times, self.traits, self.library = times, traits, "kernels" if len(times) == 3 else None
         self.restarted()
         self.monkeypatch.setattr(fp, "_processor_traits", lambda: self.traits)
@@ -52,6 +52,6 @@ class Machine:
         return dict(zip(("default_ms", "onednn_ms", "native_ms"), self.times, strict=False))
 
     def restarted(self):
-        """Forget what this process decided, as another process does."""
+        """Forget the decisions of this process, as if a new one had started."""
         fp._rounding_reason.cache_clear()
         fp._find_fastest_exact.cache_clear()

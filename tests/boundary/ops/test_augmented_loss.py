@@ -1,4 +1,4 @@
-"""The augmented loss against its formula in fp64: value, gradients, chunks, and what the paper says of it."""
+"""The augmented loss and its gradients, compared with the formula in fp64 and with the limits that the paper gives."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ N, V, E, WIDE = 19, 31, 6, 9
 
 
 def oracle(h, w, t, table=None, b=None, **options):
-    """The loss by its formula, in fp64, with all logits and soft targets: the truth."""
+    """Return the loss by its formula in fp64, from all logits and soft targets."""
     o = AugmentedOptions(**options)
     w, table = w.double(), w.double() if table is None else table.double()
     z = h.double() @ w.T + (0 if b is None else b.double())
@@ -36,7 +36,7 @@ def problem(seed=0, dtype=torch.float64, spread=1.0):
     )
     t = torch.randint(0, V, (N,), generator=g)
     t[::4] = -100
-    t[1] = t[2]  # a word twice
+    t[1] = t[2]  # one target occurs twice
     return h, w, table, b, t
 
 
@@ -76,7 +76,7 @@ def test_augmented_loss_does_not_depend_on_the_chunk_size(seed, chunk, tau, alph
 
 
 def test_divergence_of_equal_distributions_is_zero():
-    """Features that are the targets' own vectors, tied and without bias: ŷ = ỹ."""
+    """If the features are the vectors of the targets, tied and without bias, then ŷ = ỹ."""
     _, w, *_, t = problem()
     h = w[t.where(t >= 0, 0)]
     loss = augmented_cross_entropy(h, w, t, hard=0.0, temperature=4.0)
@@ -84,7 +84,7 @@ def test_divergence_of_equal_distributions_is_zero():
 
 
 def test_high_temperature_gradient_tends_to_the_centred_logit_difference():
-    """§4: as τ grows, τ²V times the gradient by z tends to the centred difference of z and table @ u."""
+    """The paper's §4: as τ grows, τ²V times the gradient by z tends to the centred difference of z and table @ u."""
     h, w, table, _, t = problem()
     t = t.where(t >= 0, 0)
     z = (h @ w.T).requires_grad_()

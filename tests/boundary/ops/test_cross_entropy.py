@@ -1,4 +1,4 @@
-"""The fused loss against its formula in fp64, for every option, dtype, chunking and way of being differentiated."""
+"""The fused loss and its gradients, compared with the formula in fp64 for every option, dtype and chunk size."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def gradients(function, inputs, *args, upstream=None, **kw):
 
 
 def plain(h, w, targets, bias):
-    """Mean cross-entropy as most code computes it, in the dtype given."""
+    """Return the mean cross-entropy as most code computes it, in the dtype of the inputs."""
     return F.cross_entropy(F.linear(h, w, bias), targets)
 
 
@@ -110,7 +110,7 @@ def test_cross_entropy_error_is_at_most_that_of_the_plain_computation(dtype, cas
     for g, plain_g, true in zip(grads, reference_grads, true_grads, strict=True):
         assert g.dtype == dtype
         assert error(g, true) <= 1.05 * error(plain_g, true) + 4 * eps
-        assert cast is None or error(g, true) > 1e-6  # it was multiplied in bf16
+        assert cast is None or error(g, true) > 1e-6  # the product was computed in bf16
 
 
 def test_bf16_loss_does_not_depend_on_the_chunk():
@@ -142,7 +142,7 @@ def test_repeated_backward_is_exact_and_inputs_are_never_changed():
     first = torch.autograd.grad(loss, leaves, retain_graph=True)
     kept = [g.clone() for g in first]
     for g in first:
-        g.add_(1)  # what a caller does with its gradient must not reach the next one
+        g.add_(1)  # changing a returned gradient must not change the next one
     second = torch.autograd.grad(3 * loss, leaves)
     torch.testing.assert_close([3 * g for g in kept], list(second))
     assert all(map(torch.equal, leaves, (h, w, b)))
@@ -164,7 +164,7 @@ def test_huge_logits_stay_finite():
 def test_target_logit_of_minus_infinity_gives_the_loss_of_torch(smoothing, z_loss, kind):
     (h, w, b), t = problem()
     t = t.where(t != 0, 1)
-    b[0] = -torch.inf  # nobody's target, and the class that stands in for ignored tokens
+    b[0] = -torch.inf  # no token's target, but the class that replaces the target of ignored tokens
     b[9] = -torch.inf
     t[[2, 7]] = 9
 
@@ -188,7 +188,7 @@ def test_target_logit_of_minus_infinity_gives_the_loss_of_torch(smoothing, z_los
 @pytest.mark.parametrize(
     ("class_weight", "n", "kind", "bound"),
     [
-        (torch.full((11,), 200.0, dtype=torch.float16), 512, torch.float32, 1e-5),  # sums to more than fp16 holds
+        (torch.full((11,), 200.0, dtype=torch.float16), 512, torch.float32, 1e-5),  # the sum exceeds the range of fp16
         (torch.ones(11, dtype=torch.float16), 70_000, torch.float32, 1e-5),
         (torch.rand(V), 4000, torch.float64, 1e-13),
         (torch.rand(V, dtype=torch.bfloat16), 4000, torch.float64, 1e-13),
@@ -255,7 +255,7 @@ def test_options_object_and_keywords_give_the_same_loss():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fp32_logits_give_losses_near_fp64(compiled, dtype, scale, monkeypatch):
-    monkeypatch.setattr("tiewise.boundary.ops.chunk_products.WIDENED", 100 * E)  # of 1,000 words: ten blocks
+    monkeypatch.setattr("tiewise.boundary.ops.chunk_products.WIDENED", 100 * E)  # ten blocks of a vocabulary of 1,000
     (h, w, _), t = problem(dtype, n=512, v=1000, spread=3.0)
     truth = oracle(h, w, t, reduction="none", scale=scale)
 
@@ -299,7 +299,7 @@ def test_into_sums_the_gradient_of_a_bf16_table_in_fp32():
     into, leaf, true = torch.zeros(w.shape), w.clone().requires_grad_(), w.double().requires_grad_()
     for i in range(64):
         x = h * (1 + i / 64)
-        linear_cross_entropy(x, w, t, into=into)  # features and table want none: there is nothing to differentiate
+        linear_cross_entropy(x, w, t, into=into)  # no input requires a gradient, so no backward is needed
         linear_cross_entropy(x, leaf, t).backward()
         oracle(x, true, t).backward()
     assert error(into, true.grad) < 0.3 * error(leaf.grad, true.grad)
@@ -342,7 +342,7 @@ def test_cross_entropy_refuses_invalid_uses_of_into():
 @pytest.mark.parametrize("divisor", [0.0, float("nan")])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_ignored_tokens_have_zero_gradients_even_if_the_loss_is_divided_by_zero(reduction, divisor, compiled):
-    """As torch's own cross-entropy has: a step without labels relies on it."""
+    """torch's cross-entropy does the same; a training step without labels relies on it."""
     (h, w, _), t = problem()
     ours = torch.compile(linear_cross_entropy, backend="aot_eager") if compiled else linear_cross_entropy
     for loss_of in (ours, lambda x, table, t, **how: F.cross_entropy(x @ table.T, t, **how)):

@@ -1,4 +1,4 @@
-"""Autocast's type for a tensor, eager and under `torch.compile`."""
+"""The autocast dtype of a tensor, in eager mode and under `torch.compile`."""
 
 from contextlib import nullcontext
 

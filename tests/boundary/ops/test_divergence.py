@@ -1,4 +1,4 @@
-"""The divergence from a teacher against its definition by `F.kl_div` of logits in fp64, for every beta and option."""
+"""The divergence from a teacher, compared with `F.kl_div` of all logits in fp64 for every beta and option."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def teachers(dtype=torch.float64, n=N, v=V, width=5):
 
 
 def plain(student, teacher, targets, beta=0.5, temperature=1.0, reduction="mean", options=None, their_options=None):
-    """GKD's divergence from logits, by its definition and `F.kl_div(x, y)`, which is KL(y ‖ x)."""
+    """Return GKD's divergence from logits by its definition, where `F.kl_div(x, y)` is KL(y ‖ x)."""
 
     def log_softmax(features, weight, bias, scale=1.0, softcap=None):
         z = scale * F.linear(features, weight)

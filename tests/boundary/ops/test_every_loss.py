@@ -1,4 +1,4 @@
-"""What every loss of a head keeps: leading dimensions, frozen sides, tokens that do not count, and what it refuses."""
+"""Properties that every loss of a head shares: leading dimensions, frozen inputs, ignored tokens and refusals."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ def divergence(h, w, targets, bias=None, **options):
 
 
 BENT = {"softcap": 5.0, "scale": 0.8}
-# by the words in which they refuse
+# losses per token; each key starts with the name that the loss uses in its error messages
 EACH = {
     "linear_cross_entropy": partial(linear_cross_entropy, reduction="none", z_loss=0.1, **BENT),
     "log-probabilities": partial(linear_log_prob, temperature=0.7, **BENT),
@@ -37,7 +37,7 @@ every_loss = pytest.mark.parametrize("name", EVERY)
 
 
 def summed(name):
-    """The losses of all tokens, each multiplied by a number of its own."""
+    """Return a function that sums the losses of all tokens with a different weight for each."""
 
     def loss(*given, **more):
         each = EVERY[name](*given, **more)
@@ -94,7 +94,7 @@ def test_losses_refuse_a_table_without_rows(name):
 
 @every_loss
 def test_table_without_columns_gives_the_distribution_of_its_bias(name):
-    """E = 0: every product is 0, as that of a table of zeros [V, 1] is."""
+    """If E = 0, every product is 0, as with a table of zeros [V, 1]."""
     (h, w, b), t = problem()
     found, grads = gradients(summed(name), (h[:, :0], w[:, :0], b), t)
     wanted, true = gradients(summed(name), (h[:, :1], torch.zeros_like(w[:, :1]), b), t)
@@ -111,7 +111,7 @@ def test_losses_refuse_bool_and_complex_targets(name, kind):
         EVERY[name](h, w, t.to(kind))
 
 
-# the losses read the processor's name through a cache; Dynamo reports that it traces the function behind the cache
+# the losses read the processor's name through a cache; Dynamo warns that it traces the cached function
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @every_loss
 def test_compiled_losses_equal_eager_ones(name):

@@ -1,4 +1,4 @@
-"""Exact largest logits against `math.fsum`, and the bounds that select them against fp64 and rational arithmetic."""
+"""Exact largest logits compared with `math.fsum`, and the bounds that select them with rational arithmetic."""
 
 import math
 from fractions import Fraction
@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def reference(table, h, k, bias=None, scale=1.0, softcap=None):
-    """Scores and tokens of one hidden state as documented, by the standard library's correctly rounded sum."""
+    """Return scores and tokens of one hidden state, by the standard library's correctly rounded sum."""
     added = [0.0] * len(table) if bias is None else bias.tolist()
     dots = [math.fsum(a * b for a, b in zip(row, h.tolist(), strict=True)) for row in table.tolist()]
     y = [dot * scale + b for dot, b in zip(dots, added, strict=True)]
@@ -38,7 +38,7 @@ def random_tensor(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-# numbers that meet often, so that rows tie; the smallest and the largest there are; both zeros
+# few distinct numbers, so that rows often tie, with both zeros and numbers near the ends of the range of fp32
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-45, -1e-40, 1.2e-38, 6e-8, 1e20, -3e38, 2.0**-130])
 
 
@@ -73,7 +73,7 @@ def test_equal_logits_are_ordered_by_token():
 
 
 def test_top_orders_rows_that_int8_cannot_distinguish():
-    # one direction and a difference of a few last places: every row is a candidate, so fp64 reads the whole table
+    # rows differ only in their last bits, so every row is a candidate and fp64 reads the whole table
     table = (random_tensor(1, 64) + 1e-7 * random_tensor(1000, 64, seed=1)).contiguous()
     top = ExactTop(table)
     assert_exact(top, random_tensor(3, 64, seed=2), 5)
@@ -110,7 +110,7 @@ def test_top_follows_torch_for_values_that_are_not_finite(wrong):
 
 @pytest.mark.parametrize("scale", [1.0, -1e30, 1e-60])
 def test_top_is_exact_for_the_smallest_rows_and_largest_queries(scale):
-    # 1e-42 · 3e38 · 200: every number of the way is at an end of fp32
+    # 1e-42 · 3e38 · 200: every intermediate number is near an end of the range of fp32
     table, hidden = random_tensor(200, 300) * 1e-42, random_tensor(3, 300, seed=1).sign() * 3e38
     table[::9] = 0
     hidden[1] *= 1e-4
@@ -129,7 +129,7 @@ def test_logits_beyond_fp32_overflow_only_in_the_returned_score():
 
 @given(st.integers(2, 20), st.integers(2, 90), st.integers(0, 999), st.sampled_from([1e-42, 1e-12, 1.0, 1e12]))
 def test_every_logit_is_within_its_documented_bound(v, e, seed, size):
-    # in rational arithmetic, the bound as documented and not a whit wider
+    # rational arithmetic checks the documented bound without any slack
     table, hidden = random_tensor(v, e, seed=seed) * size, random_tensor(1, e, seed=seed + 1).double()
     hidden[0, seed % e] *= 50
     top = ExactTop(table)
@@ -155,7 +155,7 @@ def test_exact_dots_round_once(e, seed, cancels):
         random_tensor(5, e, seed=seed) * 10.0 ** random_tensor(5, e, seed=seed + 1).mul(6).round(),
         random_tensor(e, seed=seed + 2),
     )
-    if cancels:  # a sum that is a few last places of its terms, or nothing at all
+    if cancels:  # terms cancel almost or exactly
         rows, h = torch.cat((rows, -rows, rows[:, :1] * 1e-9), 1), torch.cat((h, h, h[:1]))
         rows[0, -1] = 0
     true = [math.fsum(a * b for a, b in zip(row, h.tolist(), strict=True)) for row in rows.tolist()]
@@ -197,13 +197,13 @@ def test_top_is_the_same_with_compiled_torch_and_no_int8_products(way, monkeypat
         monkeypatch.setattr(exact_top, "has_exact_int8", lambda: False)
     for v, e, n in ((1, 1, 1), (3, 1, 2), (1, 64, 1), (777, 63, 3), (500, 65, 1), (200, 256, 2), (50, 321, 1)):
         table, hidden = random_tensor(v, e), random_tensor(n, e, seed=1)
-        table[::3] = table[::3].sign() * 2  # every digit at its end
+        table[::3] = table[::3].sign() * 2  # every int8 digit is the largest possible
         top = ExactTop(table)
         assert_exact(top, hidden, 4)
         assert (top.counts.full_scans == 0) <= (way != "none")
         digits, sigma, _ = exact_top.split_digits(hidden.double())
         seen = top._estimate(digits, sigma)
-        if seen is not None:  # whole numbers are exact in any order
+        if seen is not None:  # sums of integers are exact in any order
             dots = digits.double() @ top.rows.double().T
             true = top.steps * (sigma[:, None] * (dots[:, 0] + dots[:, 1] / 256))
             torch.testing.assert_close(seen.double(), true, rtol=2.0**-24, atol=0)

@@ -1,6 +1,6 @@
-"""Which matrix products are taken where, and that the flag which takes them is never left set.
+"""The choice of matrix products, and that torch's flag for them is always restored.
 
-Trials and processors are made up, so that every branch is reached on any machine; what oneDNN computes is real.
+Trials and processors are simulated, so that every branch runs on any machine. The products of oneDNN are real.
 """
 
 import json
@@ -23,7 +23,7 @@ from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A made-up machine with an empty cache."""
+    """Return a simulated machine with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Machine(monkeypatch)
     yield made
@@ -33,7 +33,7 @@ def machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def flags(monkeypatch):
-    """The flag at each product of logits."""
+    """Record the flag at each product of logits."""
     found = []
     logits = chunked.chunk_logits
     monkeypatch.setattr(chunked, "chunk_logits", lambda *a: found.append(flag()) or logits(*a))
@@ -41,7 +41,7 @@ def flags(monkeypatch):
 
 
 class RoundedFactor:
-    """A factor whose products are rounded to bf16, as AMX does."""
+    """A matrix whose products round both factors to bf16, as AMX does."""
 
     def __init__(self, x):
         self.x = x
@@ -76,12 +76,12 @@ def test_compiled_kernel_is_chosen_if_it_is_as_fast(machine, times, native):
     choice = fp.choose_products()
     assert (choice.native, choice.native_ms) == (native, times[2] if len(times) == 3 else None)
     assert ("own kernel" in str(choice)) == (len(times) == 3)
-    assert not fp.choose_products("default").native  # asked for: figures of before
+    assert not fp.choose_products("default").native  # a requested choice never uses the kernel
     tried = machine.tried
     machine.library = None if machine.library else "kernels"
     machine.restarted()
     fp.choose_products()
-    assert machine.tried == tried + 1  # a library that is new, or gone, is another trial
+    assert machine.tried == tried + 1  # a new or removed library requires another trial
 
 
 @needs_flag
@@ -156,7 +156,7 @@ def test_real_trial_returns_positive_times_and_keeps_the_random_state(machine):
     assert flag() == "none"
 
 
-# what is asked for
+# the requested choice
 
 
 def test_environment_variable_applies_only_to_auto(machine, monkeypatch):
@@ -303,7 +303,7 @@ def test_damaged_cache_is_replaced(machine, tmp_path, content):
 def test_every_process_runs_a_trial_if_the_cache_cannot_be_written(machine, tmp_path, monkeypatch, home):
     if home == "none":
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setenv("HOME", "~")  # which is nobody's home
+        monkeypatch.setenv("HOME", "~")  # a value for which Path.home() raises
     else:
         (tmp_path / "cache").write_text("")
     machine(10.0, 5.0)
@@ -314,7 +314,7 @@ def test_every_process_runs_a_trial_if_the_cache_cannot_be_written(machine, tmp_
     assert machine.tried == 2
 
 
-# our own products
+# products of the losses
 
 
 def problem(dtype=torch.float32, n=40, v=50, d=300):
@@ -324,7 +324,7 @@ def problem(dtype=torch.float32, n=40, v=50, d=300):
     return h.to(dtype).requires_grad_(), w.to(dtype).requires_grad_(), targets
 
 
-LARGE = {"n": 1024, "v": 512, "d": 512}  # 2²⁸ multiplications: the least that begin a trial
+LARGE = {"n": 1024, "v": 512, "d": 512}  # 2²⁸ multiplications: the fewest that start a trial
 
 
 def test_small_loss_starts_no_trial(machine, flags):
@@ -398,8 +398,8 @@ def test_compiled_graph_uses_the_choice_at_run_time():
         with fast_products(product):
             assert torch.equal(compiled(a, b), (a @ b).relu() + 1)
             found[product] = a @ b
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # torch asks oneDNN nowhere else
-        assert not torch.equal(*found.values())  # or nothing was seen here
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":  # torch uses oneDNN only there
+        assert not torch.equal(*found.values())  # otherwise the test could not see a difference
 
 
 @needs_exact

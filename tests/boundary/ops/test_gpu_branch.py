@@ -1,6 +1,6 @@
-"""The branch that the sweeps take on a GPU, run on CPU tensors and on `meta` tensors; and the memory of both branches.
+"""The GPU branch of the losses, run on CPU and `meta` tensors, and the peak memory of both branches.
 
-The tests of each loss are collected here once more, within `gpu_branch`.
+This file imports tests of the losses, so that pytest runs them again within `gpu_branch`.
 """
 
 import pytest
@@ -33,7 +33,7 @@ from tiewise.core import backends
 
 @pytest.fixture(autouse=True)
 def emulated(request):
-    """CPU tensors take a GPU's branch in this file, except where a test chooses by itself."""
+    """Let CPU tensors take the GPU branch, unless a test has the argument `branch` or `plain_devices`."""
     if {"branch", "plain_devices"} & set(request.fixturenames):
         yield
         return
@@ -43,7 +43,7 @@ def emulated(request):
 
 @pytest.fixture
 def plain_devices():
-    """Tensors take the branch of their own device."""
+    """Let tensors take the branch of their device."""
 
 
 CROSS_ENTROPIES = [("linear_cross_entropy", chosen, kind) for chosen in OPTIONS for kind in ("mean", "none")]
@@ -64,7 +64,7 @@ def test_gpu_and_cpu_branches_compute_the_same(name, chosen, reduction, plain_de
 
 
 def test_nll_of_a_nearly_certain_target_stays_accurate():
-    """Here 1 − p is 8e-7, and lse − z in fp32 would be a multiple of 2e-6."""
+    """Here 1 − p is 8e-7, but lse − z in fp32 would be a multiple of 2e-6."""
     h, w = torch.full((1, 1), 20.0), torch.tensor([[1.0], [0.3]])
     wanted = oracle(h, w, torch.zeros(1, dtype=torch.long)).item()
     assert linear_cross_entropy(h, w, torch.zeros(1, dtype=torch.long)).item() == pytest.approx(wanted, abs=1.3e-7)
@@ -119,10 +119,12 @@ def test_chunk_budgets_match_the_docs():
     assert backends.chunk_rows(8192, 32_000, "cuda", most=1000) == backends.MINIMUM_ROWS
 
 
-# without synchronisation
+# no synchronisation with the GPU
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith("augmented")])  # reads distinct words
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if not name.startswith("augmented")]
+)  # this loss reads the distinct tokens
 def test_losses_run_on_meta_tensors_and_so_never_synchronise(name, plain_devices):
     """Reading a value of a meta tensor raises, as `.item()`, `bool()` or `nonzero` of a CUDA tensor synchronise."""
     inputs, t = problem(torch.float32)
@@ -141,7 +143,7 @@ def test_tied_step_runs_on_meta_tensors(plain_devices):
     assert leaf.grad.shape == leaf.shape
 
 
-# products that keep their sums
+# products with results in fp32
 
 
 def test_fp32_logits_widen_the_table_if_gpu_products_round(plain_devices):

@@ -49,7 +49,7 @@ def installed(name):
 
 @pytest.fixture
 def device(request, monkeypatch):
-    """Where the test's backend can run; skips, and says what is missing, where it can not."""
+    """Return the device on which the backend of the test can run; otherwise skip with what is missing."""
     name = request.node.callspec.params["name"]
     if not installed(name):
         pytest.skip(f"{name}: NOT COMPARED, not installed: pip install {KERNELS[name].package}")
@@ -65,13 +65,13 @@ def device(request, monkeypatch):
 
     convert = interpreter._implicit_cvt
 
-    def as_on_a_gpu(value):  # where a kernel's floats are fp32 scalars with methods
+    def as_on_a_gpu(value):  # on a GPU, floats of a kernel are fp32 tensors with methods
         if isinstance(value, float):
             return tl.tensor(interpreter.TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
         return convert(value)
 
     monkeypatch.setattr(interpreter, "_implicit_cvt", as_on_a_gpu)
-    # the device's library, which the interpreter has not
+    # the interpreter lacks the device library, which has tanh
     monkeypatch.setattr("liger_kernel.ops.cross_entropy.tanh", lambda x: 1 - 2 / (tl.exp(2 * x) + 1))
     return "cpu"
 
@@ -185,7 +185,7 @@ def test_liger_tests_pass_under_tritons_interpreter():
     assert int(re.search(r"(\d+) passed", run.stdout)[1]) > len([x for x in CLAIMED if x.values[0] == "liger"])
 
 
-# what is refused
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,10 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
         tiewise.linear_log_prob(h, w, t.clamp(min=0), backend="auto")
 
 
-# which is the fastest
-
-
+# the choice of the fastest backend
 @pytest.fixture
 def kernels(monkeypatch, tmp_path):
-    """Kernels of plain torch in this file, installed in version 1.0; nothing was tried before."""
+    """Register functions of this file as backends, each installed in version 1.0, without earlier trials."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path / "packages")
@@ -252,14 +250,14 @@ def kernels(monkeypatch, tmp_path):
 
 
 def install(tmp_path, packages, version):
-    """Write what pip writes about packages of this version."""
+    """Write the metadata that pip writes for packages of this version."""
     for name in packages:
         folder = tmp_path / "packages" / f"{name}.dist-info"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-CALLS = []  # of `right`
+CALLS = []  # one entry per call of `right`
 
 
 def right(h, w, t, *, ignore_index, reduction):
@@ -276,7 +274,7 @@ def failing(h, w, t, **kw):
 
 
 class _FirstUpstream(torch.autograd.Function):
-    """Hands all losses on and multiplies every gradient by the first token's upstream, as Liger 0.6.4 to 0.8.1 do."""
+    """An identity whose backward uses only the first token's upstream gradient, as Liger 0.6.4 to 0.8.1 do."""
 
     @staticmethod
     def forward(ctx, each):
@@ -346,7 +344,7 @@ def test_requested_backend_is_compared_with_tiewise_at_first_use(kernels, name, 
     if right_here:
         assert loss() is not None
         return
-    for _ in range(2):  # the answer is remembered
+    for _ in range(2):  # the second call uses the remembered result
         with pytest.raises(UnsupportedError, match=f"{name} 1.0 differs from our loss by .*; take backend='tiewise'"):
             loss()
 
@@ -394,7 +392,7 @@ def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_p
     for _ in range(2):
         for _ in range(2):
             assert error(linear_cross_entropy(h, w, t, backend="auto"), oracle(h, w, t)) < 1e-6
-        gpu_kernels.TRIALS.times.clear()  # as in another process
+        gpu_kernels.TRIALS.times.clear()  # as a new process would start
     assert tried == [("tiewise", *kernels)]
     assert CALLS == ["right"] * 4
     (record,) = json.loads((tmp_path / "tiewise" / "losses.json").read_text()).values()
@@ -403,5 +401,5 @@ def test_auto_uses_and_remembers_the_fastest_backend(kernels, monkeypatch, tmp_p
         **dict.fromkeys(kernels, "1.0"),
         **{"torch": "", "tiewise_ms": 3.0, "right_ms": 2.0},
     }
-    linear_cross_entropy(h, w, t, b, backend="auto")  # no kernel has a bias: nothing to try
+    linear_cross_entropy(h, w, t, b, backend="auto")  # no backend supports a bias, so no trial runs
     assert (len(tried), len(CALLS)) == (1, 4)

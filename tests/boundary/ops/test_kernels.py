@@ -1,4 +1,4 @@
-"""Compiled kernels: built into a cache, loaded from there and nowhere else, and what happens without them."""
+"""Compiled kernels: building them into a cache, loading them from it, and working without them."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 
 @pytest.fixture
 def cached_library(kernel_library, tmp_path, monkeypatch):
-    """The library in a cache of this test's own."""
+    """Copy the library into a new cache and return its path."""
     library = next((kernel_library / "tiewise" / "kernels").glob(f"{compiled._key()}-*.so"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (compiled.cache_folder() / "kernels").mkdir(0o700, parents=True)
@@ -27,7 +27,7 @@ def cached_library(kernel_library, tmp_path, monkeypatch):
 
 
 def uses_portable_path(why):
-    """The portable path, and why in one line."""
+    """Check that kernels are unavailable and that one line gives this reason."""
     assert compiled.kernels() is None
     assert why in compiled.kernels_state()
     assert "\n" not in compiled.kernels_state()
@@ -88,7 +88,7 @@ def test_library_of_another_user_is_refused(cached_library, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     if cached_library.stat().st_uid:
         assert uses_portable_path("belongs to another user")
-    else:  # root may write anywhere
+    else:  # root owns the file and is trusted
         assert compiled.kernels() is not None
 
 
@@ -124,7 +124,7 @@ def test_kernels_are_unavailable_without_a_home_or_a_writable_cache(cached_libra
     with pytest.raises(RunError, match="XDG_CACHE_HOME"):
         compiled.build()
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "~")  # which is nobody's home
+    monkeypatch.setenv("HOME", "~")  # a value for which Path.home() raises
     compiled._load.cache_clear()
     assert uses_portable_path("home directory")
 

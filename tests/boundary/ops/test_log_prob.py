@@ -1,4 +1,4 @@
-"""Log-probabilities, lse and entropies against `log_softmax` of logits in fp64, and what becomes of odd logits."""
+"""Log-probabilities, log-sum-exps and entropies, compared with `log_softmax` of all logits in fp64."""
 
 import multiprocessing
 
@@ -19,7 +19,7 @@ PARTS = ("log_prob", "lse", "entropy")
 
 
 def plain(h, w, targets, bias=None, temperature=1.0, scale=1.0, softcap=None):
-    """(log-probability, lse, entropy) by their formulas, from logits; 0 where ignored."""
+    """Return (log-probability, lse, entropy) by their formulas from all logits; 0 for ignored tokens."""
     z = scale * F.linear(h, w)
     z = z if bias is None else z + bias
     z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
@@ -35,7 +35,7 @@ def ours(h, w, targets, bias=None, **kw):
 
 
 def run(function, inputs, targets, parts=PARTS, **kw):
-    """Results, and the gradients under an upstream of both signs for each of `parts`."""
+    """Return results and gradients, with upstream gradients of both signs for each of `parts`."""
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
     found = function(*leaves[:2], targets, leaves[2], **kw)
     up = torch.linspace(-1, 2, targets.numel(), dtype=torch.float64).view(targets.shape)
@@ -120,7 +120,7 @@ def test_strides_and_a_tied_lookup_do_not_change_the_gradient():
     ids = torch.arange(N) % V
     found = []
     for tied, function in ((False, plain), (True, ours)):
-        leaf = w.T.contiguous().requires_grad_()  # a table that lies transposed in memory
+        leaf = w.T.contiguous().requires_grad_()  # a table that is transposed in memory
         rows, table = tied_lookup(leaf.T, ids) if tied else (F.embedding(ids, leaf.T), leaf.T)
         log_prob, _, entropy = function(rows.sin(), table, t)
         (log_prob.sum() + entropy.square().sum()).backward()
@@ -209,7 +209,7 @@ def test_statistics_operators_pass_torch_opcheck(targeted):
     ],
 )
 def test_peak_memory_is_less_than_half_of_the_logits(name, kind):
-    from benchmarks.loss import peak  # which loads JAX
+    from benchmarks.loss import peak  # imported late, because it loads JAX
 
     n, v, d = 8192, 20_000, 16
     with multiprocessing.get_context("spawn").Pool(1) as pool:

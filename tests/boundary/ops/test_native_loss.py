@@ -1,4 +1,4 @@
-"""The compiled loss against the formula in fp64 of the same inputs, and against what it must not change."""
+"""The loss by the compiled kernel, compared with the formula in fp64 on the same inputs."""
 
 import subprocess
 from pathlib import Path
@@ -34,14 +34,14 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def kernel_calls(kernel_library):
-    """A library, and every size and type sent to it; what is sent is counted."""
+    """Send losses of every size, in fp32 and bf16, to the kernel; return a list with one entry per call."""
     sent = []
     with pytest.MonkeyPatch.context() as patch:
         compiled._load.cache_clear()
         patch.setenv("XDG_CACHE_HOME", str(kernel_library))
         patch.setattr(native_loss, "LEAST", 0)
         patch.setattr(native_loss, "_is_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
-        patch.setattr(native_loss, "processor", frozenset)  # which has no product of bf16
+        patch.setattr(native_loss, "processor", frozenset)  # a processor without bf16 products
         register = native_loss._register_shapes
         patch.setattr(native_loss, "_register_shapes", lambda library: (sent.append(1), register(library)))
         yield sent
@@ -58,7 +58,7 @@ def problem(n, v, d, dtype=torch.float32, seed=0, ignored=5):
 
 
 def compiled_and_true(inputs, t, **kw):
-    """Compiled and true losses and gradients."""
+    """Return (loss, gradients) of the compiled kernel and those of the oracle."""
     truth = gradients(oracle, [None if x is None else x.double() for x in inputs], t, **kw)
     return gradients(linear_cross_entropy, inputs, t, **kw), truth
 
@@ -101,7 +101,7 @@ def test_compiled_loss_is_accurate_for_ragged_shapes_and_bf16_inputs(kernel_call
     got = linear_cross_entropy(h, w, t, b, reduction="none")
     assert len(kernel_calls) == before + 1
     truth = oracle(h, w, t, b.double(), reduction="none")
-    assert (got - truth).abs().max() < 1e-5  # with logits of bf16 it is .1
+    assert (got - truth).abs().max() < 1e-5  # logits rounded to bf16 would give 0.1
     (_, grads), (_, true_grads) = compiled_and_true((h.float(), w.float(), b.float()), t, reduction="sum")
     if shape[1] > 1:
         assert_near(grads, true_grads, 1e-6)
@@ -112,13 +112,13 @@ def test_compiled_loss_is_accurate_for_ragged_shapes_and_bf16_inputs(kernel_call
 
 @pytest.fixture
 def without_amx(monkeypatch):
-    """Let the processor have no AMX, which torch's products of bf16 would take."""
+    """Simulate a processor without AMX, because torch's bf16 products would use AMX."""
     monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
 
 
 @pytest.fixture
 def bf16_products(without_amx):
-    """The processor's own products of bf16."""
+    """Let the kernel use the processor's bf16 products; skip if it has none."""
     if compiled.kernels("avx512_bf16") is None:
         pytest.skip("NOT TESTED: this processor has no products of bf16")
 
@@ -126,7 +126,7 @@ def bf16_products(without_amx):
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
 @pytest.mark.parametrize("wide", [False, True])
 def test_bf16_products_keep_the_loss_accurate(kernel_calls, bf16_products, shape, wide):
-    """In bf16 P and h are rounded to 9 bits before they are multiplied, the loss and its target's terms are not."""
+    """P and h are rounded to bf16 before a product; the loss and the terms of its target are not rounded."""
     (h, w, b), t = problem(*shape, torch.float32 if wide else torch.bfloat16)
     rounded = [x.bfloat16().double() for x in (h, w)]
     before = len(kernel_calls)
@@ -156,7 +156,7 @@ def test_bf16_products_support_every_option(kernel_calls, bf16_products, chosen)
 @pytest.mark.parametrize("asked", ["log_prob", "entropy", "lse"])
 def test_compiled_statistics_match_the_formulas(kernel_calls, without_amx, asked, dtype, softcap):
     (h, w, b), t = problem(300, 700, 40, dtype)
-    b = b.float()  # divided by the temperature, a narrow one would be rounded once more
+    b = b.float()  # a bf16 bias would be rounded again when it is divided by the temperature
     b[5] = -torch.inf
     how, before, at = {"scale": 1.5, "softcap": softcap, "temperature": 0.7}, len(kernel_calls), PARTS.index(asked)
 
@@ -167,7 +167,7 @@ def test_compiled_statistics_match_the_formulas(kernel_calls, without_amx, asked
     got, grads = run(ours, (h, w, b), t, (asked,), **how)
     assert len(kernel_calls) == before + 2
     truth, true_grads = run(plain, (h.double(), w.double(), b.double()), t, (asked,), **how)
-    assert (got[at] - truth[at]).abs().max() < 1e-5  # of logits near 20
+    assert (got[at] - truth[at]).abs().max() < 1e-5  # logits are near 20
     assert_near(grads, true_grads, 5e-3 if dtype == torch.bfloat16 else 1e-5)
 
 
@@ -207,7 +207,7 @@ def test_a_frozen_side_gets_no_gradient(frozen):
 
 def test_compiled_loss_stays_accurate_for_very_unlikely_targets():
     (h, w, b), t = problem(100, 300, 20)
-    h = h * 60  # targets at e^-200 of the largest, which fp32 has not
+    h = h * 60  # targets have e^-200 of the largest probability, which underflows in fp32
     (got, grads), (truth, true_grads) = compiled_and_true((h, w, b), t, reduction="none", upstream=torch.ones(100))
     assert truth.max() > 200
     assert error(got, truth) < 1e-6
@@ -233,7 +233,7 @@ def test_compiled_loss_gives_the_infinities_and_nans_of_the_portable_one(monkeyp
         assert not got.isfinite().all() or ignore == 4
     h[50] = h[70] = 0
     (_, grads), (_, true_grads) = compiled_and_true((h, w, b), t, reduction="none", upstream=up)
-    assert_near(grads, true_grads, 1e-6)  # finite, where the loss is not
+    assert_near(grads, true_grads, 1e-6)  # gradients are finite although the loss is not
 
 
 def test_nan_reaches_every_row_of_the_table_gradient():

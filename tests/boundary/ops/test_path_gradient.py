@@ -1,4 +1,4 @@
-"""One buffer for two gradients: equal to plain autograd's in every graph that can be built, and separable by path."""
+"""The one-buffer gradient of a tied table, compared with plain autograd in many graphs, in sum and by path."""
 
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -39,7 +39,7 @@ def plain_loss(hidden, table, targets):
 
 
 def gradients_by_two_leaves(table, body, ids, targets):
-    """The lookup path and the head path by two leaves: what the paths are by definition."""
+    """Return the gradients of the lookup path and the head path, each by a separate leaf of plain autograd."""
     a, b = table.clone().requires_grad_(), table.clone().requires_grad_()
     plain_loss(torch.tanh(F.embedding(ids, a) @ body), b, targets).backward()
     return a.grad, b.grad
@@ -64,7 +64,7 @@ def test_gradient_and_norms_accumulate_over_micro_batches():
     table, body, ids, targets = make_problem()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     total_a, total_b = torch.zeros_like(table), torch.zeros_like(table)
-    for i in range(12):  # more pieces than the record keeps apart
+    for i in range(12):  # more pieces than the record keeps before it merges them
         part = slice(3 * i, 3 * i + 3)
         ours(leaf, body, ids[part], targets[part], LookupOptions(record=record)).backward()
         a, b = gradients_by_two_leaves(table, body, ids[part], targets[part])
@@ -136,7 +136,7 @@ def test_options_scale_the_lookup_path_and_stop_the_padding_row(which, compiled)
     step = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
     step(leaf, body, ids, targets, LookupOptions(**{which: 0.25 if which == "alpha" else row})).backward()
     a, b = gradients_by_two_leaves(table, body, ids, targets)
-    assert a[row].norm() > 0  # padding_idx of torch stops this one alone
+    assert a[row].norm() > 0  # torch's padding_idx stops only this path
     assert b[row].norm() > 0
     expected = 0.25 * a + b if which == "alpha" else a + b
     if which != "alpha":
@@ -145,7 +145,7 @@ def test_options_scale_the_lookup_path_and_stop_the_padding_row(which, compiled)
 
 
 def test_tied_step_allocates_one_gradient_buffer():
-    """The head's own gradient becomes the table's: no second [V, E] tensor is ever allocated."""
+    """The gradient of the head becomes that of the table, so no second [V, E] tensor is allocated."""
     v = 50_000
     leaf = torch.randn(v, E).requires_grad_()
     ids = torch.randint(0, v, (8,))
@@ -156,7 +156,7 @@ def test_tied_step_allocates_one_gradient_buffer():
 
 
 def test_micro_batches_add_to_an_existing_gradient_without_a_new_buffer():
-    """Both paths of every batch are added to `weight.grad` where it lies, and no [V, E] tensor is made."""
+    """Both paths of every batch are added to `weight.grad` in place, so no [V, E] tensor is allocated."""
     table, body, ids, targets = make_problem()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     leaf.grad = into = torch.zeros_like(table)
@@ -219,7 +219,7 @@ def test_tied_lookup_accepts_a_table_without_rows_or_columns():
 
 
 def test_path_norms_recorded_on_a_gpu_equal_those_of_a_cpu():
-    """A GPU keeps a row per token, which takes no synchronisation, and finds the distinct tokens when asked."""
+    """On a GPU the record keeps a row per token to avoid synchronisation; `path_norms` merges equal tokens."""
     table, body, ids, targets = make_problem()
     norms = []
     for branch in (nullcontext(), gpu_branch()):
@@ -248,7 +248,7 @@ def test_recording_the_lookup_path_does_not_synchronise_the_gpu(monkeypatch):
 def test_rows_are_gathered_over_a_device_that_the_backend_supports(home, backend, carrier, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert path_gradient._collective_device(torch.device(home), backend) == torch.device(carrier)
-    assert path_gradient._device_of_rank("cuda") == torch.device("cuda:3")  # not the CPU, if nothing was recorded
+    assert path_gradient._device_of_rank("cuda") == torch.device("cuda:3")  # also if nothing was recorded
     assert path_gradient._device_of_rank("cpu") == torch.device("cpu")
 
 

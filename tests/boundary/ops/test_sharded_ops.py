@@ -1,7 +1,7 @@
-"""A table over several ranks: what they find together is what one finds, by formulas in fp64 with all logits.
+"""Losses and lookups of a table sharded over several ranks, compared with formulas in fp64 on one rank.
 
-The cases, functions of this module, run where Gloo ranks hold a table's rows between them: this file as a program,
-given STORE WORLD CASE….
+Each case is a function of this module. It runs on Gloo ranks that each hold some rows of the table. The tests run this
+file as a program with the arguments STORE WORLD CASE….
 """
 
 import itertools
@@ -32,19 +32,19 @@ CHOICES = list(itertools.product((None, 4.0), (0.0, 0.1), (0.0, 0.01), (False, T
 
 
 def gather_rows(x):
-    """All ranks' rows of an uneven shard, in their order."""
+    """Return the rows of all ranks in order, also of uneven shards."""
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, x)
     return torch.cat(parts)
 
 
 def problem(v, dtype=torch.float64):
-    """A table, a matrix for a body, a bias, class weights, ids and targets; the same on every rank."""
+    """Return a table, a matrix for the body, a bias, class weights, ids and targets, equal on every rank."""
     g = torch.Generator().manual_seed(v)
     table, body, bias = (torch.randn(*size, generator=g, dtype=torch.float64) for size in ((v, E), (E, E), (v,)))
     weight = torch.rand(v, generator=g, dtype=torch.float64) + 0.2
     ids, targets = (torch.randint(0, v, (N,), generator=g) for _ in range(2))
-    ids[:3] = v - 1  # the last row, of which the padding is one
+    ids[:3] = v - 1  # the last row, which is the padding row
     targets[::5] = -100
     return (table.to(dtype), (body / E**0.5).to(dtype), bias.to(dtype), weight.to(dtype)), ids, targets
 
@@ -60,7 +60,7 @@ def assert_near(what, got, wanted, tolerance):
 
 
 def on_one_rank(v, dtype, bias, pad, options, upstream):
-    """Loss, and the gradients of table, body and bias: plain autograd over all logits in fp64."""
+    """Return the loss and the gradients of table, body and bias by plain autograd over all logits in fp64."""
     (table, body, b, _), ids, t = problem(v, dtype)
     table, body, b = leaves(table.double(), body.double(), b.double() if bias else None)
     hidden = torch.tanh(F.embedding(ids, table, padding_idx=pad) @ body)
@@ -93,7 +93,7 @@ def compare(v, dtype, bias, options, tolerance):
 
 
 def every_option(sizes=SIZES, dtypes=((torch.float64, 1e-12), (torch.float32, 1e-5))):
-    """Every combination of options, with and without a bias, for every size; reductions and types in turn."""
+    """Compare every combination of options and bias for every size, with reductions in turn."""
     turn = itertools.cycle(("mean", "sum", "none"))
     for v, (softcap, smoothing, z_loss, weighted, bias) in itertools.product(sizes, CHOICES):
         options = {"softcap": softcap, "label_smoothing": smoothing, "z_loss": z_loss, "class_weight": weighted}
@@ -114,7 +114,7 @@ def large_vocabulary():
 
 
 def narrow_types():
-    """bf16 multiplies in bf16 and sums in fp32: no further from the truth than one rank is."""
+    """The error in bf16 is near that of one rank, because products are in bf16 and sums in fp32."""
     for v in (97, 1000):
         (table, _, bias, _), _, t = problem(v, torch.bfloat16)
         hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -151,11 +151,11 @@ def log_probabilities():
 
 
 def own_tokens():
-    """Ranks with unlike numbers of tokens, their losses multiplied by the same or not: the sum of all, on one rank."""
+    """Ranks with different tokens, also of different number and upstream gradient, give the sum of all losses."""
     turn = itertools.cycle(itertools.product(("mean", "sum", "none"), (False, True), ((0, 5), (4, 0))))
     for v, (softcap, smoothing, z_loss, weighted, bias) in itertools.product((97, 3), CHOICES):
         reduction, alike, (first, more) = next(turn)
-        counts = [first + more * rank for rank in range(dist.get_world_size())]  # the first may have none
+        counts = [first + more * rank for rank in range(dist.get_world_size())]  # the first rank may have no tokens
         starts = [sum(counts[:rank]) for rank in range(len(counts))]
         options = {"softcap": softcap, "label_smoothing": smoothing, "z_loss": z_loss, "reduction": reduction}
         (table, body, b, w), ids, t = problem(v)
@@ -189,7 +189,7 @@ def own_tokens():
 
 
 def own_tokens_told():
-    """Log-probabilities and entropies of tokens of each rank's own; a wrong token of one rank is refused by all."""
+    """Ranks with different tokens get their statistics, and all ranks refuse an invalid token of one rank."""
     v, here = 97, dist.get_rank()
     (table, _, _, _), _, t = problem(v)
     hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -220,7 +220,7 @@ def own_tokens_told():
 
 
 def path_norms_of_all():
-    """The norms of both paths, and the one buffer, against the two gradients of two separate tables."""
+    """The norms of both paths equal those of the gradients of two separate tables."""
     for v in SIZES:
         (table, body, _, _), ids, t = problem(v)
         first, second = leaves(table, table)
@@ -238,12 +238,12 @@ def path_norms_of_all():
 
 
 def gathered_records():
-    """Records of unlike lengths, one of them empty, averaged over ranks; without a row anywhere nothing is sent."""
+    """`gather` averages records of different lengths, one of them empty; if all are empty, it sends nothing."""
     rank, size = dist.get_rank(), dist.get_world_size()
     assert gather(PathRecord()).pieces == []
     for kind in (torch.float32, torch.float64):
         record, wanted = PathRecord(), torch.zeros(9, E, dtype=kind)
-        for one in range(1, size):  # rank 0 has recorded nothing; the others one to size − 1 tokens
+        for one in range(1, size):  # rank 0 records nothing, rank r records r tokens
             rows = torch.arange(one * E, dtype=kind).view(one, E) + one
             wanted[:one] += rows / size
             if one == rank:
@@ -260,7 +260,7 @@ def gathered_records():
 
 
 def differentiated_again():
-    """Twice from a kept graph, bit for bit; not from a freed one; never twice through; the same figures each time."""
+    """Backward repeats bit for bit from a kept graph; it refuses a freed graph and second derivatives."""
     (table, _, _, _), _, t = problem(97, torch.float32)
     shard = VocabularyShard(97)
     hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1))
@@ -272,7 +272,7 @@ def differentiated_again():
         second = torch.autograd.grad(loss, (h, w))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         again.append(first)
-        with pytest.raises(RuntimeError):  # ours, or torch's own where the graph was its
+        with pytest.raises(RuntimeError):  # raised by tiewise or by torch
             torch.autograd.grad(loss, h)
         loss = linear_cross_entropy(h, w, t, shard=shard)
         with pytest.raises(UnsupportedError):
@@ -286,7 +286,7 @@ def differentiated_again():
 
 
 def one_buffer():
-    """The gradient of a shard is the loss's own buffer, to which the lookup adds: the peak is one [V_r, E]."""
+    """The gradient of a shard is the buffer of the loss, to which the lookup adds, so only one [V_r, E] exists."""
     shard = VocabularyShard(97)
     (table, _, _, _), ids, t = problem(97, torch.float32)
     (w,) = leaves(table[shard.start : shard.stop])
@@ -298,7 +298,7 @@ def one_buffer():
 
 
 def rows_of_minus_infinity():
-    """A rank whose every logit is −inf has no share, and a target there costs inf with gradients that are finite."""
+    """If all logits of a rank are −inf, its targets have infinite loss and all gradients are finite."""
     v = 97
     (table, _, bias, _), _, t = problem(v)
     shard = VocabularyShard(v)
@@ -340,11 +340,11 @@ def refusals():
             call()
 
 
-# what others got wrong: each naive way fails the comparison that ours passes
+# known bugs of other projects: each naive computation fails the comparison that tiewise passes
 
 
 def smoothing_over_all_rows():
-    """Megatron-LM#7452: the mean of log-probabilities over the rows that are here, of which the nll has no need."""
+    """Megatron-LM#7452: label smoothing averages log-probabilities over the local rows only."""
     (table, _, _, _), ids, _ = problem(97)
     t, shard = ids.flip(0), VocabularyShard(97)
     hidden, mine = table[ids] * 0.3, table[shard.start : shard.stop]
@@ -356,12 +356,12 @@ def smoothing_over_all_rows():
     nll = lse - sum_outputs(z.new_zeros(len(t)).index_put((at,), z[at, row]), shard)
     assert_near("naive without smoothing", nll.mean(), F.cross_entropy(hidden @ table.T, t), 1e-12)
     naive = (0.9 * nll - 0.1 * (z - lse[:, None]).mean(1)).mean()
-    off = shard.gather((naive - wanted).abs())  # of each rank
+    off = shard.gather((naive - wanted).abs())  # one number per rank
     assert off.max() > 1e-4 * wanted
 
 
 def gathered_logits_count_once():
-    """Megatron-LM#737: a softmax over logits that every rank holds whole, taken for parts, is off by log W."""
+    """Megatron-LM#737: if full logits are taken for shards, W ranks sum them W times and the loss is off by log W."""
     (table, _, _, _), ids, _ = problem(97)
     t, shard = ids.flip(0), VocabularyShard(97)
     hidden = table[ids] * 0.3
@@ -376,11 +376,11 @@ def gathered_logits_count_once():
 
 
 def padding_is_a_row_of_all():
-    """torchtitan#4637: `padding_idx` of the whole vocabulary, read as a row of every shard, stops other tokens."""
+    """torchtitan#4637: if each shard takes the global `padding_idx` for a local row, it stops other tokens."""
     pad = 1
     (table, body, _, _), ids, t = problem(97)
     shard = VocabularyShard(97)
-    ids[:4], ids[4:8] = pad, shard.rows + pad  # the token that the second rank has in the same place
+    ids[:4], ids[4:8] = pad, shard.rows + pad  # the token with the same local row on the second rank
     (one,) = leaves(table)
     oracle(torch.tanh(F.embedding(ids, one, padding_idx=pad) @ body), one, t).backward()
 
@@ -408,7 +408,7 @@ def padding_is_a_row_of_all():
 
 
 def uneven_rows_all_move():
-    """NeMo-RL#403: rows that no equal cut holds are trained too; V // W rows a rank leave the last ones alone."""
+    """NeMo-RL#403: with V // W rows per rank, the last rows of the table get no gradient."""
     v, size = 97, dist.get_world_size()
     (table, _, _, _), _, _ = problem(v)
     ids = torch.arange(v)
@@ -422,7 +422,7 @@ def uneven_rows_all_move():
     equal = v // size
     first = equal * dist.get_rank()
 
-    def naive(mine):  # equal shards, as `chunk` of a padded buffer or a view of [W, V // W, E] gives them
+    def naive(mine):  # equal shards, as a view of [W, V // W, E] gives them
         z = hidden @ mine.T
         total, here = z.exp().sum(1), (ids >= first) & (ids < first + equal)
         target = z.gather(1, (ids - first).where(here, 0)[:, None])[:, 0].where(here, 0)
