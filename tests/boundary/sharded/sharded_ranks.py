@@ -1,7 +1,7 @@
-"""Several gloo processes that save and load sharded models; `test_sharded_state` runs it: FOLDER STAGE,STAGE.
+"""Several gloo processes that save and load sharded models; `test_sharded_state` runs this file: FOLDER STAGE,STAGE.
 
-Each case trains three steps of AdamW on two processes and saves; four processes take it up, cut otherwise, and save
-again. What a whole tensor is says torch's own gathering, or the folder that the model came from.
+Each case trains three steps of AdamW on two processes and saves. Four processes load the save into a model with another
+layout and save again. The expected full tensors come from torch's gathering or from the folder of the first model.
 """
 
 import errno
@@ -30,7 +30,7 @@ from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError, RunError, TiewiseError, UnsupportedError
 from tiewise.core.files import write_atomically
 
-# name → (vocabulary, tied, how two processes cut it, how four do)
+# name → (vocabulary, tied, layout on two processes, layout on four processes)
 CASES = {
     "fsdp": (97, True, "fsdp", "fsdp"),
     "fsdp_untied": (97, False, "fsdp", "fsdp"),
@@ -45,7 +45,7 @@ CASES = {
 
 
 def build_model(start, layout):
-    """Load a model as the processes of this group cut it."""
+    """Load a model with this layout over the processes of the group."""
     world = dist.get_world_size()
     if layout in ("tp", "both"):
         sizes = {"tp_size": world} if layout == "tp" else {"tp_size": 2, "fsdp_size": world // 2}
@@ -62,7 +62,7 @@ def build_model(start, layout):
 
 
 def adamw(model):
-    """Two groups, as most people make them, with options that are not the defaults."""
+    """Return AdamW with the usual two groups and options that differ from the defaults."""
     vectors = [p for p in model.parameters() if p.dim() == 1]
     others = [p for p in model.parameters() if p.dim() > 1]
     groups = [{"params": others, "lr": 3e-3}, {"params": vectors, "weight_decay": 0.0}]
@@ -79,7 +79,7 @@ def step(model, optimizer, vocab):
 
 
 def gather_state(model, optimizer):
-    """Gather all tensors of the model and its optimizer, by torch."""
+    """Gather all tensors of the model and its optimizer by torch's `full_tensor`."""
     model = getattr(model, "module", model)
     named = dict(model.named_parameters())
     found = {f"{name} {key}": v for name, p in named.items() for key, v in optimizer.state[p].items()} | named
@@ -89,7 +89,7 @@ def gather_state(model, optimizer):
 
 @contextmanager
 def record_reads():
-    """Note how many bytes of tensors this process reads."""
+    """Record how many bytes of tensors this process reads."""
     read, into = [], Reader.read_into
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -107,7 +107,7 @@ def local_bytes(tensor):
 
 
 def save(folder):
-    """On two processes: the model as it was loaded, then trained, and what it is then."""
+    """On two processes, save the loaded model, train it, save it again and keep its full tensors."""
     tiewise.save_sharded(folder / "experts" / "fresh", build_model(folder / "experts" / "start", "tp"))
     for name, (vocab, _, layout, _) in CASES.items():
         model = build_model(folder / name / "start", layout)
@@ -116,7 +116,7 @@ def save(folder):
         for _ in range(3):
             step(model, optimizer, vocab)
         tiewise.save_sharded(folder / name / "two", model, optimizer, notes={"step": 3})
-        if name == "tp":  # what transformers makes of it, for comparison
+        if name == "tp":  # the save of transformers, for comparison
             model.save_pretrained(folder / name / "stock")
         if name == "fsdp":
             with pytest.raises(RuntimeError, match="Cannot flatten unevenly sharded tensor"):
@@ -127,7 +127,7 @@ def save(folder):
 
 
 def resume(folder):
-    """On four processes: what two have saved is what these hold; save it again."""
+    """On four processes, load what two saved, compare it with the kept tensors and save it again."""
     for name, (vocab, tied, _, layout) in CASES.items():
         model = build_model(folder / name / "start", layout)
         tiewise.save_sharded(folder / name / "fresh4", model)
@@ -135,13 +135,13 @@ def resume(folder):
         for group in optimizer.param_groups:
             group["lr"], group["betas"] = 1.0, (0.1, 0.1)
         if name == "fsdp":
-            step(model, optimizer, vocab)  # into states that are there, and other ones
+            step(model, optimizer, vocab)  # load into existing optimizer states of other values
         with CommDebugMode() as wire, record_reads() as read:
             assert tiewise.load_sharded(folder / name / "two", model, optimizer) == {"step": 3}
             tiewise.save_sharded(folder / name / "four", model, optimizer, notes={"step": 3})
-        # how processes agree on Python's objects; shards are gathered by other operators
+        # processes exchange only Python objects; gathering shards would use other operators
         assert {str(op) for op in wire.get_comm_counts()} == {"c10d.allgather_"}
-        if layout == "fsdp":  # rows that lie one behind the other: no byte is read that is not kept here
+        if layout == "fsdp":  # rows are contiguous, so a process reads only the bytes that it keeps
             assert sum(read) == sum(local_bytes(tensor) for tensor in local_tensors(model, optimizer))
         wanted = torch.load(folder / name / "whole.pt")
         found = gather_state(model, optimizer)
@@ -158,7 +158,7 @@ def resume(folder):
 
 @contextmanager
 def assert_raises_on(kind, said, on=0):
-    """The process that fails, the first one where all do, says why; the others say that it ended, and why."""
+    """Expect process `on` to raise the error and the others to report in one line that it ended, with its reason."""
     here = dist.get_rank() == on
     with pytest.raises(kind if here else TiewiseError, match=said if here else rf"^process {on} ended .*{said}") as e:
         yield
@@ -168,7 +168,7 @@ def assert_raises_on(kind, said, on=0):
 
 @contextmanager
 def limit_file_size(count):
-    """Let no file of this process grow further, as on a full disk; the system refuses it, nothing is replaced."""
+    """Let no file of this process exceed `count` bytes, by a limit of the system that acts like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if count is None else count, before[1]))
     try:
@@ -178,7 +178,7 @@ def limit_file_size(count):
 
 
 def refuse(folder):
-    """Whatever goes wrong on one process ends both with a line, and leaves the save that there was."""
+    """Any error of one process ends both with one line and keeps the previous save."""
     rank, place, start = dist.get_rank(), folder / "run", folder / "fsdp" / "start"
     model = build_model(start, "fsdp")
     optimizer = adamw(model)
@@ -258,11 +258,11 @@ def truncate_file(path):
     os.truncate(path, path.stat().st_size - 8)
 
 
-KILLED = {"stands": 1, "new": 1, "unnamed": 0, "named": 0}  # folder → the process that is killed while it saves there
+KILLED = {"stands": 1, "new": 1, "unnamed": 0, "named": 0}  # folder → the process that is killed during its save
 
 
 def killed(folder):
-    """A process is killed while it writes: its file, the index, or nothing any more, just after the index."""
+    """Kill a process while it writes its file, while it writes the index, or just after the index."""
     model = build_model(folder / "fsdp" / "start", "fsdp")
     into = os.environ["INTO"]
     if into != "new":
@@ -272,7 +272,7 @@ def killed(folder):
         def dies(path, *given):
             if into == "named":
                 write_atomically(path, *given)
-            else:  # what is being written has another name until it is whole
+            else:  # a file has another name until it is complete
                 half = path if into != "unnamed" else path.with_name(f".{path.name}.1.partial")
                 half.write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -296,22 +296,22 @@ def process(rank, stage, folder, store):
 
 
 def run(stage, folder):
-    """Run a stage in processes that are forked, so that all is imported once, and end as any interpreter ends.
+    """Run a stage in forked processes, so that modules are imported once.
 
-    An abort at the end, which would be a worker thread of gloo that outlives its interpreter, is an exit code here.
+    Each process ends as an interpreter does. If a worker thread of gloo outlives it, the abort shows in its exit code.
     """
     store, codes = folder / f"store-{stage}-{os.environ['INTO']}", {}
     started = {}
     for rank in range(STAGES[stage][1]):
         pid = os.fork()
         if pid == 0:
-            process(rank, stage, folder, store)  # what it raises is printed, and its exit code 1
+            process(rank, stage, folder, store)  # an error prints its traceback and gives exit code 1
             sys.exit(0)
         started[pid] = rank
     while codes.keys() != started.keys():
         pid, status = os.waitpid(-1, 0)
         codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid] and stage != "killed":  # the others might wait for it
+        if codes[pid] and stage != "killed":  # the others might wait for the failed process
             for other in started.keys() - codes.keys():
                 os.kill(other, signal.SIGKILL)
     wanted = dict.fromkeys(started.values(), 3 if stage == "killed" else 0)

@@ -1,4 +1,4 @@
-"""Which rows a process holds, against torch's own cutting; overlaps and wholeness against sets of indices."""
+"""The rows that a process holds, compared with torch's sharding; overlaps and coverage, with sets of indices."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ from tiewise.core.errors import UnsupportedError
 
 @pytest.fixture
 def mesh_of():
-    """Be one of several processes that are not there: a mesh without a wire."""
+    """Return a function that makes a mesh of fake processes, of which this process is one."""
 
     def make_mesh(rank, *shape):
         if dist.is_initialized():
@@ -107,7 +107,7 @@ def test_parts_cover_a_tensor_if_every_index_occurs_once():
         count = torch.zeros(shape)
         for ((top, bottom),), ((left, right),) in parts:
             count[top:bottom, left:right] += 1
-        grid = len(parts) == len({p[0] for p in parts}) * len({p[1] for p in parts})  # a cut goes through everything
+        grid = len(parts) == len({p[0] for p in parts}) * len({p[1] for p in parts})  # each cut crosses the full tensor
         wanted = bool((count == 1).all()) and grid
         assert parts_cover(shape, parts) == wanted
         seen.add(wanted)

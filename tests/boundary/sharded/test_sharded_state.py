@@ -1,4 +1,7 @@
-"""A sharded training state: two processes save it, four take it up, then one; then it is an ordinary folder."""
+"""Sharded training states that two and four processes save and one process loads and exports.
+
+The expected tensors are those that torch gathers, or those of the folder from which the model was loaded.
+"""
 
 import math
 import os
@@ -31,7 +34,7 @@ def tensors_equal(found, wanted):
 
 
 def run_ranks(folder, stages):
-    """Run stages in processes of their own; a failure of one is shown with its traceback."""
+    """Run stages in new processes; if one fails, show its traceback."""
     command = [sys.executable, "-W", "ignore", Path(__file__).with_name("sharded_ranks.py"), folder, stages]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -58,7 +61,7 @@ def saved_runs(tmp_path_factory):
 
 
 def load_saves(folder, *saves):
-    """A model that each of these saves of `start` gives its values: what that folder held, not torch's of shards."""
+    """Load each of these saves into a model and compare its values with those of the folder `start`."""
     model = tr.AutoModelForCausalLM.from_pretrained(folder / "start")
     start = {key: value.clone() for key, value in model.state_dict().items()}
     for save in saves:
@@ -88,7 +91,9 @@ def test_one_process_loads_what_two_and_four_processes_saved(saved_runs, case):
 
     out = tiewise.export_sharded(folder / "four", folder / "out")
     audit = tiewise.check(out)
-    assert [finding.rule for finding in audit.findings if finding.rule != "B042"] == []  # of rows beyond 64s
+    assert [
+        finding.rule for finding in audit.findings if finding.rule != "B042"
+    ] == []  # B042 reports table sizes that are no multiple of 64
     assert audit.claims.tied == tied
     exported = tr.AutoModelForCausalLM.from_pretrained(out).eval()
     assert (exported.lm_head.weight is exported.model.embed_tokens.weight) == tied
@@ -97,7 +102,7 @@ def test_one_process_loads_what_two_and_four_processes_saved(saved_runs, case):
 
 @pytest.mark.slow
 def test_load_and_export_reassemble_fused_expert_matrices(saved_runs):
-    """Each process holds a run of gate's rows and one of up's, one behind the other."""
+    """Each process holds consecutive rows of gate, followed by consecutive rows of up."""
     folder = saved_runs / "experts"
     assert "_StridedShard(dim=1, sf=2)" in (folder / "fresh" / "sharded.json").read_text()
     model = load_saves(folder, "fresh")
@@ -122,7 +127,7 @@ def test_failed_save_keeps_the_previous_save(saved_runs, tmp_path):
     assert_refused(CheckpointError, cut, tiewise.load_sharded, tmp_path / "new", model)
     for name, step_of in {"stands": 1, "unnamed": 1, "named": 2}.items():
         assert tiewise.load_sharded(tmp_path / name, model) == {"step": step_of}
-        assert len(os.listdir(tmp_path / name)) > 3  # what is left over
+        assert len(os.listdir(tmp_path / name)) > 3  # files of the failed save remain
         tiewise.save_sharded(tmp_path / name, model)
         assert len(os.listdir(tmp_path / name)) == 2
 
@@ -136,7 +141,7 @@ def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
         return model.to(torch.bfloat16) if kind == "bf16" else model
 
     model = make_model()
-    model.config.time_step_limit = [0.0, math.inf]  # as Mamba's have it
+    model.config.time_step_limit = [0.0, math.inf]  # as in the config of Mamba
     model.generation_config = tr.GenerationConfig(max_new_tokens=7)
     optimizer = adamw(model)
     step(model, optimizer, 97)
@@ -165,7 +170,7 @@ def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
 
 
 def test_optimizer_option_none_is_restored(tmp_path):
-    """Adafactor's first eps is None unless it is given."""
+    """Adafactor's first eps is None by default."""
     model = torch.nn.Linear(3, 3)
     one, other = (torch.optim.Adafactor(model.parameters(), lr=rate) for rate in (0.1, 0.2))
     model(torch.ones(2, 3)).sum().backward()
@@ -176,7 +181,7 @@ def test_optimizer_option_none_is_restored(tmp_path):
 
 @pytest.mark.parametrize("into", [0.5, torch.tensor(0.5)], ids=repr)
 def test_learning_rate_tensor_is_restored(tmp_path, into):
-    """As `capturable` and compiled optimizers have it."""
+    """`capturable` and compiled optimizers have a tensor as learning rate."""
     model = torch.nn.Linear(3, 3)
     rates = {"lr": torch.tensor(0.1), "betas": (0.8, 0.9)}
     optimizer, other = torch.optim.AdamW(model.parameters(), **rates), torch.optim.AdamW(model.parameters(), lr=into)
@@ -185,7 +190,7 @@ def test_learning_rate_tensor_is_restored(tmp_path, into):
     tiewise.load_sharded(tiewise.save_sharded(tmp_path / "save", model, optimizer), model, other)
     (group,) = other.param_groups
     assert float(group["lr"]) == float(torch.tensor(0.1))
-    assert group["betas"] == (0.8, 0.9)  # a tuple as AdamW has it, though JSON has lists alone
+    assert group["betas"] == (0.8, 0.9)  # a tuple as in AdamW, although JSON has only lists
     assert isinstance(group["lr"], torch.Tensor) == isinstance(into, torch.Tensor)
     other.step()
 

@@ -1,9 +1,9 @@
 """Promises of a sharded save that torch.distributed.checkpoint with Hugging Face storage breaks.
 
-Each test states one promise. tiewise's format keeps it; torch's is expected to break it. If a later torch keeps a
+Each test checks one promise. tiewise's format keeps it; torch's is expected to break it. If a later torch keeps a
 promise, its test passes unexpectedly, which pytest reports as a failure. Then reconsider the choice that
-`tiewise.boundary.sharded.shard_files` explains. Two tests at the top show that the helpers work: there torch keeps
-the promise.
+`tiewise.boundary.sharded.shard_files` explains. Two tests at the top show that the helpers work, because torch keeps
+their promises.
 """
 
 import json
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 TABLE = torch.arange(97 * 4, dtype=torch.float32).view(97, 4)
 GATE_AND_UP = TABLE[:12]  # two fused matrices of six rows
-GATE_AND_UP_OF_SECOND = [3, 4, 5, 9, 10, 11]  # rows that the second of two processes holds: half of each matrix
+GATE_AND_UP_OF_SECOND = [3, 4, 5, 9, 10, 11]  # rows on the second of two processes: half of each matrix
 
 
 class TiewiseFormat:
@@ -94,7 +94,7 @@ def writer(folder):
     return HuggingFaceStorageWriter(str(folder), save_distributed=True)
 
 
-NOT_REFUSED = pytest.fail.Exception  # of `pytest.raises`, where nothing is raised
+NOT_REFUSED = pytest.fail.Exception  # the error of `pytest.raises` if nothing is raised
 
 
 def broken(raises):
@@ -111,7 +111,7 @@ def broken_by_torch(raises):
 
 @contextmanager
 def mesh_of(rank, world):
-    """Be one process of several that do not exist, with a mesh of all."""
+    """Make a mesh of fake processes, of which this process is one."""
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (world,))
@@ -120,7 +120,7 @@ def mesh_of(rank, world):
 
 
 def save_by_torch(folder, whole, placement, world):
-    """Save a tensor as `world` processes do with `dcp.save`, by its planners and writers, one after the other."""
+    """Save a tensor as `world` processes with `dcp.save` do, by running their planners and writers in turn."""
     planners, writers, plans = [], [], []
     for rank in range(world):
         with mesh_of(rank, world) as mesh:
@@ -154,7 +154,7 @@ def linear(bias=False):
 
 
 def tied(number):
-    """One or two layers of four, as two modules."""
+    """Return two linear modules [4, 4] that share one weight or have two, by `number`."""
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     if number == 1:
         second.weight = first.weight
@@ -183,7 +183,7 @@ def test_both_formats_keep_a_plain_layer(tmp_path, form):
     assert torch.equal(other.weight, TABLE)
 
 
-# values come back, however a tensor is cut or stored
+# values are restored for every layout and storage of a tensor
 
 
 @broken(ValueError)
@@ -220,7 +220,7 @@ def test_a_transposed_parameter_is_saved(tmp_path, form):
 
 @broken_by_torch(CheckpointException)
 def test_optimizer_state_and_options_are_restored(tmp_path, form):
-    """torch writes a pickle of each option in front of the safetensors file, which then is none."""
+    """torch writes a pickle of each option before the safetensors data, so the file is no longer safetensors."""
     one, other = linear(), linear()
     kept, fresh = torch.optim.AdamW(one.parameters(), lr=0.3), torch.optim.AdamW(other.parameters(), lr=0.1)
     one(torch.ones(2, 4)).sum().backward()
@@ -242,7 +242,7 @@ def test_save_writes_no_pickle(tmp_path, form):
                 pass
 
 
-# a tie stays a tie
+# a tie is kept
 
 
 @broken_by_torch(CheckpointException)
@@ -260,7 +260,7 @@ def test_load_refuses_two_tables_for_one_tied_parameter(tmp_path, form):
         form.load(tmp_path, tied(1))
 
 
-# a save is whole, or it is not loaded
+# only complete saves are loaded
 
 
 @broken_by_torch(CheckpointException)
@@ -305,7 +305,7 @@ def test_save_by_fewer_processes_removes_files_of_the_previous_save(tmp_path):
     assert len(tensor_files(tmp_path)) == 1
 
 
-# what is not what was saved is refused, in one line
+# a changed save or another model is refused in one line
 
 
 @broken_by_torch(NOT_REFUSED)

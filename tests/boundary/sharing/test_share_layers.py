@@ -1,4 +1,4 @@
-"""Shared layers against stacks built by hand, counts against the budget, gradients against sums, files as saved."""
+"""Shared layers, compared with stacks built by hand, sums of separate gradients, the budget and saved files."""
 
 import copy
 import json
@@ -51,7 +51,7 @@ def count_parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-# what of a layer's parameters is what, said here by hand
+# the modules of a layer that belong to each part, listed by hand
 LLAMA_PARTS = {"attention": ("self_attn", "input_layernorm"), "ffn": ("mlp", "post_attention_layernorm")}
 BERT_PARTS = {"attention": ("attention",), "ffn": ("intermediate", "output")}
 GROUPS = {
@@ -154,7 +154,7 @@ def test_saved_file_holds_each_tensor_once_and_loads_shared(tmp_path, text, tied
 
 
 def same_parameters(model):
-    """Partition of all parameter names by identity."""
+    """Return the sets of parameter names that denote one parameter."""
     groups: dict[int, set[str]] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(value), set()).add(name)
@@ -421,7 +421,7 @@ def test_loading_refuses_an_invalid_sharing_config_in_one_line(tmp_path, entry):
     assert "\n" not in str(caught.value)
 
 
-# --- what remains in real models is what the budget counts from their configs, over many families
+# --- parameter counts of real models of many families, compared with the budget of their configs
 
 _WIDE = sizes("num_hidden_layers=4 num_attention_heads=4 hidden_size=32 intermediate_size=48")
 _LLAMA4 = _LLAMA | _WIDE | {"num_key_value_heads": 2}
@@ -436,7 +436,7 @@ _UMT5 |= sizes("decoder_start_token_id=0 pad_token_id=0")
 _LATENT = {"kv_lora_rank": 8, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 _DEEPSEEK = _LLAMA4 | _LATENT | _EXPERTS | {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
-# one of each arrangement that places norms, biases or experts otherwise than `FAMILIES` do
+# families that place norms, biases or experts differently from `FAMILIES`
 MORE = {
     "albert": (tr.AlbertForMaskedLM, tr.AlbertConfig, _BERT4 | {"embedding_size": 16, "num_hidden_groups": 4}),
     "bloom": (tr.BloomForCausalLM, tr.BloomConfig, _SHORT),
@@ -458,7 +458,7 @@ _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "
 
 
 def four_layers(name):
-    """A random model of four layers."""
+    """Return a random model of four layers."""
     torch.manual_seed(0)
     kind, config, settings = (FAMILIES | MORE)[name]
     return kind(config(**settings | {key: 4 for key in _DEPTHS if key in settings}))
@@ -483,7 +483,7 @@ def test_parameter_counts_equal_the_predicted_budget(name):
 @pytest.mark.parametrize(
     ("name", "norm", "part"),
     [
-        ("gpt_neox", "input_layernorm.weight", "attention"),  # parallel branches, two norms of the same input, both new
+        ("gpt_neox", "input_layernorm.weight", "attention"),  # parallel branches, two new norms of one input
         ("gpt_neox", "post_attention_layernorm.weight", "ffn"),
         ("phi", "input_layernorm.weight", "own"),  # parallel branches that read one norm
     ],
