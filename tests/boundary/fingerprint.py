@@ -10,10 +10,10 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 
 class Fingerprint:
-    """Everything that a caller could notice; equal to another one if nothing has changed.
+    """State of a model and of the generators that a caller can observe; equal if nothing changed.
 
-    It is written without the code under test: it describes every attribute of every module by value or, for objects
-    that it does not know, by identity. Described objects are kept alive, so that no identity is used twice.
+    It does not use the code under test. It describes every attribute of every module by value or, for objects of
+    unknown type, by identity. Described objects are kept alive, so that no identity is used twice.
     """
 
     def __init__(self, model):
@@ -33,7 +33,7 @@ class Fingerprint:
         return self.found == other.found
 
     def changes(self, other):
-        """Names of what differs, for a readable failure."""
+        """Return the names of attributes that differ, for a readable failure."""
         found = []
         for name in {**self.found, **other.found}:
             one, two = self.found.get(name), other.found.get(name)
@@ -77,7 +77,7 @@ class Fingerprint:
 
 @contextmanager
 def left_alone(model):
-    """Compare everything about a model, and the random generators, afterwards with what they are now."""
+    """Check that the block changes neither the model nor the random generators."""
     before = Fingerprint(model)
     yield
     assert before.changes(Fingerprint(model)) == []
@@ -85,7 +85,7 @@ def left_alone(model):
 
 def _numbers(tensor):
     kind = str(type(tensor)), str(tensor.dtype), tuple(tensor.shape)
-    here = getattr(tensor, "_local_tensor", tensor)  # of a DTensor what this process has
+    here = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, the local part
     if here.is_meta or type(here) not in (torch.Tensor, torch.nn.Parameter) or here.is_quantized:
         return kind
     flat = here.detach().cpu().reshape(-1).contiguous()

@@ -1,6 +1,6 @@
-"""Several gloo processes train installed models under DDP and FSDP2 beside one; run by `test_parallel`.
+"""Several gloo processes train installed models under DDP and FSDP2 as one process does; run by `test_parallel`.
 
-    python parallel_ranks.py FILE WORLD quick|parity|traps       exits 0 where all agree
+    python parallel_ranks.py FILE WORLD quick|parity|traps       exits 0 if all agree
 
 Processes are forked, so that torch and transformers are imported once.
 """
@@ -32,7 +32,7 @@ from tiewise.core.errors import InstallError, UnsupportedError
 
 FAMILIES = ("llama", "gpt2", "gemma2", "bert", "t5")
 SPECS = ("tied", "untied", "factored:6", "residual:2")
-# every family with every spec; of the others, every value with every value of each
+# every family with every spec, and every pair of values of the other settings
 CASES = [
     (family, spec, (97, 1000)[(f + s) % 2], ("fsdp", "ddp")[(f + s // 2) % 2], (2, 4)[(f // 2 + s) % 2])
     for (f, family), (s, spec) in product(enumerate(FAMILIES), enumerate(SPECS))
@@ -40,11 +40,11 @@ CASES = [
 STEPS = 20
 
 
-# what is trained, and on what
+# models and batches
 
 
 def make_batches(rows, vocab, steps=STEPS):
-    """Batches of `rows` rows whose labels are the ids, as many of them ignored in every row."""
+    """Yield batches of `rows` rows whose labels are the ids, with as many ignored labels in every row."""
     for step in range(steps):
         ids = torch.randint(3, vocab, (rows, 9), generator=torch.Generator().manual_seed(step))
         labels = ids.clone()
@@ -53,12 +53,12 @@ def make_batches(rows, vocab, steps=STEPS):
 
 
 def own_rows(batch):
-    """This process's rows."""
+    """Return the rows of this process."""
     return {name: rows.chunk(dist.get_world_size())[dist.get_rank()] for name, rows in batch.items()}
 
 
 def shard(model, mesh, ends=None, policy=None, **root):
-    """`fully_shard` as its documentation has it: the outermost blocks, then the model; before it `ends` as one unit."""
+    """Shard the outermost blocks, then the model, as the docs of `fully_shard` do; `ends` shards both ends first."""
     if ends is not None:
         fully_shard([model.get_input_embeddings(), model.get_output_embeddings()], mesh=mesh, **ends)
     policy = policy or MixedPrecisionPolicy()
@@ -71,7 +71,7 @@ def shard(model, mesh, ends=None, policy=None, **root):
 
 
 def train(model, batches, kind, lr, loss_of=lambda model, inputs: model(**inputs).loss):
-    """Losses [steps], averaged over the processes that train."""
+    """Train on each batch and return the losses [steps] of this process."""
     optimizer, losses = kind(model.parameters(), lr=lr), []
     for inputs in batches:
         loss = loss_of(model, inputs)
@@ -83,23 +83,23 @@ def train(model, batches, kind, lr, loss_of=lambda model, inputs: model(**inputs
 
 
 def average(losses):
-    """Of all processes."""
+    """Return the losses averaged over all processes."""
     dist.all_reduce(losses)
     return losses / dist.get_world_size()
 
 
 def assert_near(got, wanted, tolerance, what):
-    """Within `tolerance` of the largest; only the first process knows what is wanted."""
+    """Check on the first process, which has the expected values, an error of at most `tolerance` of the largest."""
     if dist.get_rank() == 0:
         distance = float((got - wanted).abs().max() / wanted.abs().max())
         assert distance <= tolerance, f"{what}: {distance:.2e}"
 
 
-# one case against one process
+# each case compared with one process
 
 
 def paths(model, handle, inputs):
-    """{name: gradient}, and those of the lookup and of the head apart, by the record."""
+    """Return {name: gradient} with those of the lookup path and of the head path, from the record."""
     record = handle.track()
     model(**inputs).loss.backward()
     table_in, table_out = handle.tables()
@@ -116,18 +116,18 @@ def paths(model, handle, inputs):
 
 
 def parity(family, spec, vocab, parallel, mesh):
-    """Loss, both gradient paths, 20 SGD steps and an AdamW curve."""
+    """Compare the loss, both gradient paths, 20 SGD steps and an AdamW curve with one process."""
     what, rows = f"{family} {spec} V={vocab} {parallel}", 2 * dist.get_world_size()
     plain = without_dropout(build(family, tied=spec != "untied", vocab_size=vocab)).train()
     batches = list(make_batches(rows, vocab))
     for kind, lr, bar in ((torch.optim.SGD, 0.1, 1e-5), (torch.optim.AdamW, 1e-3, 1e-4)):
-        torch.manual_seed(1)  # of new tables
+        torch.manual_seed(1)  # the seed of new tables
         model = copy.deepcopy(plain)
-        first = parallel == "ddp" or spec[:3] in ("fac", "res")  # these are installed before the model is sharded
+        first = parallel == "ddp" or spec[:3] in ("fac", "res")  # these specs must be installed before sharding
         handle = install(model, spec) if first else None
         one = copy.deepcopy(model) if first else plain
         if parallel == "ddp":
-            # untied, BERT's head has a bias of its own and leaves another one without a gradient
+            # the untied head of BERT has a new bias, so the original bias gets no gradient
             model = DistributedDataParallel(model, find_unused_parameters=(family, spec) == ("bert", "untied"))
         else:
             shard(model, mesh)
@@ -135,7 +135,7 @@ def parity(family, spec, vocab, parallel, mesh):
         if kind is torch.optim.SGD:
             got = paths(model, handle, own_rows(batches[0]))
             if dist.get_rank() == 0:
-                # of the family's own classes where these have the boundary
+                # the plain model is the reference if its family has this boundary
                 wanted = alone(plain if spec in ("tied", "untied") else one, batches[0])
                 assert wanted.keys() == got.keys(), what
                 zero = 1e-6 * max(gradient.abs().max() for gradient in wanted.values())
@@ -154,12 +154,12 @@ def parity(family, spec, vocab, parallel, mesh):
 
 
 def alone(model, inputs):
-    """What `paths` finds, of one process: a shared table's paths by two, of which the head has one."""
+    """Return what `paths` returns, on one process: the head of a tied model gets a copy of the table."""
     model = copy.deepcopy(model)
     lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
     if tied := head.weight is lookup.weight:
         head.weight = nn.Parameter(head.weight.detach().clone())
-    elif hasattr(model, "decoder"):  # of T5's three tables the one of the stack before the head
+    elif hasattr(model, "decoder"):  # T5 has three tables; this one belongs to the stack before the head
         lookup = model.decoder.embed_tokens
     model(**inputs).loss.backward()
     found, names = gradients(model), {id(parameter): name for name, parameter in model.named_parameters()}
@@ -174,9 +174,9 @@ def alone(model, inputs):
 
 
 def ddp_gradients(model, mode):
-    """Of two micro-batches, each process with its own, the first of them without exchange where `mode` is none."""
+    """Return gradients of two micro-batches per process; without a `mode`, the first is not synchronised."""
     wrapped = DistributedDataParallel(model.train(), **mode)
-    torch.manual_seed(dist.get_rank())  # of dropout
+    torch.manual_seed(dist.get_rank())  # the seed of dropout
     for seed in (0, 1):
         with wrapped.no_sync() if seed == 0 and not mode else torch.enable_grad():
             wrapped(**batch(model, rows=2, seed=10 * seed + dist.get_rank())).loss.backward()
@@ -184,7 +184,7 @@ def ddp_gradients(model, mode):
 
 
 def ddp_modes():
-    """Whatever DDP does with gradients, they are those without us."""
+    """In every mode of DDP the gradients equal those of the plain model."""
     modes = [{}, *({mode: True} for mode in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"))]
     for name, mode in [*(("llama", mode) for mode in modes), ("bart", {})]:
         plain = build(name)
@@ -194,8 +194,11 @@ def ddp_modes():
 
 
 def accumulated(store):
-    """The Trainer of two processes, four micro-batches each: the gradient is that of all sixteen rows at once."""
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # asked for, and not used: the group stands
+    """The Trainer on two processes with four micro-batches each gets the gradient of all sixteen rows at once."""
+    os.environ |= {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }  # required but unused, because the process group exists
     plain = build("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     handle, rows = install(model := copy.deepcopy(plain)), batch(plain, rows=16)
     rows["labels"][torch.rand(rows["labels"].shape, generator=torch.Generator().manual_seed(0)) > 0.3] = -100
@@ -209,21 +212,21 @@ def accumulated(store):
     assert handle.counts.fused == 4
 
 
-# what else is asked of a sharded model
+# other requirements on a sharded model
 
 
 def llama(vocab=97, **settings):
-    """A tied one, where nothing else is said."""
+    """Return a Llama in training mode, tied by default."""
     return build("llama", vocab_size=vocab, **settings).train()
 
 
 def sgd_curve(model, vocab=97):
-    """Losses of this process's share, averaged."""
+    """Return the losses of four SGD steps, averaged over the processes."""
     return average(train(model, map(own_rows, make_batches(4, vocab)), torch.optim.SGD, 0.1))
 
 
 def holds_sharded(mesh):
-    """Verification leaves the Parameters that it found, sharded: an optimizer that is built next holds those."""
+    """Install keeps the sharded Parameters, so that an optimizer built afterwards holds them."""
     for sizes in ({}, {"reshard_after_forward": True}, {"reshard_after_forward": False}):
         model = shard(llama(), mesh, **sizes)
         before = [id(p) for p in model.parameters()]
@@ -235,11 +238,11 @@ def holds_sharded(mesh):
         refused(InstallError, "has tied tables that are sharded, and untied would", install, model, "untied")
         refused(UnsupportedError, "do it before fully_shard", handle.untie)
         refused(UnsupportedError, "do it before fully_shard", handle.exact_decoding)
-        assert install(model).tables()[0] is handle.tables()[0]  # a second time
+        assert install(model).tables()[0] is handle.tables()[0]  # a second install
 
 
 def unit_of_ends(mesh, one):
-    """Ends as a unit of their own are freed behind the head: refused, until they are told to stay."""
+    """If both ends are one unit, FSDP frees them after the head; install refuses this until resharding is off."""
     freed = "freed the table before these deferred logits were read; call set_reshard_after_forward"
     for first in (True, False):
         model = llama()
@@ -262,9 +265,9 @@ def unit_of_ends(mesh, one):
 
 
 def stock(mesh, one, folder):
-    """transformers' own FSDP shards embedding and head before it ties them: two units keep one Parameter.
+    """transformers' FSDP shards embedding and head before it ties them, so two units hold one Parameter.
 
-    With V that two processes do not divide the head reads stale rows from the second step on, without us.
+    If V is odd on two processes, the head reads stale rows from the second step on, also without tiewise.
     """
     for vocab, right in ((97, False), (96, True)):
         path = f"{folder}-{vocab}"
@@ -284,13 +287,13 @@ def stock(mesh, one, folder):
 
 
 def pipeline(folder):
-    """transformers' own pipeline: the last stage has both ends, and the first a table that nothing adds up with it."""
+    """In transformers' pipeline the first and the last stage hold the table, and nothing sums their gradients."""
     model = AutoModelForCausalLM.from_pretrained(f"{folder}-97", distributed_config=DistributedConfig(pp_size=2))
     refused(InstallError, "one stage of a pipeline, and its ends are on different ranks", install, model)
 
 
 def half_sharded(mesh):
-    """A forward would make each layer a root of its own, and the model could not be sharded afterwards."""
+    """Install refuses sharded layers in an unsharded model: a forward would make each layer a root of FSDP."""
     model = llama()
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -299,7 +302,7 @@ def half_sharded(mesh):
 
 
 def hybrid():
-    """Parts of the rows in two processes, and twice that: a mesh of two dimensions."""
+    """A mesh of two dimensions shards the rows over two processes and replicates the shards twice."""
     model = shard(llama(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts")))
     install(model)
     assert_near(
@@ -308,7 +311,7 @@ def hybrid():
 
 
 def outside_the_forward(mesh, one):
-    """Losses of logits that left the model, as a Trainer's label smoothing takes them."""
+    """A loss outside the forward, as in the Trainer's label smoothing, trains as the loss of the model."""
     model = shard(llama(), mesh)
     handle = install(model)
     smoother = handle.label_smoother(0.0)
@@ -322,7 +325,7 @@ def outside_the_forward(mesh, one):
 
 
 def narrow(mesh):
-    """A policy that computes in bf16 is verified, and trains, as exactly as that."""
+    """A policy that computes in bf16 trains as the plain model with this policy does."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, plain = (shard(llama(), mesh, policy=policy) for _ in range(2))
     install(model)
@@ -330,21 +333,21 @@ def narrow(mesh):
 
 
 class Collectives(TorchDispatchMode):
-    """How often each was called; torch's own counter hooks every module, for which logits are computed."""
+    """Counts of collectives; torch's counter is not used, because its hooks on every module compute the logits."""
 
     def __init__(self):
         super().__init__()
         self.calls = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Count, and do it."""
+        """Count the operation and run it."""
         if func.namespace == "c10d":
             self.calls[func.__name__.partition(".")[0]] += 1
         return func(*args, **(kwargs or {}))
 
 
 def cost(mesh):
-    """No [N, V] logits on a process, and one reduce-scatter a unit however many chunks the loss has."""
+    """A process computes no [N, V] logits, and each unit has one reduce-scatter for any number of chunks."""
     vocab = 30011
     model = shard(llama(vocab, max_position_embeddings=512), mesh)
     handle = install(model)
@@ -362,13 +365,13 @@ def cost(mesh):
 
 
 def assertions(mesh):
-    """Each of the first steps' assertions fires in every process, in one line; a sound run leaves nothing behind."""
+    """Each check of the first steps raises in every process, in one line; a correct run leaves no hook."""
     batches = [own_rows(inputs) for inputs in make_batches(9, 97)]
 
     def steps(model, optimizer, cut=None):
         for inputs in batches:
             model(**inputs).loss.backward()
-            if cut is not None and dist.get_rank() == 1:  # its rows off from their gradient
+            if cut is not None and dist.get_rank() == 1:  # no gradient reaches the rows of this process
                 cut.grad.to_local().zero_()
             optimizer.step()
             optimizer.zero_grad()
@@ -378,10 +381,10 @@ def assertions(mesh):
         install(model)
         return model
 
-    gc.collect()  # models that were never trained are watched as long as they live
+    gc.collect()  # models that were never trained are watched until they are collected
     assert not _global_optimizer_post_hooks
 
-    # a sound run, and one that learns at a rate of 0 first
+    # a correct run, and one with a learning rate of 0
     for rate, left in ((0.1, 0), (0.0, 1)):
         model = sharded()
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -390,13 +393,13 @@ def assertions(mesh):
     installed(model).unwatch()
     assert not _global_optimizer_post_hooks
 
-    # a shard that no gradient reaches, with weight decay that moves it and without
+    # a shard without gradient, with and without weight decay that changes it
     for decay in (0.0, 0.1):
         model = sharded()
         optimizer = torch.optim.AdamW(model.parameters(), weight_decay=decay)
         wrong = "after 4 steps all rows of process 1 stand still"
         refused(UnsupportedError, wrong, steps, model, optimizer, model.lm_head.weight)
-        steps(model, optimizer)  # said once
+        steps(model, optimizer)  # reported once
         assert not _global_optimizer_post_hooks
 
     # an optimizer of gathered Parameters
@@ -407,7 +410,7 @@ def assertions(mesh):
     refused(UnsupportedError, "SGD holds 2 gathered Parameters", optimizer.step)
     installed(model).unwatch()
 
-    # replicas: a table that DDP does not know, and ends that are no longer one
+    # replicas: a table that DDP does not know, and ends that are no longer tied
     model = llama()
     install(model)
     wrapped = DistributedDataParallel(model)

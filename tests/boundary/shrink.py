@@ -7,7 +7,7 @@ import torch
 VOCABULARY = 99
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, INNER, EXPERTS, POSITIONS = 2, 32, 4, 4, 8, 40, 4, 64
 
-# the first pattern that matches a setting's whole name gives its tiny value
+# the first pattern that matches the full name of a setting gives its tiny value
 RULES = [
     (r"(decoder_|text_|entity_)?vocab_size", VOCABULARY),
     (r"(vocab_size_per_layer_input|pronunciation_vocab_size|shape_vocab_size)", VOCABULARY),
@@ -46,7 +46,7 @@ RULES = [
 ]
 _REFORMER = {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (3, 4)}
 _REFORMER |= {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4}
-# it draws a new seed for its hashes and dropout in every training forward, whatever seed is set
+# Reformer draws a new seed for its hashes and dropout in every training forward, also after a fixed seed
 _REFORMER |= {"attn_layers": ["local", "local"], "hidden_dropout_prob": 0.0, "local_attention_probs_dropout_prob": 0.0}
 _XMOD = {"languages": ["en_XX"], "default_language": "en_XX"}
 EXCEPTIONS = {
@@ -73,7 +73,7 @@ def shrink(model_class):
     config = config_class(**(_tiny(config_class().to_dict()) | EXCEPTIONS.get(model_class.__name__, {})))
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
-    config.use_cache = False  # a cache wants attention layers, which two layers of a hybrid may not have
+    config.use_cache = False  # a cache needs attention layers, which two layers of a hybrid may lack
     return config
 
 
@@ -110,6 +110,6 @@ def _special(key, value):
 
 
 def parameters_on_meta(model_class, config):
-    """How many parameters a model of the config would have."""
+    """Return the number of parameters of a model with this config."""
     with torch.device("meta"):
         return sum(p.numel() for p in model_class(config).parameters())

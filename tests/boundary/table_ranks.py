@@ -1,12 +1,12 @@
-"""Gloo ranks train models whose tables they share; run by `test_sharded_training`.
+"""Gloo ranks train models whose tables are sharded; run by `test_sharded_training`.
 
     table_ranks.py FOLDER WORLD CASE…        a case: the name of a function below and its arguments, by commas
 
-Each case is a model of one rank beside the same of many, from one checkpoint. The ways to share:
+Each case compares a model on one rank with the same model on many ranks, from one checkpoint. The ways to shard:
 
-    stock    transformers' tensor parallelism; the one rank has nothing installed
-    ends     `parallel_plan` for torch, and the body whole on every rank
-    kept     rows kept under FSDP2
+    stock    transformers' tensor parallelism; the model on one rank has no boundary
+    ends     `parallel_plan` for torch; every rank holds the full body
+    kept     each rank keeps its rows under FSDP2
     both     four ranks, a mesh of 2 × 2: the ends by `parallel_plan`, and `fully_shard` over the other axis
 """
 
@@ -41,16 +41,16 @@ from tiewise.checkpoint.audit import check
 from tiewise.core.errors import InstallError, UnsupportedError
 
 WIDTH = 32
-SIZES = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 4}  # which four ranks divide
+SIZES = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 4}  # divisible by four ranks
 BODY = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())
 BODY |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
 
 
-# models, and what they are given
+# models and batches
 
 
 def save_checkpoint(folder, kind, v, tied, **sizes):
-    """A checkpoint of a tiny model, made by the first rank."""
+    """Save a checkpoint of a tiny model on the first rank and return its path."""
     where = Path(folder) / f"{kind}-{v}-{tied}{len(sizes)}"
     if dist.get_rank() == 0:
         build(kind, tied == "tied", vocab_size=v, **(SIZES | sizes)).save_pretrained(where)
@@ -59,7 +59,7 @@ def save_checkpoint(folder, kind, v, tied, **sizes):
 
 
 def load_model(kind, where, **spread):
-    """A model in training mode, by transformers' own means `spread` over ranks as its `DistributedConfig` says."""
+    """Load a model in training mode; transformers spreads it over ranks by a `DistributedConfig` of `spread`."""
     how = {"distributed_config": DistributedConfig(**spread)} if spread else {}
     model = FAMILIES[kind][0].from_pretrained(where, attn_implementation="eager", dtype=torch.float32, **how)
     return without_dropout(model).train()
@@ -77,7 +77,7 @@ def keep(model, replicas=1):
 
 
 def shard_both_axes(model, axes=2):
-    """Spread the ends, and llama's body by torch's own styles; then shard all that over the other axis."""
+    """Spread the ends, and Llama's body by torch's styles, over one axis; then shard all over the other axis."""
     sizes, names = ((2, 2), ("dp", "tp")) if axes == 2 else ((2, 1, 2), ("replicas", "dp", "tp"))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -90,7 +90,7 @@ WAYS = {"kept": keep, "both": shard_both_axes}
 
 
 def models(folder, way, kind, v, tied, spec=None, *more):
-    """(the model of one rank, the same over all ranks with its boundary installed, its handle)."""
+    """Return (the model on one rank, the same over all ranks with its boundary installed, its handle)."""
     where = save_checkpoint(folder, kind, v, tied)
     one = load_model(kind, where)
     if way == "stock":
@@ -101,12 +101,12 @@ def models(folder, way, kind, v, tied, spec=None, *more):
         install(one, spec)
     many = copy.deepcopy(one)
     WAYS[way](many, *more)
-    folds = spec and any(sign in spec for sign in (":", "scale"))  # which is verified on whole tables alone
+    folds = spec and any(sign in spec for sign in (":", "scale"))  # these specs are verified only on full tables
     return one, many, installed(many) if folds else install(many)
 
 
 def batch(v, seed=5):
-    """Ids with the padding token among them, and labels of which some are ignored."""
+    """Return ids that contain the padding token, and labels of which some are ignored."""
     ids = torch.randint(3, v, (2, 12), generator=torch.Generator().manual_seed(seed))
     ids[:, -2:] = v - 1
     ids[0, :2] = 0
@@ -116,14 +116,14 @@ def batch(v, seed=5):
 
 
 def rows_of(way, v, step):
-    """The batch of a step for one rank, and this rank's part, which some have alike; parts have unlike labels."""
+    """Return the batch of a step for one rank, and the part of this rank; some ways give ranks equal parts."""
     alike = {"kept": 1, "both": 2}.get(way, dist.get_world_size())
     parts = dist.get_world_size() // alike
     batches = [batch(v, step * parts + part) for part in range(parts)]
     return {name: torch.cat([one[name] for one in batches]) for name in batches[0]}, batches[dist.get_rank() // alike]
 
 
-# how they are compared
+# comparisons
 
 
 def full(x):
@@ -131,7 +131,7 @@ def full(x):
 
 
 def assert_near(what, got, wanted, tolerance, least=1e-12):
-    """Within a tolerance of the largest value, or of `least`: a key's bias has no gradient but rounding."""
+    """Check an error of at most `tolerance` of the largest value, or of `least`, as some gradients are rounding."""
     got, wanted = full(got).detach(), full(wanted).detach()
     distance = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(least))
     assert distance <= tolerance, f"{what}: off by {distance:.1e}"
@@ -139,28 +139,28 @@ def assert_near(what, got, wanted, tolerance, least=1e-12):
 
 def assert_near_gradients(what, one, many, tolerance, least=1e-12):
     for (name, a), b in zip(one.named_parameters(), many.parameters(), strict=True):
-        assert (a.grad is None) == (b.grad is None)  # as that of a third table, which T5 does not use
+        assert (a.grad is None) == (b.grad is None)  # T5 does not use its third table
         if a.grad is not None:
             assert_near(f"{what}: gradient of {name}", b.grad, a.grad, tolerance, least)
 
 
 def refused(error, says, call, *arguments):
-    """The call raises its error, with these words, in one line."""
+    """Check that the call raises this error with these words in one line."""
     with pytest.raises(error, match=says) as caught:
         call(*arguments)
     assert "\n" not in str(caught.value)
 
 
 def follow(what, way, v, one, many, handle, make=torch.optim.SGD, rate=0.1, bar=1e-5):
-    """20 steps of both models: losses, the first gradients, and of SGD the parameters at the end.
+    """Compare the losses of 20 steps, the first gradients and, for SGD, the last parameters of both models.
 
-    Of others their curve alone, as they divide by gradients that are rounding.
+    Other optimizers divide by gradients that are only rounding, so their parameters are not compared.
     """
     optimizers = [make(model.parameters(), lr=rate) for model in (one, many)]
     for step in range(20):
         losses = [model(**inputs).loss for model, inputs in zip((one, many), rows_of(way, v, step), strict=True)]
         shown = losses[1].detach().clone()
-        if way in ("kept", "both"):  # ranks see tokens of their own
+        if way in ("kept", "both"):  # each rank has different tokens
             dist.all_reduce(shown)
             shown /= dist.get_world_size()
         assert_near(f"{what}: loss at step {step}", shown, losses[0], bar)
@@ -193,7 +193,7 @@ adamw = partial(steps, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
 
 
 def both_paths(folder, way, kind, v, *more):
-    """The norms of both paths, of kept tables over two micro-batches, against two separate tables of one rank."""
+    """Compare the norms of both paths with those of two separate tables on one rank; `kept` uses two micro-batches."""
     for tied in ("tied", "untied"):
         one, many, handle = models(folder, way, kind, v, tied, None, *more)
         micro = [rows_of(way, v, seed) for seed in ((3, 4) if way == "kept" else (3,))]
@@ -215,9 +215,9 @@ def both_paths(folder, way, kind, v, *more):
 
 
 def logits_are_real(folder, way, kind, v):
-    """Logits that are read are those of one rank, and so is what a loss of them differentiates; `generate` too.
+    """Compare logits that are read, gradients of a loss of them, and generated tokens with one rank.
 
-    Ranks that have tokens of their own have batches of unlike lengths.
+    Ranks with different tokens have batches of different lengths.
     """
     one, many, handle = models(folder, way, kind, v, "tied")
     apart = way == "kept"
@@ -226,7 +226,7 @@ def logits_are_real(folder, way, kind, v):
     def score(model, ids):
         logits = model(input_ids=ids).logits
         assert logits.shape[-1] == v
-        p = torch.softmax(logits[..., 2:].float(), -1)  # of words, which no fused loss has
+        p = torch.softmax(logits[..., 2:].float(), -1)  # probabilities of some tokens, which no fused loss computes
         return (p.square().sum(-1) * torch.linspace(0.5, 1, p.shape[1])).mean()
 
     scores, here = [score(one, each) for each in ids], dist.get_rank() if apart else 0
@@ -245,7 +245,7 @@ def logits_are_real(folder, way, kind, v):
 
 
 def nothing_is_whole(folder, way, kind, v):
-    """A step makes no [V, D] on a rank and, but of everyone's states, no [n, V]; transformers' own makes all logits."""
+    """A step allocates no [V, D] and no [n, V] of the rank's tokens, while transformers computes all logits."""
     _, many, handle = models(folder, way, kind, v, "tied")
     inputs, ranks = rows_of(way, v, 0)[1], dist.get_world_size()
     many(**inputs).loss.backward()
@@ -253,7 +253,7 @@ def nothing_is_whole(folder, way, kind, v):
         many(**inputs).loss.backward()
     rows, n = -(-v // (2 if way == "both" else ranks)), inputs["input_ids"].numel()
     wanted = max(rows * WIDTH, rows * n * (ranks if way == "kept" else 1))
-    assert wanted <= ours.largest <= (1.1 if way == "both" else 1) * wanted  # `fully_shard` gathers norms beside them
+    assert wanted <= ours.largest <= (1.1 if way == "both" else 1) * wanted  # `fully_shard` also gathers norms
     assert ours.largest < v * (WIDTH if way == "kept" else min(WIDTH, n))
     if way == "stock":
         handle.uninstall()
@@ -263,7 +263,7 @@ def nothing_is_whole(folder, way, kind, v):
 
 
 def refusals(folder, way, kind, v):
-    """What would change or read a whole table is refused, and the model trains on as it was."""
+    """Operations that change or read a full table are refused, and the model still trains as before."""
     one, many, handle = models(folder, way, kind, v, "tied")
     refused(InstallError, "tied tables that are sharded, and factored:8 would change them", install, many, "factored:8")
     refused(InstallError, "and untied would change them; install it before", install, many, "untied")
@@ -282,21 +282,21 @@ def refusals(folder, way, kind, v):
 
 
 def columns(folder, kind, v):
-    """A table that is cut along its width is refused."""
+    """Install refuses a table that is sharded by columns."""
     plan, where = {"model.embed_tokens": "embedding_colwise"}, save_checkpoint(folder, kind, v, "untied")
     across = load_model(kind, where, tp_size=dist.get_world_size(), tp_plan=plan)
     refused(InstallError, "embed_tokens is sharded", install, across)
 
 
 def heads_that_do_not_divide(folder, kind, v):
-    """transformers loads it, and fails at the first step; install says so before."""
+    """Install refuses a number of heads that the ranks do not divide; transformers fails only in the first step."""
     where = save_checkpoint(folder, kind, v, "tied", num_attention_heads=2, num_key_value_heads=2)
     many = load_model(kind, where, tp_size=4)
     refused(InstallError, r"4 ranks .* do not divide num_attention_heads=2; choose", install, many)
 
 
 def log_probabilities(folder, kind, v):
-    """What policy losses ask, a log-probability and an entropy, with gradients and no logits."""
+    """Log-probabilities and entropies, as policy losses use them, have the gradients of one rank without logits."""
     one, many, handle = models(folder, "stock", kind, v, "tied")
     ids, found = batch(v)["input_ids"], []
     for model in (one, many):
@@ -312,7 +312,7 @@ def log_probabilities(folder, kind, v):
 
 
 def adamw_and_class_weights(folder, kind, v):
-    """AdamW's curve, over a loss with class weights, smoothing and a bias of steps behind the head."""
+    """AdamW has the curve of one rank for a loss with class weights, smoothing and a bias after the head."""
     one, many, handle = models(folder, "stock", kind, v, "tied")
     g = torch.Generator().manual_seed(1)
     weight, shift = torch.rand(v, generator=g) + 0.2, torch.randn(v, generator=g)
@@ -331,7 +331,7 @@ def adamw_and_class_weights(folder, kind, v):
 
 
 def saved_with_a_boundary(folder, kind, v):
-    """A checkpoint that carries its spec is attached while it loads, before its weights are spread."""
+    """A checkpoint with a spec gets its boundary while it loads, before its weights are spread."""
     one = load_model(kind, save_checkpoint(folder, kind, v, "tied"))
     where, alone = Path(folder) / "entry", install(one, "tied")
     if dist.get_rank() == 0:
@@ -343,17 +343,17 @@ def saved_with_a_boundary(folder, kind, v):
 
 
 def ends_alone(folder, kind, v, tied):
-    """A family without a plan: the body whole on every rank, and the ends by `parallel_plan` for torch."""
+    """A family without a plan keeps the full body on every rank, and `parallel_plan` spreads its ends by torch."""
     one, many = (load_model(kind, save_checkpoint(folder, kind, v, tied)) for _ in range(2))
     names = {name for name, _ in many.named_parameters()}
     spread_ends(many)
-    assert {name for name, _ in many.named_parameters()} == names  # what was one Parameter is one
+    assert {name for name, _ in many.named_parameters()} == names  # a tied Parameter stays one Parameter
     assert_near("before install", many(**batch(v)).loss, one(**batch(v)).loss, 1e-5)
     follow(f"{kind} {v} {tied}", "ends", v, one, many, install(many))
 
 
 def installed_before(folder, kind, v, *specs):
-    """Boundaries that are more than tables are installed whole; then their tables' rows are spread."""
+    """Boundaries with maps are installed on full tables, whose rows are spread afterwards."""
     for spec in specs:
         one = load_model(kind, save_checkpoint(folder, kind, v, "tied"))
         torch.manual_seed(3)
@@ -378,7 +378,7 @@ def installed_before(folder, kind, v, *specs):
 
 
 def two_groups(folder, kind, v):
-    """Two ranks hold the table between them, and two others hold it again and see other tokens."""
+    """Two ranks hold the table together; two others hold a replica of it and have other tokens."""
     one, many = (load_model(kind, save_checkpoint(folder, kind, v, "tied")) for _ in range(2))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
     parallelize_module(many, mesh["tp"], parallel_plan(many, mesh))
@@ -393,7 +393,7 @@ def two_groups(folder, kind, v):
 
 
 def meshes(folder, kind, v):
-    """What `parallel_plan` cannot mean is refused, and changes nothing."""
+    """`parallel_plan` refuses unsuitable meshes and models, and changes nothing."""
     model, size = load_model(kind, save_checkpoint(folder, kind, v, "tied")), dist.get_world_size()
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
     other = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "model"))
@@ -409,11 +409,11 @@ def meshes(folder, kind, v):
     refused(InstallError, "spread over ranks already", parallel_plan, model, init_device_mesh("cpu", (size,)))
 
 
-# tables that are kept under FSDP2
+# tables whose rows are kept under FSDP2
 
 
 def bf16(folder, kind, v):
-    """A policy that computes in bf16 is that of the tables too, and trains as well as when they are gathered."""
+    """A policy that computes in bf16 also applies to kept tables, which train as gathered ones do."""
     mesh, policy = init_device_mesh("cpu", (dist.get_world_size(),)), MixedPrecisionPolicy(torch.bfloat16)
     curves = []
     for kept in (False, True):
@@ -432,7 +432,7 @@ def bf16(folder, kind, v):
 
 
 def told_apart(folder, kind, v):
-    """What `keep_tables` cannot mean is refused."""
+    """`keep_tables` refuses unsuitable meshes and models."""
     where, size = save_checkpoint(folder, kind, v, "tied"), dist.get_world_size()
     mesh, deep = init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (1, 1, size))
     model, plain = load_model(kind, where), load_model(kind, where)
@@ -446,7 +446,7 @@ def told_apart(folder, kind, v):
 
 
 def still(folder, kind, v):
-    """The watch of the first steps sees a kept table whose rows one rank never moves."""
+    """The watch of the first steps reports a kept table whose rows never change on one rank."""
     _, many, _ = models(folder, "kept", kind, v, "tied")
     optimizer = torch.optim.SGD(many.parameters(), lr=0.1)
 
@@ -462,7 +462,7 @@ def still(folder, kind, v):
 
 
 def kept_on_disk(folder, kind, v):
-    """Saved by all ranks, loaded by as many that gather, and exported: bit for bit, and tied stays tied."""
+    """A save by all ranks loads into a gathered model and exports bit for bit, and stays tied."""
     _, many, _ = models(folder, "kept", kind, v, "tied")
     optimizer = torch.optim.AdamW(many.parameters(), lr=1e-3)
     many(**rows_of("kept", v, 0)[1]).loss.backward()
@@ -485,11 +485,11 @@ def kept_on_disk(folder, kind, v):
         assert torch.equal(whole.lm_head.weight, table)
 
 
-# both axes
+# tensor parallelism and FSDP2
 
 
 def stock(folder, kind, v):
-    """transformers' own: exact where untied; of tied tables two units keep one Parameter, which is refused."""
+    """transformers' layout is exact for untied tables; tied ones are refused, as two units hold one Parameter."""
     where = save_checkpoint(folder, kind, v, "untied")
     many = load_model(kind, where, tp_size=2, fsdp_size=2)
     follow(f"stock {kind} {v}", "both", v, load_model(kind, where), many, install(many))
@@ -498,7 +498,7 @@ def stock(folder, kind, v):
 
 
 def on_rank(rank, folder, size, cases):
-    """Meet the other ranks and go through the cases."""
+    """Join the process group and run the cases."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)
     tr.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""What trainers ask of deferred logits: answers and gradients of computed logits, and how many were computed."""
+"""Operations that trainers apply to deferred logits, compared with computed logits in values, gradients and counts."""
 
 import pytest
 import torch
@@ -22,40 +22,40 @@ HEADS = {
 
 
 def leaves(dtype=torch.float64, seed=0):
-    """Hidden states, a table and a bias that want gradients."""
+    """Return hidden states, a table and a bias that require gradients."""
     torch.manual_seed(seed)
     shapes = (B, T, E), (V, E), (V,)
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
 def at(z):
-    """Tokens [..., 1] of the positions of `z`."""
+    """Return target tokens [..., 1] for the positions of `z`."""
     return TARGETS[:, : z.shape[1], None]
 
 
 def selective(z, t):
-    """Log-probabilities as trainers gather them to save memory: a logit less its row's log-sum-exp."""
+    """Return log-probabilities as trainers compute them to save memory: a logit minus the log-sum-exp of its row."""
     return z.gather(-1, t)[..., 0] - torch.stack([torch.logsumexp(row, dim=-1) for row in z])
 
 
 def selective_narrow(z, t):
-    """The same of half-precision logits: a log-softmax per row."""
+    """Return log-probabilities as trainers compute them from half-precision logits: a log-softmax per row."""
     return torch.stack([F.log_softmax(row, dim=-1).gather(-1, i)[:, 0] for row, i in zip(z, t, strict=True)])
 
 
 def entropy_in_pieces(z, size=5):
-    """Entropies of pieces of the flattened rows."""
+    """Return entropies, computed from pieces of the flattened rows."""
     pieces = [F.log_softmax(piece, dim=-1) for piece in z.reshape(-1, z.shape[-1]).split(size, dim=0)]
     return torch.cat([-(torch.exp(log_p) * log_p).sum(-1) for log_p in pieces]).reshape(z.shape[:-1])
 
 
 def entropy_of_softmax(z):
-    """Entropies as PPO writes them."""
+    """Return entropies as implementations of PPO compute them."""
     p = torch.nn.functional.softmax(z, dim=-1)
     return torch.logsumexp(z, dim=-1) - torch.sum(p * z, dim=-1)
 
 
-# how it is asked -> (the asking, how many sweeps it takes)
+# name -> (operation on logits, number of sweeps over the vocabulary)
 ASKED = {
     "gather": (lambda z: z.gather(-1, at(z)).squeeze(-1), 1),
     "torch.gather by name": (lambda z: torch.gather(input=z, dim=2, index=at(z)), 1),
@@ -98,27 +98,27 @@ def test_deferred_logits_give_the_values_and_gradients_of_computed_logits(asked,
     weights = torch.randn(found.shape, dtype=found.dtype)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
-    rounding = 1e-5 if "cast" in head else 1e-9  # the computed logits' own, in fp32
+    rounding = 1e-5 if "cast" in head else 1e-9  # rounding of the computed logits in fp32
     for got, expected in zip(given, mine, strict=True):
         torch.testing.assert_close(got.grad, expected.grad, rtol=rounding, atol=rounding)
 
 
 def test_sweep_targets_match_without_reading_device_values():
-    """Meta tensors have no values: a comparison raises, as on a GPU it waits."""
+    """Meta tensors have no values, so a comparison raises an error where a GPU would synchronise."""
     labels = torch.zeros(B, T, 1, dtype=torch.long, device="meta")
     known = SweepTargets(labels.reshape(-1))
     assert known.match(labels.reshape(-1))
     with pytest.raises(NotImplementedError):
-        known.match(labels.reshape(-1)[1:])  # others
+        known.match(labels.reshape(-1)[1:])  # other targets
     labels += 1
     with pytest.raises(NotImplementedError):
-        known.match(labels.reshape(-1))  # written to
+        known.match(labels.reshape(-1))  # changed targets
 
 
 def test_targets_written_in_place_start_a_new_sweep():
     labels, z = at(torch.empty(B, T, V)).clone(), Deferred(*leaves(), Counts())
     first = z.gather(-1, labels)
-    labels.numpy()[:] = (labels.numpy() + 1) % V  # behind autograd's back
+    labels.numpy()[:] = (labels.numpy() + 1) % V  # a change that autograd does not see
     second = z.gather(-1, labels)
     torch.testing.assert_close(second, F.linear(*leaves()).gather(-1, labels))
     assert not torch.equal(first, second)
@@ -144,7 +144,7 @@ def test_metrics_compute_logits_one_chunk_at_a_time(asked, head):
     torch.testing.assert_close(found, WITHOUT_GRADIENT[asked](HEADS[head](F.linear(*leaves()))))
 
 
-OTHERWISE = {  # beside what test_deferred.py calls with every argument
+OTHERWISE = {  # in addition to the calls of test_deferred.py with every argument
     "probabilities summed": lambda z: z.softmax(-1).sum(-1),
     "product with another's": lambda z: (z.softmax(-1) * (z / 2)).sum(-1),
     "product with a slice": lambda z: (z.softmax(-1)[0] * z.log_softmax(-1)[0]).sum(-1),

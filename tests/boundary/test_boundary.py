@@ -1,4 +1,4 @@
-"""The whole spectrum in one module, each point against plain tensors written out by hand."""
+"""The `Boundary` module with every spec, compared with formulas on plain tensors."""
 
 import math
 
@@ -36,7 +36,7 @@ def tokens(seed=0, vocab=V):
 
 
 def matrices(boundary):
-    """(in_map [E, D], out_map [D, E]) as plain matrices, from the formulas of the design."""
+    """Return (in_map [E, D], out_map [D, E]) as plain matrices, from the formulas of the design."""
     eye = torch.eye(D, dtype=torch.float64)
     kind = boundary.spec.kind
     if kind == "residual":
@@ -76,7 +76,7 @@ def test_boundary_equals_its_formula_for_every_spec_and_option(kind, option):
     expected = torch.autograd.grad(loss, [w_in, w_out, *others])
 
     torch.testing.assert_close(boundary.logits(torch.tanh(boundary.embed(ids))), logits)
-    verbs = boundary.loss(torch.tanh(boundary.embed(ids)), targets)  # one by one: as exact, in one more buffer
+    verbs = boundary.loss(torch.tanh(boundary.embed(ids)), targets)  # separate calls: as exact, with one more buffer
     single = torch.autograd.grad(verbs, list(boundary.parameters()))
     boundary.record = PathRecord()
     got = boundary(ids, torch.tanh, targets)
@@ -85,7 +85,7 @@ def test_boundary_equals_its_formula_for_every_spec_and_option(kind, option):
     torch.testing.assert_close(single, tuple(p.grad for p in boundary.parameters()))
     a, b = spec.alpha * expected[0], expected[1].clone()
     if spec.pad is not None:
-        assert b[spec.pad].norm() > 0  # what a plain padding_idx would let through
+        assert b[spec.pad].norm() > 0  # a plain padding_idx would not stop this gradient
         a[spec.pad], b[spec.pad] = 0, 0
     if boundary.tied:
         torch.testing.assert_close(boundary.table_in.grad, a + b)
@@ -95,7 +95,7 @@ def test_boundary_equals_its_formula_for_every_spec_and_option(kind, option):
         torch.testing.assert_close(boundary.table_in.grad, a)
         torch.testing.assert_close(boundary.table_out.grad, b)
 
-    into = torch.ones_like(boundary.table_out)  # added to what stands there, instead
+    into = torch.ones_like(boundary.table_out)  # the gradient is added to this tensor instead
     if spec.pad is not None:
         with pytest.raises(SpecError, match="into with pad"):
             boundary(ids, torch.tanh, targets, into=into)
@@ -120,7 +120,7 @@ def test_dense_tables_compute_the_function_of_the_boundary(kind):
     torch.testing.assert_close(hidden @ dense_out.T, boundary.logits(hidden))
 
 
-MIXED = torch.randperm(20, generator=torch.Generator().manual_seed(3))[:15].tolist()  # another order of tokens
+MIXED = torch.randperm(20, generator=torch.Generator().manual_seed(3))[:15].tolist()  # a different order of tokens
 OUTPUT_ROWS = [((41, 30), range(30)), ((30, 41), range(41))]
 OUTPUT_ROWS += [((20, 17, (*MIXED, -1, -1)), [*MIXED, 20, 21])]
 
@@ -164,7 +164,7 @@ def test_projection_penalty_equals_the_paper_and_its_authors_code():
     ("vocab", "tau", "own"), [(10_000, 0.226, None), (4096, 0.566, None), (10_000, 11.3, None), (4096, 1.0, 12.0)]
 )
 def test_predicted_nll_matches_simulation(vocab, tau, own):
-    """Also where a tied table meets itself: one logit is the token's own."""
+    """With `own`, one logit is the self-similarity of the token in a tied table."""
     z = torch.randn(400, vocab, generator=torch.Generator().manual_seed(0)) * tau
     if own is not None:
         z[:, 0] = own
@@ -185,7 +185,7 @@ def test_predicted_nll_gives_tokens_without_an_output_row_no_self_logit():
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_first_loss_is_near_the_predicted_one(kind):
-    """Of hidden states that know nothing; around a body see tests/training/kinds/test_decoder.py."""
+    """Hidden states are random here; tests/training/kinds/test_decoder.py checks the loss with a body."""
     torch.manual_seed(1)
     d, v, n = 128, 3000, 400
     boundary = Boundary(kind.replace(":7", ":100"), v, d)
@@ -245,7 +245,7 @@ def test_boundary_refuses_invalid_specs_and_inputs(kind, says, call):
 
 
 def test_embeddings_of_an_spd_boundary_can_be_scaled_in_place():
-    """As CTRL scales what it looks up."""
+    """CTRL scales its embeddings in place."""
     boundary, ids = build("spd"), tokens()[0]
     rows = boundary.embed(ids)
     rows *= 2

@@ -1,4 +1,4 @@
-"""`generate` with an exact decoding: the tokens are those of plain `generate`, and the logits were not computed."""
+"""`generate` with `exact_decoding`, compared with plain `generate`, and counts of computed logits."""
 
 import copy
 
@@ -12,7 +12,7 @@ from tiewise.core.errors import UnsupportedError
 
 PROMPT = torch.randint(3, V, (3, 5), generator=torch.Generator().manual_seed(1))
 ANSWERED = [{"do_sample": False}, {"do_sample": True, "top_k": 20, "temperature": 0.6, "top_p": 0.9}]
-# every way from a head to its logits: nothing, a bias, a cap, a factor, widths, an encoder before it
+# every kind of head: plain, bias, soft-cap, factor, projected widths, after an encoder
 FAMILIES = [("llama", False), ("phi", True), ("gemma2", True), ("granite", True), ("opt_350m", True), ("bart", False)]
 FAMILIES += [("t5", True), ("t5_v11", False)]
 COMPUTED = [
@@ -107,7 +107,7 @@ def test_top_logits_operations_equal_those_of_the_computed_logits(llama):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda x: x < x.topk(3).values[:, :1] - 100.0,  # below what was found
+        lambda x: x < x.topk(3).values[:, :1] - 100.0,  # a bound below all returned scores
         lambda x: x.topk(3, largest=False).values,
         lambda x: x.topk(2, dim=0).values,
         lambda x: x.argmax(0),
@@ -120,13 +120,13 @@ def test_top_logits_operations_equal_those_of_the_computed_logits(llama):
 )
 def test_top_logits_compute_the_logits_for_other_operations(ask, llama):
     logits, true, installed = top_logits(*llama)
-    torch.testing.assert_close(ask(logits), ask(true), rtol=1e-5, atol=1e-5)  # both were rounded to fp32
+    torch.testing.assert_close(ask(logits), ask(true), rtol=1e-5, atol=1e-5)  # both are rounded to fp32
     assert installed.counts.materialised > 0
 
 
 def test_top_logits_keep_every_token_with_the_score_of_the_bound():
     model, _, installed = pair_in_evaluation("llama", tied=False)
-    with torch.no_grad():  # ten tokens of one largest logit at each position
+    with torch.no_grad():  # ten tokens share the largest logit at each position
         hidden = model.model(input_ids=PROMPT).last_hidden_state[:, -1]
         model.lm_head.weight[10:20] = 9 * hidden.sum(0)
         assert ((hidden @ model.lm_head.weight.T).argmax(-1) // 10 == 1).all()

@@ -1,6 +1,6 @@
-"""Models on the CPU in a process whose default device is another one, as `torch.set_default_device("cuda")` makes it.
+"""Models on the CPU in a process with another default device, as after `torch.set_default_device("cuda")`.
 
-The other device is `meta`, whose tensors have no values: one that is made there without need makes a step fail.
+The other device is `meta`, whose tensors have no values, so a step fails if it creates a tensor there.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Deferred logits equal the logits they stand for: shapes, steps, indices, losses; and refuse what would be lost."""
+"""Deferred logits compared with computed logits: shapes, recorded steps, methods, operators, losses and refusals."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ B, T, E, V = 2, 5, 4, 7
 
 @pytest.fixture
 def pair():
-    """(deferred logits, the same logits computed, counts), with a head bias."""
+    """Return (deferred logits, the same logits computed, counts), with a head bias."""
     torch.manual_seed(0)
     hidden, table, bias = torch.randn(B, T, E), torch.randn(V, E), torch.randn(V)
     counts = Counts()
@@ -70,7 +70,7 @@ def test_deferred_logits_record_steps_and_fuse_the_cross_entropy(pair, name):
     torch.testing.assert_close(got.real(), wanted, rtol=1e-6, atol=1e-6)
 
 
-COMPUTES = {  # beside what `CALLS` asks of every method
+COMPUTES = {  # in addition to the calls in `CALLS`
     "quotient": lambda z: torch.ones(V) / z,
     "product of logits": lambda z: z * z,
     "in a list": lambda z: torch.cat([z, z], 1),
@@ -205,7 +205,7 @@ PIECES = [call(2), call(2, 1), call([1, 4], 1), call(3, -1), call([1, 1], 1), ca
 PIECES += [call(split_size=1, dim=0), call(split_sizes=[1, 1])]
 ALONE = [call()]
 NEGATED = [call(), call(1), call(out=OUT)]
-# name of a method that is written out in Deferred -> arguments of calls, among them every parameter that torch has
+# name of a method that Deferred defines -> arguments of calls, which cover every parameter of torch's method
 CALLS = {
     "to": [
         *(call(kind) for kind in (torch.float32, torch.int32, torch.complex64, "cpu", "meta", OTHER, "nowhere")),
@@ -245,7 +245,7 @@ CALLS = {
 
 
 def _outcome(z, name, args, kwargs, function=None):
-    """(kind, value) of a call: a tensor with its type, a plain value, or the class of what it raises."""
+    """Return (kind, value) of a call; kind describes the tensor, the type of a plain value or the error."""
     try:
         found = getattr(z, name)(*args, **kwargs) if function is None else function(z, *args, **kwargs)
     except Exception as error:
@@ -287,7 +287,9 @@ def test_calls_cover_every_deferred_method_and_every_parameter_of_torch():
     }
     assert written >= {"size", "numel"}
     own = {"__torch_function__", "__dict__", "__weakref__", "__init__", "real"}
-    own |= {name for name in _RECORDERS if name.endswith("_") and name not in CALLS}  # in place: test_asked.py
+    own |= {
+        name for name in _RECORDERS if name.endswith("_") and name not in CALLS
+    }  # test_asked.py tests those in place
     assert (written | _RECORDERS.keys() | ANSWERS.keys()) - own - {"cross_entropy"} <= CALLS.keys()
     for name, calls in CALLS.items():
         schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
@@ -295,7 +297,7 @@ def test_calls_cover_every_deferred_method_and_every_parameter_of_torch():
         methods = [given for given in taken if (given[0].name, str(given[0].type)) == ("self", "Tensor")]
         parameters = {argument.name for arguments in methods for argument in arguments[1:]}
         given = {key for _, kwargs in calls for key in kwargs}
-        assert parameters <= given | {"layout", "pin_memory"}, name  # those two are TorchScript's
+        assert parameters <= given | {"layout", "pin_memory"}, name  # these two exist only in TorchScript
 
 
 _METHODS = [n for n in dir(torch.Tensor) if callable(getattr(torch.Tensor, n)) and not n.startswith("_")]

@@ -1,4 +1,4 @@
-"""Installed models of every named family equal themselves uninstalled: loss, every gradient, generated text."""
+"""Installed models of every named family, compared with the plain models: loss, gradients, logits, generated tokens."""
 
 import copy
 
@@ -40,9 +40,9 @@ def test_installed_model_keeps_the_loss_and_gradients_of_its_family(name, tied):
 def test_installed_model_generates_the_same_tokens(name, spec):
     model = build(name)
     install(model, spec)
-    plain = tiewise.hf.plain_copy(copy.deepcopy(model))  # the family's own class
+    plain = tiewise.hf.plain_copy(copy.deepcopy(model))  # the original class of the family
     ids = batch(model)["input_ids"][:, :4]
-    for training in (False, True):  # the latter with dropout
+    for training in (False, True):  # training mode has dropout
         for how in ({}, {"do_sample": True, "top_k": 20}, {"num_beams": 2}):
             torch.manual_seed(0)
             wanted = plain.train(training).generate(ids, max_new_tokens=3, **how)
@@ -67,7 +67,7 @@ def test_installed_model_returns_the_same_logits_in_evaluation(name):
 
 
 def test_install_keeps_the_attention_type_of_bigbird():
-    """BigBird turns to full attention for good in the forward of a short batch, and the batch that asks is short."""
+    """BigBird switches permanently to full attention on a short batch, and install runs the model on a short batch."""
     settings = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings |= {"intermediate_size": 24, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128}
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def test_install_keeps_the_attention_type_of_bigbird():
     torch.testing.assert_close(model(input_ids=ids).logits + 0, wanted, rtol=1e-5, atol=1e-6)
 
 
-# --- under torch.compile the loss and the gradients are the same, and the logits stay uncomputed
+# --- under torch.compile loss and gradients are the same, and no logits are computed
 
 
 COMPILED = [*((name, None) for name in ("llama", "gemma2", "cohere", "bert", "bart")), ("llama", "factored:6+pad=3")]
@@ -91,7 +91,7 @@ COMPILED = [*((name, None) for name in ("llama", "gemma2", "cohere", "bert", "ba
 @pytest.mark.parametrize(("name", "spec"), COMPILED)
 def test_compiled_loss_and_gradients_equal_eager_ones(name, spec):
     torch._dynamo.reset()
-    model = without_dropout(build(name))  # compiled dropout draws other numbers
+    model = without_dropout(build(name))  # compiled dropout draws different random numbers
     install(model, spec)
     eager, inputs = copy.deepcopy(model), batch(model)
     loss = torch.compile(model.train())(**inputs).loss

@@ -1,4 +1,4 @@
-"""Where a boundary has no meaning, or does something unknown, install says why and leaves the model as it was."""
+"""Models and specs that `install` refuses: the message gives the reason, and the model is unchanged."""
 
 import copy
 import warnings
@@ -22,7 +22,7 @@ from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 
 
 class ExtraLogitStep(tr.LlamaForCausalLM):
-    """Llama with one more step between head and loss; `odd` is the step."""
+    """Llama with an extra step between head and loss, the method `odd`."""
 
     def forward(self, input_ids=None, labels=None, **kwargs):
         logits = self.odd(super().forward(input_ids=input_ids, **kwargs).logits, input_ids)
@@ -31,7 +31,7 @@ class ExtraLogitStep(tr.LlamaForCausalLM):
 
 
 def _with_step(step):
-    """Make a Llama whose one more step between head and loss is `step(logits, ids)`."""
+    """Return a Llama with the extra step `step(logits, ids)` between head and loss."""
     return variant("llama", type("Odd", (ExtraLogitStep,), {"odd": lambda self, logits, ids: step(logits, ids)}))
 
 
@@ -40,7 +40,7 @@ def _leaky(logits, ids):
 
 
 def _copying(logits, ids):
-    """Mix the vocabulary's distribution with one that points at the input."""
+    """Mix the distribution over the vocabulary with a copy distribution over the input tokens."""
     pointer = F.one_hot(ids, logits.shape[-1]).float().mean(1, keepdim=True)
     return torch.log(0.9 * torch.softmax(logits, -1) + 0.1 * pointer)
 
@@ -53,14 +53,14 @@ class LossPastTheHead(ExtraLogitStep):
 
 
 class SecretTable(ExtraLogitStep):
-    """Reads its input table once more, unscaled, where the boundary cannot see it."""
+    """A model that reads its input table a second time, unscaled, outside the boundary."""
 
     def odd(self, logits, ids):
         return logits + (self.model.embed_tokens.weight @ torch.ones(self.config.hidden_size, 1)).view(-1)
 
 
 class OtherLogits(ExtraLogitStep):
-    """Returns logits of the unscaled table next to a loss of the head's own."""
+    """A model that computes its loss by the head but returns logits of the unscaled table."""
 
     def forward(self, input_ids=None, labels=None, **kwargs):
         hidden = self.model(input_ids=input_ids).last_hidden_state
@@ -79,7 +79,7 @@ def _embedding(**settings):
 
 
 def _head(weight):
-    """Make a Llama whose head has another weight, made from its own."""
+    """Return a Llama whose head has the weight `weight(table)`."""
     model = build("llama")
     table = model.lm_head.weight.detach()
     del model.lm_head.weight
@@ -99,13 +99,13 @@ def _eight_bit(model):
 
 def _dynamic(model):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.ao is to be replaced by torchao
+        warnings.simplefilter("ignore")  # torch.ao warns that torchao replaces it
         which = {"lm_head": torch.ao.quantization.default_dynamic_qconfig}
         torch.ao.quantization.quantize_dynamic(model, which, inplace=True)
 
 
 class Int8(torch.Tensor):
-    """A tensor as torchao makes it: says fp32, holds int8, and is counted a Parameter."""
+    """A tensor as torchao makes it: it reports fp32, holds int8 and can be a Parameter."""
 
     @staticmethod
     def __new__(cls, held):
@@ -122,7 +122,7 @@ class Int8(torch.Tensor):
 
 
 def _foreign():
-    """Looks its tokens up, and has nothing else that install asks for."""
+    """Return a model that looks tokens up but lacks everything else that install needs."""
     model = nn.Module()
     model.embed, model.config = nn.Embedding(61, 16), tr.LlamaConfig()
     model.get_input_embeddings = lambda: model.embed
@@ -150,7 +150,7 @@ def _frozen_parameter(values):
     return nn.Parameter(values, requires_grad=False)
 
 
-# name -> (what the refusal says, model[, spec])
+# name -> (pattern of the message, function that builds the model[, spec])
 CASES = {
     "label head": ("scores 3 labels", lambda: variant("bert", tr.BertForSequenceClassification, num_labels=3)),
     "encoder without a head": ("without a token head", lambda: variant("bert", tr.BertModel)),
@@ -223,7 +223,7 @@ def test_install_refuses_an_invalid_spec_and_leaves_the_model_unchanged(spec, re
 
 @pytest.fixture
 def sharded():
-    """`fully_shard` in a group of this one process."""
+    """Return a function that applies `fully_shard` in a group of one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,))
 

@@ -1,4 +1,4 @@
-"""Saved, loaded and resized: plain boundaries by any transformers, the others by `tiewise.hf`, all of them bitwise."""
+"""Saving, loading, resizing and copying installed models, compared bit for bit with the saved model."""
 
 import copy
 import io
@@ -30,7 +30,7 @@ def _logits(model, inputs):
 
 
 def _train_one_step(name, spec, tied=True):
-    """A model with the boundary, one optimizer step away from its start."""
+    """Return a model with the boundary after one optimizer step, and its batch."""
     model = build(name, tied)
     install(model, spec)
     inputs = batch(model)
@@ -49,7 +49,7 @@ def test_save_and_load_round_trip_is_exact(name, spec, tmp_path):
     assert install(loaded).spec == install(model).spec
     torch.testing.assert_close(dict(loaded.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
     assert torch.equal(_logits(loaded, inputs), _logits(model, inputs))
-    # tied stays tied: the same Parameters, so the same training
+    # a tied model stays tied, so it has as many Parameters and trains the same
     assert len(list(loaded.parameters())) == len(list(model.parameters()))
     assert_identical_steps(loaded, model, inputs)
 

@@ -1,4 +1,4 @@
-"""Specs built into models compute, and differentiate, what their formulas say."""
+"""Models with installed specs, compared in loss and gradients with the formulas of the specs."""
 
 import copy
 
@@ -20,7 +20,7 @@ D, K = 16, 6
 
 
 def _formula(model, inputs):
-    """(loss, {name: gradient}) by plain autograd: the family's own class on dense tables computed from the maps."""
+    """Return (loss, {name: gradient}) by plain autograd on the original class with dense tables computed from maps."""
     plain, names = build("llama", tied=False), dict(model.named_parameters())
     spec = install(model).spec
     leaves = {name: p.detach().clone().requires_grad_() for name, p in names.items()}
@@ -61,7 +61,7 @@ SPECS += ["factored:6+bias+softcap=2+input_scale=3+output_scale=0.5"]
 def test_loss_and_gradients_follow_the_formula(spec):
     model = build("llama")
     installed = install(model, spec)
-    with torch.no_grad():  # away from zero biases and identity maps
+    with torch.no_grad():  # move biases from zero and maps from the identity
         for name, parameter in model.named_parameters():
             if "out_map" in name or "lm_head.bias" in name:
                 parameter.add_(0.2 * torch.randn_like(parameter))
@@ -211,7 +211,7 @@ def tokenizer():
 
 @pytest.fixture
 def vectors(tmp_path):
-    """Make a file that has w0 to w39, `<pad>` and a word that nobody has, of a width."""
+    """Return a function that writes vectors of a width for w0 to w39, `<pad>` and an unknown word."""
 
     def write_vectors(width):
         path = tmp_path / "glove.txt"
@@ -232,7 +232,7 @@ def test_vectors_initialise_the_rows_of_their_words(tokenizer, vectors, tmp_path
     assert torch.equal(table[3:43].detach(), torch.arange(1.0, 41)[:, None].expand(-1, D))
     assert torch.equal(table[43:], before[43:])
     assert torch.equal(table[1:3], before[1:3])
-    assert not table[0].any()  # the padding row stays zero, though the file has its word
+    assert not table[0].any()  # the padding row stays zero although the file has a vector for it
     assert installed.missing_vectors == ("<s>", "</s>", *(f"w{i}" for i in range(40, 50)))
     assert install(model).missing_vectors == ()
     assert step(model, batch(model))[0].isfinite()

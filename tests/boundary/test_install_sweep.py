@@ -1,9 +1,9 @@
 """Every causal, masked and sequence-to-sequence model class of transformers that a generic script can build tiny.
 
-Each takes every kind of boundary, or refuses it for the reason stated here and is left as it was: exact against itself
-uninstalled where the boundary starts as the same function, verified by install and fused in training where it does
-not, and the same model once saved and loaded. What cannot be built is listed by name with what it fails by: nothing is
-skipped silently.
+Each class takes every kind of boundary, or refuses it for the reason listed here and stays unchanged. If the boundary
+starts as the same function, loss and gradients equal those of the plain model. Otherwise install verifies the model,
+and training is fused. Saving and loading gives the same model. Classes that the script cannot build are listed by name
+with their error, so that none is skipped silently.
 """
 
 import copy
@@ -36,7 +36,7 @@ REFUSED = {
     "ProphetNetForConditionalGeneration": "something else to its logits before the loss",
 }
 NEEDS_BATCH = ("ReformerForMaskedLM", "ReformerModelWithLMHead")  # trains at one sequence length only
-NOT_BUILT = {  # and the error that says so
+NOT_BUILT = {  # name -> pattern of the error
     "CohereCompassForCausalLM": "full_attention",  # its rotary settings are per kind of layer
     "DbrxForCausalLM": "has no attribute 'rope_theta'",
     "Dots3NoteForCausalLM": "too big",  # its audio and vision towers
@@ -49,9 +49,9 @@ NOT_BUILT = {  # and the error that says so
     "MusicgenForCausalLM": r"shape '\[-1, 4, 12\]'",  # it reads several codebooks at a time
     "MusicgenMelodyForCausalLM": r"shape '\[-1, 4, 12\]'",
     "Nemotron3_5TranscribeForConditionalGeneration": r"\(512\) must match `audio_config.hidden_size`",
-    "NeoMMEForMaskedLM": "head_dim=8 dims",  # its rotary settings want a wider head
+    "NeoMMEForMaskedLM": "head_dim=8 dims",  # its rotary settings need a wider head
     "PerceiverForMaskedLM": "too big",  # its latents
-    "Qwen4ExpForCausalLM": "'NoneType' and 'NoneType'",  # its n-gram tables have sizes of their own
+    "Qwen4ExpForCausalLM": "'NoneType' and 'NoneType'",  # its n-gram tables have separate sizes
     "VibeVoiceAsrForConditionalGeneration": "too big",  # its audio tower
     "VoxtralRealtimeForConditionalGeneration": "input_features",  # it needs audio
     "ZambaForCausalLM": "tie_weights_keys",  # its shared layers are tied by patterns over the original depth
@@ -85,7 +85,7 @@ def _build(name):
     model = model_class(config)
     inputs = _inputs(model)
     with torch.no_grad():
-        model.eval()(**inputs)  # some families settle for another kind of attention in their first forward
+        model.eval()(**inputs)  # some families change their kind of attention in the first forward
     return model, inputs
 
 
@@ -115,7 +115,7 @@ def _check_loaded(model, loaded, inputs):
 
 
 def _check_trained(model, installed, inputs, plain_loss, plain_gradients):
-    """Fused, every table and map learns; and what starts as the plain model's function has its loss and gradients."""
+    """Check that the loss is fused and every table and map gets a gradient; compare with the plain model if given."""
     spec, tables = installed.spec, installed.tables()
     loss, got = step(model, inputs)
     assert installed.counts.fused >= 1
@@ -126,7 +126,7 @@ def _check_trained(model, installed, inputs, plain_loss, plain_gradients):
         assert loss.isfinite()
         return
     torch.testing.assert_close(loss, plain_loss, rtol=1e-5, atol=0)
-    parted = names.keys() - plain_gradients.keys()  # a tied table that was copied: its gradient is the sum of both
+    parted = names.keys() - plain_gradients.keys()  # untied copies: the gradient of the tied table is the sum of both
     for name in parted:
         (other,) = names.keys() - parted
         got[other] = got[other] + got.pop(name)
@@ -138,7 +138,7 @@ def _check_trained(model, installed, inputs, plain_loss, plain_gradients):
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_model_class_takes_each_spec_exactly_or_refuses_it(name, tmp_path):
     if name in NOT_BUILT:
-        with pytest.raises(Exception, match=NOT_BUILT[name]):  # any family fails in its own way
+        with pytest.raises(Exception, match=NOT_BUILT[name]):  # families raise different errors
             _build(name)
         return
     plain, inputs = _build(name)
@@ -162,7 +162,7 @@ def test_every_model_class_takes_each_spec_exactly_or_refuses_it(name, tmp_path)
         model.save_pretrained(folder)
         if spec in ("tied", "untied", "factored:8"):
             _check_loaded(model, tiewise.hf.load(folder), inputs)
-        if spec != "factored:8":  # a family with a boundary, or the family alone
+        if spec != "factored:8":  # the class with a boundary, or the plain class
             _check_loaded(model, type(model).from_pretrained(folder), inputs)
 
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer on installed models: what it logs is what the model computes, however batches are divided."""
+"""transformers' Trainer on installed models, compared with one batch of all rows and with the plain model."""
 
 import copy
 
@@ -27,7 +27,7 @@ def _rows(ignored=True):
 
 
 def _stack_rows(rows):
-    """All rows at once."""
+    """Return all rows as one batch."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -43,7 +43,7 @@ def _train_and_read_loss(model, folder, rows, **settings):
 
 
 def _smoothed_loss(name, model, inputs, epsilon):
-    """Loss over all rows at once, from its definition: the mean over every label that counts."""
+    """Return the loss of all rows from its definition: the mean over every label that is not ignored."""
     logits, labels = model.train()(**inputs).logits, inputs["labels"]
     if name in ("gpt2", "llama"):
         logits, labels = logits[:, :-1], labels[:, 1:]
@@ -53,20 +53,20 @@ def _smoothed_loss(name, model, inputs, epsilon):
 
 
 def _masked_rows(name, model):
-    """Rows of which 15 % of the positions have a label, and so does position 0 of every other row."""
+    """Return rows with labels on about 15 % of the positions, and on position 0 of every second row."""
     source = torch.Generator().manual_seed(7)
     rows = _rows(False)
     for i, row in enumerate(rows):
         drop = torch.rand(LENGTH, generator=source) > 0.15
         drop[[i % 2 * -1, 2]] = False
         row["labels"] = row["labels"].masked_fill(drop, -100)
-        if model.config.is_encoder_decoder:  # with a smoother the Trainer keeps the labels from the model
+        if model.config.is_encoder_decoder:  # with label smoothing, the Trainer does not pass the labels to the model
             row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(row["labels"][None])[0]
     return rows
 
 
 def _loaded(model, road, folder):
-    """The model with the boundary that it is saved with, by each road."""
+    """Return the model itself or, by `road`, the same model saved with a boundary and loaded."""
     if road in INSTALL:
         return model
     install(model, "factored:6")
@@ -85,7 +85,7 @@ def _loaded(model, road, folder):
 INSTALL = ("installed", "in one piece")
 INSTALLED = ("bert", "t5", "bart", "bart_decoder", "gpt2", "llama")
 CASES = [(name, "installed", smoother) for name in INSTALLED for smoother in (None, "transformers", "tiewise")]
-CASES.remove(("bart_decoder", "installed", "transformers"))  # that shifts the labels of a class that does not
+CASES.remove(("bart_decoder", "installed", "transformers"))  # that smoother shifts the labels, but the class does not
 CASES += [(name, "auto", how) for name in ("bert", "gpt2", "llama") for how in (None, "transformers", "tiewise")]
 CASES += [(name, road, None) for name in ("bert", "gpt2") for road in ("config", "load")]
 CASES += [(name, "in one piece", None) for name in INSTALLED]
@@ -111,18 +111,20 @@ def test_accumulated_gradients_equal_those_of_all_rows_at_once(name, road, smoot
     if smoother == "tiewise":
         made.label_smoother = installed.label_smoother(epsilon)
     made.train()
-    assert made.state.log_history[0]["loss"] == pytest.approx(wanted_loss.item(), rel=1e-4)  # it logs four decimals
+    assert made.state.log_history[0]["loss"] == pytest.approx(
+        wanted_loss.item(), rel=1e-4
+    )  # the Trainer logs four decimals
     body = [n for n in wanted if n in seen.of and seen.of[n].shape == wanted[n].shape]
     got, all_at_once = (torch.cat([g[n].flatten() for n in body]) for g in (seen.of, wanted))
     assert (got - all_at_once).norm() <= 1e-5 * all_at_once.norm()
     if road in INSTALL:
         assert len(body) == len(wanted) == len(seen.of)
-    losses = 2 if smoother == "transformers" else 1  # it asks for −log p of the labels and for its sum over all words
+    losses = 2 if smoother == "transformers" else 1  # it needs −log p of the labels and its sum over the vocabulary
     assert (installed.counts.fused, installed.counts.materialised) == (losses * pieces, 0)
 
 
 def test_loss_is_divided_by_num_items_in_batch():
-    """Tuples and DataParallel's replicas; and labels that are all ignored have no nan."""
+    """This includes tuples, replicas of DataParallel, and batches whose labels are all ignored."""
     model = build("bert").eval()
     inputs = _stack_rows(_rows())
     plain = copy.deepcopy(model)
@@ -143,7 +145,7 @@ def test_loss_is_divided_by_num_items_in_batch():
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_plain_transformers_log_a_wrong_loss_for_accumulated_batches(name, tmp_path):
-    """The two errors of transformers that install corrects; should this fail, the corrections can go."""
+    """Install corrects these two errors of transformers; if this test fails, remove the corrections."""
     model, rows = without_dropout(build(name)), _rows(False)
     true = model.train()(**_stack_rows(rows)).loss.item()
     loss = _train_and_read_loss(

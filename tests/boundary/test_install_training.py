@@ -1,4 +1,4 @@
-"""Gradients of installed models in every way of training: accumulation, checkpointing, scaling, autocast."""
+"""Gradients of installed models, compared with plain models under checkpointing, autocast, hooks and other dtypes."""
 
 import copy
 import math
@@ -107,7 +107,7 @@ HOOKS += ["register_forward_pre_hook"]
 
 
 def _seen_by_hooks(model, inputs, kind):
-    """What a hook on the head, or one for all modules, is given in a training step, and the step itself."""
+    """Return the tensors that a hook on the head, or on all modules, gets in a training step, and the step."""
     seen, head = [], model.get_output_embeddings()
 
     def see(module, *given):
@@ -134,7 +134,9 @@ def test_hooks_on_the_head_see_the_tensors_of_the_plain_model(name, kind):
     assert_same_gradients(got, wanted, 1e-5)
     assert installed.counts.materialised == (kind != "register_forward_pre_hook")
     step(model, inputs)
-    assert installed.counts.materialised == (kind != "register_forward_pre_hook")  # the hook is gone
+    assert installed.counts.materialised == (
+        kind != "register_forward_pre_hook"
+    )  # no longer, because the hook is removed
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bert"])
@@ -175,7 +177,7 @@ def test_recorded_path_norms_equal_those_of_autograd():
     assert got.cosine == pytest.approx(torch.cosine_similarity(*(p.flatten() for p in parts), dim=0).item(), abs=1e-5)
     assert install(model).record is record
     assert install(model).track(False) is None
-    two = install(split).path_norms()  # two tables hold their paths apart by themselves
+    two = install(split).path_norms()  # two tables need no record
     assert (two.a, two.b) == pytest.approx((got.a, got.b), rel=1e-5)
     assert math.isnan(two.cosine)
 

@@ -1,4 +1,4 @@
-"""`torch.autograd.grad(loss, logits)` of an installed model; the plain model's own graph is the oracle."""
+"""`torch.autograd.grad(loss, logits)` of an installed model, compared with the graph of the plain model."""
 
 import copy
 
@@ -13,7 +13,7 @@ grad = torch.autograd.grad
 
 
 def _pair(name, training=False, dtype=torch.float64):
-    """An installed model, the plain one, and their inputs."""
+    """Return an installed model, the plain model and their inputs."""
     model = build(name).to(dtype).train(training)
     plain = copy.deepcopy(model)
     tiewise.install(model)
@@ -21,7 +21,7 @@ def _pair(name, training=False, dtype=torch.float64):
 
 
 def _run(model, inputs):
-    """A forward with fixed dropout."""
+    """Run a forward with fixed dropout."""
     torch.manual_seed(0)
     return model(**inputs)
 

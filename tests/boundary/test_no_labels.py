@@ -1,4 +1,4 @@
-"""A batch whose labels are all ignored: loss 0 and zero gradients, whatever number of labels the loss is divided by."""
+"""Batches whose labels are all ignored: loss and gradients are zero for any `num_items_in_batch`."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ SPECS = [*((name, None) for name in FAMILIES), ("llama", "factored:4"), ("gpt2",
 
 def _model(name):
     if name == "rnn":
-        return tiny(ar=2.0, tar=1.0).train()  # with penalties on activations, which are shares of the labels' loss
+        return tiny(ar=2.0, tar=1.0).train()  # with penalties on activations, which are part of the loss
     if name == "open_albert":
         return OpenAlbertForPreTraining(OpenAlbertConfig(**TINY)).train()
     if name == "albert":
@@ -37,7 +37,7 @@ def _unlabelled(name, model):
 def _assert_zero(model):
     found = [p.grad for p in model.parameters() if p.grad is not None]
     assert found
-    assert all(not gradient.any() for gradient in found)  # a nan would be true
+    assert all(not gradient.any() for gradient in found)  # a nan would count as nonzero
 
 
 @pytest.mark.parametrize("items", ITEMS, ids=repr)
@@ -49,14 +49,14 @@ def test_loss_and_gradients_are_zero_without_labels(name, spec, items):
     loss = model(**inputs, **({} if items is None else {"num_items_in_batch": items})).loss
     assert installed.counts.materialised == 0
     if items is None and name == "rnn":
-        return  # its penalties have a mean over all tokens, labelled or not
+        return  # its penalties are a mean over all tokens, also unlabelled ones
     assert loss == 0
     loss.backward()
     _assert_zero(model)
 
 
 def test_pretraining_albert_has_zero_loss_without_positions_to_predict():
-    """The pretraining ALBERT computes the logits of chosen positions, here of none."""
+    """The pretraining ALBERT computes logits only at given positions, here at none."""
     model = _model("open_albert")
     install(model)
     inputs = _unlabelled("open_albert", model)
@@ -70,7 +70,7 @@ def test_pretraining_albert_has_zero_loss_without_positions_to_predict():
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_gradients_are_zero_if_a_loss_without_labels_is_divided_by_zero(name, reduction, items):
-    """The caller's own division makes the loss nan, as in plain torch; the gradients are zero in both."""
+    """Division by zero makes the loss nan, as in plain torch; the gradients are zero in both."""
     for installs in (False, True):
         model = _model(name)
         if installs:

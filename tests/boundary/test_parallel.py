@@ -1,4 +1,4 @@
-"""Installed models under DDP and FSDP2 beside one process; what the processes do is in `parallel_ranks`."""
+"""Installed models under DDP and FSDP2, compared with one process by `parallel_ranks`, and the watch of first steps."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def test_cases_contain_every_pair_of_settings():
 
 
 class HostReads(TorchDispatchMode):
-    """Counts what has the host wait for the device."""
+    """Count of operations that make the host wait for the device."""
 
     def __init__(self):
         super().__init__()

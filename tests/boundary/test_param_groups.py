@@ -1,4 +1,4 @@
-"""`param_groups`: every trainable parameter in the one group that its use says, by hand-written lists of names."""
+"""The groups of `param_groups`, compared with hand-written lists of parameter names."""
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ NAMES = ("tables", "head", "hidden", "vectors")
 
 
 def names_by_group(model):
-    """{group: names of its parameters}."""
+    """Return {group: names of its parameters}."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = tiewise.param_groups(model)
     assert tuple(group["name"] for group in groups) == NAMES
     return {group["name"]: [names[id(parameter)] for parameter in group["params"]] for group in groups}
 
 
-# what a person would call a table in each family, by its names in transformers
+# the tables of each family by their names in transformers
 TABLES = {
     "gpt2": ["transformer.wte.weight", "transformer.wpe.weight"],
     "llama": ["model.embed_tokens.weight"],
@@ -40,7 +40,10 @@ def test_param_groups_separate_lookup_tables_from_an_untied_head(name, tied, ins
     if installed:
         tiewise.install(model)
     found = names_by_group(model)
-    apart = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}  # T5 shares its inputs by the head's flag
+    apart = {
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+    }  # T5 ties its input tables by the flag of the head
     assert found["tables"] == TABLES[name] if tied or name != "t5" else {*found["tables"]} == {*TABLES[name]} | apart
     assert found["head"] == ([] if tied else [f"{HEADS[name]}.weight"])
 

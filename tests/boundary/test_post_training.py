@@ -1,4 +1,4 @@
-"""GRPO and DPO as trainers write them over `model(…).logits`: installed models train as plain ones, without logits."""
+"""GRPO and DPO losses as trainers write them over `model(…).logits`, compared with the plain model."""
 
 import copy
 
@@ -17,7 +17,7 @@ PROMPT, COMPLETION = 4, 6
 
 
 def sequences(rows, seed):
-    """Token ids [rows, PROMPT + COMPLETION] and which of the completion's count."""
+    """Return token ids [rows, PROMPT + COMPLETION] and a mask of the completion tokens that count."""
     source = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 61, (rows, PROMPT + COMPLETION), generator=source)
     mask = torch.arange(COMPLETION) < torch.randint(2, COMPLETION + 1, (rows, 1), generator=source)
@@ -25,18 +25,18 @@ def sequences(rows, seed):
 
 
 def completion_logits(model, ids, temperature, in_place):
-    """Logits [B, COMPLETION, V] that predict the completion, cooled."""
+    """Return the logits [B, COMPLETION, V] that predict the completion, divided by the temperature."""
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=COMPLETION + 1).logits
     logits = logits[:, :-1, :][:, -COMPLETION:, :]
     return logits.div_(temperature) if in_place else logits / temperature
 
 
 def grpo_loss(model, reference, temperature=0.9, in_place=False, beta=0.04, clip=0.2):
-    """Group-relative policy optimisation (Shao et al. 2024, eq. 3) on the half of the tokens with most entropy."""
+    """Return the GRPO loss (Shao et al. 2024, eq. 3) on the half of the tokens with the highest entropy."""
     ids, mask = sequences(4, seed=1)
     t = ids[:, -COMPLETION:, None]
     with torch.no_grad():
-        # an older policy that is close by
+        # an older policy that is close to the current one
         old = selective(completion_logits(model, ids, temperature, in_place), t)
         old = old + 0.1 * torch.linspace(-1, 1, old.numel()).view_as(old)
         before = selective(completion_logits(reference, ids, temperature, in_place), t)
@@ -53,7 +53,7 @@ def grpo_loss(model, reference, temperature=0.9, in_place=False, beta=0.04, clip
 
 
 def dpo_loss(model, reference, beta=0.3, nll=0.2):
-    """Direct preference optimisation (Rafailov et al. 2023, eq. 7), likelihood of the chosen, metrics."""
+    """Return the DPO loss (Rafailov et al. 2023, eq. 7) with the nll of the chosen sequences, and metrics."""
     ids, mask = sequences(6, seed=2)  # three chosen, then three rejected
     labels = ids[:, 1:].clone()
     mask = torch.cat([torch.zeros(6, PROMPT - 1, dtype=torch.bool), mask], 1)
@@ -95,7 +95,9 @@ def test_grpo_and_dpo_losses_equal_plain_ones_without_computing_logits(loss, nam
     with of_reference.deferred():
         got, metrics = LOSSES[loss](model, frozen)
         got.backward()
-    assert torch.is_tensor(frozen(input_ids=sequences(1, seed=1)[0]).logits)  # deferred within that alone
+    assert torch.is_tensor(
+        frozen(input_ids=sequences(1, seed=1)[0]).logits
+    )  # logits are deferred only within that block
     wanted, expected = LOSSES[loss](plain, reference)
     wanted.backward()
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
@@ -128,7 +130,7 @@ def test_fp32_logits_of_a_bf16_model_are_near_fp64():
     ids = torch.randint(3, 61, (4, 50), generator=torch.Generator().manual_seed(1))
     t = ids.roll(-1, 1).view(-1)
     with torch.no_grad():
-        table.mul_(8)  # logits of which bf16 rounds tenths away
+        table.mul_(8)  # logits so large that bf16 rounds them by about 0.1
         hidden = model.model(input_ids=ids).last_hidden_state.view(-1, 64)
         true = (hidden.double() @ table.double().T / 0.7).log_softmax(-1)
         rounded = ((hidden @ table.T).float() / 0.7).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Classes whose loss needs labels of pairs of sentences as well: BERT's and ALBERT's for pretraining."""
+"""Installed classes whose loss also needs a sentence label, such as `BertForPreTraining`."""
 
 import copy
 

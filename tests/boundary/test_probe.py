@@ -1,4 +1,4 @@
-"""Live models held against their folders: sound ones of many families, and what loaders did to others."""
+"""`probe` on loaded models of many families, sound and damaged, compared with their folders."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def saved(tmp_path):
 
 
 def with_separate_head(model, head):
-    """The same model as if a launcher had forced its flag false, with a head of its own."""
+    """Return the model with a separate head, as if a launcher had forced its tie flag to false."""
     model.config.tie_word_embeddings = False
     model.set_output_embeddings(nn.Linear(16, len(head), bias=False))
     model.get_output_embeddings().weight = nn.Parameter(head)
@@ -33,7 +33,7 @@ def test_probe_reports_models_loaded_by_transformers_as_sound(saved, name, tied)
     model, folder = saved(name, tied)
     found = tiewise.probe(model, folder)
     assert (found.sound, found.lookup, found.head, found.tied) == (True, SAME, SAME, tied)
-    assert tiewise.probe(model.bfloat16(), folder).sound  # rounded as it was loaded
+    assert tiewise.probe(model.bfloat16(), folder).sound  # rounded after it was loaded
 
 
 @pytest.mark.parametrize(

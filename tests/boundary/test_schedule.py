@@ -1,7 +1,7 @@
-"""Tying and untying during training, against a run put together by hand in plain transformers and torch.
+"""Tying and untying during training, compared with a run built by hand in plain transformers and torch.
 
-The hand-built run never calls the code under test: a fresh model whose tables are assigned, and a fresh optimizer whose
-state is filled in by the formulas that `Installed.tie` and `untie` document.
+The hand-built run never calls the code under test. It assigns the tables of a new model and fills the state of a new
+optimizer by the formulas that `Installed.tie` and `untie` document.
 """
 
 import copy
@@ -19,7 +19,7 @@ from tiewise.core.errors import SpecError, UnsupportedError
 
 BEFORE, AFTER = 3, 2
 IDS = torch.randint(2, 29, (4, 9), generator=torch.Generator().manual_seed(5))
-# Adam's eps is large, or it would blow rounding up to whole steps where a gradient vanishes
+# Adam's eps is large, because a small one would turn rounding of zero gradients into full steps
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.9), eps=1e-3),
@@ -35,7 +35,7 @@ def model(tied):
 
 
 def groups(m):
-    """Two groups as the Trainer makes them: matrices decay, vectors do not."""
+    """Return two groups as the Trainer makes them: weight decay for matrices, none for vectors."""
     parameters = list(m.parameters())
     return [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
@@ -52,7 +52,7 @@ def plain_steps(m, optimizer, count):
 
 
 def train(m, optimizer, callback):
-    """Train `m` by the Trainer, every batch the whole data."""
+    """Train `m` by the Trainer; every batch has all rows."""
     rows = [{"input_ids": row, "labels": row.clone()} for row in IDS]
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     settings = {"max_steps": BEFORE + AFTER, "per_device_train_batch_size": len(rows), "logging_strategy": "no"}
@@ -60,7 +60,7 @@ def train(m, optimizer, callback):
 
 
 def by_hand(before, optimizer, make, tables, states):
-    """Fresh plain model and optimizer with `before`'s body and state, and the given tables and their states."""
+    """Return a new plain model and optimizer with the body and state of `before`, these tables and their states."""
     table_in, table_out = tables
     m = model(tied=table_out is None)
     body = {k: v for k, v in before.state_dict().items() if k != "lm_head.weight"}

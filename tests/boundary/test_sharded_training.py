@@ -1,4 +1,4 @@
-"""Models whose tables ranks share train as one rank does; the cases, and what they are given, are in `table_ranks`."""
+"""Models with tables sharded over ranks, compared with one rank in training by the cases of `table_ranks`."""
 
 import itertools
 import subprocess

@@ -1,4 +1,4 @@
-"""Everything that runs a user's model leaves it, and every random generator, exactly as it was."""
+"""Every function that runs a user's model leaves the model and the random generators unchanged."""
 
 import copy
 import random
@@ -51,7 +51,7 @@ TEXT = [name for name in MODELS if name != "whisper"]
 
 
 def _in_mid_training(model):
-    """Give a model the modes, gradients and flags of one in the middle of training."""
+    """Give a model the modes, gradients and flags of a model in the middle of training."""
     model.set_attn_implementation("eager")  # which can return attentions
     model.config.output_hidden_states = model.config.output_attentions = True
     model.train()
@@ -74,15 +74,15 @@ def _inputs(model):
 
 @torch.no_grad()
 def _count_states(model):
-    """How many hidden states and attentions a model returns by its config alone."""
+    """Return how many hidden states and attentions a model returns by its config alone."""
     output = copy.deepcopy(model).eval()(**_inputs(model))
     return {k: len(v) for k, v in output.items() if ("hidden_states" in k or "attentions" in k) and v is not None}
 
 
 @contextmanager
 def unchanged(model):
-    """Compare a model and the generators afterwards with what they are now."""
-    torch.manual_seed(42)  # what a user may have done, before CUDA has been started
+    """Check that the block changes neither the model nor the generators."""
+    torch.manual_seed(42)  # a user may have done this before CUDA was initialised
     torch.rand(3), random.random(), np.random.rand()
     with left_alone(model):
         yield
@@ -176,7 +176,7 @@ def test_a_second_install_keeps_the_counts_of_the_first():
 
 
 def test_an_error_after_verification_leaves_the_installed_model_as_it_was(monkeypatch):
-    """BERT's loss is a mean over its own batch; an installed BERT returns its share of the step's loss."""
+    """BERT's loss is a mean over its batch; an installed BERT returns its share of the loss of the step."""
     model = build("bert").eval()
     installed = tiewise.install(model)
     inputs = batch(model)
@@ -197,13 +197,13 @@ def test_install_accepts_a_batch_with_flat_labels():
 
 
 def test_refused_install_restores_the_random_generators():
-    """Its new tables are drawn before it is refused."""
+    """Install draws new tables before it refuses."""
     model = build("llama")
     with unchanged(model), pytest.raises(InstallError):
         tiewise.install(model, "factored:4", batch={"input_ids": torch.tensor([[V]])})
 
 
-# whatever else runs or reads a model
+# other functions that run or read a model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -252,11 +252,11 @@ def test_inspect_sections_leave_the_model_unchanged(name, measure, tmp_path):
         MEASURES[measure](opened, windows)
 
 
-# the context itself
+# the context manager
 
 
 class SelfChangingModule(nn.Module):
-    """Changes everything that a forward can change."""
+    """A module whose forward changes everything that a forward can change."""
 
     def __init__(self):
         super().__init__()
@@ -269,7 +269,7 @@ class SelfChangingModule(nn.Module):
         self.config = tr.LlamaConfig(**_LLAMA)
 
     def train(self, mode=True):
-        self.layer.weight.data += 1  # as adapters do that merge their weights
+        self.layer.weight.data += 1  # as adapters that merge their weights do
         return super().train(mode)
 
     def forward(self, x):
@@ -326,4 +326,4 @@ SEEDS = re.compile(
 def test_only_undisturbed_and_load_child_seed_global_generators():
     sources = Path(tiewise.__file__).parent.rglob("*.py")
     seeding = {path.name for path in sources if SEEDS.search(path.read_text(encoding="utf-8"))}
-    assert seeding == {"undisturbed.py", "load_child.py"}  # the latter is a process that the command starts
+    assert seeding == {"undisturbed.py", "load_child.py"}  # load_child.py runs in a process that the command starts

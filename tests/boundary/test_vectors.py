@@ -1,4 +1,4 @@
-"""Files of pretrained vectors: every format against an independent writer, and every way to be wrong."""
+"""Files of pretrained vectors in every format, compared with an independent writer, and damaged files."""
 
 import contextlib
 import logging
@@ -21,11 +21,11 @@ from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.vectors import load_vectors, row_tokens
 from tiewise.core.errors import DataError
 
-# --- files written with `struct` from the formats' definitions, and what fastText makes of a word
+# --- writers by `struct` from the definitions of the formats, and the fastText vector of a word
 
 
 def write_text(path, vectors, header=False):
-    """GloVe, or word2vec and fastText with `header`; numbers are written so that they come back bit for bit."""
+    """Write GloVe text or, with `header`, word2vec and fastText text, with numbers that read back bit for bit."""
     width = len(next(iter(vectors.values())))
     lines = [f"{len(vectors)} {width}"] if header else []
     lines += [" ".join([word, *(repr(float(value)) for value in row)]) for word, row in vectors.items()]
@@ -34,7 +34,7 @@ def write_text(path, vectors, header=False):
 
 
 def write_word2vec(path, vectors, end=b"\n", count=None, width=None):
-    """word2vec's binary format; `count` and `width` are what its first line says, right unless given."""
+    """Write word2vec's binary format; `count` and `width` replace the true numbers of its first line."""
     real = len(next(iter(vectors.values())))
     out = [f"{len(vectors) if count is None else count} {real if width is None else width}\n".encode()]
     out += [word.encode() + b" " + struct.pack(f"<{real}f", *row) + end for word, row in vectors.items()]
@@ -43,7 +43,7 @@ def write_word2vec(path, vectors, end=b"\n", count=None, width=None):
 
 
 def write_fasttext(path, words, matrix, **changes):
-    """A fastText model with the rows of `matrix`, those of n-grams behind those of `words`."""
+    """Write a fastText model with the rows of `matrix`: first those of `words`, then those of n-grams."""
     m, n = matrix.shape
     fields = {"magic": 793712314, "version": 12, "dim": n, "bucket": m - len(words), "minn": 3, "maxn": 6, "labels": []}
     fields |= {"count": len(words), "pruned": -1, "quantised": False, "m": m} | changes
@@ -59,7 +59,7 @@ def write_fasttext(path, words, matrix, **changes):
 
 
 def fnv(ngram):
-    """32-bit FNV-1a of UTF-8, every byte a signed char, as C++ widens it."""
+    """Return the 32-bit FNV-1a hash of UTF-8, with every byte sign-extended as in C++."""
     value = np.uint32(2166136261)
     with np.errstate(over="ignore"):
         for byte in np.frombuffer(ngram.encode(), np.int8):
@@ -68,7 +68,7 @@ def fnv(ngram):
 
 
 def fasttext_vector(word, words, matrix, minn=3, maxn=6):
-    """The mean of a word's own row and its n-grams', over the characters of a Python string."""
+    """Return the mean of the rows of a word and of its n-grams, over the characters of a Python string."""
     marked, rows = f"<{word}>", [words.index(word)]
     for n in range(max(1, minn), maxn + 1) if word != "</s>" else ():
         for i in range(len(marked) - n + 1):
@@ -77,7 +77,7 @@ def fasttext_vector(word, words, matrix, minn=3, maxn=6):
     return matrix[rows].astype(np.float64).mean(0)
 
 
-# --- files that are read
+# --- files that load
 
 
 ABC = {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "c": [7.0, 8.0, 9.0]}
@@ -92,7 +92,7 @@ word = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "M")
 
 @st.composite
 def words_and_vectors(draw):
-    """Words and their vectors, any float32 that is finite; two columns or more, as one is hardly told from a header."""
+    """Draw words and finite float32 vectors; as one column could look like a header, they have two or more."""
     words = draw(st.lists(word, min_size=1, max_size=8, unique=True))
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
     values = draw(arrays(np.float32, (len(words), draw(st.integers(2, 6))), elements=finite))
@@ -126,12 +126,12 @@ def test_fasttext_vectors_are_the_mean_of_a_word_and_its_ngrams(words, shortest,
 
 
 def test_fnv_helper_matches_the_published_hashes():
-    """Test vectors of the FNV authors; without bytes above 127 there is no sign to extend."""
+    """The hashes are those of the FNV authors; bytes up to 127 need no sign extension."""
     assert [fnv(text) for text in ("", "a", "foobar")] == [0x811C9DC5, 0xE40C292C, 0xBF9CF968]
 
 
 def test_load_vectors_does_not_hold_a_large_file_in_memory(tmp_path):
-    """Peak of what Python and numpy allocate while a file of 16 MB is read for two words."""
+    """Python and numpy allocate less than 6 MB while two words are read from a file of 16 MB."""
     row = np.ones(250, "<f4").tobytes()
     path = tmp_path / "v"
     with path.open("wb") as file:
@@ -184,7 +184,7 @@ SPACED = {". . .": 1, "at name@domain.com": 2, " ": 3, "a": 4, "in 2009": 5, "7"
 @pytest.mark.parametrize("header", ["", "9 3\n"])
 @pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
 def test_lines_of_words_with_spaces_are_split_from_the_right(tmp_path, caplog, header, end):
-    """As GloVe's 840B file has them; here they are the first lines, and most of the file."""
+    """GloVe's 840B file has such words; here they are the first lines and most of the file."""
     path = tmp_path / "v"
     path.write_bytes((header + "".join(f"{word} {x} -{x}.5 {x}e-2{end}" for word, x in SPACED.items())).encode())
     found, lines = load_with_warnings(caplog, path, [*SPACED, "at", ".", "in"])
@@ -222,7 +222,7 @@ def test_load_vectors_skips_binary_entries_that_are_not_finite(tmp_path, caplog)
     assert found[1].tolist() == ABC["a"]
     assert lines[0] == " (word2vec binary): 1 broken entries skipped: 4"
     matrix = np.ones((4, 2), np.float32)
-    matrix[1:3, 0] = np.inf, -np.inf  # the mean of b and of its n-grams, all of which are hashed to one row
+    matrix[1:3, 0] = np.inf, -np.inf  # b and its n-grams, which all hash to one row, have no finite mean
     model = write_fasttext(tmp_path / "m", ["a", "b", "</s>"], matrix[[0, 1, 3, 2]])
     found, lines = load_with_warnings(caplog, model, ["</s>", "b"])
     assert lines[0] == " (fastText binary): 1 broken entries skipped: 2"
@@ -257,7 +257,7 @@ def test_load_vectors_reads_and_warns_once_until_the_file_changes(tmp_path, capl
     assert load_with_warnings(caplog, path, ["a", "x"])[0][0].tolist() == [3, 2, 1.5]
 
 
-# --- files that cannot be used: one line
+# --- files that are refused in one line
 
 
 def raw(text):
@@ -284,7 +284,7 @@ def tensors(rows):
 def test_row_tokens_supports_a_vocabulary_with_missing_ids():
     words = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
     fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")))
-    fast.add_special_tokens({"additional_special_tokens": ["t3", "t4"]})  # as they are: these change nothing
+    fast.add_special_tokens({"additional_special_tokens": ["t3", "t4"]})  # tokens that exist already change nothing
     expected = [None] * 32
     for word, number in words.items():
         expected[number] = word
@@ -360,7 +360,7 @@ def test_load_vectors_refuses_unusable_files_in_one_line(says, write, tmp_path):
 @settings(max_examples=50)
 @given(st.sampled_from([*WRITERS, "fastText"]), st.data())
 def test_load_vectors_reads_or_refuses_damaged_files(form, data):
-    """Any byte replaced, and the end cut off anywhere."""
+    """Each example replaces one byte and cuts the end off at any position."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "v"
         model()(path) if form == "fastText" else WRITERS[form](path, ABC)

@@ -1,4 +1,4 @@
-"""What is asked of a model is answered exactly: no luck of an initialisation makes it look like another."""
+"""Detection of label shifts and of counted items, which must not depend on random initial weights."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from tiny_models import FAMILIES, batch, variant
 from tiewise.boundary.label_accounting import counts_items, shifts_labels
 from tiewise.boundary.random_batch import run
 
-MOE = {"num_local_experts": 4, "output_router_logits": True}  # its loss is not 0 where no label counts
-# its decoder starts with the last label, and so cannot start where every label is ignored
+MOE = {"num_local_experts": 4, "output_router_logits": True}  # its loss is not 0 if all labels are ignored
+# its decoder starts with the last label, which fails if every label is ignored
 MBART = (tr.MBartForConditionalGeneration, tr.MBartConfig, FAMILIES["bart"][2])
 
 
@@ -34,7 +34,7 @@ def test_shifts_labels_does_not_depend_on_the_seed(name, seeds, shifts):
         torch.manual_seed(seed)
         model = model_class(config)
         inputs = batch(model)
-        for ignored in (0, 1):  # of the first labels
+        for ignored in (0, 1):  # the number of first labels that are ignored
             inputs["labels"][:, :ignored] = -100
             if shifts_labels(model, inputs) != shifts:
                 wrong.append((seed, ignored))
@@ -53,5 +53,5 @@ def test_shifts_labels_is_right_despite_an_auxiliary_loss():
 def test_counts_items_is_right_for_a_large_batch(name, counts):
     model = variant(name, FAMILIES[name][0], max_position_embeddings=600)
     ids = torch.randint(3, 61, (2, 501), generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids, "labels": ids}  # 1,000 labels count in a loss that shifts
+    inputs = {"input_ids": ids, "labels": ids}  # a loss that shifts has 1,000 labels
     assert counts_items(model, inputs, run(model, inputs)[0]) == counts

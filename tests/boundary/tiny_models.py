@@ -1,4 +1,4 @@
-"""A tiny random model of each named family, at the sizes that show its particular head or lookup."""
+"""Tiny random models of each named family, with settings that use its particular head or lookup."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ V = 61
 
 
 def sizes(text):
-    """Read settings written as `name=number`, a blank between two."""
+    """Parse settings written as `name=number`, separated by blanks."""
     return {name: int(number) for name, number in (setting.split("=") for setting in text.split())}
 
 
@@ -42,7 +42,7 @@ FAMILIES = {
     "qwen2": (tr.Qwen2ForCausalLM, tr.Qwen2Config, _LLAMA),
     "qwen3": (tr.Qwen3ForCausalLM, tr.Qwen3Config, _LLAMA | {"head_dim": 8}),
     "gemma": (tr.GemmaForCausalLM, tr.GemmaConfig, _LLAMA | {"head_dim": 8}),
-    # caps low enough to bend the logits of a random model
+    # caps low enough to change the logits of a random model
     "gemma2": (tr.Gemma2ForCausalLM, tr.Gemma2Config, _GEMMA | {"final_logit_softcapping": 0.5}),
     "gemma3": (tr.Gemma3ForCausalLM, tr.Gemma3TextConfig, _GEMMA | {"final_logit_softcapping": 0.7}),
     "gpt_neox": (tr.GPTNeoXForCausalLM, tr.GPTNeoXConfig, _BERT),
@@ -61,7 +61,7 @@ FAMILIES = {
 
 
 def build(name, tied=True, seed=0, **settings):
-    """Build one, with weights large enough for attention to matter and no bias or norm at its default."""
+    """Build a model of a family, with weights large enough for attention to matter and random biases and norms."""
     model_class, config_class, given = FAMILIES[name]
     config = config_class(**(given | settings))
     config.tie_word_embeddings = tied
@@ -94,14 +94,14 @@ def without_dropout(model):
 
 
 def pair(name, spec=None, **settings):
-    """(a model with a boundary, the same without, the handle)."""
+    """Return (a model with a boundary, the same without one, the handle)."""
     plain = build(name, **settings)
     model = copy.deepcopy(plain)
     return model, plain, install(model, spec)
 
 
 def batch(model, rows=3, length=10, seed=1):
-    """Token ids and labels, some of them ignored."""
+    """Return random token ids and labels, some of them ignored."""
     source = torch.Generator().manual_seed(seed)
     vocabulary = model.get_output_embeddings().weight.shape[0]
     ids = torch.randint(3, vocabulary, (rows, length), generator=source)
@@ -111,12 +111,12 @@ def batch(model, rows=3, length=10, seed=1):
 
 
 def gradients(model):
-    """{name: a copy of its gradient}."""
+    """Return {name: a copy of its gradient}."""
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def step(model, inputs, seed=5):
-    """Loss and gradients {name: tensor} of one training step with fixed dropout."""
+    """Return the loss and gradients {name: tensor} of one training step with fixed dropout."""
     model.train()
     model.zero_grad()
     torch.manual_seed(seed)
@@ -130,8 +130,8 @@ def step(model, inputs, seed=5):
 def assert_same_gradients(got, wanted, tolerance):
     """Compare two {name: gradient}.
 
-    Some true gradients are 0 (softmax ignores what a bias adds to all its keys): what is a millionth of the largest
-    gradient in both is rounding of such a zero.
+    Some true gradients are 0, because softmax ignores a bias that is equal for all keys. If both gradients are below a
+    millionth of the largest one, they are rounding of such a zero and are not compared.
     """
     assert got.keys() == wanted.keys()
     rounding = 1e-6 * max(gradient.norm() for gradient in wanted.values())
@@ -142,7 +142,7 @@ def assert_same_gradients(got, wanted, tolerance):
 
 
 def assert_same_step(model, plain, inputs, tolerance=1e-5, rtol=1e-6):
-    """Take one training step with each and compare losses and gradients; returns those of `model`."""
+    """Take one training step with each model, compare losses and gradients, and return those of `model`."""
     (loss, got), (wanted_loss, wanted) = step(model, inputs), step(plain, inputs)
     torch.testing.assert_close(loss, wanted_loss, rtol=rtol, atol=0)
     assert_same_gradients(got, wanted, tolerance)
@@ -150,19 +150,19 @@ def assert_same_step(model, plain, inputs, tolerance=1e-5, rtol=1e-6):
 
 
 def assert_identical_steps(one, other, inputs):
-    """Losses and gradients of one training step of each are bit for bit the same."""
+    """Check that one training step of each model gives bit-identical losses and gradients."""
     torch.testing.assert_close(step(one, inputs), step(other, inputs), rtol=0, atol=0)
 
 
 class Allocations(TorchDispatchMode):
-    """The operations that made new memory of `size` numbers, and the largest tensor of all."""
+    """Record of the operations that allocate tensors of `size` elements, and of the largest tensor."""
 
     def __init__(self, size=0):
         super().__init__()
         self.size, self.made, self.largest = size, [], 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Look at what comes out."""
+        """Run the operation and record its new tensors."""
         out = func(*args, **(kwargs or {}))
         given = {x.untyped_storage().data_ptr() for x in _here((args, kwargs))} if self.size else ()
         for x in _here(out):
@@ -173,12 +173,12 @@ class Allocations(TorchDispatchMode):
 
 
 def _here(tree):
-    """Tensors of a tree; of DTensors what is on this rank."""
+    """Return the tensors of a tree; of DTensors, the local parts."""
     return [getattr(x, "_local_tensor", x) for x in tree_leaves(tree) if torch.is_tensor(x)]
 
 
 def trainer(model, folder, rows, callbacks=(), optimizers=(None, None), **settings):
-    """transformers' Trainer on the CPU, quiet, without gradient clipping; it saves nothing unless `settings` say so."""
+    """Return a quiet Trainer on the CPU without gradient clipping, which saves nothing unless `settings` do."""
     settings = {"save_strategy": "no", "max_grad_norm": 0, "report_to": []} | settings
     arguments = tr.TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings)
     return tr.Trainer(
@@ -187,8 +187,8 @@ def trainer(model, folder, rows, callbacks=(), optimizers=(None, None), **settin
 
 
 class Gradients(tr.TrainerCallback):
-    """The gradients that the first step was taken with."""
+    """A callback that keeps the gradients of the last step."""
 
     def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-        """Keep them."""
+        """Keep the gradients."""
         self.of = gradients(model)
