@@ -44,7 +44,7 @@ STEPS = 20
 
 
 def make_batches(rows, vocab, steps=STEPS):
-    """Yield batches of `rows` rows whose labels are the ids, with as many ignored labels in every row."""
+    """Yield batches whose labels are the ids, with as many ignored labels in every row."""
     for step in range(steps):
         ids = torch.randint(3, vocab, (rows, 9), generator=torch.Generator().manual_seed(step))
         labels = ids.clone()
@@ -58,7 +58,7 @@ def own_rows(batch):
 
 
 def shard(model, mesh, ends=None, policy=None, **root):
-    """Shard the outermost blocks, then the model, as the docs of `fully_shard` do; `ends` shards both ends first."""
+    """Shard the outermost blocks, then the model, as the docs of `fully_shard` do. `ends` shards both ends first."""
     if ends is not None:
         fully_shard([model.get_input_embeddings(), model.get_output_embeddings()], mesh=mesh, **ends)
     policy = policy or MixedPrecisionPolicy()
@@ -82,14 +82,14 @@ def train(model, batches, kind, lr, loss_of=lambda model, inputs: model(**inputs
     return torch.stack(losses)
 
 
-def average(losses):
+def average_over_processes(losses):
     """Return the losses averaged over all processes."""
     dist.all_reduce(losses)
     return losses / dist.get_world_size()
 
 
 def assert_near(got, wanted, tolerance, what):
-    """Check on the first process, which has the expected values, an error of at most `tolerance` of the largest."""
+    """Check that errors are at most `tolerance` of the largest value, on the process that has expected values."""
     if dist.get_rank() == 0:
         distance = float((got - wanted).abs().max() / wanted.abs().max())
         assert distance <= tolerance, f"{what}: {distance:.2e}"
@@ -98,7 +98,7 @@ def assert_near(got, wanted, tolerance, what):
 # each case compared with one process
 
 
-def paths(model, handle, inputs):
+def path_gradients(model, handle, inputs):
     """Return {name: gradient} with those of the lookup path and of the head path, from the record."""
     record = handle.track()
     model(**inputs).loss.backward()
@@ -115,7 +115,7 @@ def paths(model, handle, inputs):
     return found
 
 
-def parity(family, spec, vocab, parallel, mesh):
+def check_parity(family, spec, vocab, parallel, mesh):
     """Compare the loss, both gradient paths, 20 SGD steps and an AdamW curve with one process."""
     what, rows = f"{family} {spec} V={vocab} {parallel}", 2 * dist.get_world_size()
     plain = without_dropout(build(family, tied=spec != "untied", vocab_size=vocab)).train()
@@ -133,16 +133,16 @@ def parity(family, spec, vocab, parallel, mesh):
             shard(model, mesh)
             handle = handle or install(model)
         if kind is torch.optim.SGD:
-            got = paths(model, handle, own_rows(batches[0]))
+            got = path_gradients(model, handle, own_rows(batches[0]))
             if dist.get_rank() == 0:
                 # the plain model is the reference if its family has this boundary
-                wanted = alone(plain if spec in ("tied", "untied") else one, batches[0])
+                wanted = paths_on_one_process(plain if spec in ("tied", "untied") else one, batches[0])
                 assert wanted.keys() == got.keys(), what
                 zero = 1e-6 * max(gradient.abs().max() for gradient in wanted.values())
                 for name, gradient in wanted.items():
                     if gradient.abs().max() > zero:  # softmax ignores what a bias adds to all its keys
                         assert_near(got[name], gradient, 1e-5, f"{what}: {name}")
-        curve = average(train(model, map(own_rows, batches), kind, lr))
+        curve = average_over_processes(train(model, map(own_rows, batches), kind, lr))
         assert handle.counts.materialised == 0
         end = {name: full(p.detach()) for name, p in handle.model.named_parameters()}
         if dist.get_rank() == 0:
@@ -153,8 +153,8 @@ def parity(family, spec, vocab, parallel, mesh):
                     assert_near(end[name], parameter.detach(), bar, f"{what}: {name} after {STEPS} steps")
 
 
-def alone(model, inputs):
-    """Return what `paths` returns, on one process: the head of a tied model gets a copy of the table."""
+def paths_on_one_process(model, inputs):
+    """Return what `path_gradients` returns, on one process. The head of a tied model gets a copy of the table."""
     model = copy.deepcopy(model)
     lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
     if tied := head.weight is lookup.weight:
@@ -183,7 +183,7 @@ def ddp_gradients(model, mode):
     return gradients(model)
 
 
-def ddp_modes():
+def check_ddp_modes():
     """In every mode of DDP the gradients equal those of the plain model."""
     modes = [{}, *({mode: True} for mode in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"))]
     for name, mode in [*(("llama", mode) for mode in modes), ("bart", {})]:
@@ -193,8 +193,8 @@ def ddp_modes():
         assert handle.counts.materialised == 0
 
 
-def accumulated(store):
-    """The Trainer on two processes with four micro-batches each gets the gradient of all sixteen rows at once."""
+def check_accumulation(store):
+    """The Trainer on two processes with four micro-batches each gets the gradient of all sixteen rows."""
     os.environ |= {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "1",
@@ -222,10 +222,10 @@ def llama(vocab=97, **settings):
 
 def sgd_curve(model, vocab=97):
     """Return the losses of four SGD steps, averaged over the processes."""
-    return average(train(model, map(own_rows, make_batches(4, vocab)), torch.optim.SGD, 0.1))
+    return average_over_processes(train(model, map(own_rows, make_batches(4, vocab)), torch.optim.SGD, 0.1))
 
 
-def holds_sharded(mesh):
+def check_install_keeps_parameters(mesh):
     """Install keeps the sharded Parameters, so that an optimizer built afterwards holds them."""
     for sizes in ({}, {"reshard_after_forward": True}, {"reshard_after_forward": False}):
         model = shard(llama(), mesh, **sizes)
@@ -241,8 +241,8 @@ def holds_sharded(mesh):
         assert install(model).tables()[0] is handle.tables()[0]  # a second install
 
 
-def unit_of_ends(mesh, one):
-    """If both ends are one unit, FSDP frees them after the head; install refuses this until resharding is off."""
+def check_unit_of_both_ends(mesh, one):
+    """If both ends are one unit, FSDP frees them after the head. Install refuses this until resharding is off."""
     freed = "freed the table before these deferred logits were read; call set_reshard_after_forward"
     for first in (True, False):
         model = llama()
@@ -264,7 +264,7 @@ def unit_of_ends(mesh, one):
         assert_near(sgd_curve(model), one, 1e-5, "ends as one unit")
 
 
-def stock(mesh, one, folder):
+def check_transformers_fsdp(mesh, one, folder):
     """transformers' FSDP shards embedding and head before it ties them, so two units hold one Parameter.
 
     If V is odd on two processes, the head reads stale rows from the second step on, also without tiewise.
@@ -286,14 +286,14 @@ def stock(mesh, one, folder):
         assert_near(sgd_curve(own, vocab), wanted, 1e-5, "own fully_shard")
 
 
-def pipeline(folder):
+def check_pipeline(folder):
     """In transformers' pipeline the first and the last stage hold the table, and nothing sums their gradients."""
     model = AutoModelForCausalLM.from_pretrained(f"{folder}-97", distributed_config=DistributedConfig(pp_size=2))
     refused(InstallError, "one stage of a pipeline, and its ends are on different ranks", install, model)
 
 
-def half_sharded(mesh):
-    """Install refuses sharded layers in an unsharded model: a forward would make each layer a root of FSDP."""
+def check_half_sharded_model(mesh):
+    """Install refuses sharded layers in an unsharded model. A forward would make each layer a root of FSDP."""
     model = llama()
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -301,7 +301,7 @@ def half_sharded(mesh):
     install(fully_shard(model, mesh=mesh))
 
 
-def hybrid():
+def check_mesh_of_two_dimensions():
     """A mesh of two dimensions shards the rows over two processes and replicates the shards twice."""
     model = shard(llama(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts")))
     install(model)
@@ -310,8 +310,8 @@ def hybrid():
     )
 
 
-def outside_the_forward(mesh, one):
-    """A loss outside the forward, as in the Trainer's label smoothing, trains as the loss of the model."""
+def check_loss_outside_the_forward(mesh, one):
+    """A loss outside the forward, as in label smoothing, trains as the loss of the model."""
     model = shard(llama(), mesh)
     handle = install(model)
     smoother = handle.label_smoother(0.0)
@@ -320,11 +320,11 @@ def outside_the_forward(mesh, one):
         return smoother(model(input_ids=inputs["input_ids"]), inputs["labels"])
 
     with handle.deferred():
-        curve = average(train(model, map(own_rows, make_batches(4, 97)), torch.optim.SGD, 0.1, smoothed))
+        curve = average_over_processes(train(model, map(own_rows, make_batches(4, 97)), torch.optim.SGD, 0.1, smoothed))
     assert_near(curve, one, 1e-5, "loss outside the forward")
 
 
-def narrow(mesh):
+def check_bf16_policy(mesh):
     """A policy that computes in bf16 trains as the plain model with this policy does."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, plain = (shard(llama(), mesh, policy=policy) for _ in range(2))
@@ -346,8 +346,8 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def cost(mesh):
-    """A process computes no [N, V] logits, and each unit has one reduce-scatter for any number of chunks."""
+def check_memory_and_collectives(mesh):
+    """A process computes no [N, V] logits. Each unit has one reduce-scatter for any number of chunks."""
     vocab = 30011
     model = shard(llama(vocab, max_position_embeddings=512), mesh)
     handle = install(model)
@@ -364,8 +364,8 @@ def cost(mesh):
     assert handle.counts.materialised == 0
 
 
-def assertions(mesh):
-    """Each check of the first steps raises in every process, in one line; a correct run leaves no hook."""
+def check_first_steps(mesh):
+    """Each check of the first steps raises in every process, in one line. A correct run leaves no hook."""
     batches = [own_rows(inputs) for inputs in make_batches(9, 97)]
 
     def steps(model, optimizer, cut=None):
@@ -425,34 +425,34 @@ def assertions(mesh):
     assert not _global_optimizer_post_hooks
 
 
-def process(rank, store, world, some):
+def run_process(rank, store, world, some):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     if some != "parity":
         one = train(llama(), make_batches(4, 97), torch.optim.SGD, 0.1)
-        holds_sharded(mesh)
-        half_sharded(mesh)
+        check_install_keeps_parameters(mesh)
+        check_half_sharded_model(mesh)
     if some == "quick":
-        ddp_modes()
-        accumulated(store)
+        check_ddp_modes()
+        check_accumulation(store)
     if some == "traps":
-        unit_of_ends(mesh, one)
-        stock(mesh, one, store)
-        pipeline(store)
-        outside_the_forward(mesh, one)
-        narrow(mesh)
-        cost(mesh)
-        assertions(mesh)
+        check_unit_of_both_ends(mesh, one)
+        check_transformers_fsdp(mesh, one, store)
+        check_pipeline(store)
+        check_loss_outside_the_forward(mesh, one)
+        check_bf16_policy(mesh)
+        check_memory_and_collectives(mesh)
+        check_first_steps(mesh)
     if world == 4:
-        hybrid()
+        check_mesh_of_two_dimensions()
     for case in CASES[:1] if some == "quick" else CASES:
         if case[-1] == world and some != "traps":
-            parity(*case[:-1], mesh)
+            check_parity(*case[:-1], mesh)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     given = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    mp.start_processes(process, args=given, nprocs=given[1], start_method="fork")
+    mp.start_processes(run_process, args=given, nprocs=given[1], start_method="fork")

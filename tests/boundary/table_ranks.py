@@ -77,7 +77,7 @@ def keep(model, replicas=1):
 
 
 def shard_both_axes(model, axes=2):
-    """Spread the ends, and Llama's body by torch's styles, over one axis; then shard all over the other axis."""
+    """Spread the ends and Llama's body over one axis, then shard all over the other axis."""
     sizes, names = ((2, 2), ("dp", "tp")) if axes == 2 else ((2, 1, 2), ("replicas", "dp", "tp"))
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -116,7 +116,7 @@ def batch(v, seed=5):
 
 
 def rows_of(way, v, step):
-    """Return the batch of a step for one rank, and the part of this rank; some ways give ranks equal parts."""
+    """Return the batch of a step for one rank, and the part of this rank. Some ways give ranks equal parts."""
     alike = {"kept": 1, "both": 2}.get(way, dist.get_world_size())
     parts = dist.get_world_size() // alike
     batches = [batch(v, step * parts + part) for part in range(parts)]
@@ -131,7 +131,7 @@ def full(x):
 
 
 def assert_near(what, got, wanted, tolerance, least=1e-12):
-    """Check an error of at most `tolerance` of the largest value, or of `least`, as some gradients are rounding."""
+    """Check an error of at most `tolerance` of the largest value, or of `least`. Some gradients are only rounding."""
     got, wanted = full(got).detach(), full(wanted).detach()
     distance = float((got - wanted).abs().max() / wanted.abs().max().clamp_min(least))
     assert distance <= tolerance, f"{what}: off by {distance:.1e}"
@@ -152,7 +152,7 @@ def refused(error, says, call, *arguments):
 
 
 def follow(what, way, v, one, many, handle, make=torch.optim.SGD, rate=0.1, bar=1e-5):
-    """Compare the losses of 20 steps, the first gradients and, for SGD, the last parameters of both models.
+    """Compare losses of 20 steps, first gradients and, for SGD, last parameters of both models.
 
     Other optimizers divide by gradients that are only rounding, so their parameters are not compared.
     """
@@ -193,7 +193,7 @@ adamw = partial(steps, make=torch.optim.AdamW, rate=1e-3, bar=1e-4)
 
 
 def both_paths(folder, way, kind, v, *more):
-    """Compare the norms of both paths with those of two separate tables on one rank; `kept` uses two micro-batches."""
+    """Compare the norms of both paths with those of two tables on one rank. `kept` uses two micro-batches."""
     for tied in ("tied", "untied"):
         one, many, handle = models(folder, way, kind, v, tied, None, *more)
         micro = [rows_of(way, v, seed) for seed in ((3, 4) if way == "kept" else (3,))]
@@ -245,7 +245,7 @@ def logits_are_real(folder, way, kind, v):
 
 
 def nothing_is_whole(folder, way, kind, v):
-    """A step allocates no [V, D] and no [n, V] of the rank's tokens, while transformers computes all logits."""
+    """A step allocates neither a full table nor all logits, while transformers computes all logits."""
     _, many, handle = models(folder, way, kind, v, "tied")
     inputs, ranks = rows_of(way, v, 0)[1], dist.get_world_size()
     many(**inputs).loss.backward()
@@ -289,7 +289,7 @@ def columns(folder, kind, v):
 
 
 def heads_that_do_not_divide(folder, kind, v):
-    """Install refuses a number of heads that the ranks do not divide; transformers fails only in the first step."""
+    """Install refuses a number of heads that the ranks do not divide. transformers fails only in the first step."""
     where = save_checkpoint(folder, kind, v, "tied", num_attention_heads=2, num_key_value_heads=2)
     many = load_model(kind, where, tp_size=4)
     refused(InstallError, r"4 ranks .* do not divide num_attention_heads=2; choose", install, many)
@@ -312,7 +312,7 @@ def log_probabilities(folder, kind, v):
 
 
 def adamw_and_class_weights(folder, kind, v):
-    """AdamW has the curve of one rank for a loss with class weights, smoothing and a bias after the head."""
+    """AdamW has the curve of one rank for class weights, smoothing and a bias after the head."""
     one, many, handle = models(folder, "stock", kind, v, "tied")
     g = torch.Generator().manual_seed(1)
     weight, shift = torch.rand(v, generator=g) + 0.2, torch.randn(v, generator=g)
@@ -343,7 +343,7 @@ def saved_with_a_boundary(folder, kind, v):
 
 
 def ends_alone(folder, kind, v, tied):
-    """A family without a plan keeps the full body on every rank, and `parallel_plan` spreads its ends by torch."""
+    """A family without a plan keeps the full body on every rank. `parallel_plan` spreads its ends by torch."""
     one, many = (load_model(kind, save_checkpoint(folder, kind, v, tied)) for _ in range(2))
     names = {name for name, _ in many.named_parameters()}
     spread_ends(many)
@@ -462,7 +462,7 @@ def still(folder, kind, v):
 
 
 def kept_on_disk(folder, kind, v):
-    """A save by all ranks loads into a gathered model and exports bit for bit, and stays tied."""
+    """A save by all ranks loads into a gathered model and exports, bit for bit and tied."""
     _, many, _ = models(folder, "kept", kind, v, "tied")
     optimizer = torch.optim.AdamW(many.parameters(), lr=1e-3)
     many(**rows_of("kept", v, 0)[1]).loss.backward()

@@ -70,7 +70,7 @@ def test_deferred_logits_record_steps_and_fuse_the_cross_entropy(pair, name):
     torch.testing.assert_close(got.real(), wanted, rtol=1e-6, atol=1e-6)
 
 
-COMPUTES = {  # in addition to the calls in `CALLS`
+COMPUTES = {  # besides the calls in `CALLS`
     "quotient": lambda z: torch.ones(V) / z,
     "product of logits": lambda z: z * z,
     "in a list": lambda z: torch.cat([z, z], 1),
@@ -245,7 +245,7 @@ CALLS = {
 
 
 def _outcome(z, name, args, kwargs, function=None):
-    """Return (kind, value) of a call; kind describes the tensor, the type of a plain value or the error."""
+    """Return (kind, value) of a call. The kind describes a tensor, a plain value or an error."""
     try:
         found = getattr(z, name)(*args, **kwargs) if function is None else function(z, *args, **kwargs)
     except Exception as error:

@@ -67,7 +67,7 @@ def test_installed_model_returns_the_same_logits_in_evaluation(name):
 
 
 def test_install_keeps_the_attention_type_of_bigbird():
-    """BigBird switches permanently to full attention on a short batch, and install runs the model on a short batch."""
+    """BigBird switches permanently to full attention on a short batch. Install runs the model on one."""
     settings = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings |= {"intermediate_size": 24, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128}
     torch.manual_seed(0)

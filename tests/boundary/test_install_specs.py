@@ -211,7 +211,7 @@ def tokenizer():
 
 @pytest.fixture
 def vectors(tmp_path):
-    """Return a function that writes vectors of a width for w0 to w39, `<pad>` and an unknown word."""
+    """Return a function that writes vectors for w0 to w39, `<pad>` and an unknown word."""
 
     def write_vectors(width):
         path = tmp_path / "glove.txt"

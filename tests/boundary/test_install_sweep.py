@@ -115,7 +115,7 @@ def _check_loaded(model, loaded, inputs):
 
 
 def _check_trained(model, installed, inputs, plain_loss, plain_gradients):
-    """Check that the loss is fused and every table and map gets a gradient; compare with the plain model if given."""
+    """Check that the loss is fused and every table and map learns; compare with a given plain model."""
     spec, tables = installed.spec, installed.tables()
     loss, got = step(model, inputs)
     assert installed.counts.fused >= 1

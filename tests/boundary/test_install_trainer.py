@@ -43,7 +43,7 @@ def _train_and_read_loss(model, folder, rows, **settings):
 
 
 def _smoothed_loss(name, model, inputs, epsilon):
-    """Return the loss of all rows from its definition: the mean over every label that is not ignored."""
+    """Return the loss of all rows by definition: the mean over labels that are not ignored."""
     logits, labels = model.train()(**inputs).logits, inputs["labels"]
     if name in ("gpt2", "llama"):
         logits, labels = logits[:, :-1], labels[:, 1:]
@@ -53,7 +53,7 @@ def _smoothed_loss(name, model, inputs, epsilon):
 
 
 def _masked_rows(name, model):
-    """Return rows with labels on about 15 % of the positions, and on position 0 of every second row."""
+    """Return rows with labels on about 15 % of positions, and on position 0 of every second row."""
     source = torch.Generator().manual_seed(7)
     rows = _rows(False)
     for i, row in enumerate(rows):

@@ -107,7 +107,7 @@ HOOKS += ["register_forward_pre_hook"]
 
 
 def _seen_by_hooks(model, inputs, kind):
-    """Return the tensors that a hook on the head, or on all modules, gets in a training step, and the step."""
+    """Return the tensors that a hook sees in a training step, and the step."""
     seen, head = [], model.get_output_embeddings()
 
     def see(module, *given):

@@ -1,4 +1,4 @@
-"""Installed models under DDP and FSDP2, compared with one process by `parallel_ranks`, and the watch of first steps."""
+"""Installed models under DDP and FSDP2, compared with one process, and the watch of first steps."""
 
 import subprocess
 import sys

@@ -20,7 +20,7 @@ def saved(tmp_path):
 
 
 def with_separate_head(model, head):
-    """Return the model with a separate head, as if a launcher had forced its tie flag to false."""
+    """Return the model with a separate head, as if a launcher had cleared its tie flag."""
     model.config.tie_word_embeddings = False
     model.set_output_embeddings(nn.Linear(16, len(head), bias=False))
     model.get_output_embeddings().weight = nn.Parameter(head)

@@ -60,7 +60,7 @@ def train(m, optimizer, callback):
 
 
 def by_hand(before, optimizer, make, tables, states):
-    """Return a new plain model and optimizer with the body and state of `before`, these tables and their states."""
+    """Return a new model and optimizer with the body of `before`, these tables and their states."""
     table_in, table_out = tables
     m = model(tied=table_out is None)
     body = {k: v for k, v in before.state_dict().items() if k != "lm_head.weight"}

@@ -176,7 +176,7 @@ def test_a_second_install_keeps_the_counts_of_the_first():
 
 
 def test_an_error_after_verification_leaves_the_installed_model_as_it_was(monkeypatch):
-    """BERT's loss is a mean over its batch; an installed BERT returns its share of the loss of the step."""
+    """An installed BERT returns its share of the loss of the step, not the mean over its batch."""
     model = build("bert").eval()
     installed = tiewise.install(model)
     inputs = batch(model)

@@ -25,7 +25,7 @@ from tiewise.core.errors import DataError
 
 
 def write_text(path, vectors, header=False):
-    """Write GloVe text or, with `header`, word2vec and fastText text, with numbers that read back bit for bit."""
+    """Write GloVe text or, with `header`, word2vec and fastText text. Numbers read back bit for bit."""
     width = len(next(iter(vectors.values())))
     lines = [f"{len(vectors)} {width}"] if header else []
     lines += [" ".join([word, *(repr(float(value)) for value in row)]) for word, row in vectors.items()]
@@ -68,7 +68,7 @@ def fnv(ngram):
 
 
 def fasttext_vector(word, words, matrix, minn=3, maxn=6):
-    """Return the mean of the rows of a word and of its n-grams, over the characters of a Python string."""
+    """Return the mean of the rows of a word and of its n-grams, by Python's characters."""
     marked, rows = f"<{word}>", [words.index(word)]
     for n in range(max(1, minn), maxn + 1) if word != "</s>" else ():
         for i in range(len(marked) - n + 1):
@@ -92,7 +92,7 @@ word = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "M")
 
 @st.composite
 def words_and_vectors(draw):
-    """Draw words and finite float32 vectors; as one column could look like a header, they have two or more."""
+    """Draw words and finite float32 vectors. They have at least two columns, as one could look like a header."""
     words = draw(st.lists(word, min_size=1, max_size=8, unique=True))
     finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
     values = draw(arrays(np.float32, (len(words), draw(st.integers(2, 6))), elements=finite))
@@ -131,7 +131,7 @@ def test_fnv_helper_matches_the_published_hashes():
 
 
 def test_load_vectors_does_not_hold_a_large_file_in_memory(tmp_path):
-    """Python and numpy allocate less than 6 MB while two words are read from a file of 16 MB."""
+    """Reading two words from a file of 16 MB allocates less than 6 MB in Python and numpy."""
     row = np.ones(250, "<f4").tobytes()
     path = tmp_path / "v"
     with path.open("wb") as file:

@@ -61,7 +61,7 @@ FAMILIES = {
 
 
 def build(name, tied=True, seed=0, **settings):
-    """Build a model of a family, with weights large enough for attention to matter and random biases and norms."""
+    """Build a model of a family with random biases and norms and weights large enough for attention to matter."""
     model_class, config_class, given = FAMILIES[name]
     config = config_class(**(given | settings))
     config.tie_word_embeddings = tied

@@ -1,4 +1,4 @@
-"""The Flax training loop: learning, the points of the curve, the order of batches, and losses per token."""
+"""The Flax training loop: learning, points of the curve, order of batches and losses per token."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A simulated processor, so that tests of the choice of matrix products do not depend on the machine."""
+"""A simulated processor for tests of the choice of matrix products, which must not depend on the machine."""
 
 import warnings
 
@@ -40,7 +40,7 @@ class Machine:
         monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
 
     def __call__(self, *times, traits=PLAIN):
-        """Set the trial times in milliseconds of the default, of oneDNN and, if there are kernels, of tiewise."""
+        """Set the trial times in milliseconds: default, oneDNN and, with compiled kernels, tiewise."""
         self.times, self.traits, self.library = times, traits, "kernels" if len(times) == 3 else None
         self.restarted()
         self.monkeypatch.setattr(fp, "_processor_traits", lambda: self.traits)

@@ -1,4 +1,4 @@
-"""The augmented loss and its gradients, compared with the formula in fp64 and with the limits that the paper gives."""
+"""The augmented loss and its gradients, compared with the formula in fp64 and limits from the paper."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_divergence_of_equal_distributions_is_zero():
 
 
 def test_high_temperature_gradient_tends_to_the_centred_logit_difference():
-    """The paper's §4: as τ grows, τ²V times the gradient by z tends to the centred difference of z and table @ u."""
+    """As τ grows, τ²V times the gradient by z tends to the centred z − table @ u (§4 of the paper)."""
     h, w, table, _, t = problem()
     t = t.where(t >= 0, 0)
     z = (h @ w.T).requires_grad_()

@@ -1,4 +1,4 @@
-"""The divergence from a teacher, compared with `F.kl_div` of all logits in fp64 for every beta and option."""
+"""The divergence from a teacher, compared with `F.kl_div` of all logits in fp64."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The GPU branch of the losses, run on CPU and `meta` tensors, and the peak memory of both branches.
+"""The GPU branch of the losses on CPU and `meta` tensors, and the memory of both branches.
 
 This file imports tests of the losses, so that pytest runs them again within `gpu_branch`.
 """
@@ -126,7 +126,7 @@ def test_chunk_budgets_match_the_docs():
     "name", [name for name in EVERY if not name.startswith("augmented")]
 )  # this loss reads the distinct tokens
 def test_losses_run_on_meta_tensors_and_so_never_synchronise(name, plain_devices):
-    """Reading a value of a meta tensor raises, as `.item()`, `bool()` or `nonzero` of a CUDA tensor synchronise."""
+    """Reading a value raises an error on a meta tensor and synchronises on a CUDA tensor."""
     inputs, t = problem(torch.float32)
     h, w, b = (x.to("meta").requires_grad_() for x in inputs)
     loss = EVERY[name](h, w, t.to("meta"), bias=b)

@@ -1,4 +1,4 @@
-"""The loss by each of its backends on a GPU against the formula in fp64, and the choice of the backend.
+"""Each backend of the loss on a GPU, compared with the formula in fp64, and the choice of backend.
 
 Without a GPU those tests skip with a reason. Liger's kernels also run on a CPU, by triton's interpreter. A process can
 enable the interpreter only at its start, so `test_liger_tests_pass_under_tritons_interpreter` runs this file again in
@@ -49,7 +49,7 @@ def installed(name):
 
 @pytest.fixture
 def device(request, monkeypatch):
-    """Return the device on which the backend of the test can run; otherwise skip with what is missing."""
+    """Return the device for the backend of the test, or skip with what is missing."""
     name = request.node.callspec.params["name"]
     if not installed(name):
         pytest.skip(f"{name}: NOT COMPARED, not installed: pip install {KERNELS[name].package}")
@@ -76,7 +76,7 @@ def device(request, monkeypatch):
     return "cpu"
 
 
-def moved(device, tensors, t):
+def to_device(device, tensors, t):
     return [None if x is None else x.to(device) for x in tensors], t.to(device)
 
 
@@ -91,7 +91,7 @@ def test_backend_equals_the_formula_in_fp64(name, kind, chosen, reduction, devic
     truth, true_grads = gradients(oracle, exact, t, upstream=up.double(), **kw)
     if "class_weight" in kw:
         kw["class_weight"] = kw["class_weight"].to(device)
-    there, at = moved(device, inputs, t)
+    there, at = to_device(device, inputs, t)
     up = up.to(device, torch.float64 if kind == torch.float64 else torch.float32)
     got, grads = gradients(linear_cross_entropy, there, at, upstream=up, backend=name, **kw)
     assert error(got.cpu(), truth) < NEAR[kind]
@@ -111,7 +111,7 @@ def test_fp32_logits_of_bf16_inputs_give_losses_near_fp64(name, device):
 def test_backend_supports_freezing_repeated_backward_compile_and_autocast(name, device):
     kind = TYPES[name][-1 if name == "cce" else 0]
     inputs, t = problem(kind, n=N, v=V)
-    (h, w), t = moved(device, inputs[:2], t)
+    (h, w), t = to_device(device, inputs[:2], t)
     near = NEAR[kind]
 
     def step(h, w, targets, bias, **kw):

@@ -34,7 +34,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def kernel_calls(kernel_library):
-    """Send losses of every size, in fp32 and bf16, to the kernel; return a list with one entry per call."""
+    """Send losses of every size to the kernel, in fp32 and bf16, and record its calls."""
     sent = []
     with pytest.MonkeyPatch.context() as patch:
         compiled._load.cache_clear()
@@ -126,7 +126,7 @@ def bf16_products(without_amx):
 @pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
 @pytest.mark.parametrize("wide", [False, True])
 def test_bf16_products_keep_the_loss_accurate(kernel_calls, bf16_products, shape, wide):
-    """P and h are rounded to bf16 before a product; the loss and the terms of its target are not rounded."""
+    """P and h are rounded to bf16 before a product. The loss and the terms of its target are not."""
     (h, w, b), t = problem(*shape, torch.float32 if wide else torch.bfloat16)
     rounded = [x.bfloat16().double() for x in (h, w)]
     before = len(kernel_calls)

@@ -1,4 +1,4 @@
-"""The one-buffer gradient of a tied table, compared with plain autograd in many graphs, in sum and by path."""
+"""The one-buffer gradient of a tied table, compared with plain autograd in sum and by path."""
 
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -39,7 +39,7 @@ def plain_loss(hidden, table, targets):
 
 
 def gradients_by_two_leaves(table, body, ids, targets):
-    """Return the gradients of the lookup path and the head path, each by a separate leaf of plain autograd."""
+    """Return the gradients of lookup path and head path by two leaves of plain autograd."""
     a, b = table.clone().requires_grad_(), table.clone().requires_grad_()
     plain_loss(torch.tanh(F.embedding(ids, a) @ body), b, targets).backward()
     return a.grad, b.grad
@@ -145,7 +145,7 @@ def test_options_scale_the_lookup_path_and_stop_the_padding_row(which, compiled)
 
 
 def test_tied_step_allocates_one_gradient_buffer():
-    """The gradient of the head becomes that of the table, so no second [V, E] tensor is allocated."""
+    """The gradient of the head becomes that of the table. No second [V, E] tensor is allocated."""
     v = 50_000
     leaf = torch.randn(v, E).requires_grad_()
     ids = torch.randint(0, v, (8,))
@@ -156,7 +156,7 @@ def test_tied_step_allocates_one_gradient_buffer():
 
 
 def test_micro_batches_add_to_an_existing_gradient_without_a_new_buffer():
-    """Both paths of every batch are added to `weight.grad` in place, so no [V, E] tensor is allocated."""
+    """Both paths of every batch are added to `weight.grad` in place. No [V, E] tensor is allocated."""
     table, body, ids, targets = make_problem()
     leaf, record = table.clone().requires_grad_(), PathRecord()
     leaf.grad = into = torch.zeros_like(table)

@@ -1,4 +1,4 @@
-"""Losses and lookups of a table sharded over several ranks, compared with formulas in fp64 on one rank.
+"""Losses and lookups of a table sharded over ranks, compared with fp64 formulas on one rank.
 
 Each case is a function of this module. It runs on Gloo ranks that each hold some rows of the table. The tests run this
 file as a program with the arguments STORE WORLD CASE….
@@ -39,7 +39,7 @@ def gather_rows(x):
 
 
 def problem(v, dtype=torch.float64):
-    """Return a table, a matrix for the body, a bias, class weights, ids and targets, equal on every rank."""
+    """Return table, body matrix, bias, class weights, ids and targets, equal on every rank."""
     g = torch.Generator().manual_seed(v)
     table, body, bias = (torch.randn(*size, generator=g, dtype=torch.float64) for size in ((v, E), (E, E), (v,)))
     weight = torch.rand(v, generator=g, dtype=torch.float64) + 0.2
@@ -60,7 +60,7 @@ def assert_near(what, got, wanted, tolerance):
 
 
 def on_one_rank(v, dtype, bias, pad, options, upstream):
-    """Return the loss and the gradients of table, body and bias by plain autograd over all logits in fp64."""
+    """Return the loss and the gradients of table, body and bias by autograd in fp64."""
     (table, body, b, _), ids, t = problem(v, dtype)
     table, body, b = leaves(table.double(), body.double(), b.double() if bias else None)
     hidden = torch.tanh(F.embedding(ids, table, padding_idx=pad) @ body)
@@ -114,7 +114,7 @@ def large_vocabulary():
 
 
 def narrow_types():
-    """The error in bf16 is near that of one rank, because products are in bf16 and sums in fp32."""
+    """The error in bf16 is near that of one rank. Products are in bf16 and sums in fp32."""
     for v in (97, 1000):
         (table, _, bias, _), _, t = problem(v, torch.bfloat16)
         hidden = torch.randn(N, E, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -286,7 +286,7 @@ def differentiated_again():
 
 
 def one_buffer():
-    """The gradient of a shard is the buffer of the loss, to which the lookup adds, so only one [V_r, E] exists."""
+    """The gradient of a shard is the buffer of the loss. The lookup adds to it, so only one [V_r, E] exists."""
     shard = VocabularyShard(97)
     (table, _, _, _), ids, t = problem(97, torch.float32)
     (w,) = leaves(table[shard.start : shard.stop])
@@ -298,7 +298,7 @@ def one_buffer():
 
 
 def rows_of_minus_infinity():
-    """If all logits of a rank are −inf, its targets have infinite loss and all gradients are finite."""
+    """If all logits of a rank are −inf, its targets have infinite loss but finite gradients."""
     v = 97
     (table, _, bias, _), _, t = problem(v)
     shard = VocabularyShard(v)
@@ -361,7 +361,7 @@ def smoothing_over_all_rows():
 
 
 def gathered_logits_count_once():
-    """Megatron-LM#737: if full logits are taken for shards, W ranks sum them W times and the loss is off by log W."""
+    """Megatron-LM#737: W ranks sum full logits W times as if they were shards. The loss is off by log W."""
     (table, _, _, _), ids, _ = problem(97)
     t, shard = ids.flip(0), VocabularyShard(97)
     hidden = table[ids] * 0.3

@@ -127,7 +127,7 @@ def save(folder):
 
 
 def resume(folder):
-    """On four processes, load what two saved, compare it with the kept tensors and save it again."""
+    """On four processes, load the save of two, compare it with the kept tensors and save again."""
     for name, (vocab, tied, _, layout) in CASES.items():
         model = build_model(folder / name / "start", layout)
         tiewise.save_sharded(folder / name / "fresh4", model)
@@ -158,7 +158,7 @@ def resume(folder):
 
 @contextmanager
 def assert_raises_on(kind, said, on=0):
-    """Expect process `on` to raise the error and the others to report in one line that it ended, with its reason."""
+    """Expect process `on` to raise the error. The others report in one line that it ended, with its reason."""
     here = dist.get_rank() == on
     with pytest.raises(kind if here else TiewiseError, match=said if here else rf"^process {on} ended .*{said}") as e:
         yield
@@ -168,7 +168,7 @@ def assert_raises_on(kind, said, on=0):
 
 @contextmanager
 def limit_file_size(count):
-    """Let no file of this process exceed `count` bytes, by a limit of the system that acts like a full disk."""
+    """Let no file of this process exceed `count` bytes, which acts like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if count is None else count, before[1]))
     try:
@@ -262,7 +262,7 @@ KILLED = {"stands": 1, "new": 1, "unnamed": 0, "named": 0}  # folder → the pro
 
 
 def killed(folder):
-    """Kill a process while it writes its file, while it writes the index, or just after the index."""
+    """Kill a process while it writes its file or the index, or just after the index."""
     model = build_model(folder / "fsdp" / "start", "fsdp")
     into = os.environ["INTO"]
     if into != "new":
@@ -288,7 +288,7 @@ def killed(folder):
 STAGES = {"save": (save, 2), "resume": (resume, 4), "refuse": (refuse, 2), "killed": (killed, 2)}
 
 
-def process(rank, stage, folder, store):
+def run_process(rank, stage, folder, store):
     work, world = STAGES[stage]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     work(folder)
@@ -305,7 +305,7 @@ def run(stage, folder):
     for rank in range(STAGES[stage][1]):
         pid = os.fork()
         if pid == 0:
-            process(rank, stage, folder, store)  # an error prints its traceback and gives exit code 1
+            run_process(rank, stage, folder, store)  # an error prints its traceback and gives exit code 1
             sys.exit(0)
         started[pid] = rank
     while codes.keys() != started.keys():

@@ -61,7 +61,7 @@ def saved_runs(tmp_path_factory):
 
 
 def load_saves(folder, *saves):
-    """Load each of these saves into a model and compare its values with those of the folder `start`."""
+    """Load each of these saves into a model and compare it with the folder `start`."""
     model = tr.AutoModelForCausalLM.from_pretrained(folder / "start")
     start = {key: value.clone() for key, value in model.state_dict().items()}
     for save in saves:

@@ -220,7 +220,7 @@ def test_a_transposed_parameter_is_saved(tmp_path, form):
 
 @broken_by_torch(CheckpointException)
 def test_optimizer_state_and_options_are_restored(tmp_path, form):
-    """torch writes a pickle of each option before the safetensors data, so the file is no longer safetensors."""
+    """torch writes a pickle of each option before the safetensors data, which makes the file invalid."""
     one, other = linear(), linear()
     kept, fresh = torch.optim.AdamW(one.parameters(), lr=0.3), torch.optim.AdamW(other.parameters(), lr=0.1)
     one(torch.ones(2, 4)).sum().backward()
