@@ -52,7 +52,7 @@ def make_batches(rows, vocab, steps=STEPS):
         yield {"input_ids": ids, "labels": labels}
 
 
-def own_rows(batch):
+def local_rows(batch):
     """Return the rows of this process."""
     return {name: rows.chunk(dist.get_world_size())[dist.get_rank()] for name, rows in batch.items()}
 
@@ -133,7 +133,7 @@ def check_parity(family, spec, vocab, parallel, mesh):
             shard(model, mesh)
             handle = handle or install(model)
         if kind is torch.optim.SGD:
-            got = path_gradients(model, handle, own_rows(batches[0]))
+            got = path_gradients(model, handle, local_rows(batches[0]))
             if dist.get_rank() == 0:
                 # the plain model is the reference if its family has this boundary
                 wanted = paths_on_one_process(plain if spec in ("tied", "untied") else one, batches[0])
@@ -142,7 +142,7 @@ def check_parity(family, spec, vocab, parallel, mesh):
                 for name, gradient in wanted.items():
                     if gradient.abs().max() > zero:  # softmax ignores what a bias adds to all its keys
                         assert_near(got[name], gradient, 1e-5, f"{what}: {name}")
-        curve = average_over_processes(train(model, map(own_rows, batches), kind, lr))
+        curve = average_over_processes(train(model, map(local_rows, batches), kind, lr))
         assert handle.counts.materialised == 0
         end = {name: full(p.detach()) for name, p in handle.model.named_parameters()}
         if dist.get_rank() == 0:
@@ -222,7 +222,7 @@ def llama(vocab=97, **settings):
 
 def sgd_curve(model, vocab=97):
     """Return the losses of four SGD steps, averaged over the processes."""
-    return average_over_processes(train(model, map(own_rows, make_batches(4, vocab)), torch.optim.SGD, 0.1))
+    return average_over_processes(train(model, map(local_rows, make_batches(4, vocab)), torch.optim.SGD, 0.1))
 
 
 def check_install_keeps_parameters(mesh):
@@ -250,7 +250,7 @@ def check_unit_of_both_ends(mesh, one):
             install(model)
         shard(model, mesh, ends={})
         if first:
-            refused(UnsupportedError, freed, lambda model=model: model(**own_rows(next(make_batches(4, 97)))))
+            refused(UnsupportedError, freed, lambda model=model: model(**local_rows(next(make_batches(4, 97)))))
             install(model := llama())
             shard(model, mesh, ends={})
         else:
@@ -320,7 +320,9 @@ def check_loss_outside_the_forward(mesh, one):
         return smoother(model(input_ids=inputs["input_ids"]), inputs["labels"])
 
     with handle.deferred():
-        curve = average_over_processes(train(model, map(own_rows, make_batches(4, 97)), torch.optim.SGD, 0.1, smoothed))
+        curve = average_over_processes(
+            train(model, map(local_rows, make_batches(4, 97)), torch.optim.SGD, 0.1, smoothed)
+        )
     assert_near(curve, one, 1e-5, "loss outside the forward")
 
 
@@ -366,7 +368,7 @@ def check_memory_and_collectives(mesh):
 
 def check_first_steps(mesh):
     """Each check of the first steps raises in every process, in one line. A correct run leaves no hook."""
-    batches = [own_rows(inputs) for inputs in make_batches(9, 97)]
+    batches = [local_rows(inputs) for inputs in make_batches(9, 97)]
 
     def steps(model, optimizer, cut=None):
         for inputs in batches:

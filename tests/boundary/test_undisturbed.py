@@ -308,14 +308,14 @@ def test_undisturbed_restores_a_module_whose_forward_raises():
 
 
 def test_preserve_generators_gives_seeded_numbers_and_queues_nothing():
-    def drawn(seed):
+    def draw(seed):
         with preserve_generators(seed):
             return torch.rand(2).tolist(), random.random(), float(np.random.rand())
 
     with unchanged(nn.Linear(1, 1)):
-        assert drawn(1) == drawn(1) != drawn(2)
+        assert draw(1) == draw(1) != draw(2)
     torch.manual_seed(1)
-    assert torch.rand(2).tolist() == drawn(1)[0]
+    assert torch.rand(2).tolist() == draw(1)[0]
 
 
 SEEDS = re.compile(

@@ -121,7 +121,7 @@ def test_bf16_loss_does_not_depend_on_the_chunk():
     assert max(abs(x - truth) for x in losses) < 2e-3 * truth
 
 
-def test_fp16_gradients_survive_a_loss_scale():
+def test_fp16_gradients_stay_accurate_under_a_loss_scale():
     inputs, t = problem(torch.float16, n=2048, v=300, spread=0.3)
     _, true_grads = gradients(oracle, [x.double() for x in inputs], t)
     _, grads = gradients(linear_cross_entropy, inputs, t, upstream=torch.tensor(1024.0))
@@ -150,7 +150,7 @@ def test_repeated_backward_is_exact_and_inputs_are_never_changed():
         torch.autograd.grad(loss, leaves)
 
 
-def test_huge_logits_stay_finite():
+def test_loss_and_gradients_stay_accurate_for_huge_logits():
     (h, w, b), t = problem(torch.float32)
     truth, true_grads = gradients(oracle, (h * 1e3, w, b), t)
     got, grads = gradients(linear_cross_entropy, (h * 1e3, w, b), t)

@@ -106,7 +106,7 @@ def test_statistics_errors_are_at_most_those_of_the_plain_computation(dtype, aut
     assert [g.dtype for g in grads] == [x.dtype for x in inputs]
 
 
-def test_fp16_gradients_survive_small_upstreams():
+def test_fp16_gradients_stay_accurate_for_small_upstream_gradients():
     (h, w, _), t = problem(torch.float16, n=2048, v=300, spread=0.3)
     leaves, true_leaves = ([x.clone().to(kind).requires_grad_() for x in (h, w)] for kind in (h.dtype, torch.float64))
     for x, function in ((leaves, linear_log_prob), (true_leaves, lambda *a, entropy: plain(*a)[::2])):

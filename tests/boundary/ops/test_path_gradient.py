@@ -121,7 +121,7 @@ def test_gradient_equals_autograd_in_every_graph(graph):
     torch.testing.assert_close(leaf.grad, plain.grad)
 
 
-def test_frozen_table_is_a_plain_lookup():
+def test_tied_lookup_of_a_frozen_table_is_a_plain_lookup():
     table, _, ids, _ = make_problem()
     rows, after = tied_lookup(table, ids)
     assert after is table
