@@ -167,7 +167,7 @@ def test_safetensors_rows_follow_the_vocabulary(name, tmp_path):
     assert load_vectors(path, ["x", "y", "z"]).tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-# --- files that can be read, which load with a warning
+# --- files that load with a warning
 
 
 def load_with_warnings(caplog, path, tokens):

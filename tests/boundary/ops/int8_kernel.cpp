@@ -1,4 +1,4 @@
-// The pass over an int8 table without torch, under a sanitizer: odd shapes, against sums in whole numbers.
+// Products with an int8 table without torch, under a sanitizer: odd shapes, compared with integer sums.
 #include SOURCE
 
 #include <cstdio>
@@ -7,7 +7,7 @@
 
 #include <unistd.h>
 
-// memory that ends where a page ends of which nothing may be touched: sanitizers do not see masked loads
+// memory that ends at a page that may not be accessed: sanitizers do not check masked loads
 int8_t* at_the_end(int64_t size) {
   const int64_t page = getpagesize(), whole = (size + page - 1) / page * page;
   char* at = static_cast<char*>(mmap(nullptr, whole + page, PROT_READ | PROT_WRITE,
@@ -22,7 +22,7 @@ int main() {
     for (int64_t e : {1, 63, 64, 65, 127, 128, 130, 321, 4096})
       for (int64_t n : {1, 3}) {
         unsigned seed = 1 + problems++;
-        const bool ends = problems % 2;  // every number at its end
+        const bool ends = problems % 2;  // every number is ±127
         auto draw = [&] { return ends ? 127 - 254 * (rand_r(&seed) % 2) : rand_r(&seed) % 255 - 127; };
         int8_t *q = at_the_end(V * e), *digits = at_the_end(2 * n * e);
         for (int64_t i = 0; i < V * e; i++) q[i] = draw();

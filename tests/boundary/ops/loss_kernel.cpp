@@ -1,4 +1,4 @@
-// The loss's kernel without torch, under a sanitizer: odd shapes, every set of outputs, against sums in double.
+// The kernel of the loss without torch, under a sanitizer: odd shapes and all sets of outputs, compared with sums in double.
 #include SOURCE
 
 #include <cstdio>
