@@ -7,7 +7,7 @@ from safetensors.numpy import save_file
 
 
 def write_model(folder, rows=40, width=8, tied=True, seed=0, **changes):
-    """Write a Llama folder that holds nothing but its tables; return the folder."""
+    """Write a Llama folder that contains only its tables; return the folder."""
     draw = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     tensors = {"model.embed_tokens.weight": draw.normal(size=(rows, width)).astype(np.float32)}

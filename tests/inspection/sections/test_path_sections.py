@@ -1,9 +1,9 @@
-"""The direct path of a small checkpoint and the bigrams of a text on it, each in one call, against dense numpy."""
+"""The direct path of a small checkpoint and the bigrams of a text, against dense numpy."""
 
 import numpy as np
 import pytest
 from scipy.special import softmax
-from tests.inspection.tables.tiny_tables import LLAMA, write
+from tests.inspection.tables.tiny_tables import LLAMA, write_folder
 from tokenizers import Tokenizer, models
 
 from tiewise.checkpoint.hf_folder import open_folder
@@ -21,7 +21,7 @@ PAIR = ("w3", "w7")
 
 
 def checkpoint(path, tied, words=V, head=True):
-    """Write a Llama's two ends in fp64 and a tokenizer of whole words; returns (folder, dense logits [V, V])."""
+    """Write a Llama's ends in fp64 with a tokenizer; return (folder, dense logits [V, V])."""
     generator = np.random.default_rng(0)
     table, other = generator.normal(size=(2, V, E))
     gain = generator.normal(size=E)
@@ -30,15 +30,15 @@ def checkpoint(path, tied, words=V, head=True):
     tensors["model.layers.0.mlp.up_proj.weight"] = np.ones((4, E))
     config = LLAMA | {"vocab_size": V, "hidden_size": E, "tie_word_embeddings": tied, "rms_norm_eps": 1e-6}
     rows = table / np.sqrt((table**2).mean(1, keepdims=True) + 1e-6) * gain
-    return write(path, tensors, config, [f"w{i}" for i in range(words)]), rows @ (table if tied else other).T
+    return write_folder(path, tensors, config, [f"w{i}" for i in range(words)]), rows @ (table if tied else other).T
 
 
-def ratio(m):
+def asymmetry_ratio(m):
     return ((m - m.T) ** 2).sum() / (m**2).sum()
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_all_of_it_equals_dense(tied, tmp_path):
+def test_direct_path_of_matches_dense_numpy(tied, tmp_path):
     folder, m = checkpoint(tmp_path, tied)
     told = []
     with listen_to_progress(lambda *said: told.append(said)):
@@ -47,8 +47,8 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     values = np.linalg.eigvalsh((m + m.T) / 2)
     values = values[abs(values) > 1e-10 * np.linalg.norm(m)]
     expected = {
-        "asymmetry as the model applies it": ratio(m),
-        "asymmetry less row and column means": ratio(middle @ m @ middle),
+        "asymmetry as the model applies it": asymmetry_ratio(m),
+        "asymmetry less row and column means": asymmetry_ratio(middle @ m @ middle),
         "‖M‖² as the model applies it": (m**2).sum(),
         "energy of eigenvalues below 0": (values[values < 0] ** 2).sum() / (values**2).sum(),
         "eigenvalues above 0": (values > 0).sum(),
@@ -74,7 +74,7 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     assert {done <= total for _, done, total in told} == {True}
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path):
+def test_direct_path_of_refuses_unusable_pairs_and_a_missing_head(tmp_path):
     folder, _ = checkpoint(tmp_path, True, words=60)
     for pair, said in (
         (("w1", "w55"), "'w55' is token 55, its tables have 50 rows"),
@@ -89,7 +89,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         direct_path_of(open_folder(tmp_path))
 
 
-def test_tokens_read_as_text(tmp_path):
+def test_read_as_returns_the_text_of_a_token_or_its_id(tmp_path):
     tokenizer = Tokenizer(models.BPE({"▁York": 0, "x": 1}, []))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert read_as(open_folder(tmp_path), [0, 1, 9]) == (" York", "x", "#9")
@@ -100,7 +100,7 @@ def text(length=3000):
     return generator.choice(40, length, p=generator.dirichlet(np.ones(40)))
 
 
-def test_bigrams_of_a_text(tmp_path):
+def test_bigrams_of_matches_dense_numpy(tmp_path):
     folder, m = checkpoint(tmp_path, False)
     ids = text()
     fits = Fits(frequent_count=8, starts=1, steps=60)
@@ -108,7 +108,7 @@ def test_bigrams_of_a_text(tmp_path):
     chain, whole = Chain.of(ids, V), irreversibility(ids, V)
     log_p = np.log(softmax(m, axis=1))
     assert found["own direct path pays"].value == pytest.approx(-log_p[ids, np.roll(ids, -1)].mean(), abs=1e-10)
-    assert np.isnan(found["own direct path pays"].low)  # all pairs were taken
+    assert np.isnan(found["own direct path pays"].low)  # all pairs were used, so there is no interval
     shares = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
     assert found["a bias alone pays"].value == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
     assert found["entropy behind a known token"].value == chain.entropy
@@ -132,13 +132,13 @@ def test_bigrams_of_a_text(tmp_path):
     assert unseen > 0 == sum(np.isnan(value) for row in grids["Direct path"].values for value in row)
 
 
-def test_a_text_with_a_direction_costs_a_symmetric_path(tmp_path):
+def test_bigrams_of_a_directed_text_cost_a_symmetric_path(tmp_path):
     folder, _ = checkpoint(tmp_path, True)
     turning = np.where(np.random.default_rng(0).random(3000) < 0.1, text(), np.arange(3000) % 9)
     assert bigrams_of(turning, folder, fits=Fits(frequent_count=4, steps=5)).answer.startswith("a symmetric one")
 
 
-def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path):
+def test_bigrams_of_reuses_fits_only_for_the_same_text(tmp_path):
     (one, _), (two, _) = checkpoint(tmp_path / "a", True), checkpoint(tmp_path / "b", False)
     fits, fitted = Fits(frequent_count=5, steps=20), {}
     first = bigrams_of(text(), one, fits=fits, fitted=fitted)
@@ -152,7 +152,7 @@ def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path):
     assert len(fitted) == 2
 
 
-def test_texts_that_are_too_short_or_foreign_are_refused(tmp_path):
+def test_bigrams_of_refuses_short_texts_and_tokens_outside_the_vocabulary(tmp_path):
     folder, _ = checkpoint(tmp_path, True)
     with pytest.raises(DataError, match="a text of 999 tokens; bigrams need 1,000 or more"):
         bigrams_of(text(999), folder)

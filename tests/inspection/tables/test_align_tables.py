@@ -1,4 +1,4 @@
-"""Alignment against dense fp64 computations, planted maps, simulation and the library that wrote the file."""
+"""Alignment of tables against dense fp64 computations, planted maps and simulation."""
 
 import ml_dtypes
 import numpy as np
@@ -17,8 +17,8 @@ from tiewise.inspection.tables.table_maps import AlignSettings
 QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}
 
 
-def tables(rows=400, d1=12, d2=12, noise=0.5):
-    """A with a mean and an uneven spectrum, and B a noisy linear image of it."""
+def related_tables(rows=400, d1=12, d2=12, noise=0.5):
+    """Return A with a mean and an uneven spectrum, and its noisy linear image B."""
     draw = np.random.default_rng(0)
     a = draw.normal(size=(rows, d1)) * np.linspace(2, 0.3, d1) + draw.normal(size=d1)
     return a, a @ draw.normal(size=(d1, d2)) + noise * draw.normal(size=(rows, d2)) + draw.normal(size=d2)
@@ -28,8 +28,8 @@ def cosines(x, y):
     return (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
 
 
-def dense_maps(x, y, rank):
-    """Orthogonal, linear and reduced-rank maps of fp64 rows by scipy and by definition."""
+def fit_dense_maps(x, y, rank):
+    """Fit orthogonal, linear and reduced-rank maps of fp64 rows by their definitions."""
     linear = np.linalg.lstsq(x, y, rcond=None)[0]
     _, _, right = np.linalg.svd(x @ linear, full_matrices=False)
     left, _, other = np.linalg.svd(x.T @ y, full_matrices=False)
@@ -38,13 +38,13 @@ def dense_maps(x, y, rank):
 
 @pytest.mark.parametrize("widths", [(12, 12), (12, 9), (9, 12)])
 @pytest.mark.parametrize("view", ["centred", "raw"])
-def test_scores_equal_the_dense_computation(widths, view):
-    a, b = tables(d1=widths[0], d2=widths[1])
+def test_align_scores_match_dense_maps(widths, view):
+    a, b = related_tables(d1=widths[0], d2=widths[1])
     found = align(a, b, one_vocabulary(400, 400), AlignSettings(ranks=(3,), raw=True, **QUICK))
-    held, fit = np.split(np.random.default_rng(0).permutation(400), [80])  # the documented split, drawn again
+    held, fit = np.split(np.random.default_rng(0).permutation(400), [80])  # the documented split, drawn independently
     mean_a, mean_b = (t[fit].mean(0) if view == "centred" else 0 for t in (a, b))
     x, y = a - mean_a, b - mean_b
-    for name, matrix in dense_maps(x[fit], y[fit], 3).items():
+    for name, matrix in fit_dense_maps(x[fit], y[fit], 3).items():
         for rows, which in (("fitted", fit), ("held out", held)):
             got = found.score(name, rows, view).estimate
             assert got.value == pytest.approx(cosines(x[which] @ matrix, y[which]).mean(), abs=1e-10)
@@ -55,10 +55,10 @@ def test_scores_equal_the_dense_computation(widths, view):
         assert found.left_out == (f"no identity map: widths {widths[0]} and {widths[1]} differ",)
 
 
-@pytest.mark.parametrize("rows", [400, 9000])  # more rows than are scored at most, where some are held out
-def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
-    """Both tables centred, one rotation by scipy from all rows, mean cosine of all rows."""
-    a, b = tables(rows=rows)
+@pytest.mark.parametrize("rows", [400, 9000])  # with held-out rows, fewer than 9,000 would be scored
+def test_align_fits_and_scores_all_rows_when_none_are_held_out(rows):
+    """The oracle is the mean cosine of centred rows after one scipy rotation of all rows."""
+    a, b = related_tables(rows=rows)
     pairs = one_vocabulary(rows, rows)
     found = align(a, b, pairs, AlignSettings(held_out=0, raw=True, **QUICK | {"permutations": 0}))
     for view, x, y in (("centred", a - a.mean(0), b - b.mean(0)), ("raw", a, b)):
@@ -74,9 +74,9 @@ def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
     assert leans["orthogonal"].input.value == pytest.approx(expected, abs=1e-9)
 
 
-def test_scores_do_not_depend_on_the_size_of_the_rows():
+def test_align_scores_are_invariant_to_row_scale():
     """Powers of two scale without rounding; trained tables have rows far below length 1."""
-    a, b = tables()
+    a, b = related_tables()
     pairs, settings = one_vocabulary(400, 400), AlignSettings(ranks=(3,), **QUICK)
     large, small = align(a, b, pairs, settings), align(a * 2.0**-12, b * 2.0**-9, pairs, settings)
     assert len(large.scores) > 5
@@ -84,8 +84,8 @@ def test_scores_do_not_depend_on_the_size_of_the_rows():
         assert other.estimate.value == pytest.approx(one.estimate.value, abs=1e-9), one.measure
 
 
-def test_measures_without_a_map_equal_the_dense_computation():
-    a, b = tables(d2=12, noise=3.0)
+def test_align_measures_without_a_map_match_dense_computation():
+    a, b = related_tables(d2=12, noise=3.0)
     found = align(a, b, one_vocabulary(400, 400), AlignSettings(**QUICK))
     x, y = a - a.mean(0), b - b.mean(0)
     kx, ky = x @ x.T, y @ y.T
@@ -105,9 +105,9 @@ def test_measures_without_a_map_equal_the_dense_computation():
     assert (norms.value, norms.low, norms.high) == pytest.approx((expected[0], low, high), abs=1e-10)
 
 
-def test_neighbours_equal_those_of_all_cosines(monkeypatch):
+def test_align_neighbours_match_a_full_cosine_matrix(monkeypatch):
     monkeypatch.setattr("tiewise.inspection.tables.align_tables.BLOCK", 37)
-    a, b = tables(rows=200, noise=4.0)
+    a, b = related_tables(rows=200, noise=4.0)
     found = align(a, b, one_vocabulary(200, 200), AlignSettings(neighbours=5, permutations=2))
 
     def near(t):
@@ -125,12 +125,12 @@ def test_neighbours_equal_those_of_all_cosines(monkeypatch):
     assert near.estimate.low > max(near.null)
 
 
-def test_unrelated_tables_stand_at_chance_and_their_null_does_too():
+def test_align_scores_and_null_of_unrelated_tables_are_at_chance():
     draw = np.random.default_rng(5)
     a, b = draw.normal(size=(2, 2000, 64))
     found = align(a, b, one_vocabulary(2000, 2000), AlignSettings(ranks=(8,), permutations=4, neighbours=5))
     for score in (score for score in found.scores if score.rows):
-        wide = 5 * score.deviation + 0.015 * score.chance  # the law's own error at n/d = 25
+        wide = 5 * score.deviation + 0.015 * score.chance  # the error of the asymptotic formula at n/d = 25
         assert abs(score.estimate.value - score.chance) < wide, score
         assert all(abs(value - score.chance) < wide for value in score.null), score
         assert score.p == (1 + sum(v >= score.estimate.value for v in score.null)) / 5
@@ -138,16 +138,16 @@ def test_unrelated_tables_stand_at_chance_and_their_null_does_too():
     assert far == {"orthogonal", "linear", "rank 8"}
 
 
-def test_null_of_related_tables_is_far_below_the_score():
-    found = align(*tables(), one_vocabulary(400, 400), AlignSettings(permutations=9, neighbours=0))
+def test_align_null_of_related_tables_is_far_below_the_score():
+    found = align(*related_tables(), one_vocabulary(400, 400), AlignSettings(permutations=9, neighbours=0))
     for score in map(found.score, ("orthogonal", "linear")):
         assert score.p == 0.1
         assert score.estimate.low > max(score.null) + 0.1
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_files_give_what_their_arrays_give(tmp_path, dtype):
-    a, b = (t.astype(dtype) for t in tables(rows=500))
+def test_align_gives_equal_scores_from_files_and_arrays(tmp_path, dtype):
+    a, b = (t.astype(dtype) for t in related_tables(rows=500))
     save_file({"a": a, "b": b[::-1].copy()}, tmp_path / "t.safetensors")
     stored = read_header(tmp_path / "t.safetensors").tensors
     rows = np.arange(0, 500, 7)
@@ -163,8 +163,8 @@ def test_files_give_what_their_arrays_give(tmp_path, dtype):
     assert all(0 < done <= total for _, done, total in told)
 
 
-def test_fp32_is_as_close_as_its_stated_error_lets_expect():
-    a, b = tables(rows=3000, d1=40, d2=40)
+def test_align_in_fp32_stays_close_to_fp64_and_reports_its_error():
+    a, b = related_tables(rows=3000, d1=40, d2=40)
     narrow, pairs = (a.astype(np.float32), b.astype(np.float32)), one_vocabulary(3000, 3000)
     one, other = (align(*narrow, pairs, AlignSettings(precision=p, **QUICK)) for p in ("fp64", "fp32"))
     assert (one.precision, one.error) == ("fp64", 0.0)
@@ -174,7 +174,7 @@ def test_fp32_is_as_close_as_its_stated_error_lets_expect():
         assert rough.estimate.value == pytest.approx(exact.estimate.value, abs=1e-5)
 
 
-def test_closer_names_the_table_that_it_was_made_from():
+def test_nearer_end_names_the_end_that_the_table_was_made_from():
     draw = np.random.default_rng(3)
     first, second = draw.normal(size=(2, 800, 20))
     turn = np.linalg.qr(draw.normal(size=(20, 20)))[0]
@@ -193,23 +193,23 @@ def test_closer_names_the_table_that_it_was_made_from():
     assert {toward(lean.difference) for lean in same} == {"neither"}
 
 
-def test_a_table_of_equal_rows_fills_no_direction():
-    _, b = tables()
+def test_align_reports_zero_participation_for_a_table_of_equal_rows():
+    _, b = related_tables()
     found = align(np.ones((400, 12)), b, one_vocabulary(400, 400), AlignSettings(**QUICK))
     alike, spread = found.spectra
     assert (alike.participation, alike.mean_share) == (0, 1)
     assert spread.participation > 1
 
 
-def test_zero_rows_are_counted_and_can_be_left_out():
-    a, b = tables()
+def test_align_counts_zero_rows_and_pairs_can_leave_them_out():
+    a, b = related_tables()
     a[:3] = 0
     pairs = one_vocabulary(400, 400)
     whole, rest = (align(a, b, some, AlignSettings(**QUICK)) for some in (pairs, pairs.without(~a.any(axis=1))))
     assert (whole.zero_rows, rest.zero_rows, rest.pairs) == (3, 0, 397)
 
 
-SHARE = r"held_out = .*; use a share from 0 \(fit and score all rows\) to 0.5"
+HELD_OUT_MESSAGE = r"held_out = .*; use a share from 0 \(fit and score all rows\) to 0.5"
 
 
 @pytest.mark.parametrize(
@@ -223,17 +223,17 @@ SHARE = r"held_out = .*; use a share from 0 \(fit and score all rows\) to 0.5"
         (lambda a, b: (a.astype(int), b), {}, "no table of floating values"),
         (lambda a, b: (a, b), {"precision": "fp8"}, "no precision is called fp8"),
         (lambda a, b: (a, b), {"maps": (), "ranks": (13,)}, "ranks go from 1 to 12"),
-        *((lambda a, b: (a, b), {"held_out": share}, SHARE) for share in (-0.1, 0.6, float("nan"))),
+        *((lambda a, b: (a, b), {"held_out": share}, HELD_OUT_MESSAGE) for share in (-0.1, 0.6, float("nan"))),
     ],
 )
-def test_bad_input_is_one_line(change, options, said):
-    a, b = change(*tables())
+def test_align_refuses_bad_input_with_a_one_line_message(change, options, said):
+    a, b = change(*related_tables())
     with pytest.raises(CheckpointError, match=said) as caught:
         align(a, b, one_vocabulary(len(a), len(b)), AlignSettings(**options))
     assert "\n" not in str(caught.value)
 
 
-def test_a_row_beyond_the_table_is_refused():
+def test_align_refuses_a_row_beyond_the_table():
     rows = np.arange(400)
     with pytest.raises(CheckpointError, match="has 400 rows and its vocabulary names row 400"):
-        align(*tables(), Pairs(rows, rows + 1, "by token text"))
+        align(*related_tables(), Pairs(rows, rows + 1, "by token text"))

@@ -1,4 +1,4 @@
-"""Every command of docs/errata.md and docs/plan.md that shows its output prints what stands under it."""
+"""Commands of docs/errata.md and docs/plan.md print the output that the pages show below them."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ CONSOLES = [one for page in PAGES for one in RUN["examples"](page) if one.kind =
 COMMANDS = [(command, lines) for console in CONSOLES for command, lines in RUN["commands"](console)]
 
 
-def test_there_are_commands():
+def test_errata_and_plan_pages_contain_commands():
     assert len(COMMANDS) >= 22
     assert {command.split()[0] for command, _ in COMMANDS} == {"python", "tiewise"}
 
 
 @pytest.mark.parametrize(("command", "expected"), COMMANDS, ids=lambda value: str(value)[-60:])
-def test_a_command_prints_what_stands_under_it(command, expected, type_command):
+def test_documented_command_prints_the_output_below_it(command, expected, type_command):
     words, said = shlex.split(command), io.StringIO()
     assert expected
     with contextlib.redirect_stdout(said):
@@ -36,6 +36,6 @@ def test_a_command_prints_what_stands_under_it(command, expected, type_command):
             assert end.value.code == 0
     if words[0] == "python":
         assert said.getvalue().splitlines() == expected
-    else:  # of a table, the lines that matter
+    else:  # the page shows only some lines of a table
         flat = " ".join(said.getvalue().split())
         assert all(line in flat for line in expected)

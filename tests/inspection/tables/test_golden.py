@@ -1,7 +1,7 @@
-"""Every figure printed in the founding texts, at its exact value: counted by this package, or measured by an oracle.
+"""Figures printed in the founding texts, recomputed exactly by this package or measured by an oracle.
 
 The texts are a note on weight tying (S0), an exercise (S1), a post on recurrent nets (S2), an essay against tying (S3)
-and a chapter on ALBERT (S4). Where a printed value is wrong, docs/errata.md says so, and its commands are run too.
+and a chapter on ALBERT (S4). docs/errata.md lists the printed values that are wrong; test_errata.py runs its commands.
 """
 
 import math
@@ -21,19 +21,19 @@ from tiewise.planning.ledger import results
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 
-def of(family, architecture):
+def family_config(family, architecture):
     return {"model_type": family, "architectures": [architecture]}
 
 
-BERT = of("bert", "BertModel")
+BERT = family_config("bert", "BertModel")
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-ALBERT = of("albert", "AlbertForPreTraining") | {"vocab_size": 30_522}
+ALBERT = family_config("albert", "AlbertForPreTraining") | {"vocab_size": 30_522}
 V = 30_522  # BERT's
 
 
-def sized(vocab, d, layers=1, boundary="untied"):
-    """A decoder of 12 D² per layer, by component."""
+def decoder_parameters(vocab, d, layers=1, boundary="untied"):
+    """Return the parameters of a decoder with 12 D² per layer, by component."""
     return choice(from_sizes(Sizes(vocab, d, layers)), boundary).parameters
 
 
@@ -47,25 +47,28 @@ def tables(vocab, d, boundary="untied"):
 
 
 def factored(vocab, d, k):
-    """A table and one map, as both texts count it; `factored:k` of a tied model has a second map before the head."""
+    """Count a table and one map, as both texts do.
+
+    `factored:k` of a tied model has a second map before the head.
+    """
     return (lookup(vocab, k) + linear(k, d)).parameters
 
 
-def right_by_size(limit):
-    """Share of the catalogue for which "smaller models tie, larger ones do not" is right."""
+def share_right_by_size(limit):
+    """Return the share of models that obey "smaller models tie, larger ones do not"."""
     right = len(select(tied=True, max_size=limit)) + len(select(tied=False, min_size=limit))
     known = sum(len(select(tied=tied, min_size=0)) for tied in (True, False))
     return right / known
 
 
 def layer(architecture):
-    """One layer's parameters."""
+    """Return the parameters of one layer."""
     first = architecture.stacks[0].layers[0]
     return total(first.attention) + total(first.ffn)
 
 
 def bert(sharing="none"):
-    """Parameters of BERT-base's twelve layers."""
+    """Return the parameters of BERT-base's twelve layers."""
     found = read(BERT)
     return choice(found, sharing=sharing).total - choice(found).total + 12 * layer(found).parameters
 
@@ -76,24 +79,24 @@ def embeddings():
 
 
 def chapter_embeddings(d=768, k=128):
-    """The chapter's embeddings: its norm stands behind the projection, at width D; transformers' before it, at E."""
+    """Count the chapter's embeddings: its norm follows the projection (width D); transformers' norm precedes it (E)."""
     return (lookup(V, k) + lookup(512, k) + lookup(2, k) + linear(k, d, True) + norm(d)).parameters
 
 
 def chapter_albert(d=768, k=128):
-    """The chapter's whole model: one layer, pooler, tied head with its transform and bias, sentence-order head."""
+    """Count the chapter's model: one layer, pooler, tied head with transform and bias, sentence-order head."""
     one = layer(read({**BERT, "hidden_size": d, "num_attention_heads": d // 64, "intermediate_size": 4 * d}))
     head = linear(d, k, True) + norm(k) + elementwise(V)
     return chapter_embeddings(d, k) + (one + linear(d, d, True) + head + linear(d, 2, True)).parameters
 
 
 def exercise():
-    """Every threshold of the chapter's model: V 32,000, d 1,024, twelve layers of 12 d²."""
+    """Return every threshold of the exercise's model: V 32,000, d 1,024, twelve layers of 12 d²."""
     return {row["name"]: row["value"] for row in thresholds(32_000, 1024, 12 * 12 * 1024**2)}
 
 
 def gigabytes(parameters):
-    """Weights, optimizer and gradients of Adam in fp32."""
+    """Return the gigabytes of weights, optimizer state and gradients for Adam in fp32."""
     found = training_bytes(parameters, parameters, "float32")["adamw"]
     return [found[name] / 1e9 for name in ("weights", "state", "gradients")]
 
@@ -112,18 +115,21 @@ def exactly(*values):
     return pytest.approx(values, rel=1e-14)
 
 
-def less(new, old):
+def reduction_percent(new, old):
     return 100 * (1 - new / old)
 
 
-CHAPTER = sized(32_000, 1024, 12)  # the exercise's model, untied
+CHAPTER = decoder_parameters(32_000, 1024, 12)  # the exercise's model, untied
 SHARED = ("none", "attention", "ffn", "all")
 ABOVE = "V/d above which tying saves more than 30%"
 # id -> (our figure, exact value)
 COUNTED = {
     "S0-vocab-matrices": (lambda: tables(32_000, 4096), 262_144_000),
-    "S0-attention": (lambda: sized(32_000, 4096)["attention"], 67_108_864),
-    "S0-attention, the layer": (lambda: sized(32_000, 4096)["attention"] + sized(32_000, 4096)["ffn"], 201_326_592),
+    "S0-attention": (lambda: decoder_parameters(32_000, 4096)["attention"], 67_108_864),
+    "S0-attention, the layer": (
+        lambda: decoder_parameters(32_000, 4096)["attention"] + decoder_parameters(32_000, 4096)["ffn"],
+        201_326_592,
+    ),
     "S0-share-70m": (lambda: tables(32_000, 512) / 70e6, 0.4681142857142857),
     "S0-ex1-saved": (lambda: tables(32_000, 1024) - tables(32_000, 1024, "tied"), 32_768_000),
     "S0-ex1-untied-total": (lambda: sum(CHAPTER.values()), 216_530_944),
@@ -145,10 +151,10 @@ COUNTED = {
     "S0-ex4-two": (lambda: tables(30_000, 1024), 61_440_000),
     "S0-ex4-saved-two": (lambda: tables(30_000, 1024) - factored(30_000, 1024, 128), 57_468_928),
     "S0-albert-18x": (
-        lambda: read(BERT | LARGE).total / read(of("albert", "AlbertModel") | LARGE).total,
+        lambda: read(BERT | LARGE).total / read(family_config("albert", "AlbertModel") | LARGE).total,
         18.951735719042244,
     ),
-    "S0-bert": (lambda: read(of("bert", "BertForMaskedLM")).ends.tied, True),
+    "S0-bert": (lambda: read(family_config("bert", "BertForMaskedLM")).ends.tied, True),
     "S1-tenth": (lambda: tables(50_000, 4096) / 125e6, 3.2768),
     "S2-tied-cell": (lambda: linear(200, 200, bias=True).parameters, 40_200),
     "S3-tied": (lambda: tables(50_000, 4096, "tied"), 204_800_000),
@@ -156,9 +162,9 @@ COUNTED = {
     "S3-share-1b": (lambda: 100 * tables(50_000, 4096, "tied") / 1e9, 20.48),
     "S3-share-7b": (lambda: 100 * tables(50_000, 4096, "tied") / 7e9, 2.9257142857142857),
     "S3-share-70b": (lambda: 100 * tables(50_000, 4096, "tied") / 70e9, 0.2925714285714286),
-    "S3-8b": (lambda: right_by_size(8e9), 71 / 109),
+    "S3-8b": (lambda: share_right_by_size(8e9), 71 / 109),
     "S3-workaround, the map": (lambda: linear(4096, 4096).parameters, 16_777_216),
-    "S3-workaround, the MLP": (lambda: sized(50_000, 4096)["ffn"], 134_217_728),
+    "S3-workaround, the MLP": (lambda: decoder_parameters(50_000, 4096)["ffn"], 134_217_728),
     "S4-bert-embedding": (embeddings, 23_837_184),
     "S4-bert-layer": (lambda: bert("all"), 7_087_872),
     "S4-bert-layers": (bert, 85_054_464),
@@ -173,24 +179,27 @@ COUNTED = {
     "S4-factored-large": (lambda: factored(V, 1024, 128), 4_037_888),
     "S4-factored-xlarge": (lambda: factored(V, 2048, 128), 4_168_960),
     "S4-factored-xxlarge": (lambda: factored(V, 4096, 128), 4_431_104),
-    "S4-reduction-base": (lambda: less(factored(V, 768, 128), V * 768), 82.91396369831597),
-    "S4-reduction-large": (lambda: less(factored(V, 1024, 128), V * 1024), 87.08063036498264),
-    "S4-reduction-xlarge": (lambda: less(factored(V, 2048, 128), V * 2048), 93.33063036498264),
-    "S4-reduction-xxlarge": (lambda: less(factored(V, 4096, 128), V * 4096), 96.45563036498264),
+    "S4-reduction-base": (lambda: reduction_percent(factored(V, 768, 128), V * 768), 82.91396369831597),
+    "S4-reduction-large": (lambda: reduction_percent(factored(V, 1024, 128), V * 1024), 87.08063036498264),
+    "S4-reduction-xlarge": (lambda: reduction_percent(factored(V, 2048, 128), V * 2048), 93.33063036498264),
+    "S4-reduction-xxlarge": (lambda: reduction_percent(factored(V, 4096, 128), V * 4096), 96.45563036498264),
     "S4-xxl-plain": (lambda: tables(V, 4096, "tied"), 125_018_112),
     "S4-albert-embeddings": (chapter_embeddings, 4_073_216),
     "S4-albert-encoder": (lambda: chapter_embeddings() + bert("all"), 11_161_088),
-    "S4-encoder-reduction": (lambda: less(chapter_embeddings() + bert("all"), read(BERT).total), 89.80557211836367),
+    "S4-encoder-reduction": (
+        lambda: reduction_percent(chapter_embeddings() + bert("all"), read(BERT).total),
+        89.80557211836367,
+    ),
     "S4-share-none": (lambda: bert("none"), 85_054_464),
     "S4-share-attention": (lambda: bert("attention"), 59_051_520),
     "S4-share-ffn": (lambda: bert("ffn"), 33_090_816),
     "S4-share-all": (lambda: bert("all"), 7_087_872),
-    "S4-share-reduction-attention": (lambda: less(bert("attention"), bert()), 30.57210965435042),
-    "S4-share-reduction-ffn": (lambda: less(bert("ffn"), bert()), 61.09455701231625),
-    "S4-share-reduction-all": (lambda: less(bert("all"), bert()), 91.66666666666666),
+    "S4-share-reduction-attention": (lambda: reduction_percent(bert("attention"), bert()), 30.57210965435042),
+    "S4-share-reduction-ffn": (lambda: reduction_percent(bert("ffn"), bert()), 61.09455701231625),
+    "S4-share-reduction-all": (lambda: reduction_percent(bert("all"), bert()), 91.66666666666666),
     "S4-albert-full": (chapter_albert, 11_882_428),
     "S4-albert-full, as transformers builds it": (lambda: read(ALBERT | BASE).total, 11_881_148),
-    "S4-full-reduction": (lambda: less(chapter_albert(), read(BERT).total), 89.1467072650322),
+    "S4-full-reduction": (lambda: reduction_percent(chapter_albert(), read(BERT).total), 89.1467072650322),
     "S4-preset-base": (lambda: chapter_albert(768), 11_882_428),
     "S4-preset-large": (lambda: chapter_albert(1024), 17_916_604),
     "S4-preset-xlarge": (lambda: chapter_albert(2048), 59_092_668),
@@ -202,7 +211,7 @@ COUNTED = {
     "S4-efficiency, ALBERT-large": (lambda: per_million("ALBERT-large"), 4.577777777777778),
     "S4-efficiency, ALBERT-xlarge": (lambda: per_million("ALBERT-xlarge"), 1.425),
     "S4-xxl-efficiency": (lambda: per_million("ALBERT-xxlarge"), 0.38042553191489364),
-    "S4-80-percent": (lambda: round(less(factored(V, 4096, 128), V * 4096), 1), 96.5),
+    "S4-80-percent": (lambda: round(reduction_percent(factored(V, 4096, 128), V * 4096), 1), 96.5),
     "S4-scores": (lambda: [r.value for r in results("Avg")[:4]], [80.1, 82.4, 85.5, 88.7]),
     "S4-attention-sharing": (lambda: [average(f"factored:128, share {k}") for k in SHARED], [81.6, 81.7, 80.2, 80.1]),
     "S4-mlm-initial, σ = 1": (lambda: predicted_nll(V, math.sqrt(128)), pytest.approx(46.6, abs=0.4)),
@@ -212,8 +221,8 @@ COUNTED = {
     "S4-memory-albert": (lambda: gigabytes(chapter_albert()), exactly(0.047529712, 0.095059424, 0.047529712)),
 }
 
-# What no code of this package can recompute, and why.
-NOT_HERE = {
+# Entries that no code of this package can recompute, with the reason.
+NOT_RECOMPUTED = {
     "S0-cosine": "a published measurement on checkpoints of billions of parameters",
     "S0-70-percent": "another work's training log",
     "S0-authors": "who wrote a paper",
@@ -228,13 +237,13 @@ NOT_HERE = {
 
 
 @pytest.mark.parametrize("entry", COUNTED)
-def test_counted(entry):
+def test_package_reproduces_the_printed_figure(entry):
     ours, exact = COUNTED[entry]
     assert ours() == (pytest.approx(exact, rel=1e-14) if isinstance(exact, float) else exact)
 
 
-def test_s0_sqrtd_the_scale_strengthens_the_weaker_path():
-    """One step of a small tied net with sinusoidal positions, as the original Transformer: A's share grows by √D."""
+def test_sqrt_d_input_scale_raises_the_lookup_share_of_the_gradient():
+    """One step of a small tied network with sinusoidal positions measures A's share of the gradient."""
     d, vocab = 64, 200
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocab, (8, 32), generator=draw)
@@ -260,13 +269,15 @@ def test_s0_sqrtd_the_scale_strengthens_the_weaker_path():
     assert scaled < 0.7
 
 
-# Entries that the test above, another one or a command of docs/errata.md measures.
+# Entries that the test above, another test or a command of docs/errata.md measures.
 ORACLES = [
     *("S0-ex2-w2", "S0-ex2-w4", "S0-sqrtd", "S0-wt-h", "S0-gap-zero"),
     *("S2-names", "S3-matrix", "S3-symmetry", "S3-any"),
 ]
 
 
-def test_every_entry_is_accounted_for_once():
+def test_every_entry_of_the_founding_texts_is_classified_once():
     counted = {name.partition(",")[0] for name in COUNTED}
-    assert len(counted | NOT_HERE.keys() | set(ORACLES)) == 97 == len(counted) + len(NOT_HERE) + len(ORACLES)
+    assert (
+        len(counted | NOT_RECOMPUTED.keys() | set(ORACLES)) == 97 == len(counted) + len(NOT_RECOMPUTED) + len(ORACLES)
+    )

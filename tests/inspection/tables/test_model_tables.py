@@ -1,4 +1,4 @@
-"""Both ends of a checkpoint: what each meets, and which tokens say nothing."""
+"""Input and output tables of small checkpoints, against tables multiplied by their maps with numpy."""
 
 import numpy as np
 import pytest
@@ -18,12 +18,12 @@ IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
     ("head", "config", "ends", "note"),
     [
         (None, {}, ["table"], ()),
-        (0, {}, ["table"], ()),  # with the same values: a tied model
+        (0, {}, ["table"], ()),  # equal values: a tied model
         (1, {}, ["input", "output"], ()),
         (1, {"tie_word_embeddings": True}, ["input", "output"], ("the config says tied",)),
     ],
 )
-def test_a_model_has_one_table_or_two(head, config, ends, note, tmp_path):
+def test_ends_of_reports_one_table_or_two(head, config, ends, note, tmp_path):
     head = None if head is None else gaussian(ROWS, WIDTH, head)
     found = ends_of(llama(tmp_path / "m", gaussian(ROWS, WIDTH), head, **config))
     assert [name for name, _ in found.tables] == ends
@@ -33,8 +33,8 @@ def test_a_model_has_one_table_or_two(head, config, ends, note, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_a_factored_table_is_met_behind_its_maps(tmp_path, scale):
-    """The oracle is the product, written out: E = T Aᵀ · scale and U = T B."""
+def test_ends_of_multiplies_a_factored_table_by_its_maps(tmp_path, scale):
+    """The oracle is the product E = T Aᵀ · scale and U = T B."""
     table, into, out = gaussian(ROWS, 4), gaussian(WIDTH, 4, 1), gaussian(4, WIDTH, 2)
     spec = "factored:4" + f"+input_scale={scale:g}" * (scale != 1)
     ends = ends_of(factored(tmp_path / "m", table, into, out, tiewise_boundary=spec))
@@ -47,7 +47,7 @@ def test_a_factored_table_is_met_behind_its_maps(tmp_path, scale):
     assert (ends.shared.width, ends.input.width) == (4, WIDTH)
 
 
-def test_maps_of_other_libraries_are_left_out_and_named(tmp_path):
+def test_ends_of_leaves_out_and_names_the_projections_of_opt(tmp_path):
     ends = ends_of(opt(tmp_path / "m", gaussian(30, 4), gaussian(10, 4, 1), gaussian(4, 10, 2)))
     assert ends.input.width == 4
     assert ends.notes == (
@@ -56,7 +56,7 @@ def test_maps_of_other_libraries_are_left_out_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("model", [factored, opt])
-def test_a_table_before_and_after_its_maps(model, tmp_path):
+def test_views_of_returns_a_table_before_and_after_its_maps(model, tmp_path):
     table, into, out = (gaussian(*shape, seed) for seed, shape in enumerate(((30, 4), (10, 4), (4, 10))))
     views, notes = views_of(model(tmp_path / "m", table, into, out))
     assert list(views) == ["both ends", "input after its map", "output after its map"]
@@ -67,7 +67,7 @@ def test_a_table_before_and_after_its_maps(model, tmp_path):
     assert any(("left out" if model is opt else "4 wide") in note for note in notes)
 
 
-def test_what_else_token_ids_index_is_measured_where_it_is_like_the_ends_and_named_where_it_is_not(tmp_path):
+def test_views_of_includes_mtp_tables_and_names_omitted_per_layer_tables(tmp_path):
     model = llama(tmp_path / "m", gaussian(ROWS, WIDTH), num_hidden_layers=1)
     held = load_file(model.path / "model.safetensors")
     held["model.layers.1.embed_tokens.weight"] = gaussian(ROWS, WIDTH, 3)

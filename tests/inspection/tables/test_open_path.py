@@ -1,4 +1,4 @@
-"""A checkpoint's direct path is what transformers' own class says when it has no layers."""
+"""A checkpoint's direct path against the logits of transformers' own classes built without layers."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tiewise.inspection.tables.path_matrix import asymmetry, grams, transitions
 WITH_NORM = [kind for kind, one in FAMILIES.items() if one.final_norm is not None and one.written_ends is None]
 
 
-def without_layers(family, tied, **settings):
+def build_without_layers(family, tied, **settings):
     none = {"num_hidden_layers": 0, "attention_types": [], "attention_layers": []}  # the lists are gpt_neo's
     return one_layer(family, tied, **none, **settings)
 
@@ -25,14 +25,14 @@ def without_layers(family, tied, **settings):
 WANTED = [(0, 0), (3, 7), (7, 3), (39, 39), (20, 1)]
 
 
-def at_wanted(values):
+def select_wanted(values):
     return values[tuple(np.transpose(WANTED))].numpy()
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", WITH_NORM)
-def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
-    model = without_layers(family, tied)
+def test_open_path_matches_the_logits_of_a_model_without_layers(family, tied, tmp_path):
+    model = build_without_layers(family, tied)
     model.save_pretrained(tmp_path)
     path = open_path(open_folder(tmp_path))
     assert path.tied == tied
@@ -40,9 +40,9 @@ def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
     with torch.no_grad():
         expected = model(torch.arange(V)[:, None]).logits[:, 0].double()
     logits, logs, _ = transitions(path, WANTED)
-    # some classes compute their norm in fp32, whatever the model's type
-    assert logits == pytest.approx(at_wanted(expected), rel=2e-6, abs=2e-6)
-    assert logs == pytest.approx(at_wanted(torch.log_softmax(expected, -1)), abs=1e-5)
+    # some classes compute their norm in fp32 for any model dtype
+    assert logits == pytest.approx(select_wanted(expected), rel=2e-6, abs=2e-6)
+    assert logs == pytest.approx(select_wanted(torch.log_softmax(expected, -1)), abs=1e-5)
     assert (asymmetry(grams(path.linear))[1] == 0) == tied
 
 
@@ -50,8 +50,8 @@ def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
     ("dtype", "scale"), [("bfloat16", 34.0), ("float16", 33.9375), ("float32", 33.941123962402344)]
 )
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
-def test_gemma_multiplies_by_a_root_of_the_type_of_its_table(family, dtype, scale, tmp_path):
-    model = without_layers(family, True, hidden_size=1152).to(getattr(torch, dtype))
+def test_open_path_rounds_the_gemma_input_scale_to_the_table_dtype(family, dtype, scale, tmp_path):
+    model = build_without_layers(family, True, hidden_size=1152).to(getattr(torch, dtype))
     with torch.no_grad():
         model.get_input_embeddings().weight[3] = 1  # the scale is what its lookup returns
     model.save_pretrained(tmp_path)
@@ -64,8 +64,8 @@ def test_gemma_multiplies_by_a_root_of_the_type_of_its_table(family, dtype, scal
     assert f"input rows times {path.input_scale:g}" in path.notes
 
 
-def test_an_opt_that_normalises_inside_its_layers(tmp_path):
-    model = without_layers("opt", False, do_layer_norm_before=False)
+def test_open_path_applies_no_final_norm_to_a_post_norm_opt(tmp_path):
+    model = build_without_layers("opt", False, do_layer_norm_before=False)
     model.save_pretrained(tmp_path)
     path = open_path(open_folder(tmp_path))
     assert path.notes[0] == "no final norm"
@@ -82,8 +82,8 @@ def test_an_opt_that_normalises_inside_its_layers(tmp_path):
         *("tied+input_scale=2+output_scale=0.5", "untied+bias"),
     ],
 )
-def test_a_boundary_is_met_behind_its_maps(spec, family, tmp_path):
-    model = without_layers(family, True).float()
+def test_open_path_applies_the_maps_of_an_installed_boundary(spec, family, tmp_path):
+    model = build_without_layers(family, True).float()
     tiewise.install(model, spec)
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -93,11 +93,11 @@ def test_a_boundary_is_met_behind_its_maps(spec, family, tmp_path):
     with torch.no_grad():
         expected = torch.as_tensor(model(torch.arange(V)[:, None]).logits[:, 0]).double()
     tolerance = 2e-5 * expected.abs().max().item()  # fp32
-    assert transitions(path, WANTED)[0] == pytest.approx(at_wanted(expected), rel=2e-5, abs=tolerance)
+    assert transitions(path, WANTED)[0] == pytest.approx(select_wanted(expected), rel=2e-5, abs=tolerance)
 
 
-def test_missing_parts_are_named(tmp_path):
-    without_layers("llama", False).save_pretrained(tmp_path)
+def test_open_path_names_a_missing_tensor(tmp_path):
+    build_without_layers("llama", False).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for name, said in (
         ("model.norm.weight", r"final norm model\.norm\.weight is not stored"),
@@ -109,8 +109,8 @@ def test_missing_parts_are_named(tmp_path):
             open_path(open_folder(tmp_path))
 
 
-def test_an_unknown_family_is_multiplied_as_stored_and_says_so(tmp_path):
-    without_layers("mpt", True).save_pretrained(tmp_path)
+def test_open_path_notes_that_an_unknown_family_gets_no_norm(tmp_path):
+    build_without_layers("mpt", True).save_pretrained(tmp_path)
     path = open_path(open_folder(tmp_path))
     assert path.norm.kind == "none"
     assert "is not known: none is applied" in path.notes[0]

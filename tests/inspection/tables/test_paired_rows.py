@@ -1,4 +1,4 @@
-"""Rows paired by text, and products of the pairs: frequency taken out, beside dense regressions and planted tables."""
+"""Rows paired by token text, and CKA without frequency against dense regressions and planted tables."""
 
 import json
 
@@ -14,25 +14,25 @@ from tiewise.inspection.tables.model_tables import Pairs, by_text, one_vocabular
 from tiewise.inspection.tables.table_maps import CURVE, LINE, AlignSettings, directions
 
 
-def listed(pairs):
+def list_pairs(pairs):
     return list(zip(pairs.a.tolist(), pairs.b.tolist(), strict=True))
 
 
-def test_texts_are_matched_wherever_they_stand_and_masks_leave_out_rows_of_either_table():
+def test_by_text_pairs_equal_texts_and_masks_leave_out_rows():
     pairs = by_text(["the", "cat", None, "sat", "the"], ["sat", "x", "the", None, "the"])
-    assert (listed(pairs), pairs.how) == ([(0, 2), (3, 0)], "by token text")
+    assert (list_pairs(pairs), pairs.how) == ([(0, 2), (3, 0)], "by token text")
     pairs = by_text(["a", "b", "c", "d"], ["d", "c", "b", "a"])
     mask_a, mask_b = np.array([True, False, False, False]), np.array([False, True, False, False])
-    assert listed(pairs.without(mask_a, mask_b)) == [(1, 2), (3, 0)]
-    assert listed(one_vocabulary(3, 5)) == [(0, 0), (1, 1), (2, 2)]
+    assert list_pairs(pairs.without(mask_a, mask_b)) == [(1, 2), (3, 0)]
+    assert list_pairs(one_vocabulary(3, 5)) == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_no_common_token_is_one_line():
+def test_by_text_refuses_vocabularies_without_a_common_token():
     with pytest.raises(CheckpointError, match=r"\(2 and 1 rows\) have no token in common; give the tokenizer"):
         by_text(["a", "b"], ["c"])
 
 
-def test_texts_of_two_real_tokenizers(tmp_path):
+def test_texts_of_reads_bpe_and_unigram_tokenizers(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     kinds = {
         "bpe": tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "c": 2}, [])),
@@ -46,11 +46,11 @@ def test_texts_of_two_real_tokenizers(tmp_path):
     one, other = texts_of(tmp_path / "bpe", 6), texts_of(tmp_path / "unigram", 4)
     for (name, made), texts in zip(kinds.items(), (one, other), strict=True):
         assert texts == [made.id_to_token(i) for i in range(len(texts))], name
-    assert {one[i] for i, _ in listed(by_text(one, other))} == {"a", "c", "<s>"}
+    assert {one[i] for i, _ in list_pairs(by_text(one, other))} == {"a", "c", "<s>"}
     assert texts_of(tmp_path / "bpe", 2) == ["a", "b"]
 
 
-def test_tokenizer_files_that_hold_no_texts(tmp_path):
+def test_texts_of_refuses_unusable_files_and_reads_a_sentencepiece_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for file, content, said in (
         ("vocab", b"", r"no tokenizer\.json"),
@@ -75,14 +75,14 @@ def gaussian(seed, d=10, rows=ROWS):
     return np.random.default_rng(seed).standard_normal((rows, d))
 
 
-def zipf(rows=ROWS, seed=7):
-    """Counts as of a text: few tokens often, many rarely, some never; in no order."""
+def zipf_counts(rows=ROWS, seed=7):
+    """Return counts like those of a text, in random order: few frequent, many rare, some zero."""
     drawn = np.random.default_rng(seed).zipf(1.4, 30_000)
     return np.random.default_rng(seed + 1).permutation(np.bincount(drawn[drawn <= rows], minlength=rows + 1)[1:])
 
 
-def dense(a, b, counts, powers):
-    """CKA and its chance from kernels over tokens, regressing every column by least squares; no products of d × d."""
+def dense_cka(a, b, counts, powers):
+    """Return CKA and its chance level from token kernels, after regressing every column."""
     f = np.log(counts + 1.0)
     x = np.column_stack([f**power for power in range(powers + 1)])
     a, b = (t - x @ scipy.linalg.lstsq(x, t)[0] for t in (a, b))
@@ -92,8 +92,8 @@ def dense(a, b, counts, powers):
     return (ka * kb).sum() / norms, np.trace(ka) * np.trace(kb) / degrees / norms
 
 
-def without(a, b, counts, powers):
-    """(CKA without frequency, share of A and of B that was taken out)."""
+def cka_without_frequency(a, b, counts, powers):
+    """Return CKA without frequency and the shares of A and of B that the regression removed."""
     found = align(a, b, one_vocabulary(len(a), len(b)), QUICK, counts=counts)
     measure = CKA_LINE if powers == LINE else CKA_CURVE
     return found.score(measure), *found.taken_out[measure]
@@ -101,36 +101,40 @@ def without(a, b, counts, powers):
 
 @pytest.mark.parametrize("powers", [LINE, CURVE])
 @pytest.mark.parametrize("piece", [2**30, 64 * 40])
-def test_it_equals_the_dense_regression(powers, piece, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.tables.table_maps.CHUNK_BYTES", piece)  # also when summed over many pieces
-    counts = zipf()
+def test_cka_without_frequency_matches_a_dense_regression(powers, piece, monkeypatch):
+    # the small value sums over many pieces
+    monkeypatch.setattr("tiewise.inspection.tables.table_maps.CHUNK_BYTES", piece)
+    counts = zipf_counts()
     shape = np.log1p(counts)[:, None] * gaussian(3, 10, 1) + np.sqrt(counts)[:, None] * gaussian(4, 10, 1)
     a, b = gaussian(0) + shape + 5, (gaussian(0) + 2 * gaussian(1) + shape)[:, :7] - 3
-    found, share_a, _ = without(a, b, counts, powers)
-    assert (found.estimate.value, found.chance) == pytest.approx(dense(a, b, counts, powers), abs=1e-10)
+    found, share_a, _ = cka_without_frequency(a, b, counts, powers)
+    assert (found.estimate.value, found.chance) == pytest.approx(dense_cka(a, b, counts, powers), abs=1e-10)
     centred = a - a.mean(0)
     f = np.column_stack([np.log(counts + 1.0) ** power for power in range(powers + 1)])
     left = np.square(a - f @ scipy.linalg.lstsq(f, a)[0]).sum() / np.square(centred).sum()
     assert share_a == pytest.approx(1 - left, abs=1e-10)
 
 
-def test_rows_are_those_of_the_pairs():
-    a, b, counts = gaussian(0), gaussian(0) + gaussian(1), zipf()
+def test_cka_without_frequency_uses_the_paired_rows():
+    a, b, counts = gaussian(0), gaussian(0) + gaussian(1), zipf_counts()
     first, second = np.random.default_rng(2).permutation(ROWS)[:300], np.random.default_rng(3).permutation(ROWS)[:300]
     found = align(a, b, Pairs(first, second, "by token text"), QUICK, counts=counts[first]).score(CKA_CURVE)
-    assert found.estimate.value == pytest.approx(dense(a[first], b[second], counts[first], CURVE)[0], abs=1e-10)
+    assert found.estimate.value == pytest.approx(dense_cka(a[first], b[second], counts[first], CURVE)[0], abs=1e-10)
 
 
-def test_chance_is_the_mean_for_unrelated_tables():
-    counts = zipf(rows=60)
-    found = [without(gaussian(2 * s, 6, 60), gaussian(2 * s + 1, 6, 60), counts, CURVE)[0] for s in range(300)]
+def test_cka_chance_matches_the_mean_over_unrelated_tables():
+    counts = zipf_counts(rows=60)
+    found = [
+        cka_without_frequency(gaussian(2 * s, 6, 60), gaussian(2 * s + 1, 6, 60), counts, CURVE)[0] for s in range(300)
+    ]
     apart = np.array([cka.estimate.value - cka.chance for cka in found])
     assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(apart))
-    assert np.mean([cka.chance for cka in found]) * 3 / 60 > 4 * apart.std() / np.sqrt(len(apart)) / 2  # it can be seen
+    # such an error would be detected
+    assert np.mean([cka.chance for cka in found]) * 3 / 60 > 4 * apart.std() / np.sqrt(len(apart)) / 2
 
 
-def test_a_table_that_is_a_function_of_frequency_leaves_nothing():
-    counts = zipf()
+def test_cka_without_frequency_is_zero_for_a_function_of_frequency():
+    counts = zipf_counts()
     a = np.outer(np.log1p(counts), gaussian(0, 10, 1)) + 4
     found = align(a + 0, gaussian(1), one_vocabulary(ROWS, ROWS), AlignSettings(maps=("identity",)), counts=counts)
     assert [found.score(measure).estimate.value for measure in (CKA_LINE, CKA_CURVE)] == [0.0, 0.0]
@@ -144,12 +148,12 @@ def test_directions_are_orthonormal_centred_and_span_the_powers(counts):
     np.testing.assert_allclose(q.sum(0), 0, atol=1e-12)
     if q.shape[1]:
         f = np.log1p(np.array(counts, float))
-        rounding = 1e-14 * f.max() / np.ptp(f) * len(f)  # of log(count + 1), where all counts are nearly one
+        rounding = 1e-14 * f.max() / np.ptp(f) * len(f)  # of log(count + 1), if all counts are nearly equal
         f -= f.mean()
         np.testing.assert_allclose(np.abs(q[:, 0]), np.abs(f) / np.linalg.norm(f), atol=1e-12 + rounding)
 
 
-def test_counts_that_say_nothing_take_nothing_out():
+def test_directions_drop_out_if_counts_take_too_few_values():
     assert directions(np.full(30, 4)).shape == (30, 0)
     assert directions([0] * 20 + [9] * 20).shape == (40, 1)
     assert directions([0] * 20 + [9] * 20 + [50]).shape == (41, 2)
@@ -157,7 +161,7 @@ def test_counts_that_say_nothing_take_nothing_out():
         assert align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK, counts=counts).taken_out == {}
 
 
-def test_counts_that_are_none_or_of_other_tokens_are_one_line():
+def test_directions_and_align_refuse_invalid_counts():
     for counts in ([-1, 2, 3], [1.0, np.nan, 2], np.ones((3, 2))):
         with pytest.raises(DataError, match="counts of tokens must be one number of 0 or more"):
             directions(counts)

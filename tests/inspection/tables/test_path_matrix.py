@@ -1,4 +1,4 @@
-"""Factored figures of the direct path against the dense matrix, in fp64, and planted examples."""
+"""Factored figures of the direct path against its dense fp64 matrix, and known examples."""
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ from tiewise.inspection.tables.path_matrix import (
 )
 
 
-def dense(path):
-    """M [V, V] by its definition, from the tables' values alone."""
+def dense_matrix(path):
+    """Return M [V, V] by its definition, from the values of the tables."""
     rows = path.input.values.astype(np.float64) * path.input_scale
     if path.norm.kind == "layer":
         rows = rows - rows.mean(1, keepdims=True)
@@ -35,8 +35,8 @@ def dense(path):
 
 
 def dense_logits(path):
-    """Logits [V, V'] as the head gives them."""
-    found = dense(path)
+    """Return the logits [V, V'] that the head computes."""
+    found = dense_matrix(path)
     if path.norm.shift is not None:
         found = found + path.output_scale * path.output.values @ path.norm.shift
     if path.bias is not None:
@@ -46,7 +46,7 @@ def dense_logits(path):
 
 @st.composite
 def paths(draw, rows=(2, 14), width=(1, 5)):
-    """Any small path: tied or not, every norm, gains of both signs, scales, bias, soft-cap."""
+    """Draw a small path: tied or untied, any norm, gains of both signs, scales, bias, soft-cap."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     v, e = draw(st.integers(*rows)), draw(st.integers(*width))
     table = ArrayTable(generator.normal(size=(v, e)) + draw(st.sampled_from([0.0, 3.0])))
@@ -66,7 +66,7 @@ def paths(draw, rows=(2, 14), width=(1, 5)):
 
 
 def check_energy(found, matrix, whole=0.0):
-    """Hold against M; of a centred M, rounding is relative to the energy before its means were taken away."""
+    """Compare with M; for a centred M, rounding is relative to the energy before centring."""
     energy, ratio = found
     scale, expected = max(1.0, whole, (matrix**2).sum()), (matrix**2).sum()
     assert abs(energy - expected) < 1e-10 * scale
@@ -83,8 +83,8 @@ def check_eigenvalues(found, matrix):
 
 @settings(max_examples=150)
 @given(paths())
-def test_factored_equals_dense(path):
-    matrix = dense(path)
+def test_asymmetry_and_self_prediction_match_the_dense_matrix(path):
+    matrix = dense_matrix(path)
     found = grams(path)
     check_energy(asymmetry(found), matrix)
     v, size = len(matrix), max(1, np.abs(matrix).max())
@@ -97,8 +97,8 @@ def test_factored_equals_dense(path):
 
 @settings(max_examples=100)
 @given(paths(rows=(8, 16), width=(2, 3)))
-def test_eigenvalues_equal_dense(path):
-    matrix, middle = dense(path), np.eye(path.rows) - 1 / path.rows
+def test_eigenvalues_match_the_dense_matrix(path):
+    matrix, middle = dense_matrix(path), np.eye(path.rows) - 1 / path.rows
     centred, size = middle @ matrix @ middle, np.abs(matrix).max()
     if size > 1e-6:
         check_eigenvalues(eigenvalues(grams(path)), matrix)
@@ -106,7 +106,7 @@ def test_eigenvalues_equal_dense(path):
             check_eigenvalues(eigenvalues(grams(path).centred), centred)
 
 
-def test_same_sums_in_many_small_chunks(monkeypatch):
+def test_grams_and_transitions_are_independent_of_chunk_size(monkeypatch):
     generator = np.random.default_rng(3)
     path = DirectPath(ArrayTable(generator.normal(size=(50, 4))), ArrayTable(generator.normal(size=(53, 4))))
     whole, rows = grams(path), transitions(path, [(1, 2), (49, 52), (1, 52)])
@@ -126,7 +126,7 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("gain", [None, [0.5, -2.0, 1.5]])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
+def test_tied_linear_path_is_exactly_symmetric(gain, dtype):
     table = ArrayTable(np.random.default_rng(0).normal(size=(900, 3)).astype(dtype))
     path = DirectPath(table, table, Norm("rms", 1e-6, None if gain is None else np.array(gain)), 3.0)
     assert asymmetry(grams(path.linear))[1] == asymmetry(grams(path.linear).centred)[1] == 0.0
@@ -135,19 +135,19 @@ def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
     assert ((values < 0).any(), len(values)) == (gain is not None, 3)  # one gain is below zero
 
 
-def test_equal_logits_share_a_place():
+def test_transitions_give_equal_logits_the_same_rank():
     table = ArrayTable([[1, 0.5], [0.8, 0.9], [0.3, 1.2]])  # New, York, City
     path = DirectPath(table, table)
     logits, _, ranks = transitions(path, np.argwhere(np.ones((3, 3))))
     assert logits == pytest.approx([1.25, 1.25, 0.9, 1.25, 1.45, 1.32, 0.9, 1.32, 1.53])
     assert ranks.tolist() == [0, 0, 2, 2, 0, 1, 2, 1, 0]
     own = self_prediction(path, grams(path))[0]
-    assert (own.value, own.n, own.chance) == (1.0, 3, 1 / 3)  # New and York share New's first place
+    assert (own.value, own.n, own.chance) == (1.0, 3, 1 / 3)  # after New, New and York tie for the first rank
 
 
 @settings(max_examples=100)
 @given(paths())
-def test_probabilities_equal_a_dense_softmax(path):
+def test_transitions_match_a_dense_softmax(path):
     dense_of = dense_logits(path)
     i, j = np.indices(dense_of.shape).reshape(2, -1)
     logits, logs, ranks = transitions(path, np.column_stack([i, j]))
@@ -160,18 +160,18 @@ def test_probabilities_equal_a_dense_softmax(path):
     assert (behind <= 1e-13).mean() - 1e-12 <= own <= (behind <= 1e-10).mean() + 1e-12
 
 
-def test_large_logits_do_not_overflow():
+def test_transitions_do_not_overflow_with_large_logits():
     path = DirectPath(ArrayTable([[1e4], [-1e4]]), ArrayTable([[1.0], [-1.0]]))
     assert transitions(path, [(0, 0), (0, 1)])[1].tolist() == [0.0, -2e4]
 
 
 @pytest.mark.parametrize("top", [1, 5, 10_000])
-def test_pairs_equal_a_dense_search(top):
+def test_asymmetric_pairs_match_a_dense_search(top):
     generator = np.random.default_rng(top)
     path = DirectPath(ArrayTable(generator.normal(size=(40, 4))), ArrayTable(generator.normal(size=(40, 4))))
     for ids in (np.arange(40), module.sampled(40, 25, seed=1)):
         found = asymmetric_pairs(path, ids, top, block=7)
-        matrix = dense(path)
+        matrix = dense_matrix(path)
         difference = matrix - matrix.T
         wanted = sorted((difference[i, j] for i in ids for j in ids if difference[i, j] > 0), reverse=True)
         assert [there - back for _, _, there, back in found] == pytest.approx(wanted[:top])
@@ -179,7 +179,7 @@ def test_pairs_equal_a_dense_search(top):
             assert (there, back) == pytest.approx((matrix[i, j], matrix[j, i]))
 
 
-def test_tables_of_different_length_use_common_rows_and_the_whole_softmax():
+def test_path_of_unequal_tables_uses_common_rows_and_the_full_softmax():
     generator = np.random.default_rng(0)
     e, u = generator.normal(size=(6, 2)), generator.normal(size=(4, 2))
     path = DirectPath(ArrayTable(e), ArrayTable(u))
@@ -204,13 +204,13 @@ ONES = ArrayTable(np.ones((3, 2)))
         (lambda: module.sampled_asymmetry([np.ones((3, 2))], np.ones((3, 2))), "3 tokens; sample 8 tokens or more"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(ask, said):
+def test_path_functions_refuse_mismatched_shapes_and_unusable_values(ask, said):
     with pytest.raises(DataError, match=said):
         ask()
 
 
 @pytest.mark.parametrize("block", [7, 1024])
-def test_blocks_equal_dense(block):
+def test_sampled_asymmetry_matches_the_dense_matrix_for_any_block_size(block):
     generator = np.random.default_rng(0)
     first, second, right = generator.normal(size=(3, 40, 6)) + 0.5
     told = []
@@ -227,8 +227,11 @@ def test_blocks_equal_dense(block):
     assert told == sorted(told)
 
 
-def test_draws_are_those_of_repeated_rows():
-    """One resample by hand: pairs of two different tokens, and each draw's own diagonal; none with its copy."""
+def test_ratios_of_a_resample_match_a_loop_over_repeated_rows():
+    """Sum one resample in a loop.
+
+    The sum has pairs of different tokens and each draw's diagonal, but no pair of copies.
+    """
     generator = np.random.default_rng(1)
     left, right = generator.normal(size=(2, 9, 3))
     weights = np.random.default_rng(5).multinomial(9, np.full(9, 1 / 9), 1)[0]
@@ -243,14 +246,14 @@ def test_draws_are_those_of_repeated_rows():
     assert found[0, 0] == pytest.approx(2 - 2 * turned / energy, abs=1e-12)
 
 
-def test_a_symmetric_path_has_no_spread():
+def test_sampled_asymmetry_has_no_spread_for_a_symmetric_path():
     table = np.random.default_rng(2).normal(size=(30, 4))
     (found, _), (change, _) = module.sampled_asymmetry([table], table)
     assert (found.value, found.high, change.value) == (0.0, 0.0, 0.0)
 
 
-def test_the_interval_covers():
-    """Samples of a large population: its own ratio lies inside most intervals."""
+def test_sampled_asymmetry_interval_covers_the_population_ratio():
+    """Most intervals from samples of a large population contain the population's ratio."""
     generator = np.random.default_rng(3)
     table = generator.normal(size=(1500, 8))
     other = table + generator.normal(size=(1500, 8))
@@ -261,4 +264,4 @@ def test_the_interval_covers():
         rows = np.random.default_rng(100 + seed).choice(1500, 100, replace=False)
         (found, _), _ = module.sampled_asymmetry([table[rows]], other[rows], seed)
         inside += found.low <= whole <= found.high
-    assert inside >= 32  # 38 expected; fewer than 32 come once in 1,000 times or less
+    assert inside >= 32  # 38 expected; fewer than 32 occur at most once in 1,000 runs

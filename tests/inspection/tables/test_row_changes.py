@@ -1,4 +1,4 @@
-"""`diff`: planted rows are found exactly, a planted rank through every type's rounding; and refusals."""
+"""`diff` of checkpoints against planted rows and ranks, with rounding to every dtype."""
 
 import json
 
@@ -18,41 +18,41 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 V, D = 400, 32
 
 
-def pair(folder, before, after, head=None, **more):
-    """Two checkpoints with these tables; with a head, untied."""
+def write_pair(folder, before, after, head=None, **more):
+    """Write two checkpoints with these tables, untied if `head` is given; return both folders."""
     for name, values in (("old", before), ("new", after)):
         tensors = {TABLE: values} | ({} if head is None else {HEAD: head[name]})
         llama(folder / name, head is None, rows=len(values), width=values.shape[1], tensors=tensors, **more)
     return folder / "old", folder / "new"
 
 
-def moved_rows(found):
+def listed_rows(found):
     return [int(row[1].replace(",", "")) for row in found.listings[0].rows]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.sets(st.integers(0, V - 1), min_size=1, max_size=100), st.sampled_from([np.float32, ml_dtypes.bfloat16]))
-def test_planted_rows_are_found_exactly(tmp_path_factory, planted, dtype):
+def test_diff_finds_exactly_the_planted_rows(tmp_path_factory, planted, dtype):
     folder, before = tmp_path_factory.mktemp("rows"), table(V, D).astype(dtype)
     after = before.copy()
-    after[sorted(planted), 3] *= -1  # one number of each
+    after[sorted(planted), 3] *= -1  # one value of each row
     before[[5, 7], 4] = after[[5, 7], 4] = np.nan, 0.0
     after[7, 4] = -0.0
-    found = diff(*pair(folder, before, after), top=V)
+    found = diff(*write_pair(folder, before, after), top=V)
     assert found["rows that moved"].value == len(planted)
-    assert sorted(moved_rows(found)) == sorted(planted)
+    assert sorted(listed_rows(found)) == sorted(planted)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("rank", [1, 3, 16])
 @pytest.mark.parametrize("rows", [V, 100])
-def test_a_planted_rank_is_found_through_rounding(tmp_path, dtype, rank, rows):
+def test_diff_finds_a_planted_rank_despite_rounding(tmp_path, dtype, rank, rows):
     rng = np.random.default_rng(rank)
     before = (rng.normal(size=(V, D)) * 0.05).astype(dtype)
     change = rng.normal(size=(V, rank)) @ rng.normal(size=(rank, D)) * 0.02
     change[rng.permutation(V)[rows:]] = 0
     after = (before.astype(np.float64) + change).astype(dtype)
-    found = diff(*pair(tmp_path, before, after))
+    found = diff(*write_pair(tmp_path, before, after))
     assert found["rank"].value == rank
     wanted = after.astype(np.float64) - before.astype(np.float64)
     strength = np.linalg.svd(wanted, compute_uv=False)[:rank]
@@ -62,37 +62,41 @@ def test_a_planted_rank_is_found_through_rounding(tmp_path, dtype, rank, rows):
     share = np.linalg.norm(wanted) / np.linalg.norm(before.astype(np.float64)[touched])
     assert found["length of the change"].value == pytest.approx(share, rel=1e-9)
     size = np.linalg.norm(wanted, axis=1)
-    assert moved_rows(found) == np.argsort(-size, kind="stable")[:20].tolist()
+    assert listed_rows(found) == np.argsort(-size, kind="stable")[:20].tolist()
 
 
-def test_rounding_alone_has_no_rank(tmp_path):
-    """A table that was kept in fp32 and came back through bf16 moved everywhere, in no direction."""
+def test_diff_reports_rank_zero_for_rounding_alone(tmp_path):
+    """A table rounded to bf16 and back changes in every row, without a common direction."""
     before = table(V, D)
-    found = diff(*pair(tmp_path, before, before.astype(ml_dtypes.bfloat16).astype(np.float32)))
+    found = diff(*write_pair(tmp_path, before, before.astype(ml_dtypes.bfloat16).astype(np.float32)))
     assert found["rows that moved"].value == V
-    assert found["rank"].value == D  # as far as files of fp32 can say
-    again = diff(*pair(tmp_path / "typed", before, before.astype(ml_dtypes.bfloat16)))
+    assert found["rank"].value == D  # fp32 files do not show the rounding
+    again = diff(*write_pair(tmp_path / "typed", before, before.astype(ml_dtypes.bfloat16)))
     assert again["rank"].value == 0
 
 
 @pytest.mark.parametrize(("strength", "rank"), [(0.5, 0), (1.5, 1)])
-def test_a_direction_counts_from_just_above_the_rounding(tmp_path, strength, rank):
-    """Rounding to bf16 has a largest singular value of about σ (√V + √D), where σ² is a twelfth of a unit's square."""
+def test_diff_counts_a_direction_only_above_the_rounding_noise(tmp_path, strength, rank):
+    """The largest singular value of bf16 rounding is about σ (√V + √D).
+
+    σ² is ulp² / 12, where ulp is the unit in the last place.
+    """
     rng = np.random.default_rng(0)
-    before = rng.uniform(2**-5, 2**-4, size=(V, D)).astype(np.float32)  # of these, the unit in the last place is 2⁻¹²
+    # in this range, bf16's unit in the last place is 2⁻¹²
+    before = rng.uniform(2**-5, 2**-4, size=(V, D)).astype(np.float32)
     edge = 2**-12 / 12**0.5 * (V**0.5 + D**0.5)
     left, right = rng.choice([-1.0, 1.0], V), rng.choice([-1.0, 1.0], D)
     change = strength * edge * np.outer(left, right) / (V * D) ** 0.5
     after = np.clip(before + change, 2**-5, 2**-4 * 0.999).astype(ml_dtypes.bfloat16)
-    assert diff(*pair(tmp_path, before, after))["rank"].value == rank
+    assert diff(*write_pair(tmp_path, before, after))["rank"].value == rank
 
 
-def test_ends_by_themselves_and_a_table_that_grew(tmp_path):
+def test_diff_reports_each_end_separately_and_notes_added_rows(tmp_path):
     before = table(V, D)
     head = {"old": table(V, D, 2), "new": np.concatenate([table(V, D, 2), table(3, D, 5)])}
     head["new"][11] += 1
     grown = np.concatenate([before, table(3, D, 4)])
-    old, new = pair(tmp_path, before, grown, head, tokenizer=bpe_tokenizer(V))
+    old, new = write_pair(tmp_path, before, grown, head, tokenizer=bpe_tokenizer(V))
     found = diff(old, new)
     assert found.answer == "0 of 400 rows of the input table moved; 1 of 400 rows of the output table moved"
     assert [q.of for q in found.quantities if q.name == "rows that moved"] == ["input table", "output table"]
@@ -100,7 +104,7 @@ def test_ends_by_themselves_and_a_table_that_grew(tmp_path):
     assert found.notes == tuple(f"rows 400 to 402 of the {end} table are in {new} alone" for end in ("input", "output"))
 
 
-def test_a_tied_one_beside_its_untied_self(tmp_path):
+def test_diff_compares_a_tied_checkpoint_with_its_untied_copy(tmp_path):
     before = table(V, D)
     llama(tmp_path / "old", True, rows=V, width=D, tensors={TABLE: before})
     head = before.copy()
@@ -110,8 +114,8 @@ def test_a_tied_one_beside_its_untied_self(tmp_path):
     assert found.answer == "0 of 400 rows of the input table moved; 1 of 400 rows of the output table moved"
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path):
-    old, _ = pair(tmp_path, table(V, D), table(V, D))
+def test_diff_refuses_folders_that_it_cannot_compare(tmp_path):
+    old, _ = write_pair(tmp_path, table(V, D), table(V, D))
     llama(tmp_path / "wide", rows=V, width=16)
     llama(tmp_path / "none", rows=V, width=D, tensors={TABLE: None})
     for name, said in (("wide", "32 wide, those of .* 16"), ("none", "no table in common"), ("lost", "no such file")):
@@ -119,11 +123,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
             diff(old, tmp_path / name)
 
 
-def test_the_command(tmp_path):
+def test_diff_command_prints_text_and_json(tmp_path):
     before = table(V, D)
     after = before.copy()
     after[[3, 9]] += 0.5
-    paths = [str(path) for path in pair(tmp_path, before, after)]
+    paths = [str(path) for path in write_pair(tmp_path, before, after)]
     run = CliRunner().invoke(command_line(["diff"]), ["diff", *paths, "--top=1"])
     assert run.exit_code == 0
     assert run.output.startswith("2 of 400 rows of the shared table moved.")

@@ -1,4 +1,4 @@
-"""Levels of chance against simulation and every permutation; maps of large and of singular products."""
+"""Chance levels against simulation and every permutation; maps of large and of singular products."""
 
 import itertools
 import math
@@ -18,19 +18,19 @@ from tiewise.inspection.tables.table_maps import (
 )
 
 
-def test_the_known_levels():
+def test_fitted_chance_matches_known_values():
     assert fitted_chance("orthogonal", 50304, 2048, 2048) == pytest.approx(0.171, abs=5e-4)
     assert fitted_chance("linear", 50304, 2048, 2048) == pytest.approx(0.202, abs=5e-4)
     limit = 8 / (3 * math.pi) * math.sqrt(300 / 10**6)
     assert fitted_chance("orthogonal", 10**6, 300, 300) == pytest.approx(limit, rel=1e-6)
-    for d1, d2 in [(60, 60), (60, 25), (25, 60)]:  # of full rank it is the linear map's
+    for d1, d2 in [(60, 60), (60, 25), (25, 60)]:  # at full rank the level equals that of the linear map
         full = fitted_chance(f"rank {min(d1, d2)}", 6000, d1, d2)
         assert full == pytest.approx(fitted_chance("linear", 6000, d1, d2), rel=1e-9)
 
 
 @pytest.mark.parametrize(("d1", "d2"), [(400, 400), (400, 160), (160, 400), (300, 280)])
-def test_orthogonal_level_is_the_nuclear_norm_of_random_matrices(d1, d2):
-    """Four draws of the smallest size have a deviation of 0.14 % of their mean."""
+def test_fitted_chance_matches_the_nuclear_norm_of_random_matrices(d1, d2):
+    """The mean of four draws of the smallest size has a standard deviation of 0.14 %."""
     draw = np.random.default_rng(1)
     nuclear = fitted_chance("orthogonal", 10**9, d1, d2) * math.sqrt(10**9 * d2 * min(d1, d2))
     drawn = np.mean([np.linalg.norm(draw.normal(size=(d1, d2)), "nuc") for _ in range(4)])
@@ -38,8 +38,8 @@ def test_orthogonal_level_is_the_nuclear_norm_of_random_matrices(d1, d2):
 
 
 @pytest.mark.parametrize(("d1", "d2"), [(60, 60), (60, 25), (25, 60)])
-def test_levels_match_simulation(d1, d2):
-    """Whole fits to noise, n/d = 100: the law's own error there is below a hundredth of the level."""
+def test_fitted_chance_matches_simulated_fits(d1, d2):
+    """At n/d = 100 the asymptotic formula is within 1 % of the level."""
     draw, n, rank = np.random.default_rng(2), 6000, 7
     seen = {"orthogonal": [], "linear": [], f"rank {rank}": []}
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_levels_match_simulation(d1, d2):
         assert fitted_chance(name, n, d1, d2) == pytest.approx(np.mean(found), rel=0.05 if "rank" in name else 0.03)
 
 
-def test_cka_chance_is_the_mean_over_every_permutation():
+def test_cka_chance_equals_the_mean_over_every_permutation():
     draw = np.random.default_rng(3)
     a, b = draw.normal(size=(6, 3)) + 1, draw.normal(size=(6, 2))
     a, b = a - a.mean(0), b - b.mean(0)
@@ -76,7 +76,7 @@ def test_subspace_chance_matches_random_tables():
         assert np.mean([f[side].value for f in found]) == pytest.approx(found[0][side].chance, rel=0.05)
 
 
-def test_large_procrustes_equals_the_small_one(monkeypatch):
+def test_orthogonal_agrees_between_its_fast_and_slow_algorithms(monkeypatch):
     cross = np.random.default_rng(5).normal(size=(40, 30))
     slow = orthogonal(cross)
     monkeypatch.setattr("tiewise.inspection.tables.table_maps.SMALL", 4)
@@ -84,18 +84,18 @@ def test_large_procrustes_equals_the_small_one(monkeypatch):
     np.testing.assert_allclose(fast, slow, atol=1e-10)
     np.testing.assert_allclose(fast.T @ fast, np.eye(30), atol=1e-12)
     np.testing.assert_allclose(orthogonal(cross.T), slow.T, atol=1e-10)
-    cross[:, :2] = 0  # singular: eigenvectors would not do
+    cross[:, :2] = 0  # singular: an eigendecomposition is not sufficient
     made = orthogonal(cross)
     np.testing.assert_allclose(made.T @ made, np.eye(30), atol=1e-12)
     assert np.trace(made.T @ cross) == pytest.approx(np.linalg.norm(cross, "nuc"))
 
 
-def test_directions_within_the_products_error_are_left_out():
+def test_pseudo_inverse_drops_directions_below_the_error():
     gram = np.diag([1.0, 0.5, 1e-8])
     np.testing.assert_allclose(pseudo_inverse(gram), np.diag([1.0, 2.0, 1e8]))
     np.testing.assert_allclose(pseudo_inverse(gram, error=1e-7), np.diag([1.0, 2.0, 0.0]))
 
 
-def test_large_tables_are_permuted_once():
+def test_align_settings_use_one_permutation_for_large_tables():
     assert AlignSettings.sized(1000, 64, 5) == AlignSettings(seed=5)
     assert AlignSettings.sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1

@@ -1,4 +1,4 @@
-"""Words to ids, by tokenizers made here; the script of a token."""
+"""Conversion of words to token ids, and scripts of tokens, on tokenizers with known vocabularies."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -8,7 +8,7 @@ from tiewise.core.errors import CheckpointError, DataError
 from tiewise.inspection.tables.token_texts import find_tokens, read_texts, script_of
 
 
-def byte_level(path):
+def write_byte_level_tokenizer(path):
     vocabulary = {c: i for i, c in enumerate(["N", "e", "w", "Ġ", "k", "Ne", "New", "ĠNew", "ĠN", "ĠNe"])}
     merges = [("N", "e"), ("Ne", "w"), ("Ġ", "New")]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
@@ -18,18 +18,18 @@ def byte_level(path):
     return open_folder(path)
 
 
-def test_a_word_is_taken_as_it_stands_in_a_text(tmp_path):
-    folder = byte_level(tmp_path)
+def test_find_tokens_prefers_the_token_with_a_leading_space(tmp_path):
+    folder = write_byte_level_tokenizer(tmp_path)
     assert find_tokens(folder, ["New", "ĠN", " New"]) == [7, 8, 7]
     assert find_tokens(folder, ["k"]) == [4]  # there is no " k"
 
 
-def test_a_word_of_several_tokens_is_refused_with_its_pieces(tmp_path):
+def test_find_tokens_refuses_a_word_of_several_tokens_and_lists_its_pieces(tmp_path):
     with pytest.raises(DataError, match=r"not one token .* 'New' \+ 'k'|not one token .*New.* \+ .*k"):
-        find_tokens(byte_level(tmp_path), ["Newk"])
+        find_tokens(write_byte_level_tokenizer(tmp_path), ["Newk"])
 
 
-def test_an_unknown_word_is_not_the_unknown_token(tmp_path):
+def test_find_tokens_refuses_a_word_that_maps_to_the_unknown_token(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "new": 1, "york": 2}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -40,22 +40,22 @@ def test_an_unknown_word_is_not_the_unknown_token(tmp_path):
         find_tokens(folder, ["city"])
 
 
-HOLED = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
+WITH_MISSING_IDS = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
 
 
-def test_texts_of_a_vocabulary_that_leaves_out_ids(tmp_path):
-    """Fewer tokens than rows: the last one is at its id."""
-    tokenizer = Tokenizer(models.WordLevel(HOLED, unk_token="t0"))
-    tokenizer.add_special_tokens(["<lang>", "<new>"])  # <new> gets id 21, a row that had none
+def test_read_texts_keeps_each_token_at_its_id_when_ids_are_missing(tmp_path):
+    """The vocabulary has fewer tokens than the table has rows; the last token keeps its id."""
+    tokenizer = Tokenizer(models.WordLevel(WITH_MISSING_IDS, unk_token="t0"))
+    tokenizer.add_special_tokens(["<lang>", "<new>"])  # <new> gets id 21, which had no token
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     texts = read_texts(open_folder(tmp_path), 32)
-    named = HOLED | {"<new>": tokenizer.token_to_id("<new>")}
+    named = WITH_MISSING_IDS | {"<new>": tokenizer.token_to_id("<new>")}
     assert {text: row for row, text in enumerate(texts.of) if text is not None} == named
     assert (len(texts.of), texts.special) == (32, {30, named["<new>"]})
     assert read_texts(open_folder(tmp_path), 25).of == texts.of[:25]
 
 
-def test_folders_without_a_tokenizer(tmp_path):
+def test_find_tokens_refuses_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(DataError, match=r"no tokenizer\.json"):
         find_tokens(open_folder(tmp_path), ["New"])
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -83,5 +83,5 @@ def test_folders_without_a_tokenizer(tmp_path):
         "no token": (None,),
     }.items(),
 )
-def test_scripts(script, texts):
+def test_script_of_names_the_script_of_a_token(script, texts):
     assert {script_of(text) for text in texts} == {script}
