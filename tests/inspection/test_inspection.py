@@ -1,4 +1,4 @@
-"""The frame of an inspection: what is measured, what is left out and why, what ends it."""
+"""Frame of an inspection: sections that run, reasons for omitted sections, and failing requests."""
 
 import io
 import json
@@ -19,25 +19,25 @@ from tiewise.report.inspection_page import inspection_page
 from tiewise.report.views import inspection_view
 
 
-def counted(subject, workspace):
+def count_tensors(subject, workspace):
     report_progress("rows", 1, 1)
     tensors = len(subject.folder.tensors)
     return Measurement(f"{tensors} rows", (Quantity("rows", tensors),))
 
 
-def refused(subject, workspace):
+def refuse_folder(subject, workspace):
     raise CheckpointError(f"{subject.label} is refused", "take another")
 
 
-def absent(subject, workspace):
+def require_second_model(subject, workspace):
     raise NotApplicable("needs two models", "give a second one")
 
 
 MEASURES = (
-    Section("rows", "How many?", 1, counted),
-    Section("refused", "Why?", 2, refused),
-    Section("two", "Which?", 3, absent),
-    Section("read", "What?", 4, counted, text=True),
+    Section("rows", "How many?", 1, count_tensors),
+    Section("refused", "Why?", 2, refuse_folder),
+    Section("two", "Which?", 3, require_second_model),
+    Section("read", "What?", 4, count_tensors, text=True),
 )
 
 
@@ -46,12 +46,12 @@ def subjects(tmp_path):
     return open_models([write_model(tmp_path / "a"), write_model(tmp_path / "b", tied=False)])
 
 
-def test_every_measure_of_every_subject_or_the_reason(subjects):
+def test_measure_sections_returns_every_measurement_or_the_reason(subjects):
     ticks = []
     with listen_to_progress(lambda *tick: ticks.append(tick)):
         found = measure_sections(subjects, Request(), MEASURES)
     assert {label: one["rows"].value for label, one in found.found("rows").items()} == {"a": 1, "b": 2}
-    assert ticks == [("a: rows", 500, 8000), ("b: rows", 1500, 8000)]  # of eight calls
+    assert ticks == [("a: rows", 500, 8000), ("b: rows", 1500, 8000)]  # 1,000 for each of eight calls
     assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
     assert found.section("two").left_out == dict.fromkeys(("a", "b"), "needs two models; give a second one")
     assert found.section("read").left_out == dict.fromkeys(("a", "b"), "needs a text; give --text")
@@ -61,7 +61,7 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
     assert list(record["subjects"]) == ["a", "b"]
 
 
-def test_its_repr_is_a_summary(subjects):
+def test_inspection_repr_is_a_summary(subjects):
     assert repr(measure_sections(subjects, Request(), MEASURES)) == (
         "Inspection of a, b\n"
         f"  evidence: {inspection.NO_VERDICT}\n"
@@ -73,7 +73,7 @@ def test_its_repr_is_a_summary(subjects):
     )
 
 
-def test_progress_is_of_the_whole_and_only_grows(subjects):
+def test_measure_sections_reports_overall_progress_that_never_decreases(subjects):
     def busy(subject, workspace):
         for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):
             for done in range(total + 1):
@@ -81,7 +81,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
         return Measurement("busy")
 
     ticks = []
-    measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, absent))
+    measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, require_second_model))
     with listen_to_progress(lambda *tick: ticks.append(tick)):
         measure_sections(subjects, Request(), measures)
     parts = [done for _, done, _ in ticks]
@@ -91,7 +91,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
     assert ticks[5] == ("a: first", 500, 4000)
 
 
-def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
+def test_measure_sections_runs_text_sections_when_given_a_text(subjects, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.workspace.Workspace.ids", lambda workspace, subject: None)
     assert set(measure_sections(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
 
@@ -100,17 +100,17 @@ def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
     ("only", "said"),
     [(("refused",), "a is refused; take another"), (("two",), "needs two models; give a second one")],
 )
-def test_what_was_asked_for_and_cannot_be_had_ends_it(subjects, only, said):
+def test_measure_sections_raises_if_a_requested_section_fails(subjects, only, said):
     with pytest.raises((CheckpointError, NotApplicable), match=said):
         measure_sections(subjects, Request(only=only), MEASURES)
 
 
-def test_nothing_to_measure_ends_it(subjects):
+def test_measure_sections_raises_if_no_section_can_run(subjects):
     with pytest.raises(RunError, match="nothing to measure; give --text, or a second model"):
         measure_sections(subjects, Request(), MEASURES[2:])
 
 
-def test_sections_are_chosen_by_name_and_keep_their_order(subjects):
+def test_request_selects_sections_by_name_and_keeps_their_order(subjects):
     every = (*MEASURES[:3], replace(MEASURES[3], text=False))
     found = measure_sections(subjects, Request(only=("read", "rows")), every)
     assert [one.name for one in found.sections] == ["evidence", "rows", "read"]
@@ -126,7 +126,7 @@ def test_sections_are_chosen_by_name_and_keep_their_order(subjects):
         (["/m/a", "/m/a"], ["/m/a (1)", "/m/a (2)"]),
     ],
 )
-def test_folders_are_named_by_what_tells_them_apart(places, named):
+def test_labels_use_the_parts_that_distinguish_folders(places, named):
     assert labels([Path(place) for place in places]) == named
 
 
@@ -134,18 +134,18 @@ def test_folders_are_named_by_what_tells_them_apart(places, named):
     ("text", "pairs"),
     [("New, York", (("New", "York"),)), ("New,York; San , Diego", (("New", "York"), ("San", "Diego")))],
 )
-def test_pairs_are_read(text, pairs):
+def test_parse_pairs_reads_pairs_of_tokens(text, pairs):
     assert parse_pairs(text) == pairs
 
 
 @pytest.mark.parametrize("text", ["New", "New, York, City", "New, ; a, b", ""])
-def test_what_is_no_pair_is_refused(text):
+def test_parse_pairs_refuses_text_that_is_not_pairs(text):
     with pytest.raises(DataError, match='is no pair; write two tokens: "New, York"'):
         parse_pairs(text)
 
 
 @pytest.mark.parametrize(("name", "value"), [("windows", 7), ("length", 1), ("samples", 1), ("lens_steps", 19)])
-def test_too_little_effort_is_refused(name, value):
+def test_check_request_refuses_too_little_effort(name, value):
     option = name.replace("_", "-")
     with pytest.raises(DataError, match=f"--{option} {value}; use {value + 1} or more"):
         check_request(Request(effort=Effort(**{name: value})))
@@ -161,7 +161,7 @@ def test_too_little_effort_is_refused(name, value):
         ("adapter_config.json", 1, CheckpointError, "an adapter, which has no tables of its own; `tiewise merge` it"),
     ],
 )
-def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, error, said):
+def test_open_models_refuses_folders_that_are_not_models_and_names_their_kind(tmp_path, files, times, error, said):
     for name in files.split():
         (tmp_path / name).write_text("{}")
     with pytest.raises(error, match=said):
@@ -180,17 +180,17 @@ def squareness(model, workspace):
 """
 
 
-def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
+def test_every_file_in_sections_defines_one_section_with_question_and_order():
     found = inspection.sections()
     assert {one.name for one in found} == set(inspection.SECTIONS) == set(inspection.section_names())
     assert all(one.question.endswith("?") for one in found)
     assert [one.order for one in found] == sorted({one.order for one in found})
 
 
-def test_a_section_is_one_file(monkeypatch, tmp_path):
+def test_inspect_runs_a_section_added_as_one_file(monkeypatch, tmp_path):
     (tmp_path / "squareness.py").write_text(SOURCE)
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
-    monkeypatch.setitem(inspection.SECTIONS, "squareness", None)  # which the file sets, and the test takes back
+    monkeypatch.setitem(inspection.SECTIONS, "squareness", None)  # the file sets this entry; monkeypatch restores it
     found = inspect(write_model(tmp_path / "tiny"), only=["squareness"])
     record = json.loads(json.dumps(found.record(), allow_nan=False))["sections"]
     assert record["squareness"]["found"]["tiny"]["quantities"][0]["value"] == 0.5
@@ -202,5 +202,5 @@ def test_a_section_is_one_file(monkeypatch, tmp_path):
     for text in ("Is the table square?", "Hardly.", "ratio of its sides", "0.500", "Is it square?", "a note"):
         assert text in said.getvalue()
         assert text in page
-    assert '"error_x"' in page  # a figure with its interval
+    assert '"error_x"' in page  # the figure has an interval
     assert "Is the table square?" in page.partition("</nav>")[0]

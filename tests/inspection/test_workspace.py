@@ -1,4 +1,4 @@
-"""The text of an inspection: one standard input for several models, end tokens, tokenizers that cannot be read."""
+"""Texts and tokens of an inspection: standard input, held-out windows, end tokens, unusable tokenizers."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ def subjects(tmp_path):
     return open_models([write_tokenizer(folder) for folder in folders])
 
 
-def test_standard_input_is_read_once_for_all_models(subjects, pipe_in):
+def test_workspace_reads_standard_input_once_for_all_models(subjects, pipe_in):
     draw = np.random.default_rng(0)
     pipe_in("\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)).encode())
     workspace = Workspace(Request(texts=("-",), effort=SMALL), subjects)
@@ -47,8 +47,8 @@ def test_standard_input_is_read_once_for_all_models(subjects, pipe_in):
     np.testing.assert_array_equal(first, second)
 
 
-def test_tokens_of_a_comparison_are_counted_in_the_text_that_it_was_trained_on(tmp_path):
-    """The text has half of the words, unequally often, and an end of text that the tokenizer gets with it."""
+def test_workspace_counts_tokens_of_a_run_in_its_training_text(tmp_path):
+    """The text has half of the words, at unequal frequencies, and an added end token."""
     folder = write_tokenizer(write_model(tmp_path / "m", rows=40, num_attention_heads=2))
     (subject,) = open_models([folder])
     draw = np.random.default_rng(0)
@@ -79,13 +79,13 @@ def norms(subject):
     return np.linalg.norm(load_file(subject.folder.path / "model.safetensors")["model.embed_tokens.weight"], axis=1)
 
 
-def test_empty_standard_input_is_one_line(subjects, pipe_in):
+def test_workspace_refuses_empty_standard_input(subjects, pipe_in):
     pipe_in(b"")
     with pytest.raises(DataError, match="standard input holds no text; pipe one in"):
         Workspace(Request(texts=("-",), effort=SMALL), subjects).ids(subjects[0])
 
 
-def test_an_endless_standard_input_ends(subjects, pipe_in):
+def test_workspace_stops_reading_endless_standard_input(subjects, pipe_in):
     def lines():
         while True:
             yield b"w1 w2 w3\n"
@@ -96,8 +96,8 @@ def test_an_endless_standard_input_ends(subjects, pipe_in):
 
 
 @pytest.mark.parametrize(("longest", "length"), [(None, 4), (3, 3)])
-def test_every_fifth_window_is_held_out(subjects, tmp_path, longest, length):
-    """Ten windows: eight to measure on and two for the lenses, which none of the others is."""
+def test_workspace_holds_out_every_fifth_window(subjects, tmp_path, longest, length):
+    """Of ten windows, eight are measured and two others are held out for the lenses."""
     words = np.random.default_rng(0).choice(WORDS, 60)
     (tmp_path / "text.txt").write_text(" ".join(words))
     workspace = Workspace(Request(texts=(str(tmp_path / "text.txt"),), effort=Effort(length=4, windows=8)), subjects)
@@ -111,15 +111,15 @@ def test_every_fifth_window_is_held_out(subjects, tmp_path, longest, length):
 
 
 @pytest.mark.parametrize("ends", [0, 1])
-def test_documents_are_ended_where_the_tokenizer_has_an_end_token(ends, tmp_path):
-    """Without one it would be given one beyond the table, which is no fault of the text's or the model's."""
+def test_read_tokens_ends_documents_only_if_the_tokenizer_has_an_end_token(ends, tmp_path):
+    """An end token added to a tokenizer without one would have an id beyond the table."""
     (tmp_path / "text.txt").write_text("w0 w1 w2 " * 400)
     ids = read_tokens(write_tokenizer(tmp_path, ["</s>"] * ends), [str(tmp_path / "text.txt")], 39 + ends)
     assert ids[ids >= ends].tolist() == [ends, ends + 1, ends + 2] * 400
     assert (ids < ends).any() == ends
 
 
-def test_paths_are_texts_or_paths_and_one_text_needs_no_list(tmp_path):
+def test_read_tokens_accepts_strings_paths_and_a_single_text(tmp_path):
     text, folder = tmp_path / "text.txt", write_tokenizer(tmp_path)
     text.write_text("w0 w1 w2 " * 400)
     for place in (folder, str(folder)):
@@ -129,13 +129,13 @@ def test_paths_are_texts_or_paths_and_one_text_needs_no_list(tmp_path):
         read_tokens(str(tmp_path / "nowhere"), "builtin", 20)
 
 
-def test_another_models_tokenizer_is_refused(tmp_path):
+def test_read_tokens_refuses_a_tokenizer_of_another_model(tmp_path):
     (tmp_path / "text.txt").write_text("w0 w1 w30 " * 400)
     with pytest.raises(DataError, match="gives token 30, the table has 20 rows"):
         read_tokens(write_tokenizer(tmp_path), [str(tmp_path / "text.txt")], 20)
 
 
-def test_a_damaged_tokenizer_says_what_to_put_there(tmp_path):
+def test_read_tokens_names_the_file_that_replaces_a_damaged_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{nope")
     with pytest.raises(DataError, match=r"put the model's own tokenizer\.json beside its weights"):
         read_tokens(tmp_path, ["builtin"], 20)
