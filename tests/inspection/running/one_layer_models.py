@@ -1,4 +1,4 @@
-"""transformers' own class of a family with one layer whose attention gives nothing, or none: oracles of both paths."""
+"""One-layer models of transformers with zero attention output, or without layers: oracles of both paths."""
 
 import torch
 from tests.boundary.tiny_models import _LLAMA
@@ -22,7 +22,7 @@ OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
 
 
 def one_layer(family, tied=False, **settings):
-    """Build it in fp64; every parameter random, positions and the attention's output projection zero.
+    """Build a random model in fp64 whose positions and attention output projection are zero.
 
     With num_hidden_layers=0 its logits are the direct path.
     """

@@ -1,4 +1,4 @@
-"""What passages cost a model, against the plainest way to say it; and intervals against numpy."""
+"""Cost of text passages under a model, against single forward passes and numpy intervals."""
 
 import math
 
@@ -23,8 +23,8 @@ def text():
     return " ".join(draw.choice(WORDS.split(), 3000))
 
 
-def model(path, text, tokens, seed=0):
-    """A small Llama with a tokenizer that was trained on the text."""
+def write_llama(path, text, tokens, seed=0):
+    """Write a small Llama with a tokenizer trained on the text; return the folder."""
     tokenizer = make_tokenizer(f"bpe:{tokens}", lambda: iter([text]))
     torch.manual_seed(seed)
     sizes = _LLAMA | {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.5}
@@ -37,10 +37,10 @@ def model(path, text, tokens, seed=0):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, text):
     made = tmp_path_factory.mktemp("models")
-    return [model(made / f"m{tokens}", text, tokens, tokens) for tokens in (270, 300)]
+    return [write_llama(made / f"m{tokens}", text, tokens, tokens) for tokens in (270, 300)]
 
 
-def test_passages_are_parts_of_the_text_evenly_apart(text):
+def test_passages_are_evenly_spaced_parts_of_the_text(text):
     every = passages([text])
     assert text.startswith("".join(every[:2]))
     assert all(200 < len(part) <= 400 and part in text for part in every)
@@ -52,14 +52,14 @@ def test_passages_are_parts_of_the_text_evenly_apart(text):
         passages([text[:300], text[:400]])
 
 
-def test_nats_are_those_of_one_passage_after_the_other(folders, text):
+def test_passage_nats_matches_one_passage_at_a_time(folders, text):
     parts = passages([text])[:12]
     found = passage_nats(folders[1], parts)
     model = AutoModelForCausalLM.from_pretrained(folders[1]).double()
     tokenizer = AutoTokenizer.from_pretrained(folders[1])
     for part, nats in zip(parts, found, strict=True):
         ids = tokenizer(part, add_special_tokens=False).input_ids
-        assert len(ids) > 63  # several windows, for the model has 64 positions
+        assert len(ids) > 63  # several windows, because the model has 64 positions
         expected = 0.0
         for start in range(0, len(ids), 63):
             window = torch.tensor([[tokenizer.eos_token_id, *ids[start : start + 63]]])
@@ -69,7 +69,7 @@ def test_nats_are_those_of_one_passage_after_the_other(folders, text):
         assert nats == pytest.approx(expected, rel=1e-5)
 
 
-def test_words_of_special_tokens_are_words(folders):
+def test_passage_nats_tokenizes_special_tokens_as_plain_text(folders):
     plain = passage_nats(folders[0], ["a <eos> b"])
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     letters = sum(len(tokenizer(part, add_special_tokens=False).input_ids) for part in ("a <", "eos", "> b"))
@@ -77,7 +77,7 @@ def test_words_of_special_tokens_are_words(folders):
     assert plain[0] > passage_nats(folders[0], ["a "])[0]
 
 
-def test_a_change_is_bits_per_byte_with_the_interval_of_a_ratio(folders, text):
+def test_cost_change_gives_bits_per_byte_with_a_ratio_interval(folders, text):
     parts = passages([text])[:25]
     change = cost_change(*(passage_nats(folder, parts) for folder in folders), parts)
     a, b = (passage_nats(folder, parts) / math.log(2) for folder in folders)
@@ -93,7 +93,7 @@ def test_a_change_is_bits_per_byte_with_the_interval_of_a_ratio(folders, text):
     assert f"{change.before:.4f} → {change.after:.4f} bits per byte" in change.sentence()
 
 
-def test_healing_is_said_as_the_share_that_came_back(monkeypatch):
+def test_healed_reports_the_share_of_the_loss_that_was_recovered(monkeypatch):
     draw = np.random.default_rng(2)
     texts, teacher = ["x" * 100] * 40, draw.uniform(50, 90, 40)
     was = teacher + draw.uniform(10, 20, 40)
@@ -102,7 +102,7 @@ def test_healing_is_said_as_the_share_that_came_back(monkeypatch):
     monkeypatch.setattr(module, "passage_nats", lambda path, texts: nats[path])
     result = healed("made", "was", "teacher", texts)
     assert result.share.value == pytest.approx(0.75)
-    assert result.share.low == pytest.approx(0.75)  # each passage has it back alike
+    assert result.share.low == pytest.approx(0.75)  # every passage recovers the same share
     assert result.sentence().startswith("75% of the loss came back (95 % interval 75% to 75%, 40 held-out passages): ")
     assert result.lost.more.value == pytest.approx((was - teacher).sum() / 4000 / math.log(2))
     nats["was"] = teacher + draw.normal(0, 5, 40)
@@ -113,12 +113,12 @@ def test_healing_is_said_as_the_share_that_came_back(monkeypatch):
     assert cost_change(teacher, teacher, texts).more.value == 0
 
 
-def test_what_cannot_be_measured_is_said_in_a_line(tmp_path, folders, text):
+def test_passage_nats_refuses_incomplete_models_and_foreign_tokenizers(tmp_path, folders, text):
     parts = passages([text])[:10]
     write_model(tmp_path / "bare")
     with pytest.raises(CheckpointError):
-        passage_nats(tmp_path / "bare", parts)  # no tensors of its layers are whole there
-    other = model(tmp_path / "other", text, 270)
+        passage_nats(tmp_path / "bare", parts)  # the folder lacks the tensors of its layers
+    other = write_llama(tmp_path / "other", text, 270)
     make_tokenizer("bpe:300", lambda: iter([text])).save_pretrained(other)
     with pytest.raises(DataError, match=r"names token 29\d, the table has 270 rows"):
         passage_nats(other, parts)

@@ -1,4 +1,4 @@
-"""Layers that are the same, runs of blocks, and maps applied further, against what is planted."""
+"""Shared layers and repeated blocks, on models and sequences with planted repeats."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tiewise.inspection.running.stack import Repeat, find_stack, keys, repeats, 
 
 
 class Affine(nn.Module):
-    """h → h Aᵀ + b, in a layer's clothes."""
+    """Layer that computes h → h Aᵀ + b."""
 
     def __init__(self, matrix, bias):
         super().__init__()
@@ -25,22 +25,22 @@ class Affine(nn.Module):
         return self.linear(hidden_states)
 
 
-class Alone(nn.Module):
-    """h → h, without parameters."""
+class IdentityLayer(nn.Module):
+    """Layer h → h, without parameters."""
 
     def forward(self, hidden_states, **_):
         return hidden_states
 
 
 def with_layers(layers):
-    """A Llama whose stack is `layers`."""
+    """Open a Llama whose stack is `layers`."""
     model = build("llama").eval()
     model.model.layers = nn.ModuleList(layers)
     model.config.num_hidden_layers = len(layers)
     return Opened(None, model, locate(model))
 
 
-def opened(model):
+def open_for_evaluation(model):
     return Opened(None, model.eval(), locate(model))
 
 
@@ -49,23 +49,23 @@ def windows(count=4, length=8, seed=3):
 
 
 def rotation_like(norms, seed=0):
-    """Symmetric matrix [D, D] with these eigenvalues."""
+    """Return a symmetric matrix [D, D] with these eigenvalues."""
     basis, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(norms),) * 2))
     return basis @ np.diag(norms) @ basis.T
 
 
-def test_layers_are_the_same_by_parameter_whatever_modules_hold_them():
+def test_keys_are_equal_for_layers_that_share_all_parameters():
     settings = _LLAMA | {"num_hidden_layers": 4}
     kind, config, _ = FAMILIES["llama"]
     model = kind(config(**settings))
     layers = model.model.layers
-    for name, value in list(layers[0].named_parameters()):  # layers 0 and 2 are one; 3 has its own ffn
+    for name, value in list(layers[0].named_parameters()):  # layers 0 and 2 share all parameters; 3 has a separate FFN
         for index in (2, 3):
             if index == 2 or not name.startswith("mlp"):
                 owner, _, leaf = name.rpartition(".")
                 setattr(layers[index].get_submodule(owner), leaf, value)
     assert layers[0] is not layers[2]
-    stack = find_stack(opened(model))
+    stack = find_stack(open_for_evaluation(model))
     calls = stack.calls(torch.tensor(windows(2)))
     found = keys(calls)
     assert found[0] == found[2]
@@ -76,7 +76,7 @@ def test_layers_are_the_same_by_parameter_whatever_modules_hold_them():
 
     one = layers[1]
     model.model.layers = nn.ModuleList([one, one, one, one])
-    calls = find_stack(opened(model)).calls(torch.tensor(windows(2)))
+    calls = find_stack(open_for_evaluation(model)).calls(torch.tensor(windows(2)))
     assert repeats(keys(calls)) == [Repeat(0, 1, 4)]
 
 
@@ -92,5 +92,5 @@ def test_layers_are_the_same_by_parameter_whatever_modules_hold_them():
         ("", []),
     ],
 )
-def test_repeats_are_runs_of_a_block(text, expected):
+def test_repeats_finds_runs_of_a_block(text, expected):
     assert repeats([(letter,) for letter in text]) == expected

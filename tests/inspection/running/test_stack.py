@@ -1,4 +1,4 @@
-"""The layers of a model and its way to logits, against what transformers itself says of both."""
+"""Layers, hidden states and logits of a model's stack, against transformers' own outputs."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ ENCODER_DECODERS = ("t5", "t5_v11", "bart", "marian")
 NAMES = sorted((FAMILIES.keys() | MORE.keys()) - set(ENCODER_DECODERS))
 
 
-def opened(name, **settings):
+def open_tiny_model(name, **settings):
     if name in FAMILIES:
         model = build(name, **settings).eval()
     else:
@@ -33,14 +33,14 @@ def opened(name, **settings):
     return Opened(None, model, locate(model))
 
 
-def tokens(rows=3, length=9, seed=1):
+def random_ids(rows=3, length=9, seed=1):
     return torch.randint(3, V, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_states_are_those_of_transformers_and_lead_to_its_logits(name):
-    found = opened(name)
-    stack, ids = find_stack(found), tokens()
+def test_stack_states_and_logits_match_transformers(name):
+    found = open_tiny_model(name)
+    stack, ids = find_stack(found), random_ids()
     with torch.no_grad():
         output = found.model(ids, output_hidden_states=True)
     states = stack.states(ids)
@@ -48,15 +48,15 @@ def test_states_are_those_of_transformers_and_lead_to_its_logits(name):
     assert len(stack.applications) == depth
     assert len(states) == depth + 1
     for mine, theirs in zip(states[:depth], output.hidden_states[:depth], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)  # the last of theirs may be after the norm
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)  # transformers' last state may include the final norm
     again = stack.to_logits(states[-1])
     assert (again - output.logits).abs().max() <= 1e-5 * output.logits.abs().max()
     assert stack.causal == (name not in ("bert", "roberta", "albert"))
     assert len({id(one.module) for one in stack.applications}) == (1 if name == "albert" else depth)
 
 
-def test_states_of_any_shape_and_their_gradient_follow_the_written_formula():
-    found = opened("gemma2")
+def test_to_logits_and_its_gradient_match_the_formula_for_any_shape():
+    found = open_tiny_model("gemma2")
     stack = find_stack(found)
     source = torch.Generator().manual_seed(3)
     hidden = torch.randn(2, 3, 4, 16, generator=source, requires_grad=True)
@@ -74,39 +74,39 @@ def test_states_of_any_shape_and_their_gradient_follow_the_written_formula():
 
 
 @pytest.mark.parametrize("spec", ["factored:4", "tied+softcap=0.5"])
-def test_a_boundary_is_part_of_the_way_to_logits(spec):
+def test_to_logits_includes_an_installed_boundary(spec):
     model = build("llama").eval()
     install(model, spec)
-    stack, ids = find_stack(Opened(None, model, locate(model))), tokens()
+    stack, ids = find_stack(Opened(None, model, locate(model))), random_ids()
     with torch.no_grad():
         wanted = model(ids).logits + 0
     assert (stack.to_logits(stack.states(ids)[-1]) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
-def test_shared_layers_stand_once_per_application():
-    stack = find_stack(opened("albert", inner_group_num=2))  # a group of two is applied as one
+def test_find_stack_lists_a_shared_layer_once_per_application():
+    stack = find_stack(open_tiny_model("albert", inner_group_num=2))  # a group of two is applied as one
     assert len({id(one.module) for one in stack.applications}) == 1
     assert len(stack.applications) == 5
     assert stack.width == 16
 
 
-def test_the_model_is_left_as_it_was():
-    found = opened("gpt2")
-    before = found.model(tokens()).logits
+def test_find_stack_leaves_the_model_unchanged():
+    found = open_tiny_model("gpt2")
+    before = found.model(random_ids()).logits
     stack = find_stack(found)
-    stack.to_logits(stack.states(tokens())[-1])
+    stack.to_logits(stack.states(random_ids())[-1])
     assert not any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in found.model.modules())
-    assert torch.equal(before, found.model(tokens()).logits)
+    assert torch.equal(before, found.model(random_ids()).logits)
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_encoder_decoders_are_refused(name):
+def test_find_stack_refuses_encoder_decoders(name):
     with pytest.raises(UnsupportedError, match="an encoder and a decoder"):
-        find_stack(opened(name))
+        find_stack(open_tiny_model(name))
 
 
 class _Bypass(tr.LlamaForCausalLM):
-    """Logits that read the input a second time."""
+    """Llama whose logits read the input embedding a second time."""
 
     def forward(self, input_ids=None, **options):
         output = super().forward(input_ids, **options)
@@ -114,15 +114,15 @@ class _Bypass(tr.LlamaForCausalLM):
         return output
 
 
-def test_logits_that_depend_on_more_than_the_last_layer_are_refused():
+def test_find_stack_refuses_logits_that_depend_on_more_than_the_last_layer():
     torch.manual_seed(0)
     model = _Bypass(tr.LlamaConfig(**_LLAMA)).eval()
     with pytest.raises(UnsupportedError, match="more than the last layer"):
         find_stack(Opened(None, model, locate(model)))
 
 
-def test_a_broken_chain_is_refused():
-    found = opened("llama")
+def test_find_stack_refuses_a_layer_that_does_not_read_its_predecessor():
+    found = open_tiny_model("llama")
 
     def doubled(module, args, kwargs):
         return (args[0] * 2, *args[1:]), kwargs
@@ -132,8 +132,8 @@ def test_a_broken_chain_is_refused():
         find_stack(found)
 
 
-class _Behind(torch.nn.Module):
-    """Another list of layers before the norm."""
+class _NormBehindLayers(torch.nn.Module):
+    """Norm that applies another list of layers first."""
 
     def __init__(self, norm):
         super().__init__()
@@ -143,8 +143,8 @@ class _Behind(torch.nn.Module):
         return self.norm(self.layers[0](states))
 
 
-def test_two_stacks_are_refused():
-    found = opened("llama")
-    found.model.model.norm = _Behind(found.model.model.norm)
+def test_find_stack_refuses_several_lists_of_layers():
+    found = open_tiny_model("llama")
+    found.model.model.norm = _NormBehindLayers(found.model.model.norm)
     with pytest.raises(UnsupportedError, match=r"several lists of layers, model.layers and model.norm.layers"):
         find_stack(found)

@@ -1,4 +1,4 @@
-"""A text's loss and both paths against plain autograd of the whole table and the head's own outer products."""
+"""Loss of a text and gradients by path, against autograd and the head's outer products."""
 
 import copy
 import json
@@ -32,8 +32,8 @@ NAMES = ("gpt2", "llama", "gemma2", "cohere", "granite", "opt", "opt_350m", "t5"
 KINDS = {"t5": HALF, "t5_v11": HALF, "bart": HALF, "bert": HIDDEN}
 
 
-def folder(path):
-    """A folder with a tokenizer whose token 2 is the mask."""
+def write_mask_tokenizer(path):
+    """Write a folder with a tokenizer whose token 2 is the mask; open it."""
     words = {f"w{i}": i for i in range(V)} | {"[MASK]": MASK}
     (path / "config.json").write_text("{}")
     tokenizer = {"model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
@@ -41,9 +41,9 @@ def folder(path):
     return open_folder(path)
 
 
-def opened(model, path):
+def open_in_fp64(model, path):
     model = model.double().eval()
-    return Opened(folder(path), model, locate(model))
+    return Opened(write_mask_tokenizer(path), model, locate(model))
 
 
 def text(count=5, length=T):
@@ -51,7 +51,7 @@ def text(count=5, length=T):
 
 
 def logits_of(model, kind, ids, masked):
-    """(logits of what is predicted, the tokens), asked of the model by hand."""
+    """Return the logits at predicted positions and their target tokens."""
     if kind == NEXT:
         return model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
     if kind == HIDDEN:
@@ -61,8 +61,8 @@ def logits_of(model, kind, ids, masked):
     return model(first, decoder_input_ids=torch.cat([start, second[:, :-1]], 1)).logits.flatten(0, 1), second.flatten()
 
 
-def asked(found, windows):
-    """(the loss of windows, the ids that the model is given for it)."""
+def loss_and_inputs(found, windows):
+    """Return the `TextLoss` of windows and the ids that the model receives."""
     seen, loss = [], TextLoss(found, windows)
     spy = found.model.register_forward_pre_hook(lambda m, a, kw: seen.append(kw.get("input_ids")), with_kwargs=True)
     loss.total(torch.arange(len(windows)))
@@ -70,10 +70,10 @@ def asked(found, windows):
     return loss, seen[-1]
 
 
-def by_hand(found, windows):
-    """(gradient of the undivided table by plain autograd, the head's part as Σ ∂L/∂logit · hidden, the loss)."""
+def gradients_by_hand(found, windows):
+    """Return the whole gradient by autograd, the head's Σ ∂L/∂logit · hidden, and the loss."""
     model, ends = found.model, found.ends
-    kept, (loss, masked) = {}, asked(found, windows)
+    kept, (loss, masked) = {}, loss_and_inputs(found, windows)
 
     def keep(module, inputs, output):
         output.retain_grad()
@@ -90,56 +90,56 @@ def by_hand(found, windows):
     return total, slope.T @ hidden, nll.item()
 
 
-def divided(found, windows):
+def gradients_by_path(found, windows):
     with separate_leaves(found.ends) as leaves:
         return leaves.gradient(TextLoss(found, windows), torch.arange(len(windows)))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("bert", HIDDEN), ("llama", NEXT)])
-def test_what_is_predicted_does_not_depend_on_the_size_of_the_weights(name, kind, tmp_path):
+def test_text_loss_kind_is_independent_of_the_weight_scale(name, kind, tmp_path):
     model_class, config_class, settings = FAMILIES[name]
     torch.manual_seed(0)
     model = model_class(config_class(**(settings | {"initializer_range": 1e-3})))
-    assert TextLoss(opened(model, tmp_path), text()).kind == kind
+    assert TextLoss(open_in_fp64(model, tmp_path), text()).kind == kind
 
 
 @pytest.mark.parametrize(
     ("name", "tied"), [*((name, True) for name in NAMES), ("gpt2", False), ("llama", False), ("gemma2", False)]
 )
-def test_a_and_b_are_the_gradient_of_one_table_or_of_one_each(name, tied, tmp_path):
-    found, windows = opened(build(name, tied=tied), tmp_path), text()
-    total, b, nll = by_hand(found, windows)
-    got = divided(found, windows)
+def test_separate_leaves_split_the_gradient_of_tied_and_untied_tables(name, tied, tmp_path):
+    found, windows = open_in_fp64(build(name, tied=tied), tmp_path), text()
+    total, b, nll = gradients_by_hand(found, windows)
+    got = gradients_by_path(found, windows)
     assert TextLoss(found, windows).kind == KINDS.get(name, NEXT)
     assert found.ends.tied == tied
     assert (got.a + got.b * tied - total).norm() <= 1e-10 * total.norm()
     assert (got.b - b).norm() <= 1e-10 * b.norm()
-    assert min(got.a.norm(), got.b.norm()) > 1e-3 * total.norm()  # neither path is nothing
+    assert min(got.a.norm(), got.b.norm()) > 1e-3 * total.norm()  # both paths contribute
     assert got.nll == pytest.approx(nll, rel=1e-12)
     assert TextLoss(found, windows).per_window == {NEXT: 11, HALF: 6, HIDDEN: 2}[KINDS.get(name, NEXT)]
 
 
 @pytest.mark.parametrize("spec", ["factored:8", "residual:4", "tied+bias", "tied+alpha=0.5", "projected:24"])
-def test_a_boundary_of_ours_is_divided_too(spec, tmp_path):
+def test_separate_leaves_split_the_gradient_of_an_installed_boundary(spec, tmp_path):
     model = build("llama")
     install(model, spec)
-    found, windows = opened(model, tmp_path), text()
+    found, windows = open_in_fp64(model, tmp_path), text()
     ids = torch.from_numpy(windows)
     logits = model(ids).logits
     F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     total = found.ends.main_lookup.weight.grad.clone()
-    got = divided(found, windows)
+    got = gradients_by_path(found, windows)
     assert (got.a + got.b - total).norm() <= 1e-10 * total.norm()
     assert got.a.norm() > 0 < got.b.norm()
 
 
-def test_the_model_is_left_as_it_was(tmp_path):
-    found = opened(build("t5"), tmp_path)
+def test_separate_leaves_restore_the_model(tmp_path):
+    found = open_in_fp64(build("t5"), tmp_path)
     model = found.model
     table = model.shared.weight
     table.grad = torch.ones_like(table)
     before = copy.deepcopy(model.state_dict())
-    divided(found, text())
+    gradients_by_path(found, text())
     assert model.shared.weight is table is model.lm_head.weight is model.encoder.embed_tokens.weight
     assert torch.equal(table.grad, torch.ones_like(table))
     assert all(p.grad is None for p in model.parameters() if p is not table)
@@ -150,8 +150,8 @@ def test_the_model_is_left_as_it_was(tmp_path):
     assert model.lm_head.weight is table
 
 
-def test_pieces_of_a_batch_give_the_same_gradient(tmp_path):
-    found, windows = opened(build("gpt2"), tmp_path), text(7)
+def test_separate_leaves_give_the_same_gradient_for_pieces_of_a_batch(tmp_path):
+    found, windows = open_in_fp64(build("gpt2"), tmp_path), text(7)
     loss = TextLoss(found, windows)
     with separate_leaves(found.ends) as leaves:
         whole = leaves.gradient(loss, torch.arange(7))
@@ -163,7 +163,7 @@ def test_pieces_of_a_batch_give_the_same_gradient(tmp_path):
     assert pieces.nll == pytest.approx(whole.nll, rel=1e-12)
 
 
-def test_two_tables_are_stepped_apart():
+def test_adam_paths_step_two_tables_separately():
     draw = torch.Generator().manual_seed(0)
     pairs = [tuple(torch.randn(5, 3, generator=draw, dtype=torch.float64) for _ in range(2)) for _ in range(4)]
     moments, steps = AdamPaths(*pairs[0], False, (0.9, 0.98), 1e-8), []
@@ -180,8 +180,8 @@ def test_two_tables_are_stepped_apart():
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_paths_that_pull_one_way_stand_out_of_the_null():
-    """Rows of B that contain A's rows of the same tokens: other tokens' rows of A have no such cosine."""
+def test_cosine_null_is_below_the_cosine_of_paths_that_agree():
+    """Rows of B contain A's rows of the same tokens, so permuted rows have lower cosines."""
     draw = torch.Generator().manual_seed(0)
     a = torch.randn(40, 16, generator=draw, dtype=torch.float64)
     a[20:] = 0
@@ -193,7 +193,7 @@ def test_paths_that_pull_one_way_stand_out_of_the_null():
 
 
 @pytest.mark.parametrize("one_table", [True, False])
-def test_rows_are_summed_as_numpy_sums_them(one_table):
+def test_row_sums_match_numpy(one_table):
     draw = np.random.default_rng(0)
     a, b = draw.normal(size=(9 if one_table else 7, 3)), draw.normal(size=(9, 3))
     b[2] = 0
@@ -222,13 +222,13 @@ def test_rows_are_summed_as_numpy_sums_them(one_table):
         (text(3, length=50), "40 positions"),
     ],
 )
-def test_windows_that_a_model_cannot_be_run_on_are_refused(windows, what, tmp_path):
+def test_text_loss_refuses_unusable_windows(windows, what, tmp_path):
     with pytest.raises(DataError, match=what):
-        TextLoss(opened(build("gpt2"), tmp_path), windows)
+        TextLoss(open_in_fp64(build("gpt2"), tmp_path), windows)
 
 
-def test_a_masked_model_without_a_mask_token_is_refused(tmp_path):
-    found = opened(build("bert"), tmp_path)
+def test_text_loss_refuses_a_masked_model_without_a_mask_token(tmp_path):
+    found = open_in_fp64(build("bert"), tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"no \[MASK\]"):
         TextLoss(Opened(open_folder(tmp_path), found.model, found.ends), text())

@@ -1,4 +1,4 @@
-"""A block applied more or less often, against transformers' own models of that many layers."""
+"""Repeated applications of a block, against transformers' own models with as many layers."""
 
 import re
 from itertools import pairwise
@@ -31,7 +31,7 @@ DOT, WORDS = 4, np.arange(6, V)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a tokenizer of words and a full stop, in which every word begins with a capital."""
+    """Write a folder with a tokenizer of capitalised words and a full stop; open it."""
     path = tmp_path_factory.mktemp("tokenizer")
     marks = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
     words = dict(zip(marks.values(), SPECIAL.values(), strict=True))
@@ -43,17 +43,17 @@ def folder(tmp_path_factory):
 
 
 def text():
-    """Sentences of three to five words, as ids [N]."""
+    """Return sentences of three to five words, as ids [N]."""
     draw = np.random.default_rng(0)
     return np.concatenate([[*draw.choice(WORDS, draw.integers(3, 6)), DOT] for _ in range(60)])
 
 
-def opened(model, folder):
+def open_in_fp64(model, folder):
     model = model.double().eval()
     return Opened(folder, model, locate(model))
 
 
-def sweep(found, **changed):
+def run_applications(found, **changed):
     return applications_of(found, text(), **{"length": T, "count": COUNT, "seed": 4} | changed)
 
 
@@ -80,14 +80,18 @@ def decoder(name, layers=TRAINED, sharing="all", **settings):
 
 
 def nll_by_window(found, model=None):
-    """Of a whole model's own forward, window by window; of `model` with the weights of the one that was opened."""
+    """Return the NLL of each window by a full forward pass.
+
+    If `model` is given, the function first loads the weights of the opened model into it.
+    """
     hidden = isinstance(found.model, tr.AlbertForMaskedLM | OpenAlbertForPreTraining)
     if model is None:
         model = found.model
     else:
         missing = model.load_state_dict(found.model.double().state_dict(), strict=False).missing_keys
         model = model.double().eval()
-        assert not any(f".{i}." in name for name in missing for i in (0, 1))  # of layers, only what these already are
+        # no weight of layers 0 and 1 may be missing
+        assert not any(f".{i}." in name for name in missing for i in (0, 1))
     each = []
     with torch.no_grad():
         if hidden:
@@ -102,7 +106,7 @@ def nll_by_window(found, model=None):
     return np.array(each)
 
 
-MODELS = {  # of so many applications
+MODELS = {  # builders of a model with a given number of applications
     "albert": albert,
     "albert, two in a group": lambda layers=TRAINED: albert(layers, inner_group_num=2),
     "open albert": open_albert,
@@ -113,9 +117,9 @@ MODELS = {  # of so many applications
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_n_applications_are_a_model_of_n_layers(name, folder):
-    model = opened(MODELS[name](), folder)
-    found, own = sweep(model), nll_by_window(model)
+def test_n_applications_match_a_model_of_n_layers(name, folder):
+    model = open_in_fp64(MODELS[name](), folder)
+    found, own = run_applications(model), nll_by_window(model)
     nll, more, _ = found.curves
     asked = "hidden" if "albert" in name else "next"
     assert (nll.x, nll.mark) == (tuple(range(1, 25)), TRAINED)
@@ -130,37 +134,37 @@ def test_n_applications_are_a_model_of_n_layers(name, folder):
         assert nll.high[at] - nll.y[at] == pytest.approx(half, rel=1e-6)
         assert more.y[at] == pytest.approx((each - own).mean(), rel=1e-6, abs=1e-12)
         seen.append(nll.y[at])
-    assert len(set(np.round(seen, 4))) > 1  # applications do something
+    assert len(set(np.round(seen, 4))) > 1  # the number of applications matters
 
 
-def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
-    model = opened(decoder("gemma2", 2, sliding_window=3), folder)
+def test_further_applications_keep_alternating_sliding_window_attention(folder):
+    model = open_in_fp64(decoder("gemma2", 2, sliding_window=3), folder)
     assert len(set(model.model.config.layer_types)) == 2
-    nll = sweep(model).curves[0]
+    nll = run_applications(model).curves[0]
     for times in (1, 3, 4, 7):
         each = nll_by_window(model, decoder("gemma2", times, sliding_window=3))
         assert nll.y[times - 1] == pytest.approx(each.mean(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])
-def test_changes_are_those_between_the_states_of_a_deep_model(name, folder):
-    model, deep = opened(MODELS[name](), folder), MODELS[name](9).double().eval()
+def test_changes_match_the_hidden_states_of_a_deeper_model(name, folder):
+    model, deep = open_in_fp64(MODELS[name](), folder), MODELS[name](9).double().eval()
     deep.load_state_dict(model.model.state_dict(), strict=False)
     each = []
     for batch in questions(model, name == "llama", text(), T, COUNT, 4):
         with torch.no_grad():
             states = deep.base_model(**batch.inputs, output_hidden_states=True).hidden_states
-        sizes = [np.linalg.norm(state, axis=-1) for state in states[:-1]]  # the last of a decoder is normalised
+        sizes = [np.linalg.norm(state, axis=-1) for state in states[:-1]]  # the last state of a decoder is normalised
         steps = [np.linalg.norm(new - old, axis=-1) for old, new in pairwise(states[:-1])]
         read = batch.readable.numpy()
-        assert read.all() == (name == "llama")  # rows of sentences leave some places empty
+        assert read.all() == (name == "llama")  # rows of sentences have padding
         for row in range(len(read)):
             each.append([(step / size)[row, read[row]].mean() for step, size in zip(steps, sizes, strict=False)])
-    assert sweep(model).curves[2].y[:8] == pytest.approx(np.mean(each, 0), rel=1e-9)
+    assert run_applications(model).curves[2].y[:8] == pytest.approx(np.mean(each, 0), rel=1e-9)
 
 
-def test_the_unigram_is_of_the_whole_text(folder):
-    found = sweep(opened(decoder("llama"), folder))
+def test_unigram_level_uses_the_whole_text(folder):
+    found = run_applications(open_in_fp64(decoder("llama"), folder))
     counts = np.bincount(text(), minlength=V) + 1
     nll = -np.log(counts / counts.sum())[windows(text(), T, COUNT)[:, 1:]]
     assert found["nll as trained"].chance == found.curves[0].level == pytest.approx(nll.mean(), rel=1e-12)
@@ -168,9 +172,9 @@ def test_the_unigram_is_of_the_whole_text(folder):
 
 
 @pytest.mark.parametrize("name", ["albert", "open albert", "llama"])
-def test_parameters_with_and_without_sharing_are_those_of_built_models(name, folder):
-    model = opened(MODELS[name](), folder)
-    found = sweep(model, count=2)
+def test_parameter_counts_match_models_built_with_and_without_sharing(name, folder):
+    model = open_in_fp64(MODELS[name](), folder)
+    found = run_applications(model, count=2)
     assert found["parameters"].value == sum({id(p): p.numel() for p in model.model.parameters()}.values())
     apart = model.model
     if name == "albert":
@@ -181,30 +185,30 @@ def test_parameters_with_and_without_sharing_are_those_of_built_models(name, fol
     assert found["parameters if each application had its own"].value == whole > found["parameters"].value
 
 
-def test_more_layers_than_24_are_all_measured(folder):
-    nll = sweep(opened(open_albert(26), folder), count=2).curves[0]
+def test_applications_of_measures_all_layers_of_a_model_with_more_than_24(folder):
+    nll = run_applications(open_in_fp64(open_albert(26), folder), count=2).curves[0]
     assert len(nll.y) == nll.mark == 26
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])
-def test_pieces_do_not_change_the_numbers(name, folder, monkeypatch):
-    model = opened(MODELS[name](), folder)
-    whole = sweep(model)
+def test_applications_of_is_independent_of_batch_size(name, folder, monkeypatch):
+    model = open_in_fp64(MODELS[name](), folder)
+    whole = run_applications(model)
     monkeypatch.setattr("tiewise.inspection.running.loaded.TOKENS_AT_ONCE", 2 * T)
     monkeypatch.setattr("tiewise.inspection.running.stack.LOGITS", 20 * V)
-    apart = sweep(model)
+    apart = run_applications(model)
     assert whole.notes == apart.notes
     for one, other in zip(whole.curves, apart.curves, strict=True):
         assert one.y == pytest.approx(other.y, rel=1e-9)
 
 
-def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
-    found, ids = opened(albert(), folder), text()
+def test_questions_mask_tokens_of_sentence_pairs_for_an_encoder(folder):
+    found, ids = open_in_fp64(albert(), folder), text()
     stream = " ".join(map(str, ids))
     (batch,) = questions(found, False, ids, T, COUNT, 4)
     asked = batch.inputs["input_ids"].clone()
     masked = asked[batch.where] == SPECIAL["mask"]
-    assert 0.5 < masked.double().mean() < 1  # of the chosen, 80 % on average
+    assert 0.5 < masked.double().mean() < 1  # on average, 80 % of the chosen tokens
     asked[batch.where] = batch.targets
     for row, read, kinds in zip(asked, batch.readable, batch.inputs["token_type_ids"], strict=True):
         assert row[0] == SPECIAL["cls"]
@@ -216,27 +220,27 @@ def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
     assert not torch.equal(other.inputs["input_ids"], batch.inputs["input_ids"])
 
 
-def test_an_encoder_without_segments_is_given_none(folder):
-    found = opened(albert(type_vocab_size=1), folder)
+def test_questions_omit_token_types_for_an_encoder_without_segments(folder):
+    found = open_in_fp64(albert(type_vocab_size=1), folder)
     assert set(questions(found, False, text(), T, COUNT, 4)[0].inputs) == {"input_ids", "attention_mask"}
-    assert sweep(found)["nll as trained"].value > 0
+    assert run_applications(found)["nll as trained"].value > 0
 
 
-def test_a_tokenizer_without_marks_and_a_text_without_a_window_are_refused(folder, tmp_path):
+def test_applications_of_refuses_missing_special_tokens_and_short_texts(folder, tmp_path):
     bare = Tokenizer(models.WordLevel({f"W{i}": i for i in range(V)}, unk_token="W0"))
     tr.PreTrainedTokenizerFast(tokenizer_object=bare, mask_token="W3").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match=r"its tokenizer has no \[CLS\], \[SEP\], \[PAD\]; put the model's own"):
-        sweep(opened(albert(), open_folder(tmp_path)))
+        run_applications(open_in_fp64(albert(), open_folder(tmp_path)))
     with pytest.raises(DataError, match="hold no window of 16"):
-        applications_of(opened(decoder("llama"), folder), text()[:9], T)
+        applications_of(open_in_fp64(decoder("llama"), folder), text()[:9], T)
     with pytest.raises(DataError, match="no document has two sentences"):
-        applications_of(opened(albert(), folder), WORDS, T)
+        applications_of(open_in_fp64(albert(), folder), WORDS, T)
 
 
-def test_what_is_not_finite_is_no_number_and_never_the_best():
+def test_applications_of_leaves_out_values_that_are_not_finite():
     layer = Affine(1e9 * np.eye(16), np.zeros(16))  # fp32 ends at 3e38
-    found = sweep(with_layers([layer] * 2))
+    found = run_applications(with_layers([layer] * 2))
     assert all(max(curve.x) < 24 for curve in found.curves)
     assert found["nll as trained"].value >= found["nll there"].value > 0
 
@@ -252,14 +256,14 @@ def test_what_is_not_finite_is_no_number_and_never_the_best():
         (lambda: build("t5"), "an encoder and a decoder"),
     ],
 )
-def test_where_no_block_is_repeated_the_reason_is_one_line(make, reason, folder):
+def test_applications_of_refuses_models_without_a_repeated_block(make, reason, folder):
     with pytest.raises(UnsupportedError, match=reason) as caught:
-        sweep(opened(make(), folder))
+        run_applications(open_in_fp64(make(), folder))
     assert "\n" not in str(caught.value)
 
 
-def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=4, layers=1):
-    """A sweep whose windows differ by `spread` times the number of applications."""
+def make_measurement(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=4, layers=1):
+    """Return a measurement whose windows differ by `spread` times the number of applications."""
     apart = np.linspace(-1, 1, windows) if windows > 1 else np.zeros(1)
     nll = np.array([mean + spread * n * apart for n, mean in enumerate(means, 1)])
     change = np.array([[0.5**n] * windows for n in range(len(means))])
@@ -269,28 +273,28 @@ def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=4, layer
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
-        (measured(), "no: the layer is applied 3 times, and no number up to 4 is better"),
-        (measured((2.0, 2.0, 2.0)), "no: the layer is applied 3 times, and no number up to 3 is better"),
-        (measured(layers=2), "no: the block of 2 layers is applied 3 times, and no number up to 4 is better"),
-        (measured(trained=2), "yes: 3 applications of the layer do better than the 2 of training"),
-        (measured(trained=2, spread=2), "not told apart: 3 applications of the layer and the 2 of training"),
-        (measured(trained=2, windows=1), "not told apart: 3 applications of the layer and the 2 of training"),
+        (make_measurement(), "no: the layer is applied 3 times, and no number up to 4 is better"),
+        (make_measurement((2.0, 2.0, 2.0)), "no: the layer is applied 3 times, and no number up to 3 is better"),
+        (make_measurement(layers=2), "no: the block of 2 layers is applied 3 times, and no number up to 4 is better"),
+        (make_measurement(trained=2), "yes: 3 applications of the layer do better than the 2 of training"),
+        (make_measurement(trained=2, spread=2), "not told apart: 3 applications of the layer and the 2 of training"),
+        (make_measurement(trained=2, windows=1), "not told apart: 3 applications of the layer and the 2 of training"),
     ],
 )
-def test_another_number_is_better_only_where_its_interval_says_so(found, answer):
+def test_answer_prefers_another_number_only_if_its_interval_excludes_zero(found, answer):
     assert found.answer == answer
 
 
-def test_the_loss_is_told_beside_the_frequencies_alone_and_with_what_sharing_saves():
-    found = measured(trained=2)
+def test_measurement_of_reports_loss_unigram_level_and_memory_of_sharing():
+    found = make_measurement(trained=2)
     assert (found["nll as trained"].value, found["nll as trained"].chance) == (3.0, 3.5)
     assert (found["best number"].value, found["there − as trained"].value) == (3, pytest.approx(-1))
     assert "AdamW in fp32: 16 kB" in found["parameters"].why
     assert "48 kB if none were shared" in found["parameters"].why
 
 
-def test_what_gave_no_number_is_not_drawn():
-    loss, more, change = measured((4.0, np.nan, 2.0, 2.5), trained=1).curves
+def test_curves_leave_out_nan_values():
+    loss, more, change = make_measurement((4.0, np.nan, 2.0, 2.5), trained=1).curves
     assert (loss.x, loss.y, loss.mark) == ((1, 3, 4), pytest.approx((4.0, 2.0, 2.5)), 1)
     assert (loss.level, loss.level_name) == (3.5, "token frequencies")
     assert more.y == pytest.approx((0.0, -2.0, -1.5))

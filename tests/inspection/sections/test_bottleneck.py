@@ -1,11 +1,11 @@
-"""The head's bottleneck against an explicit projection of a dense gradient, in fp64."""
+"""The bottleneck of the head against an explicit projection of the dense gradient in fp64."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.boundary.tiny_models import V, build
-from tests.inspection.running.test_two_paths import asked, logits_of, opened, text
+from tests.inspection.running.test_two_paths import logits_of, loss_and_inputs, open_in_fp64, text
 
 from tiewise import install
 from tiewise.boundary.locate import locate
@@ -16,9 +16,12 @@ from tiewise.inspection.sections.bottleneck import bottleneck_of
 SHARE = "share of the squared gradient"
 
 
-def explicit(model, windows):
-    """(‖P g‖², ‖g‖², target) of every predicted token; P [V, V] by the pseudo-inverse of the head."""
-    made, (loss, masked) = [], asked(model, windows)
+def project_explicitly(model, windows):
+    """Return ‖P g‖², ‖g‖² and target of every predicted token.
+
+    P [V, V] is computed with the pseudo-inverse of the head.
+    """
+    made, (loss, masked) = [], loss_and_inputs(model, windows)
 
     def keep(module, inputs, output):
         output.retain_grad()
@@ -39,10 +42,10 @@ def explicit(model, windows):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "cohere", "opt_350m", "t5", "bert"])
-def test_shares_by_an_explicit_projection(name, tied, tmp_path):
-    model, windows, counts = opened(build(name, tied=tied), tmp_path), text(6), np.arange(V) ** 2 // 3
+def test_bottleneck_of_matches_an_explicit_projection(name, tied, tmp_path):
+    model, windows, counts = open_in_fp64(build(name, tied=tied), tmp_path), text(6), np.arange(V) ** 2 // 3
     found = bottleneck_of(model, windows, counts)
-    passed, whole, targets = explicit(model, windows)
+    passed, whole, targets = project_explicitly(model, windows)
     by_window = passed.reshape(6, -1).sum(1) / whole.reshape(6, -1).sum(1)
     assert found[SHARE].value == pytest.approx(by_window.mean(), rel=1e-9)
     assert found[SHARE].chance == model.ends.head.weight.shape[1] / V
@@ -54,19 +57,19 @@ def test_shares_by_an_explicit_projection(name, tied, tmp_path):
     assert found.answer.endswith(f"{100 * found[SHARE].chance:.1f} % by chance")
 
 
-def test_a_factored_head_passes_what_its_rank_does(tmp_path):
+def test_bottleneck_of_a_factored_head_has_a_chance_level_of_rank_over_v(tmp_path):
     model = build("llama").double().eval()
     install(model, "factored:4")
-    found = bottleneck_of(Opened(opened(build("llama"), tmp_path).folder, model, locate(model)), text(6))
+    found = bottleneck_of(Opened(open_in_fp64(build("llama"), tmp_path).folder, model, locate(model)), text(6))
     assert found[SHARE].chance == 4 / V
 
 
-def test_lost_columns_and_a_few_windows_at_a_time(tmp_path, monkeypatch):
-    model = opened(build("llama", tied=False), tmp_path)
+def test_bottleneck_of_handles_a_rank_deficient_head_at_any_batch_size(tmp_path, monkeypatch):
+    model = open_in_fp64(build("llama", tied=False), tmp_path)
     with torch.no_grad():
         model.ends.head.weight[:, 5:] = model.ends.head.weight[:, :1]  # rank 5
     whole = bottleneck_of(model, text(7))
-    passed, all_, _ = explicit(model, text(7))
+    passed, all_, _ = project_explicitly(model, text(7))
     by_window = passed.reshape(7, -1).sum(1) / all_.reshape(7, -1).sum(1)
     assert whole[SHARE].value == pytest.approx(by_window.mean(), rel=1e-9)
     assert whole[SHARE].chance == 5 / V
@@ -74,8 +77,8 @@ def test_lost_columns_and_a_few_windows_at_a_time(tmp_path, monkeypatch):
     assert bottleneck_of(model, text(7))[SHARE].value == pytest.approx(whole[SHARE].value, rel=1e-12)
 
 
-def test_short_columns_of_fp32_count(tmp_path):
-    model = opened(build("llama", tied=False), tmp_path)
+def test_bottleneck_of_counts_small_columns_in_fp32(tmp_path):
+    model = open_in_fp64(build("llama", tied=False), tmp_path)
     with torch.no_grad():
         model.ends.head.weight.mul_(torch.logspace(0, -4, 16))
     exact = bottleneck_of(model, text(6))[SHARE]
@@ -85,9 +88,9 @@ def test_short_columns_of_fp32_count(tmp_path):
     assert found.value == pytest.approx(exact.value, rel=1e-5)
 
 
-def test_without_anything_learnt_the_share_is_the_chance_level(tmp_path):
-    """Of even logits over targets drawn at random: that of a random direction among those that sum to zero."""
-    model = opened(build("llama", tied=False), tmp_path)
+def test_bottleneck_of_uniform_logits_is_at_the_chance_level(tmp_path):
+    """Uniform logits and random targets give the share of a random direction that sums to zero."""
+    model = open_in_fp64(build("llama", tied=False), tmp_path)
     with torch.no_grad():
         model.model.model.norm.weight.zero_()
     weight = model.ends.head.weight.detach()

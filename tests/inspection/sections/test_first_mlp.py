@@ -1,4 +1,4 @@
-"""The path with the first MLP is what transformers' own class says when its one layer's attention gives nothing."""
+"""The path through the first MLP against one-layer models of transformers with zero attention output."""
 
 import numpy as np
 import pytest
@@ -40,28 +40,28 @@ def opened(model, folder, words=()):
     return open_model(folder, torch.float64)
 
 
-def logits_of(model):
+def dense_logits(model):
     with torch.no_grad():
         return model(torch.arange(V)[:, None]).logits[:, 0].double().numpy()
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("family", "settings"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
-def test_one_layer_without_attention_is_the_path(family, settings, tied, tmp_path):
+def test_through_first_mlp_matches_a_one_layer_model_without_attention(family, settings, tied, tmp_path):
     model = one_layer(family, tied, **settings)
-    expected = logits_of(model)
+    expected = dense_logits(model)
     found = opened(model, tmp_path)
     direct = open_path(found.folder)
     path = through_first_mlp(direct, first_block(found.model))
     wanted = [(0, 0), (3, 7), (7, 3), (39, 39), (20, 1)]
     expected = expected[tuple(np.transpose(wanted))]
-    # some classes compute their norm in fp32, whatever the model's type
+    # some classes compute their norm in fp32 for any model dtype
     assert transitions(path, wanted)[0] == pytest.approx(expected, rel=4e-6, abs=4e-6)
     assert not path.tied
     assert np.abs(transitions(direct, wanted)[0] - expected).max() > 1e-2
 
 
-def test_every_known_family_has_a_block_or_experts():
+def test_every_known_family_has_a_first_block_or_experts():
     assert WITH_NORM - set(BLOCKS) == {"mixtral", "olmoe"}
     assert set(BLOCKS) <= WITH_NORM
 
@@ -74,21 +74,21 @@ def centred(m):
     return middle @ m @ middle
 
 
-def ratio(m):
+def asymmetry_ratio(m):
     return ((m - m.T) ** 2).sum() / (m**2).sum()
 
 
 @pytest.fixture(scope="module")
 def neox(tmp_path_factory):
-    """GPT-NeoX in fp64, whose norms keep the model's type: logits are exact to rounding."""
+    """Build a GPT-NeoX in fp64, whose norms keep the model's dtype: logits are exact to rounding."""
     model = one_layer("gpt_neox")
     return model, opened(model, tmp_path_factory.mktemp("neox"), WORDS)
 
 
-def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
+def test_first_mlp_of_matches_dense_logits_of_the_model(neox, monkeypatch):
     monkeypatch.setattr(tables, "CHUNK_VALUES", 7 * 12)  # several pieces
     model, found = neox
-    whole = logits_of(model)
+    whole = dense_logits(model)
     head, shift = model.lm_head.weight.detach().numpy(), model.gpt_neox.final_layer_norm.bias.detach().numpy()
     ids = np.random.default_rng(0).integers(0, 12, 500)
     chain = Chain.of(ids, V)
@@ -96,8 +96,10 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     result = first_mlp_of(found, asked, samples=25, seed=3, chain=chain, most=6)
     rows = np.sort(np.random.default_rng(3).choice(V, 25, replace=False))
     s = (whole - head @ shift)[np.ix_(rows, rows)]
-    assert result["asymmetry, with the first MLP"].value == pytest.approx(ratio(s), abs=1e-10)
-    assert result["asymmetry, with the first MLP, centred"].value == pytest.approx(ratio(centred(s)), abs=1e-10)
+    assert result["asymmetry, with the first MLP"].value == pytest.approx(asymmetry_ratio(s), abs=1e-10)
+    assert result["asymmetry, with the first MLP, centred"].value == pytest.approx(
+        asymmetry_ratio(centred(s)), abs=1e-10
+    )
     change = result["change"]
     apart = result["asymmetry, with the first MLP"].value - result["asymmetry, direct"].value
     assert (change.value, change.n) == (pytest.approx(apart), 25)
@@ -117,7 +119,7 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     shown = [WORDS.index(word) for word in text.rows]
     assert set(shown) == set(np.argsort(-pi, kind="stable")[:6].tolist()) | {3, 7, 0}
     expected = interaction_residuals(logs[np.ix_(shown, shown)] - np.log(pi[shown]))
-    np.testing.assert_allclose(through.values, expected, atol=5.1e-4)  # a figure has three digits
+    np.testing.assert_allclose(through.values, expected, atol=5.1e-4)  # the grid is rounded to three decimals
     loss = result["loss on the text's pairs, with the first MLP"]
     assert loss.value == pytest.approx(-logs[ids, np.roll(ids, -1)].mean(), abs=1e-10)
     assert len({grid.top for grid in result.grids}) == 1
@@ -129,7 +131,7 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     assert result.notes[0] == "25 tokens sampled; the map is x + mlp(post_attention_layernorm(x))"
 
 
-def test_without_a_text_and_pairs_there_is_no_more_than_its_asymmetry(neox):
+def test_first_mlp_of_reports_only_asymmetry_without_text_and_pairs(neox):
     result = first_mlp_of(neox[1])
     assert (result.grids, result.listings) == ((), ())
     main = ["asymmetry, direct", "asymmetry, with the first MLP", "change"]
@@ -137,10 +139,10 @@ def test_without_a_text_and_pairs_there_is_no_more_than_its_asymmetry(neox):
     assert result.notes[0].startswith(f"{V} tokens sampled")
 
 
-def test_deeper_layers_and_attention_say_nothing(tmp_path):
-    """A second layer, and an attention that gives something, change the model but not its path."""
+def test_through_first_mlp_ignores_attention_and_deeper_layers(tmp_path):
+    """A second layer and nonzero attention change the logits of the model but not its path."""
     shallow = one_layer("llama")
-    expected = logits_of(shallow)
+    expected = dense_logits(shallow)
     config = AutoConfig.for_model("llama", **{k: v for k, v in shallow.config.to_dict().items() if k != "model_type"})
     config.num_hidden_layers, config.layer_types = 2, None
     deep = AutoModelForCausalLM.from_config(config).double()
@@ -148,7 +150,7 @@ def test_deeper_layers_and_attention_say_nothing(tmp_path):
     found = opened(deep, tmp_path)
     path = through_first_mlp(open_path(found.folder), first_block(found.model))
     assert transitions(path, [(4, 5)])[0].item() == pytest.approx(expected[4, 5], rel=4e-6)
-    assert abs(logits_of(deep)[4, 5] - expected[4, 5]) > 1e-3
+    assert abs(dense_logits(deep)[4, 5] - expected[4, 5]) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_deeper_layers_and_attention_say_nothing(tmp_path):
         ("llama", {"num_hidden_layers": 0}, "no layers"),
     ],
 )
-def test_other_models_are_refused_with_the_reason(family, settings, reason):
+def test_first_block_refuses_unsupported_models_with_the_reason(family, settings, reason):
     config = AutoConfig.for_model(family)
     for key, value in (SIZES | SETTINGS["opt"] | settings).items():
         setattr(config, key, value)
@@ -168,7 +170,7 @@ def test_other_models_are_refused_with_the_reason(family, settings, reason):
         first_block(AutoModelForCausalLM.from_config(config))
 
 
-def test_bad_input_is_one_line(neox, tmp_path):
+def test_first_mlp_of_refuses_foreign_texts_and_models_without_a_head(neox, tmp_path):
     with pytest.raises(DataError, match="different ids"):
         first_mlp_of(neox[1], chain=Chain.of(np.arange(60), 60))
     one_layer("llama").model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The gradients' section: sums over batches, rows and bins against numpy, Adam's step against torch's, the answer."""
+"""The gradients section: sums over batches, rows and bins against numpy, Adam's step against torch."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.boundary.tiny_models import FAMILIES, V, build, variant
-from tests.inspection.running.test_two_paths import KINDS, by_hand, opened, text
+from tests.inspection.running.test_two_paths import KINDS, gradients_by_hand, open_in_fp64, text
 
 from tiewise.core.errors import DataError
 from tiewise.core.measurement import NEITHER, ONE, Quantity, count, plain
@@ -28,13 +28,13 @@ from tiewise.inspection.sections.gradients import (
 SHARE = "head path's share"
 
 
-def norms(found, where="whole text"):
+def norms_by_path(found, where="whole text"):
     ends = ("lookup path", "head path", "both together")
     return [found[f"norm of the {end}, {where}"].value for end in ends]
 
 
-def batches(found, windows, size, seed=0):
-    """Each whole batch's (A, B) as dense arrays, in the order in which they are taken."""
+def batch_gradients(found, windows, size, seed=0):
+    """Return (A, B) of each full batch as dense arrays, in the order of the batches."""
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
     loss = TextLoss(found, windows, seed)
     with separate_leaves(found.ends) as leaves:
@@ -43,21 +43,21 @@ def batches(found, windows, size, seed=0):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "opt_350m", "bart", "bert"])
-def test_the_whole_text_is_the_gradient_of_its_mean_loss(name, tmp_path):
-    model, windows = opened(build(name), tmp_path), text()
-    total, b, nll = by_hand(model, windows)
+def test_gradients_of_the_whole_text_match_the_gradient_of_the_mean_loss(name, tmp_path):
+    model, windows = open_in_fp64(build(name), tmp_path), text()
+    total, b, nll = gradients_by_hand(model, windows)
     found = gradients_of(model, windows, batch=2)
     wanted = [part.norm().item() for part in (total - b, b, total)]
-    assert norms(found) == pytest.approx(wanted, rel=1e-6)  # batches round fp32 norms otherwise
+    assert norms_by_path(found) == pytest.approx(wanted, rel=1e-6)  # batching changes the rounding of fp32 norms
     assert found["loss"].value == pytest.approx(nll, rel=1e-6)
     assert found["loss"].n == TextLoss(model, windows).per_window * 5
     assert found.notes[1].endswith("a mask or first token" if name in KINDS else "the head path alone")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_per_batch_norms_and_shares_by_numpy(name, tmp_path):
-    model, windows = opened(build(name), tmp_path), text(9)
-    found, pairs = gradients_of(model, windows, batch=2), batches(model, windows, 2)
+def test_gradients_of_matches_numpy_per_batch(name, tmp_path):
+    model, windows = open_in_fp64(build(name), tmp_path), text(9)
+    found, pairs = gradients_of(model, windows, batch=2), batch_gradients(model, windows, 2)
     both = [(np.linalg.norm(a), np.linalg.norm(b)) for a, b in pairs]
     assert found[f"{SHARE} per batch"].n == 4
     assert found["norm of the lookup path per batch"].value == pytest.approx(np.mean([a for a, _ in both]), rel=1e-12)
@@ -67,10 +67,10 @@ def test_per_batch_norms_and_shares_by_numpy(name, tmp_path):
     assert found["cosine of the two paths per batch"].value == pytest.approx(np.mean(cosines), abs=1e-12)
 
 
-def test_shares_by_row_and_bin_by_numpy(tmp_path):
-    model, windows, longer = opened(build("gpt2"), tmp_path), text(8), np.arange(V) ** 2 // 3
+def test_gradients_of_matches_numpy_by_row_and_frequency_bin(tmp_path):
+    model, windows, longer = open_in_fp64(build("gpt2"), tmp_path), text(8), np.arange(V) ** 2 // 3
     found = gradients_of(model, windows, batch=8, counts=longer)
-    ((a, b),) = batches(model, windows, 8)
+    ((a, b),) = batch_gradients(model, windows, 8)
     rows_a, rows_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
     share, seen = rows_b / (rows_a + rows_b), np.bincount(windows.flatten(), minlength=V)
     absent = found["absent tokens' part of the head path"]
@@ -80,7 +80,7 @@ def test_shares_by_row_and_bin_by_numpy(tmp_path):
         quantile = found[f"{SHARE} in a row, {at:.0%} quantile, gradient"]
         assert quantile.n == (seen > 0).sum()
         assert quantile.value == pytest.approx(np.quantile(share[seen > 0], at), rel=1e-10)
-    places = np.minimum(share[seen > 0] * HISTOGRAM, HISTOGRAM - 1).astype(int)  # a share of 1 is in the last
+    places = np.minimum(share[seen > 0] * HISTOGRAM, HISTOGRAM - 1).astype(int)  # the last bin includes a share of 1
     (rows,) = [curve for curve in found.curves if curve.which == "gradient"]
     assert rows.y == pytest.approx((np.bincount(places, minlength=HISTOGRAM) / (seen > 0).sum()).tolist())
     bins, longest = found.listings
@@ -96,9 +96,9 @@ def test_shares_by_row_and_bin_by_numpy(tmp_path):
     assert sum(q.value for q in found.quantities if q.name.startswith("lookup path: ")) == pytest.approx(1)
 
 
-def test_the_step_by_path_adds_up_to_that_of_torch(tmp_path):
-    model, windows = opened(build("gpt2"), tmp_path), text(8)
-    pairs = [tuple(map(torch.from_numpy, pair)) for pair in batches(model, windows, 2)]
+def test_adam_step_by_path_adds_up_to_the_step_of_torch(tmp_path):
+    model, windows = open_in_fp64(build("gpt2"), tmp_path), text(8)
+    pairs = [tuple(map(torch.from_numpy, pair)) for pair in batch_gradients(model, windows, 2)]
     weight = torch.nn.Parameter(torch.zeros(V, 16, dtype=torch.float64))
     optimizer = torch.optim.Adam([weight], lr=1.0)
     for a, b in pairs:
@@ -112,11 +112,11 @@ def test_the_step_by_path_adds_up_to_that_of_torch(tmp_path):
     step = before - weight.detach()
     assert (one + two - step).norm() <= 1e-10 * step.norm()
     wanted = [part.norm().item() for part in (one, two, step)]
-    assert norms(gradients_of(model, windows, batch=2), "Adam's step") == pytest.approx(wanted, rel=1e-8)
+    assert norms_by_path(gradients_of(model, windows, batch=2), "Adam's step") == pytest.approx(wanted, rel=1e-8)
 
 
-def test_the_older_convention_counts_every_position_as_a_row(tmp_path):
-    model, windows = opened(build("gpt2"), tmp_path), text(4) % 4 + 3
+def test_gradients_of_reports_the_older_norm_over_positions(tmp_path):
+    model, windows = open_in_fp64(build("gpt2"), tmp_path), text(4) % 4 + 3
     ids, kept = torch.from_numpy(windows), []
     hook = model.ends.main_lookup.register_forward_hook(lambda m, i, out: (out.retain_grad(), kept.append(out))[0])
     F.cross_entropy(model.model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
@@ -126,16 +126,17 @@ def test_the_older_convention_counts_every_position_as_a_row(tmp_path):
         next(q.value for q in found.quantities if "not commensurable" in q.name and q.name.startswith(name))
         for name in ("norm at the lookup's outputs", f"{SHARE},", f"{SHARE} of L1")
     )
-    ((a, b),) = batches(model, windows, 4)
+    ((a, b),) = batch_gradients(model, windows, 4)
     l1, norm = kept[0].grad.abs().sum().item(), np.linalg.norm(b)
     assert by_position == pytest.approx(kept[0].grad.norm().item(), rel=1e-10)
     assert share == pytest.approx(norm / (by_position + norm), rel=1e-10)
     assert share_l1 == pytest.approx(np.abs(b).sum() / (l1 + np.abs(b).sum()), rel=1e-10)
-    assert by_position != pytest.approx(np.linalg.norm(a), rel=0.01)  # rows of one token do not add as squares
+    # squared norms do not add over positions of one token
+    assert by_position != pytest.approx(np.linalg.norm(a), rel=0.01)
 
 
-def test_norms_by_batch_size_are_unbiased():
-    """Mean gradient G with scatter: the norms at any size from few batches average to the truth, also at no noise."""
+def test_by_batch_estimates_norms_without_bias():
+    """Norms at any batch size, also infinite, estimated from few batches average to the truth."""
     draw = np.random.default_rng(0)
     truth, spread, size, n = np.array([6.0, -3.0, 1.5]), 1.5, 4, 5
     squares = {1: [], 64: [], math.inf: []}
@@ -152,44 +153,49 @@ def test_norms_by_batch_size_are_unbiased():
         assert abs(np.mean(found) - (truth @ truth + 3 * spread**2 / windows)) < 4.5 * error
 
 
-def test_the_batch_size_that_was_run_is_predicted(tmp_path):
-    model, windows = opened(build("gpt2"), tmp_path), text(64)
+def test_batch_size_curve_matches_the_measured_batch_size(tmp_path):
+    model, windows = open_in_fp64(build("gpt2"), tmp_path), text(64)
     found = gradients_of(model, windows, batch=8)
     (curve,) = [curve for curve in found.curves if curve.log_x]
     by_size = dict(zip(curve.x, curve.y, strict=True))
-    a, b = (math.sqrt(np.mean([np.linalg.norm(g[i]) ** 2 for g in batches(model, windows, 8)])) for i in (0, 1))
+    a, b = (math.sqrt(np.mean([np.linalg.norm(g[i]) ** 2 for g in batch_gradients(model, windows, 8)])) for i in (0, 1))
     assert (curve.mark, by_size[8]) == (8, pytest.approx(b / (a + b), rel=1e-10))
     assert by_size[64] == pytest.approx(found[f"{SHARE} of norms, whole text"].value, rel=1e-10)
 
 
-def test_one_batch_has_no_interval_and_no_scatter(tmp_path):
+def test_gradients_of_one_batch_have_no_interval_and_no_batch_size_curve(tmp_path):
     said = []
     with listen_to_progress(lambda *what: said.append(what)):
-        found = gradients_of(opened(variant("llama", FAMILIES["llama"][0]), tmp_path), text(8), batch=8)
+        found = gradients_of(open_in_fp64(variant("llama", FAMILIES["llama"][0]), tmp_path), text(8), batch=8)
     assert math.isnan(found[f"{SHARE} per batch"].low)
     assert not any(curve.log_x for curve in found.curves)
     assert said == [("gradients", 8, 8)]
 
 
 @pytest.mark.parametrize("batch", [4, 0])
-def test_more_windows_in_a_batch_than_there_are_is_refused(batch, tmp_path):
+def test_gradients_of_refuses_empty_batches_and_too_few_windows(batch, tmp_path):
     with pytest.raises(DataError, match=f"batches of {batch} from 3 windows"):
-        gradients_of(opened(build("gpt2"), tmp_path), text(3), batch=batch)
+        gradients_of(open_in_fp64(build("gpt2"), tmp_path), text(3), batch=batch)
 
 
-def sums(share, cosine, rows=10):
-    """Rows that are all alike."""
+def uniform_row_sums(share, cosine, rows=10):
+    """Return the sums of equal rows."""
     a2, b2 = np.full(rows, (1 - share) ** 2), np.full(rows, share**2)
     return RowSums(a2, b2, cosine * np.sqrt(a2 * b2), np.sqrt(a2), np.sqrt(b2))
 
 
 def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
-    """A table of ten tokens, two of which occur in no window."""
-    split = sums(share, cosine).split()
+    """Return the gradients of a table of ten tokens, two of which occur in no window."""
+    split = uniform_row_sums(share, cosine).split()
     each = tuple(replace(split, share_b=share + x, cosine=cosine + 5 * x) for x in (-0.02, 0.0, 0.02))
     given = {"objective": NEXT, "length": 16, "predicted": 720, "nll": 2.5, "batch": 8}
     given |= {"batches": each, "looked_up": ((2 * split.b, 3 * split.b_l1),) * 3, "mean": (split.a, split.b)}
-    given |= {"gradient": sums(share, cosine), "null": null, "update": sums(0.6, -0.5), "longest": ((3, " <b>"),)}
+    given |= {
+        "gradient": uniform_row_sums(share, cosine),
+        "null": null,
+        "update": uniform_row_sums(0.6, -0.5),
+        "longest": ((3, " <b>"),),
+    }
     given |= {"seen": np.array([0, 0, *range(3, 11)]), "counts": np.array([0, 0, *range(30, 38)])}
     return PathGradients(**given | changed)
 
@@ -204,11 +210,11 @@ def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
         ((math.nan, math.nan), (math.nan, math.nan), "neither: both gradients are zero on this text"),
     ],
 )
-def test_the_answer_is_which_use_pulls_harder_and_whether_both_agree(share, whole, said):
-    assert answer(Quantity("", whole[0], *share), sums(*whole).split(), (-0.1, 0.1)) == said
+def test_answer_names_the_stronger_path_and_the_agreement_of_both(share, whole, said):
+    assert answer(Quantity("", whole[0], *share), uniform_row_sums(*whole).split(), (-0.1, 0.1)) == said
 
 
-def test_batches_the_text_and_the_step_are_told_and_a_bin_without_tokens_is_left_out():
+def test_measurement_of_reports_batches_text_and_step_without_empty_bins():
     found = measurement_of(paths())
     assert found.answer == "the head; over the whole text the same way"
     cosine = found["cosine of the two paths per batch"]

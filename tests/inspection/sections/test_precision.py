@@ -1,4 +1,4 @@
-"""Rounded ends: both formats value by value by scalar code, KL and loss by a dense fp64 model of rounded tables."""
+"""Rounded ends against scalar rounding code and a dense fp64 model with rounded tables."""
 
 import copy
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from tests.boundary.tiny_models import build
-from tests.inspection.running.test_two_paths import asked, logits_of, opened, text
+from tests.inspection.running.test_two_paths import logits_of, loss_and_inputs, open_in_fp64, text
 
 from tiewise.inspection.sections.precision import int8_by_row, precision_of, q4_0
 
 
-def by_row(table):
-    """int8 with a scale per row, one number at a time."""
+def round_int8_by_row(table):
+    """Round to int8 with a scale per row, one number at a time."""
     made = np.zeros_like(table)
     for r, row in enumerate(table):
         scale = max(abs(x) for x in row) / 127
@@ -21,8 +21,8 @@ def by_row(table):
     return made
 
 
-def by_block(table):
-    """ggml's quantize_row_q4_0_ref and dequantize_row_q4_0, one number at a time."""
+def round_q4_0_by_block(table):
+    """Round as ggml's quantize_row_q4_0_ref and dequantize_row_q4_0 do, one number at a time."""
     made = np.zeros_like(table)
     for r, row in enumerate(table):
         for start in range(0, len(row), 32):
@@ -39,19 +39,19 @@ def by_block(table):
 
 
 @pytest.mark.parametrize("width", [7, 32, 70])
-def test_both_formats_value_by_value(width):
+def test_int8_by_row_and_q4_0_match_scalar_rounding(width):
     table = np.random.default_rng(0).normal(size=(40, width)) * np.logspace(-6, 2, 40)[:, None]
     table[3], table[5, :] = 0, table[5, 0]
-    table[6, 0] = -np.abs(table[6]).max()  # the largest of a block, and its opposite
-    for rounded, by_hand in ((int8_by_row, by_row), (q4_0, by_block)):
+    table[6, 0] = -np.abs(table[6]).max()  # the largest magnitude of a block, with either sign
+    for rounded, by_hand in ((int8_by_row, round_int8_by_row), (q4_0, round_q4_0_by_block)):
         np.testing.assert_allclose(rounded(torch.from_numpy(table)).numpy(), by_hand(table), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "opt_350m", "bart", "bert"])
-def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_path):
-    model, windows = opened(build(name, tied=tied), tmp_path), text(6)
-    loss, masked = asked(model, windows)
+def test_precision_of_matches_a_dense_fp64_model_with_rounded_tables(name, tied, tmp_path):
+    model, windows = open_in_fp64(build(name, tied=tied), tmp_path), text(6)
+    loss, masked = loss_and_inputs(model, windows)
 
     def with_tables(table, head):
         other = copy.deepcopy(model.model)
@@ -69,7 +69,7 @@ def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_pat
     table, head = model.ends.main_lookup.weight.detach(), model.ends.head.weight.detach()
     base, targets = with_tables(table, head)
     found = precision_of(model, windows)
-    for bits, by_hand in ((8, by_row), (4, by_block)):
+    for bits, by_hand in ((8, round_int8_by_row), (4, round_q4_0_by_block)):
         a, b = (torch.from_numpy(by_hand(x.numpy())) for x in (table, head))
         for end, ends in {"lookup": (a, head), "head": (table, b), "both": (a, b)}.items():
             other, _ = with_tables(*ends)
@@ -86,11 +86,11 @@ def test_kl_and_loss_of_a_dense_fp64_model_with_other_tables(name, tied, tmp_pat
     ("size", "off"),
     [
         (1.0, {"abs": 1e-6}),
-        (1e5, {"rel": 0.01, "abs": 0.5}),  # rounding turns outputs over; fp32 rounds such logits to 0.01
+        (1e5, {"rel": 0.01, "abs": 0.5}),  # rounding changes the top tokens; fp32 rounds such logits to 0.01
     ],
 )
-def test_fp32_gives_the_same(size, off, tmp_path):
-    model = opened(build("llama", tied=False), tmp_path)
+def test_precision_of_gives_the_same_result_in_fp32(size, off, tmp_path):
+    model = open_in_fp64(build("llama", tied=False), tmp_path)
     with torch.no_grad():
         model.ends.head.weight.mul_(size)
     wanted = precision_of(model, text(6))
@@ -100,17 +100,17 @@ def test_fp32_gives_the_same(size, off, tmp_path):
         assert q.value == pytest.approx(wanted[q.name].value, **off)
 
 
-def test_the_end_that_is_told_is_the_one_whose_rounding_moves_less(tmp_path):
-    model = opened(build("llama", tied=False), tmp_path)
+def test_precision_of_answers_with_the_end_of_lower_kl(tmp_path):
+    model = open_in_fp64(build("llama", tied=False), tmp_path)
     with torch.no_grad():
-        model.ends.head.weight.copy_(int8_by_row(model.ends.head.weight) * 1e-3)  # logits that hardly tell tokens apart
+        model.ends.head.weight.copy_(int8_by_row(model.ends.head.weight) * 1e-3)  # nearly equal logits
     found = precision_of(model, text(9))
     assert found.answer.startswith("the head: at 4 bits the lookup's KL is ")
     assert found["head, 4 bits"].high < found["lookup, 4 bits"].low
 
 
-def test_a_few_windows_at_a_time_give_the_same(tmp_path, monkeypatch):
-    model = opened(build("gpt2"), tmp_path)
+def test_precision_of_is_independent_of_batch_size(tmp_path, monkeypatch):
+    model = open_in_fp64(build("gpt2"), tmp_path)
     whole = precision_of(model, text(7))
     monkeypatch.setattr("tiewise.inspection.running.two_paths._MOST_LOGITS", 9 * 12 * 61)
     monkeypatch.setattr("tiewise.inspection.sections.precision._AT_ONCE", 300)

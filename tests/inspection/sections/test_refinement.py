@@ -1,4 +1,4 @@
-"""Refinement against planted maps whose fixed point, rate and distance are known, and against transformers' states."""
+"""Refinement over layers against linear maps with known fixed points, and against transformers' hidden states."""
 
 import math
 from itertools import pairwise
@@ -9,7 +9,14 @@ import torch
 import transformers as tr
 from scipy.stats import t
 from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, build
-from tests.inspection.running.test_repeats import Affine, Alone, opened, rotation_like, windows, with_layers
+from tests.inspection.running.test_repeats import (
+    Affine,
+    IdentityLayer,
+    open_for_evaluation,
+    rotation_like,
+    windows,
+    with_layers,
+)
 from torch import nn
 
 from tiewise.core.errors import DataError
@@ -21,20 +28,20 @@ from tiewise.inspection.sections.refinement import Trajectory, iterate, measurem
 def albert(seed=0, **settings):
     torch.manual_seed(seed)
     config = tr.AlbertConfig(**(_BERT | {"embedding_size": 8, "num_hidden_layers": 6} | settings))
-    return opened(tr.AlbertForMaskedLM(config))
+    return open_for_evaluation(tr.AlbertForMaskedLM(config))
 
 
-def curve(found, name, which=""):
-    """The curve whose title holds `name`; None where there is none."""
+def find_curve(found, name, which=""):
+    """Return the curve whose title contains `name`, or None."""
     return next((one for one in found.curves if name in one.name and one.which == which), None)
 
 
-def each(found, name, which=""):
-    """Values application by application."""
-    return curve(found, name, which).y
+def curve_values(found, name, which=""):
+    """Return the values of a curve, one for each application."""
+    return find_curve(found, name, which).y
 
 
-def test_a_difference_grows_at_the_spectral_radius_and_a_ratio_is_that_of_changes():
+def test_iterate_measures_growth_and_ratio_as_the_spectral_radius():
     values = np.array([1.3, 0.2, -0.1, 0.05])
     matrix = torch.tensor(rotation_like(values, 2))
     start = torch.tensor(np.random.default_rng(5).normal(size=(3, 2, 4)))
@@ -44,13 +51,13 @@ def test_a_difference_grows_at_the_spectral_radius_and_a_ratio_is_that_of_change
     assert walked["residual"][-1].numpy() == pytest.approx(0.3, rel=1e-6)
 
 
-def test_a_planted_contraction_is_found_with_its_rate_and_distance():
+def test_refinement_of_finds_rate_and_distance_of_a_planted_contraction():
     d, times, further = 16, 3, 40
     values = np.linspace(-0.3, 0.6, d)
     matrix, bias = rotation_like(values), np.random.default_rng(1).normal(size=d)
     model = with_layers([Affine(matrix, bias)] * times)
     found = refinement_of(model, windows(), further=further)
-    rest = curve(found, "come to rest")
+    rest = find_curve(found, "come to rest")
     assert rest.mark == times
     assert found.answer == "a layer is applied 3 times and comes to rest in 4 of 4 windows within 40 more"
     assert found["windows that alternate"].value == 0
@@ -70,31 +77,31 @@ def test_a_planted_contraction_is_found_with_its_rate_and_distance():
     cosines = np.einsum("iwtd,jwtd->ijwt", units, units).mean((2, 3))
     np.testing.assert_allclose(found.grids[0].values, cosines, atol=1e-6)
     assert len(rest.y) == times + further
-    # a random difference turns into the leading direction
+    # a random difference converges to the leading direction
     assert found["small differences grow by"].value == pytest.approx(0.6, rel=0.02)
 
 
-def test_a_reflection_alternates_and_never_rests():
+def test_refinement_of_reports_that_a_reflection_alternates():
     model = with_layers([Affine(-np.eye(16), np.zeros(16))] * 2)
     found = refinement_of(model, windows(), further=6)
     assert found.answer == "a layer is applied 2 times and alternates between two states in 4 of 4 windows"
     assert (found["windows at rest"].value, found["windows that alternate"].value) == (0, 4)
     assert math.isnan(found["distance from rest"].value)
-    assert each(found, "come to rest")[-1] == pytest.approx(2, rel=1e-6)
+    assert curve_values(found, "come to rest")[-1] == pytest.approx(2, rel=1e-6)
     assert found["small differences grow by"].value == pytest.approx(1, rel=1e-4)
 
 
-def test_a_stack_that_does_nothing_changes_nothing():
-    layer = Alone()
+def test_refinement_of_reports_no_change_for_identity_layers():
+    layer = IdentityLayer()
     found = refinement_of(with_layers([layer, layer, layer]), windows(), further=4)
-    assert each(found, "Change per") == each(found, "applied again") == (0, 0, 0)
-    assert each(found, "Cosine of output") == pytest.approx([1] * 3, abs=1e-6)
+    assert curve_values(found, "Change per") == curve_values(found, "applied again") == (0, 0, 0)
+    assert curve_values(found, "Cosine of output") == pytest.approx([1] * 3, abs=1e-6)
     assert found.answer.startswith("a layer is applied 3 times and comes to rest in 4 of 4 windows")
     assert found["distance from rest"].value == 0
-    assert len(found.grids) == 1  # no control: its class makes other layers from the config
+    assert len(found.grids) == 1  # no control: the class builds other layers from the config
 
 
-def test_steps_are_those_between_the_states_that_transformers_gives_out():
+def test_refinement_of_matches_hidden_states_of_transformers():
     model, ids = albert(num_hidden_groups=2), windows()
     found = refinement_of(model, ids, further=3)
     with torch.no_grad():
@@ -103,26 +110,26 @@ def test_steps_are_those_between_the_states_that_transformers_gives_out():
     steps = [new - old for old, new in pairwise(states)]
     norm, (listed, distances) = np.linalg.norm, found.listings
     assert len(listed.rows) == 6
-    change = curve(found, "Change per")
+    change = find_curve(found, "Change per")
     for i, (old, new) in enumerate(pairwise(states)):
         of_step = norm(steps[i], axis=-1) / norm(old, axis=-1)
         assert change.y[i] == pytest.approx(of_step.mean(), rel=1e-5)
         half = t.ppf(0.975, 3) * of_step.mean(1).std(ddof=1) / 2
         assert change.high[i] - change.y[i] == pytest.approx(half, rel=1e-3)
         cosine = (old * new).sum(-1) / norm(old, axis=-1) / norm(new, axis=-1)
-        assert each(found, "Cosine of output")[i] == pytest.approx(cosine.mean(), abs=1e-6)
+        assert curve_values(found, "Cosine of output")[i] == pytest.approx(cosine.mean(), abs=1e-6)
         assert float(listed.rows[i][4].split()[0]) == pytest.approx(norm(new, axis=-1).mean(), abs=6e-4)
         assert float(distances.rows[i][1].split()[0]) == pytest.approx(norm(steps[i], axis=-1).mean(), abs=6e-4)
         if i:
             turn = (steps[i] * steps[i - 1]).sum(-1) / norm(steps[i], axis=-1) / norm(steps[i - 1], axis=-1)
-            assert each(found, "turn back")[i - 1] == pytest.approx(turn.mean(), abs=1e-5)
+            assert curve_values(found, "turn back")[i - 1] == pytest.approx(turn.mean(), abs=1e-5)
 
 
-def test_further_applications_are_those_of_a_deeper_model_and_one_applied_again_is_the_next():
+def test_further_and_repeated_applications_match_a_deeper_model():
     found = refinement_of(albert(), windows(), further=5)
     deep = refinement_of(albert(num_hidden_layers=11), windows(), further=2)
-    assert each(found, "come to rest") == pytest.approx(each(deep, "Change per"), rel=1e-5)
-    assert each(found, "applied again")[:-1] == pytest.approx(each(found, "Change per")[1:], rel=1e-5)
+    assert curve_values(found, "come to rest") == pytest.approx(curve_values(deep, "Change per"), rel=1e-5)
+    assert curve_values(found, "applied again")[:-1] == pytest.approx(curve_values(found, "Change per")[1:], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -134,48 +141,50 @@ def test_further_applications_are_those_of_a_deeper_model_and_one_applied_again_
         ({"inner_group_num": 2}, ["1 to 6"]),
     ],
 )
-def test_alberts_repeats_follow_its_groups(settings, expected):
+def test_repeats_of_albert_follow_its_groups(settings, expected):
     found = refinement_of(albert(**settings), windows(2), further=2)
     where = [q.why.partition(", applications ")[2] for q in found.quantities if q.name == "small differences grow by"]
     assert where == expected
 
 
-def test_the_untrained_control_has_fresh_weights_and_the_models_sharing():
+def test_control_has_fresh_weights_and_the_sharing_of_the_model():
     kind, config, _ = FAMILIES["llama"]
     model = kind(config(**_LLAMA | {"num_hidden_layers": 3}))
     model.model.layers = nn.ModuleList([model.model.layers[0]] * 3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    found = refinement_of(opened(model), windows(), seed=1, further=2)
+    found = refinement_of(open_for_evaluation(model), windows(), seed=1, further=2)
     assert torch.equal(torch.get_rng_state(), state)
     fresh = found["small differences grow by, fresh weights"]
     assert fresh.why.endswith("applications 1 to 3")
-    assert each(found, "Change per", "fresh weights")[0] != each(found, "Change per")[0]
-    again = refinement_of(opened(model), windows(), seed=1, further=2)
+    assert curve_values(found, "Change per", "fresh weights")[0] != curve_values(found, "Change per")[0]
+    again = refinement_of(open_for_evaluation(model), windows(), seed=1, further=2)
     assert (again.curves, again.grids) == (found.curves, found.grids)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2", "opt"])
-def test_unshared_stacks_of_any_family_have_no_repeat(name):
-    found = refinement_of(opened(build(name)), windows(2), further=2)
+def test_refinement_of_unshared_models_reports_no_repeat(name):
+    found = refinement_of(open_for_evaluation(build(name)), windows(2), further=2)
     assert found.answer == "each layer is applied once: none is repeated"
-    assert [len(each(found, "Change per", which)) for which in ("", "fresh weights")] == [2, 2]
-    assert len(each(found, "applied again")) == 2
+    assert [len(curve_values(found, "Change per", which)) for which in ("", "fresh weights")] == [2, 2]
+    assert len(curve_values(found, "applied again")) == 2
 
 
-def test_batches_do_not_change_the_numbers(monkeypatch):
+def test_refinement_of_is_independent_of_batch_size(monkeypatch):
     together = refinement_of(albert(), windows(), further=3)
     monkeypatch.setattr("tiewise.inspection.running.loaded.TOKENS_AT_ONCE", 8)
     apart = refinement_of(albert(), windows(), further=3)
-    assert each(together, "Change per") == pytest.approx(each(apart, "Change per"), rel=1e-5)
-    assert each(together, "come to rest")[-1] == pytest.approx(each(apart, "come to rest")[-1], rel=1e-4)
+    assert curve_values(together, "Change per") == pytest.approx(curve_values(apart, "Change per"), rel=1e-5)
+    assert curve_values(together, "come to rest")[-1] == pytest.approx(
+        curve_values(apart, "come to rest")[-1], rel=1e-4
+    )
 
 
-def test_one_window_has_no_interval_and_overflow_no_number():
+def test_refinement_of_leaves_out_overflow_and_the_interval_of_one_window():
     found = refinement_of(with_layers([Affine(1e9 * np.eye(16), np.zeros(16))] * 2), windows(1), further=6)
-    assert max(curve(found, "come to rest").x) < 8
+    assert max(find_curve(found, "come to rest").x) < 8
     assert found["windows at rest"].value == 0
     assert math.isnan(found["first layer's change"].low)
     assert "[" not in str(found["first layer's change"])
@@ -189,13 +198,13 @@ def test_progress_counts_the_windows_of_model_and_control():
     assert {total for _, _, total in messages} == {4}
 
 
-def test_windows_must_fit():
+def test_refinement_of_refuses_windows_longer_than_the_model():
     with pytest.raises(DataError, match="40 positions"):
         refinement_of(albert(), windows(1, 41))
 
 
 def trajectory(blocks=None, shared=0.0, layers=3):
-    """Layers that change the state by a half, a quarter, an eighth."""
+    """Return a trajectory whose layers change the state by a half, a quarter, an eighth."""
     near = np.linspace(-0.01, 0.01, 4)
     made = [dict.fromkeys(("change", "distance", "norm"), 0.5**k + near) for k in range(1, layers + 1)]
     for k, values in enumerate(made):
@@ -205,8 +214,8 @@ def trajectory(blocks=None, shared=0.0, layers=3):
     return Trajectory(("layers.<0>",) * layers, tuple(made), (0.0, *[shared] * (layers - 1)), same, blocks or {}, alike)
 
 
-def block(residual=(0.0,) * 4, two_steps=(0.1,) * 4, period=1):
-    """A repeated block, by the residuals of four windows at the end."""
+def repeated_block(residual=(0.0,) * 4, two_steps=(0.1,) * 4, period=1):
+    """Return a trajectory with a repeated block, given the final residuals of four windows."""
     near = np.linspace(-0.01, 0.01, 4)
     course = np.array([[0.5] * 4, [math.nan] * 4, residual])
     values = {"residual": course, "two_steps": np.array([two_steps]), "ratio": 0.5 + near, "growth": 0.6 + near}
@@ -219,27 +228,30 @@ FAR, BACK = (0.125,) * 4, (0.0, 0.0, 0.0, 0.1)  # residuals after one applicatio
 @pytest.mark.parametrize(
     ("found", "answer"),
     [
-        (block(), "a layer is applied 3 times and comes to rest in 4 of 4 windows within 2 more"),
-        (block(FAR, BACK), "a layer is applied 3 times and alternates between two states in 3 of 4 windows"),
-        (block(FAR), "a layer is applied 3 times and does not come to rest within 2 more"),
-        (block(FAR, period=2), "a block of 2 layers is applied 3 times and does not come to rest within 2 more"),
+        (repeated_block(), "a layer is applied 3 times and comes to rest in 4 of 4 windows within 2 more"),
+        (repeated_block(FAR, BACK), "a layer is applied 3 times and alternates between two states in 3 of 4 windows"),
+        (repeated_block(FAR), "a layer is applied 3 times and does not come to rest within 2 more"),
+        (
+            repeated_block(FAR, period=2),
+            "a block of 2 layers is applied 3 times and does not come to rest within 2 more",
+        ),
         (trajectory(), "each layer is applied once: none is repeated"),
         (trajectory(shared=0.4), "layers share up to 40% of their parameters, and none is repeated whole"),
     ],
 )
-def test_the_answer_is_whether_a_repeated_layer_comes_to_rest(found, answer):
+def test_answer_states_whether_a_repeated_layer_comes_to_rest(found, answer):
     assert measurement_of(found, None, 2).answer == answer
 
 
-def test_every_layer_is_told_beside_fresh_weights():
-    found = measurement_of(block(), block(FAR), 2)
+def test_measurement_of_reports_every_layer_next_to_fresh_weights():
+    found = measurement_of(repeated_block(), repeated_block(FAR), 2)
     assert found["last layer's change"].value == pytest.approx(0.125)
     growth = found["small differences grow by"]
     assert (growth.value, growth.chance, growth.high < 1) == (pytest.approx(0.6), 1.0, True)
     assert found["windows at rest, fresh weights"].value == 0
     for which in ("", "fresh weights"):
-        assert each(found, "Change per", which) == pytest.approx((0.5, 0.25, 0.125))
-    assert curve(found, "turn back").x == (2, 3)
-    assert curve(found, "come to rest").x == (1, 3)  # what is no number is not drawn
+        assert curve_values(found, "Change per", which) == pytest.approx((0.5, 0.25, 0.125))
+    assert find_curve(found, "turn back").x == (2, 3)
+    assert find_curve(found, "come to rest").x == (1, 3)  # NaN is not drawn
     assert [row[-2] for row in found.listings[0].rows] == ["no", "all, as 1", "all, as 1"]
     assert found.listings[1].rows[0] == ("1 · layers.<0>", "0.500 [0.486, 0.514]", "0.500 [0.486, 0.514]")

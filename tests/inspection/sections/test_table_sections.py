@@ -1,4 +1,4 @@
-"""What the sections of tables say: answers, numbers beside their chance, curves, views, lists."""
+"""Answers, quantities, curves, views and lists of the sections about tables, against the functions they call."""
 
 import math
 import subprocess
@@ -35,7 +35,7 @@ def gaussian(seed, rows=ROWS, width=WIDTH):
     return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
 
 
-def about(value, half=0.01, n=3):
+def make_estimate(value, half=0.01, n=3):
     return Estimate(value, value - half, value + half, n)
 
 
@@ -43,12 +43,15 @@ def about(value, half=0.01, n=3):
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def untied_model(tmp_path_factory):
     return llama(tmp_path_factory.mktemp("two") / "two", gaussian(0), gaussian(1), WORDS)
 
 
-def test_every_score_stands_beside_what_chance_gives(two):
-    found, unlike = alignment_of(two, QUICK), align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
+def test_alignment_of_reports_every_score_with_its_chance_level(untied_model):
+    found, unlike = (
+        alignment_of(untied_model, QUICK),
+        align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK),
+    )
     for name, words in (("identity", "as they stand"), ("orthogonal", "after the best rotation")):
         score, q = unlike.score(name), found[words]
         assert (q.value, q.low, q.high, q.n) == pytest.approx(tuple(vars(score.estimate).values()))
@@ -66,7 +69,7 @@ def test_every_score_stands_beside_what_chance_gives(two):
     assert curves["Do the leading directions agree?", "4 over tokens"].y == pytest.approx(unlike.subspaces[0].cosines)
 
 
-def test_rows_that_say_nothing_are_left_out_and_one_table_has_nothing_to_align(tmp_path):
+def test_alignment_of_leaves_out_unusable_rows_and_skips_a_tied_model(tmp_path):
     table, turned = gaussian(0), gaussian(0) @ scipy.linalg.qr(gaussian(1, WIDTH).astype(float))[0].astype(np.float32)
     table[5], table[[7, 9]], turned[13] = 0, table[11], np.nan
     found = alignment_of(llama(tmp_path / "two", table, turned), QUICK)
@@ -78,14 +81,14 @@ def test_rows_that_say_nothing_are_left_out_and_one_table_has_nothing_to_align(t
     assert found.notes == ("input and output are model.embed_tokens.weight",)
 
 
-def test_only_two_stored_tables_as_they_stand_ask_whether_one_would_do(two, tmp_path):
-    assert [q.name for q in alignment_of(two, QUICK).quantities if q.question] == ["as they stand"]
+def test_alignment_of_asks_the_tying_question_only_for_two_stored_tables(untied_model, tmp_path):
+    assert [q.name for q in alignment_of(untied_model, QUICK).quantities if q.question] == ["as they stand"]
     one = factored(tmp_path / "m", gaussian(0, width=4), gaussian(1, 8, 4), gaussian(2, 4, 8))
     assert not any(q.question for q in alignment_of(one, QUICK).quantities)
 
 
-def test_where_nothing_was_held_out_fitted_scores_are_told_with_their_own_chance(two):
-    found = alignment_of(two, held_out=0)
+def test_alignment_of_reports_fitted_scores_if_no_rows_are_held_out(untied_model):
+    found = alignment_of(untied_model, held_out=0)
     both = align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), AlignSettings(held_out=0))
     rotated = found["after the best rotation"]
     assert rotated.value == pytest.approx(both.score("orthogonal", "fitted").estimate.value)
@@ -98,14 +101,14 @@ def test_where_nothing_was_held_out_fitted_scores_are_told_with_their_own_chance
 
 
 @pytest.mark.parametrize("tied_first", [True, False])
-def test_which_end_a_tied_table_came_from_is_found_by_text(two, tied_first, tmp_path):
-    """The tied table is the other's output table, rotated, with its rows in another order and another vocabulary."""
+def test_across_finds_the_end_of_a_tied_table_by_token_text(untied_model, tied_first, tmp_path):
+    """The tied table is the other model's output table, rotated, with fewer rows in another order."""
     order = np.random.default_rng(2).permutation(ROWS)[:300]
     turned = gaussian(1)[order] @ scipy.linalg.qr(gaussian(3, WIDTH).astype(float))[0]
     made = (turned + 0.5 * gaussian(4, 300)).astype(np.float32)
     planted = (turned * made).sum(1) / np.linalg.norm(turned, axis=1) / np.linalg.norm(made, axis=1)
     one = llama(tmp_path / "one", made, words=[WORDS[row] for row in order])
-    models, labels = ((one, two), ("a", "b")) if tied_first else ((two, one), ("b", "a"))
+    models, labels = ((one, untied_model), ("a", "b")) if tied_first else ((untied_model, one), ("b", "a"))
     found = across(*models, labels, QUICK)
     assert found.answer.startswith("the output of b after the best rotation")
     assert found["tokens in both vocabularies"].value == 300
@@ -117,9 +120,9 @@ def test_which_end_a_tied_table_came_from_is_found_by_text(two, tied_first, tmp_
     assert scores[second] == pytest.approx(planted.mean(), abs=0.05)
 
 
-def test_a_lean_is_closers_and_a_common_start_is_noted(two, tmp_path):
+def test_across_matches_nearer_end_and_notes_a_shared_initialization(untied_model, tmp_path):
     made = gaussian(1) + 0.3 * gaussian(2)
-    found = across(llama(tmp_path / "one", made, made, WORDS), two, ("<one>", "two"), QUICK)
+    found = across(llama(tmp_path / "one", made, made, WORDS), untied_model, ("<one>", "two"), QUICK)
     assert found.answer.startswith("the output of two after the best rotation, and by 3 more of 4 measures")
     leans = nearer_end(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     (lean,) = (lean for lean in leans if (lean.measure, lean.view) == ("orthogonal", "centred"))
@@ -132,8 +135,11 @@ def test_a_lean_is_closers_and_a_common_start_is_noted(two, tmp_path):
     assert titles[:2] == ["The table of <one> against both of two", "Output less input, for <one>"]
 
 
-def test_two_models_of_one_kind_ask_no_question_which_is_closer(two, tmp_path):
-    for model, tables, kind in ((two, 4, "two tables"), (llama(tmp_path, gaussian(2), words=WORDS), 1, "one table")):
+def test_across_asks_no_question_for_two_models_of_the_same_kind(untied_model, tmp_path):
+    for model, tables, kind in (
+        (untied_model, 4, "two tables"),
+        (llama(tmp_path, gaussian(2), words=WORDS), 1, "one table"),
+    ):
         found = across(model, model, ("a", "b"), QUICK)
         assert found.answer == f"no question here: both models have {kind}"
         same = {q.of: q.value for q in found.quantities if q.name == "as they stand"}
@@ -142,20 +148,20 @@ def test_two_models_of_one_kind_ask_no_question_which_is_closer(two, tmp_path):
         assert not any(q.name.startswith("output − input") for q in found.quantities)
 
 
-def test_tables_of_different_width_say_which_maps_are_left_out(two, tmp_path):
-    found = across(two, llama(tmp_path, gaussian(1, width=7), words=WORDS), settings=QUICK)
+def test_across_notes_the_maps_left_out_for_tables_of_different_width(untied_model, tmp_path):
+    found = across(untied_model, llama(tmp_path, gaussian(1, width=7), words=WORDS), settings=QUICK)
     assert "as they stand" not in {q.name for q in found.quantities}
     assert f"no identity map: widths {WIDTH} and 7 differ" in found.notes
 
 
-def test_what_cannot_be_held_side_by_side_is_one_line(two, tmp_path):
+def test_across_and_alignment_of_refuse_models_they_cannot_compare(untied_model, tmp_path):
     far = llama(tmp_path / "far", gaussian(1), words=[*WORDS[-9:], *(f"x{row}" for row in range(ROWS - 9))])
     unnamed = llama(tmp_path / "unnamed", gaussian(1))
     headless = llama(tmp_path / "a", gaussian(0), architectures=["LlamaForSequenceClassification"])
     lost = llama(tmp_path / "b", gaussian(0), tie_word_embeddings=False)
     for ask, said in (
-        (lambda: across(two, far, settings=QUICK), "400 and 400 rows share 9 usable tokens; at least 16"),
-        (lambda: across(two, unnamed, settings=QUICK), r"no tokenizer\.json"),
+        (lambda: across(untied_model, far, settings=QUICK), "400 and 400 rows share 9 usable tokens; at least 16"),
+        (lambda: across(untied_model, unnamed, settings=QUICK), r"no tokenizer\.json"),
         (lambda: alignment_of(headless), "without an output head; give one with a token head"),
         (lambda: alignment_of(lost), "says untied and stores no head"),
     ):
@@ -164,21 +170,29 @@ def test_what_cannot_be_held_side_by_side_is_one_line(two, tmp_path):
 
 
 def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
-    low = [about(0.2), about(0.5), about(0.3)]
+    low = [make_estimate(0.2), make_estimate(0.5), make_estimate(0.3)]
 
     def corrected(x):
-        found = {"input": about(0.4), "output": about(0.4 + x), "difference": about(x, 0.1)}
+        found = {"input": make_estimate(0.4), "output": make_estimate(0.4 + x), "difference": make_estimate(x, 0.1)}
         return {"arm": "tied", "seeds": seeds, "pairs": pairs, "corrected": found if seeds == OTHER_SEED else {}}
 
     pairs = ((1, 2, 0.2, 0.5), (2, 1, 0.2, 0.5))
     leanings = (
-        Leaning("identity", about(0.9), about(0.1), about(-0.8), arm="tied", seeds=SAME_SEED, pairs=pairs),
+        Leaning(
+            "identity",
+            make_estimate(0.9),
+            make_estimate(0.1),
+            make_estimate(-0.8),
+            arm="tied",
+            seeds=SAME_SEED,
+            pairs=pairs,
+        ),
         Leaning(CKA, *low, **corrected(difference)),
         Leaning("orthogonal", *low, arm="tied", seeds=seeds, pairs=pairs),
         *((Leaning(CKA_CURVE, *low, **corrected(without)),) if counted else ()),
     )
     again = {(AGAIN.format("untied", "output"), "orthogonal"): ((1, 2, 0.7),)}
-    share = {"untied output": about(0.48)} if counted else {}
+    share = {"untied output": make_estimate(0.48)} if counted else {}
     left_out = ("tied, seed 3: diverged",)
     return OverSeeds("untied", ("tied",), (1, 2, 3), 4000, leanings, again, left_out, counted, share)
 
@@ -192,11 +206,11 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
         ({"seeds": SAME_SEED}, "to its output table after the best rotation"),
     ],
 )
-def test_a_lean_is_never_told_without_what_is_left_of_it_when_frequency_is_taken_out(given, answer):
+def test_measurement_over_seeds_states_the_lean_with_frequency_taken_out(given, answer):
     assert measurement_over_seeds(over_seeds(**given), "tied").answer == f"it leans {answer}"
 
 
-def test_over_seeds_every_number_is_there_beside_training_again():
+def test_measurement_over_seeds_reports_all_quantities_and_retraining_scores():
     found = measurement_over_seeds(over_seeds(), "tied")
     named = {(q.name, q.of): q.value for q in found.quantities}
     assert named["after the best rotation", "tied – untied output"] == 0.5
@@ -230,7 +244,7 @@ COUNTS = np.bincount(text(), minlength=V)
 
 
 def scaled(*signs):
-    """Tables whose rows' lengths follow the text's counts, each its own way; with one sign they have the same norms."""
+    """Return tables whose row norms follow the text's counts, with one exponent each."""
     long = (1 + np.log1p(COUNTS))[:, None]
     return [(np.roll(gaussian(1, V), k, axis=1) * long**sign).astype(np.float32) for k, sign in enumerate(signs)]
 
@@ -241,24 +255,24 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shorter(folder):
+def tokens_measurement(folder):
     return tokens_of(folder, text(), samples=20, seed=1)
 
 
-def test_tokens_answer_how_norms_follow_frequency(shorter, tmp_path):
-    assert shorter.answer == "frequent tokens have shorter rows (input, output)"
+def test_tokens_of_answers_how_norms_follow_frequency(tokens_measurement, tmp_path):
+    assert tokens_measurement.answer == "frequent tokens have shorter rows (input, output)"
     apart = tokens_of(llama(tmp_path / "m", *scaled(1.0, -1.0)), text())
     assert apart.answer == "frequent tokens have longer rows (input) and shorter rows (output)"
     (q,) = [q for q in apart.quantities if q.question]
     assert (q.speaks, q.below, q.chance) == ("two tables", "neither", 0.0)
     assert q.p < 0.01
-    (same,) = [q for q in shorter.quantities if q.question]
+    (same,) = [q for q in tokens_measurement.quantities if q.question]
     assert (same.speaks, same.value) == ("neither", pytest.approx(0.0, abs=1e-12))
     weak = tokens_of(llama(tmp_path / "weak", gaussian(3, V), gaussian(4, V)), text())
     assert "neither longer nor shorter" in weak.answer
 
 
-def test_correlations_part_at_the_p_where_their_intervals_meet():
+def test_apart_returns_the_p_value_at_which_two_intervals_touch():
     by_count = {
         name: Score("norms", correlation_interval(r, 100), 0.0) for name, r in (("input", 0.1), ("output", 0.5))
     }
@@ -267,7 +281,7 @@ def test_correlations_part_at_the_p_where_their_intervals_meet():
     assert math.tanh(math.atanh(0.1) + z) == pytest.approx(math.tanh(math.atanh(0.5) - z))
 
 
-def test_tokens_carry_the_measured_numbers(shorter):
+def test_tokens_of_reports_the_measured_quantities(tokens_measurement):
     table = ArrayTable(scaled(-1.0)[0])
     sums, around = moments(table), contexts(text(), V)
     filled = next(q for q in directions("x", table, sums, 1, main=True) if q.name == "directions filled, x")
@@ -282,8 +296,8 @@ def test_tokens_carry_the_measured_numbers(shorter):
         "different tokens in it": len(set(text())),
         "left and right contexts differ by": around.by_part.mean(),
     }
-    assert {name: shorter[name].value for name in expected} == pytest.approx(expected)
-    curves = {(curve.name, curve.which): curve for curve in shorter.curves}
+    assert {name: tokens_measurement[name].value for name in expected} == pytest.approx(expected)
+    curves = {(curve.name, curve.which): curve for curve in tokens_measurement.curves}
     lengths = curves["Length of rows by token frequency", "input"]
     quartiles = np.array([np.quantile(norms, [0.25, 0.5, 0.75]) for norms in decades if len(norms)])
     assert pytest.approx(quartiles) == np.array([lengths.low, lengths.y, lengths.high]).T
@@ -291,28 +305,28 @@ def test_tokens_carry_the_measured_numbers(shorter):
     assert curves["How many directions a table fills", "input"].y[-1] == pytest.approx(1)
     assert ("How many directions a table fills", f"Gaussian, {V} × {WIDTH}") in curves
     assert set(curves["Left and right contexts by script", "guessed"].ticks) == {"Latin", "digits", "Cyrillic"}
-    by_script = next(listing for listing in shorter.listings if listing.name == "Row norms by script")
+    by_script = next(listing for listing in tokens_measurement.listings if listing.name == "Row norms by script")
     assert {("input: Latin", "39"), ("input: special tokens", "6")} <= {row[:2] for row in by_script.rows}
 
 
-def test_every_table_is_drawn_in_one_plane_with_half_of_it_frequent_tokens(shorter):
-    first, second = shorter.points
+def test_tokens_of_draws_both_tables_in_one_plane_with_frequent_tokens(tokens_measurement):
+    first, second = tokens_measurement.points
     shown = [WORDS.index(label) for label in first.labels]
     assert len(set(shown)) == 20
     assert set(np.argsort(-COUNTS, kind="stable")[:10]) <= set(shown)
     table = ArrayTable(scaled(-1.0)[0])
     assert np.array(first.xy) == pytest.approx(plane(table, moments(table), np.array(shown)))
     assert first.named == second.named
-    share = shorter["variance along the first axis, output"].value
+    share = tokens_measurement["variance along the first axis, output"].value
     assert second.axes[0] == f"first axis, {share:.1%} of the variance"
-    drawn = {panel.title: panel for panel in panels({"<m>": shorter.about("<m>")})}
+    drawn = {panel.title: panel for panel in panels({"<m>": tokens_measurement.about("<m>")})}
     view, _ = (drawn[f"Rows in two dimensions: {end}: <m>"].figure for end in ("input", "output"))
     assert sum(len(trace.x) for trace in view.data if trace.mode == "markers") == 20
     texts = [text for trace in view.data for text in trace.text or ()]
-    assert not any("<unk>" in text for text in texts)  # a stranger's text is escaped
+    assert not any("<unk>" in text for text in texts)  # text from an untrusted folder is escaped
 
 
-def test_without_a_text_tokens_answer_with_directions(tmp_path):
+def test_tokens_of_answers_with_directions_without_a_text(tmp_path):
     found = tokens_of(llama(tmp_path / "m", gaussian(0, V), gaussian(1, V)))
     assert found.answer.startswith("without a text")
     assert {curve.name for curve in found.curves} == {"How many directions a table fills"}
@@ -323,7 +337,7 @@ def test_without_a_text_tokens_answer_with_directions(tmp_path):
     assert any("no tokenizer.json" in note for note in found.notes)
 
 
-def test_rows_near_unused_ones_are_candidates(tmp_path):
+def test_tokens_of_lists_rows_near_unused_rows_as_maybe_untrained(tmp_path):
     table = gaussian(0, V)
     table[-5:] = 5 + 0.1 * gaussian(1, 5)
     table[3], table[9] = 0, 5.01
@@ -335,7 +349,7 @@ def test_rows_near_unused_ones_are_candidates(tmp_path):
     assert little.rows[1][2] == "#9 (cosine 1.000)"
 
 
-def test_a_factored_model_is_seen_before_and_after(tmp_path):
+def test_tokens_of_shows_a_factored_table_before_and_after_its_maps(tmp_path):
     made = factored(tmp_path / "m", gaussian(0, V, 4), gaussian(1, 10, 4), gaussian(2, 4, 10), WORDS[:V])
     found = tokens_of(made, text())
     filled = {curve.which: curve.y for curve in found.curves if curve.name == "How many directions a table fills"}
@@ -344,14 +358,14 @@ def test_a_factored_model_is_seen_before_and_after(tmp_path):
     assert [q.name for q in found.quantities if "of zeros" in q.name] == ["rows of zeros, both ends"]
 
 
-def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
+def test_tokens_of_counts_reserved_tokens_as_unused_unless_the_text_has_them(tmp_path):
     words = ["<unk>", "reserved", "dummy", "<reserved_1>", "<reserved_2>", *(f"w{row}" for row in range(V - 7))]
     made = llama(tmp_path / "m", gaussian(0, V), gaussian(1, V), words)
-    assert tokens_of(made)["rows of no token"].value == 4  # two names, and two rows without a token
+    assert tokens_of(made)["rows of no token"].value == 4  # two reserved names, and two rows without a token
     assert tokens_of(made, text() % 4)["rows of no token"].value == 3
 
 
-def test_the_same_seed_gives_the_same_and_progress_ends(folder):
+def test_tokens_of_is_deterministic_for_a_seed_and_reports_progress(folder):
     told = []
     with listen_to_progress(lambda *said: told.append(said)):
         once, again, other = (tokens_of(folder, text(), samples=30, seed=seed).points for seed in (3, 3, 4))
@@ -361,7 +375,7 @@ def test_the_same_seed_gives_the_same_and_progress_ends(folder):
     assert all(done <= total for _, done, total in told)
 
 
-def test_tokens_that_the_tables_lack_are_refused(tmp_path):
+def test_tokens_of_refuses_tokens_outside_the_vocabulary(tmp_path):
     made = llama(tmp_path / "m", gaussian(0, V), gaussian(1, V))
     with pytest.raises(DataError, match="outside a vocabulary of 60"):
         tokens_of(made, np.full(200, V))
@@ -382,8 +396,11 @@ print(tracemalloc.get_traced_memory()[1], len(found.points[0].xy))
 
 
 @pytest.mark.slow
-def test_a_large_table_is_streamed_without_torch(tmp_path):
-    """120,000 × 512 in fp16: 123 MB in the file, 491 MB in fp64; what is held is a piece, E × E and a sample."""
+def test_tokens_of_streams_a_large_table_without_torch(tmp_path):
+    """Memory has one chunk, an E × E matrix and a sample.
+
+    120,000 × 512 values take 123 MB in fp16 and 491 MB in fp64.
+    """
     generator = np.random.default_rng(0)
     table = generator.standard_normal((120_000, 512), np.float32).astype(np.float16)
     llama(tmp_path / "m", table, table[::-1].copy())
@@ -394,7 +411,7 @@ def test_a_large_table_is_streamed_without_torch(tmp_path):
     assert peak < 150 * 2**20
 
 
-def test_a_note_does_not_repeat_the_name_of_its_model(tmp_path):
+def test_notes_name_their_model_only_once(tmp_path):
     made = factored(tmp_path / "factored:4", gaussian(0, V, 4), gaussian(1, 10, 4), gaussian(2, 4, 10), WORDS[:V])
     other = llama(tmp_path / "other", gaussian(0, V, 10))
     found = inspect(made.path, other.path, only=["direct_path", "alignment"], samples=V)
