@@ -33,8 +33,8 @@ tests/test_spec_options.py
 tests/test_wrong_types.py
 tests/tools/test_run_docs.py::test_every_measured_number_of_the_book_is_in_its_source
 tests/boundary/test_boundary.py
-tests/checkpoint/test_audit.py::test_the_table_of_rules_is_the_catalogue_and_every_rule_explains_itself
-tests/checkpoint/test_audit.py::test_a_rule_is_one_file_and_no_other_changed_line
+tests/checkpoint/test_audit.py::test_rule_table_in_docs_equals_registry_and_every_rule_has_explanation
+tests/checkpoint/test_audit.py::test_new_rule_needs_one_new_file_and_no_other_change
 tests/cli/test_commands.py::test_every_command_takes_what_the_readme_says
 tests/cli/test_encodings.py
 tests/cli/test_light_install.py
@@ -45,7 +45,7 @@ tests/checkpoint/rewrite/test_densify.py
 tests/checkpoint/rewrite/test_registry.py
 tests/training/kinds/test_kind.py
 tests/training/test_setting_types.py
-tests/checkpoint/test_audit.py::test_what_an_audit_says_of_a_healthy_folder
+tests/checkpoint/test_audit.py::test_check_of_healthy_folder_reports_parts_loaders_and_no_findings
 """
 
 

@@ -1,4 +1,4 @@
-"""A little writer of GGUF files, by the format's description and not by our reader."""
+"""Minimal writer of GGUF files, written from the format's description and independent of tiewise's reader."""
 
 import struct
 
@@ -30,7 +30,7 @@ def numbers(kind, values):
 
 
 def info(name, axes, kind, offset):
-    """One tensor's entry; `axes` in ggml's order, the width first."""
+    """Return the entry of one tensor; `axes` are in ggml's order, the width first."""
     return text(name) + struct.pack(f"<I{len(axes)}Q", len(axes), *axes) + struct.pack("<IQ", kind, offset)
 
 
@@ -39,7 +39,7 @@ def opening(tensors, keys, version=3, magic=b"GGUF"):
 
 
 def gguf(keys=(), tensors=(), align=32):
-    """Bytes of a whole file; keys: (name, bytes of type and value); tensors: (name, axes, type number, bytes)."""
+    """Return a complete file; keys: (name, bytes of type and value); tensors: (name, axes, type number, bytes)."""
     head = opening(len(tensors), len(keys)) + b"".join(text(name) + value for name, value in keys)
     offset, data = 0, b""
     for name, axes, kind, raw in tensors:
@@ -51,11 +51,11 @@ def gguf(keys=(), tensors=(), align=32):
 
 
 def model(rows=8, width=32, *, tokens=None, table=None, head=None, kind=0, head_kind=0, keys=()):
-    """Bytes of a tiny model: `table` and `head` are raw bytes; a table is made where none is given."""
+    """Return the file of a tiny model; `table` and `head` are raw bytes, and the table has a default."""
     table = bytes(range(256)) * (rows * width * 4 // 256) if table is None else table
-    said = [("general.architecture", string("llama"))]
-    said.append(("tokenizer.ggml.tokens", strings([f"t{i}" for i in range(rows if tokens is None else tokens)])))
+    metadata = [("general.architecture", string("llama"))]
+    metadata.append(("tokenizer.ggml.tokens", strings([f"t{i}" for i in range(rows if tokens is None else tokens)])))
     tensors = [("token_embd.weight", (width, rows), kind, table)]
     if head is not None:
         tensors.append(("output.weight", (width, rows), head_kind, head))
-    return gguf((*said, *keys), tensors)
+    return gguf((*metadata, *keys), tensors)

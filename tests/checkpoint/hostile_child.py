@@ -1,9 +1,9 @@
-"""A process of its own in which thousands of damaged checkpoints are checked, watched from inside.
+"""Check thousands of damaged checkpoints in a separate process that an audit hook watches.
 
     python hostile_child.py FOLDER FIRST COUNT [KIND | merge | slim]
 
-Prints one JSON object: what was checked, refused, and what must not have happened. Every case is made from its number
-alone, so that `FOLDER N 1` repeats it.
+The program prints one JSON object: the numbers of cases checked and refused, and every forbidden event. The number of
+a case determines the case, so `FOLDER N 1` repeats case N.
 """
 
 import copy
@@ -32,8 +32,8 @@ from tiewise.checkpoint.rewrite import merge, slim
 from tiewise.core.errors import CheckpointError
 
 ADAPTERS = ("adapter", "copies", "rows")
-VERBS = {"merge": ADAPTERS, "slim": ("adapter", "copies")}  # rows are slim already
-SECONDS = 20  # for one case, on a busy machine; a healthy check takes milliseconds
+VERBS = {"merge": ADAPTERS, "slim": ("adapter", "copies")}  # an adapter of rows is slim already
+SECONDS = 20  # limit of one case on a busy machine; a healthy check takes milliseconds
 HUGE = 2**60
 ODD = [None, True, -1, 0, 0.5, HUGE, -HUGE, 2**63, 2**64, 10**400, float("nan"), float("inf"), "", "x" * 100_000]
 ODD += ["\0", "../../secret", "/etc/passwd", "\ud800", "a\nb\x1b[31m", [], {}, [[]], [1, [2, [3]]], {"a": {"b": {}}}]
@@ -45,11 +45,11 @@ CODE = (
 
 
 class Hang(BaseException):
-    """A case took too long; no `except Exception` may swallow it."""
+    """Error that ends a case after its time limit; no `except Exception` may swallow it."""
 
 
 class Watch:
-    """What a check touches: every file it opens, and whatever it must never do."""
+    """Audit hook that records forbidden events and files opened outside the allowed folders."""
 
     FORBIDDEN = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect", "exec")
     FORBIDDEN += ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
@@ -59,8 +59,8 @@ class Watch:
 
     def __init__(self, *allowed, writes=None):
         self.allowed = [os.path.realpath(folder) for folder in allowed]
-        self.writes = None if writes is None else os.path.realpath(writes)  # where a verb makes its result
-        self.given = None  # the path that the user names is followed wherever it leads
+        self.writes = None if writes is None else os.path.realpath(writes)  # where a verb writes its result
+        self.given = None  # the path that the user names is followed wherever it points
         self.on = False
         self.wrong = []
 
@@ -76,21 +76,21 @@ class Watch:
     def __call__(self, event, arguments):
         if self.on and event == "open" and not isinstance(arguments[0], int):
             self.on = False
-            self.opened(os.fsdecode(arguments[0]), arguments[2] or 0)
+            self.check_open(os.fsdecode(arguments[0]), arguments[2] or 0)
             self.on = True
         elif self.on and event in self.FORBIDDEN:
             changed = arguments[1 if event == "os.link" else 0 :]
             paths = [os.fsdecode(one) for one in changed if isinstance(one, str | bytes | Path)]
-            if event not in self.CHANGES or not paths or not all(map(self.within, paths)):
+            if event not in self.CHANGES or not paths or not all(map(self.is_in_results, paths)):
                 self.wrong.append(f"{event} {str(arguments)[:200]}")
 
-    def within(self, path):
+    def is_in_results(self, path):
         real = os.path.realpath(path)
         return self.writes is not None and os.path.commonpath([real, self.writes]) == self.writes
 
-    def opened(self, path, flags):
-        if "\0" in path or self.within(path):
-            return  # it cannot be opened; what a verb makes it may read again
+    def check_open(self, path, flags):
+        if "\0" in path or self.is_in_results(path):
+            return  # a path with NUL cannot be opened, and a verb may read its own result
         real = os.path.realpath(path)
         if path != self.given and not any(os.path.commonpath([real, folder]) == folder for folder in self.allowed):
             self.wrong.append(f"opened {path!r}, which is {real}")
@@ -99,7 +99,7 @@ class Watch:
 
 
 def seeds(scratch):
-    """{kind: {file: bytes}} of healthy checkpoints."""
+    """Return {kind: {file: bytes}} of healthy checkpoints."""
     tokenizer = {"tokenizer": bpe_tokenizer(added=[(V - 1, "<end>", True)])}
     files = {"generation_config.json": {"eos_token_id": [1, 2]}, "tokenizer_config.json": {"added_tokens_decoder": {}}}
     nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": V, "hidden_size": D}}
@@ -149,7 +149,7 @@ def seeds(scratch):
 
 @contextmanager
 def memory_below(most):
-    """The block takes no more than so many bytes at any time."""
+    """Assert that the block allocates at most `most` bytes at any time."""
     tracemalloc.start()
     try:
         yield
@@ -177,19 +177,19 @@ def mutate_bytes(rng, data):
     return bytes(data)
 
 
-def places(record):
-    """(what holds it, its key) of every part of a JSON value, below the value itself."""
+def parts_of(record):
+    """Yield (container, key) of every part of a JSON value, below the value itself."""
     items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
     for key, value in items:
         yield record, key
-        yield from places(value)
+        yield from parts_of(value)
 
 
 def mutate_record(rng, record):
-    """Put something odd, a copy of another part, or nothing in place of a random part of a JSON value."""
+    """Replace random parts of a JSON value by odd values or copies of other parts, or delete them."""
     whole = {"": copy.deepcopy(record)}
     for _ in range(rng.randrange(1, 4)):
-        known = list(places(whole))
+        known = list(parts_of(whole))
         holder, key = rng.choice(known if rng.random() < 0.1 else known[1:] or known)
         other, at = rng.choice(known)
         odd = copy.deepcopy(rng.choice(ODD) if rng.random() < 0.8 else other[at])
@@ -209,7 +209,7 @@ def as_json(rng, record):
     if rng.random() < 0.05:
         text = b'{"a":' * 100_000 + text + b"}" * 100_000
     elif rng.random() < 0.1 and text[:1] == b"{" and len(text) > 4:
-        text = text[:-1] + b"," + text[1:]  # every key twice
+        text = text[:-1] + b"," + text[1:]  # writes every key twice
     return text
 
 
@@ -226,7 +226,7 @@ def mutate_file(rng, name, data):
 
 
 def mutate_folder(rng, folder, files):
-    """Change what a name is: gone, a link that leads out or round, a pipe, a folder, unreadable, a file more."""
+    """Delete a file, turn it into a link, pipe, folder or unreadable file, or add another file."""
     name = rng.choice(sorted(files))
     path = folder / name
     extra = [b"model-00009-of-00009.safetensors", b"pytorch_model.bin", b"a\nb.safetensors", b"\xff.safetensors"]
@@ -247,14 +247,14 @@ def mutate_folder(rng, folder, files):
     return f"{name}: {how}"
 
 
-def write(folder, files):
+def write_files(folder, files):
     folder.mkdir()
     for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
-def make(rng, folder, kinds, verb):
-    """Write one damaged checkpoint; return what was done, and the arguments of check or of the verb."""
+def write_case(rng, folder, kinds, verb):
+    """Write one damaged checkpoint; return the changes and the arguments of check or of the verb."""
     kind = rng.choice(sorted(kinds))
     files = dict(kinds[kind])
     done = [kind]
@@ -263,7 +263,7 @@ def make(rng, folder, kinds, verb):
         for name in dict.fromkeys(rng.choices(list(files), weights, k=rng.choice([1, 1, 1, 2]))):
             files[name] = mutate_file(rng, name, files[name])
             done.append(name)
-    write(folder, files)
+    write_files(folder, files)
     if rng.random() < 0.15:
         done.append(mutate_folder(rng, folder, files))
     scan, deep = rng.choice([(True, False), (True, True), (False, False)])
@@ -285,7 +285,7 @@ def make(rng, folder, kinds, verb):
     return done, arguments
 
 
-def clear(folder):
+def remove_case(folder):
     for path in folder.glob("*"):
         if not path.is_symlink() and not stat.S_ISFIFO(path.stat().st_mode):
             path.chmod(0o700)
@@ -298,45 +298,45 @@ def run(home, first, count, *only):
     verb = next(iter(only), None) if VERBS.keys() & set(only) else None
     chosen = {name: kinds[name] for name in VERBS.get(verb, only or kinds)}
     shutil.copytree(home.parent / "seeds" / "tied", home / "base", dirs_exist_ok=True)
-    for name, files in kinds.items():  # what is loaded once, is loaded before anything is watched
-        write(home / "warm", files)
+    for name, files in kinds.items():  # imports and caches fill before the hook watches
+        write_files(home / "warm", files)
         option = "base" if name in ADAPTERS else "target" if name == "draft" else None
         given = {} if option is None else {option: home / "base"}
         path = home / "warm" / "m.gguf" if name == "gguf" else home / "warm"
         for each in ("check", "slim", "merge") if name in ("copies", "rows") else ("check",):
-            with suppress(CheckpointError):  # rows are slim already
-                json.dumps(answer({"verb": each, "path": path, "scan": True, "deep": True} | given, each == "check"))
+            with suppress(CheckpointError):  # an adapter of rows is slim already
+                json.dumps(record_of({"verb": each, "path": path, "scan": True, "deep": True} | given, each == "check"))
             shutil.rmtree(home / "out" / "new", ignore_errors=True)
         shutil.rmtree(home / "warm")
     (home / "secret").write_bytes(kinds["tied"]["config.json"])  # mutate_folder links to it
     watch = Watch(home / "case", home / "base", writes=home / "out" if verb else None)
     sys.addaudithook(watch)
-    signal.signal(signal.SIGALRM, stop)
+    signal.signal(signal.SIGALRM, raise_hang)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
-    told = {"checked": 0, "refused": 0, "failed": []}
+    counts = {"checked": 0, "refused": 0, "failed": []}
     for number in range(first, first + count):
         rng = random.Random(number)
-        done, arguments = make(rng, home / "case", chosen, verb)
+        done, arguments = write_case(rng, home / "case", chosen, verb)
         dry = verb is None or rng.random() < 0.85
-        problem = one(watch, arguments, told, dry)
-        made, wanted = os.listdir(home / "out"), [] if dry or told["last"] == "refused" else ["new"]
+        problem = check_case(watch, arguments, counts, dry)
+        made, wanted = os.listdir(home / "out"), [] if dry or counts["last"] == "refused" else ["new"]
         if made != wanted:
             problem = f"{problem}; left {made}, not {wanted}"
         shutil.rmtree(home / "out" / "new", ignore_errors=True)
         if problem is not None:
-            told["failed"].append(f"case {number} ({'; '.join(done)}; {arguments}): {problem}")
-        clear(home / "case")
-    told["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    return told
+            counts["failed"].append(f"case {number} ({'; '.join(done)}; {arguments}): {problem}")
+        remove_case(home / "case")
+    counts["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return counts
 
 
-def stop(signum, frame):
+def raise_hang(signum, frame):
     raise Hang
 
 
-def answer(arguments, dry=True):
-    """What a check says, or a verb; of verbs the checkpoint that they change is healthy."""
+def record_of(arguments, dry=True):
+    """Return the record of a check or of a verb, whose base is healthy."""
     verb, given = arguments.get("verb", "check"), {k: v for k, v in arguments.items() if k != "verb"}
     if verb == "check":
         return check(**given).record()
@@ -345,16 +345,16 @@ def answer(arguments, dry=True):
     return made.record() | {"findings": []}
 
 
-def one(watch, arguments, told, dry=True):
-    """Check one case; return what went wrong, or None."""
+def check_case(watch, arguments, counts, dry=True):
+    """Check one case; return the problem, or None."""
     watch.given = os.fspath(arguments["path"])
-    told["last"] = "refused"
+    counts["last"] = "refused"
     try:
         with watch:
-            record = answer(arguments, dry)
+            record = record_of(arguments, dry)
         json.dumps(record, allow_nan=False)
     except CheckpointError as error:
-        told["refused"] += 1
+        counts["refused"] += 1
         if not str(error).isprintable() or not error.remedy:
             return f"no plain error: {error!r}"
     except Hang:
@@ -362,8 +362,8 @@ def one(watch, arguments, told, dry=True):
     except Exception:
         return traceback.format_exc(limit=-4)
     else:
-        told["checked"] += 1
-        told["last"] = "checked"
+        counts["checked"] += 1
+        counts["last"] = "checked"
         for finding in record["findings"]:
             if not (finding["evidence"] + finding["where"]).isprintable():
                 return f"unprintable text in {finding}"

@@ -1,4 +1,4 @@
-"""A little writer of ONNX files, by onnx.proto and the encoding of protocol buffers, and not by our reader."""
+"""Minimal writer of ONNX files, written from onnx.proto and independent of tiewise's reader."""
 
 import numpy as np
 
@@ -24,29 +24,31 @@ def piece(field, data):
 
 
 def initialiser(name, values=None, *, dims=None, kind=None, at=None, packed=False, extra=b""):
-    """One tensor: raw bytes of an array, or {key: text} of where they lie (`at`); neither: declared and not filled."""
+    """Encode one tensor with the raw bytes of an array, an external location `at`, or no data."""
     dims = values.shape if dims is None else dims
     kind = TYPES[values.dtype.name] if kind is None else kind
     shape = piece(1, b"".join(map(varint, dims))) if packed else b"".join(number(1, length) for length in dims)
-    made = shape + number(2, kind) + piece(8, name)
+    encoded = shape + number(2, kind) + piece(8, name)
     if at is not None:
-        made += number(14, 1) + b"".join(piece(13, piece(1, key) + piece(2, text)) for key, text in at.items())
+        encoded += number(14, 1) + b"".join(piece(13, piece(1, key) + piece(2, text)) for key, text in at.items())
     elif values is not None:
-        made += piece(9, np.ascontiguousarray(values).tobytes())
-    return made + extra
+        encoded += piece(9, np.ascontiguousarray(values).tobytes())
+    return encoded + extra
 
 
 def node(operator, inputs, outputs, attributes=()):
-    made = b"".join(piece(1, name) for name in inputs) + b"".join(piece(2, name) for name in outputs)
-    return made + piece(4, operator) + b"".join(piece(5, attribute) for attribute in attributes)
+    encoded = b"".join(piece(1, name) for name in inputs) + b"".join(piece(2, name) for name in outputs)
+    return encoded + piece(4, operator) + b"".join(piece(5, attribute) for attribute in attributes)
 
 
 def graph(nodes, initialisers=(), inputs=("input_ids",), outputs=("logits",), sparse=()):
     typed = piece(2, piece(1, number(1, 7) + piece(2, piece(1, piece(2, "batch")))))
-    made = b"".join(piece(1, one) for one in nodes) + piece(2, "main")
-    made += b"".join(piece(5, one) for one in initialisers)
-    made += b"".join(piece(15, piece(1, piece(8, name))) for name in sparse)
-    return made + b"".join(piece(f, piece(1, name) + typed) for f, of in ((11, inputs), (12, outputs)) for name in of)
+    encoded = b"".join(piece(1, one) for one in nodes) + piece(2, "main")
+    encoded += b"".join(piece(5, one) for one in initialisers)
+    encoded += b"".join(piece(15, piece(1, piece(8, name))) for name in sparse)
+    return encoded + b"".join(
+        piece(f, piece(1, name) + typed) for f, of in ((11, inputs), (12, outputs)) for name in of
+    )
 
 
 def model(nodes, initialisers=(), **ends):

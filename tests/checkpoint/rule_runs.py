@@ -1,4 +1,4 @@
-"""Tables of cases of rules: what is written, which findings it has, and that `repair` does what they promise."""
+"""Helpers that check tables of rule cases: the expected findings, and that `repair` resolves safe ones."""
 
 import pytest
 from tiny_checkpoints import written
@@ -9,21 +9,21 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rewrite import repair
 from tiewise.checkpoint.rules.rule import rules
 
-# 24 rows are no multiple of 64; what loaders make of whatever else is found; some of these families scale
+# rules that other findings imply: 24 rows are no multiple of 64, loaders differ, and some families scale logits
 ALWAYS = {"B042", "B080", "B090"}
 
 
 def table_of(cases):
-    """The rows of a table for `parametrize`, each named after its first column and its number."""
+    """Parametrize a test over a table; each id is the first column and the number of the row."""
     return pytest.mark.parametrize("case", [pytest.param(c, id=f"{c[0]} {n}".lower()) for n, c in enumerate(cases)])
 
 
-def fires(folder, case, **settings):
-    """Check one row: (rules, severity, place, whether it is safe to repair, how the folder is written, *words).
+def assert_fires(folder, case, **settings):
+    """Check one row: (rules, severity, place, whether the repair is safe, how to write the folder, *words).
 
-    Of the rules, which are all that find anything (ALWAYS apart), the first is described; the words stand in its
-    evidence or, behind a line break, its way out. Where it is safe, nothing is left after `repair` but two tables that
-    were one, which are the user's to decide.
+    Only the named rules (and those in ALWAYS) may report findings. Severity, place and words describe the first rule;
+    words with a line break are part of its repair. If the repair is safe, `repair` leaves no warning except B015, two
+    tables that were once one, which the user must decide.
     """
     names, severity, where, safe, how, *words = case
     path = written(folder / "a", how)
@@ -33,9 +33,9 @@ def fires(folder, case, **settings):
     assert {rule} | {finding.rule for finding in audit.findings} - ALWAYS == set(names.split())
     (found,) = [finding for finding in audit.findings if finding.rule == rule]
     assert (found.severity, found.where, found.safe) == (severity, where, safe), found
-    said = f"{found.evidence}\n{found.repair}\n"
+    report = f"{found.evidence}\n{found.repair}\n"
     for text in words:
-        assert text.replace("PATH", str(path)) in said
+        assert text.replace("PATH", str(path)) in report
     if safe:
         mended = {finding.rule for finding in audit.findings if finding.safe}
         left = check(repair(path, folder / "mended").to)
@@ -43,18 +43,18 @@ def fires(folder, case, **settings):
         assert {finding.rule for finding in left.at_least("warning")} <= {"B015"}
 
 
-def told(findings):
+def summaries(findings):
     return [f"{one.rule} {one.severity} {one.where}" for one in findings]
 
 
-def run(rule, path, **settings):
-    """Findings of one rule."""
+def run_rule(rule, path, **settings):
+    """Return the findings of one rule."""
     return list(rules()[rule].check(Facts(open_folder(path), **settings)))
 
 
-def silent(folder, case):
-    """Check one row: (rules, how the folder is written). None of them finds anything."""
+def assert_silent(folder, case):
+    """Check that no rule of one row, (rules, how to write the folder), reports a finding."""
     names, how = case
     path = written(folder / "a", how)
     for rule in names.split():
-        assert run(rule, path) == [], rule
+        assert run_rule(rule, path) == [], rule

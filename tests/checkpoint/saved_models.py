@@ -1,4 +1,4 @@
-"""Tiny models of transformers, saved as it saves them, with what they really use told apart by values."""
+"""Tiny transformers models, whose saved tensors are identified by their values."""
 
 import logging
 import warnings
@@ -20,18 +20,18 @@ TOO_BIG = 20_000_000
 
 
 def classes():
-    """Names of every class of the mappings of models of tokens."""
+    """Return the names of all classes in transformers' mappings of models over tokens."""
     values = [value for mapping in MAPPINGS for value in mapping.values()]
     return sorted({name for value in values for name in ([value] if isinstance(value, str) else value)})
 
 
 def classes_for(task, families):
-    """LlamaForCausalLM and GPTJForCausalLM of "CausalLM" and "Llama GPTJ"."""
+    """Return LlamaForCausalLM and GPTJForCausalLM for "CausalLM" and "Llama GPTJ"."""
     return [f"{family}For{task}" for family in families.split()]
 
 
 def tiny(name, flag=None, **changes):
-    """Return a tiny model with random ends; `flag` is written at every level of its config that has one."""
+    """Return a tiny model with random ends; `flag` replaces the flag at every config level that has one."""
     model_class = getattr(tr, name)
     config = shrink(model_class)
     if flag is not None or changes:
@@ -51,7 +51,7 @@ def tiny(name, flag=None, **changes):
 
 
 def flagged(record, flag):
-    """Return a config with the flag set wherever it is."""
+    """Return a config with the flag replaced wherever it occurs."""
     if not isinstance(record, dict) or flag is None:
         return record
     return {key: flag if key == FLAG else flagged(value, flag) for key, value in record.items()}
@@ -62,7 +62,7 @@ def ends(model):
     owners = [model, ask(model, "get_encoder"), ask(model, "get_decoder")]
     tables = [ask(owner, "get_input_embeddings") for owner in owners]
     head = ask(model, "get_output_embeddings")
-    # a Linear there is the projection of patches of a picture (Pix2Struct): it reads no ids
+    # a Linear here projects image patches (Pix2Struct) and reads no ids
     tables = [t for t in tables if getattr(t, "weight", None) is not None and not isinstance(t, torch.nn.Linear)]
     return tables, head if hasattr(head, "weight") else None
 
@@ -75,7 +75,7 @@ def ask(owner, method):
 
 
 def stored_as(path, values):
-    """Names under which a folder's files hold these very values."""
+    """Return the names under which a folder's files store exactly these values."""
     wanted = values.detach().numpy()
     names = []
     for file in sorted(Path(path).glob("*.safetensors")):
@@ -94,7 +94,7 @@ def without(record, key):
 
 @contextmanager
 def heard():
-    """The text of what transformers logs in the block."""
+    """Yield a buffer with everything that transformers logs in the block."""
     logger, text = tr.logging.get_logger("transformers"), StringIO()
     handler, level = logging.StreamHandler(text), logger.level
     logger.addHandler(handler)

@@ -1,10 +1,10 @@
-"""PEFT adapters by files with the names that PEFT 0.21 writes, and the rules on what they do to their base."""
+"""Test the reading of PEFT adapters, with names as PEFT 0.21 writes them, and the rules on their effect on a base."""
 
 import json
 
 import numpy as np
 import pytest
-from rule_runs import told
+from rule_runs import summaries
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table, with_rows, write_checkpoint
 
@@ -20,26 +20,26 @@ E, H = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
 LAYER = "layers.0.mlp.down_proj"
 
 
-def on(module, rows=D, width=D):
-    """A low-rank update of a matrix."""
+def low_rank_on(module, rows=D, width=D):
+    """Return a low-rank update of a matrix."""
     a, b = np.ones((R, width), np.float32), np.ones((rows, R), np.float32)
     return {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
 
 
-def on_head(rows=V):
-    return on(H, rows) | {f"{H}.base_layer.weight": table(rows)}
+def low_rank_on_head(rows=V):
+    return low_rank_on(H, rows) | {f"{H}.base_layer.weight": table(rows)}
 
 
-def on_table(rows=V):
+def low_rank_on_table(rows=V):
     a, b = np.ones((R, rows), np.float32), np.ones((D, R), np.float32)
     return {f"{E}.lora_embedding_A": a, f"{E}.lora_embedding_B": b, f"{E}.base_layer.weight": table(rows)}
 
 
-BODY = on(f"base_model.model.model.{LAYER}", width=2 * D)
-UNNAMED = {name.replace(".weight", ".default.weight"): factor for name, factor in on(H, V).items()}
+BODY = low_rank_on(f"base_model.model.model.{LAYER}", width=2 * D)
+UNNAMED = {name.replace(".weight", ".default.weight"): factor for name, factor in low_rank_on(H, V).items()}
 
 
-def rows(end, count=2, width=D):
+def trained_rows(end, count=2, width=D):
     return {f"{end}.token_adapter.trainable_tokens_delta": np.ones((count, width))}
 
 
@@ -60,10 +60,10 @@ def findings(path, base=None, rules=("B060", "B061"), **how):
     return check(path, base=base, select=rules, **how).findings
 
 
-def test_reads_config_and_both_ends(tmp_path):
+def test_open_adapter_reads_config_and_update_of_head(tmp_path):
     chosen = {"modules_to_save": ["embed_tokens", 3], "ensure_weight_tying": True}
     chosen["trainable_token_indices"] = {"embed_tokens": [1, "x", 2], "y": 4}
-    found = facts_of(adapter(tmp_path / "a", on_head(), **chosen))
+    found = facts_of(adapter(tmp_path / "a", low_rank_on_head(), **chosen))
     assert [found.names_under(key) for key in ("target_modules", "modules_to_save")] == [
         ("down_proj",),
         ("embed_tokens",),
@@ -77,16 +77,16 @@ def test_reads_config_and_both_ends(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "end", "kind", "shape"),
     [
-        (on_table(), "input", LORA, (V, D)),
-        (on_head(), "output", LORA, (V, D)),
+        (low_rank_on_table(), "input", LORA, (V, D)),
+        (low_rank_on_head(), "output", LORA, (V, D)),
         ({f"{H}.weight": table()}, "output", COPY, (V, D)),
         ({f"{H}.modules_to_save.weight": table()}, "output", COPY, (V, D)),
         ({f"{H}.modules_to_save.default.weight": table()}, "output", COPY, (V, D)),
         (UNNAMED, "output", LORA, (V, D)),
-        (rows(E, 3), "input", TOKENS, (-1, D)),
+        (trained_rows(E, 3), "input", TOKENS, (-1, D)),
     ],
 )
-def test_what_is_done_to_an_end(tmp_path, tensors, end, kind, shape):
+def test_open_adapter_classifies_update_of_each_end(tmp_path, tensors, end, kind, shape):
     for base in (None, llama(tmp_path / "base")):
         facts = facts_of(adapter(tmp_path / "a", tensors), base)
         found = getattr(facts, end)
@@ -97,8 +97,8 @@ def test_what_is_done_to_an_end(tmp_path, tensors, end, kind, shape):
 @pytest.mark.parametrize(
     "record", ["[1]", "{", "null", '{"target_modules": {"a": 1}}', '{"peft_type": 3, "modules_to_save": "x"}']
 )
-def test_odd_configs(tmp_path, record):
-    path = adapter(tmp_path / "a", on_head())
+def test_open_adapter_refuses_unreadable_and_tolerates_odd_configs(tmp_path, record):
+    path = adapter(tmp_path / "a", low_rank_on_head())
     (path / "adapter_config.json").write_text(record)
     if record.startswith('{"'):
         assert facts_of(path).output.kind == LORA
@@ -117,52 +117,52 @@ END = "model.embed_tokens"
 MERGED = "low-rank update of lm_head on a base whose two ends are one table: a merge adds it to the other end"
 LONGER = f"--vocab {V + 8} --to NEW_DIR"
 OTHER_ROWS = {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [1, 3]}}
-# the adapter's tensors, what else its config says, its base, what is found, words of that and of its way out
+# adapter's tensors, further settings, base, finding, words of its evidence or repair
 CASES = [
     ({}, {}, TIED, ""),
     ({}, {}, NO_BASE, ""),
-    (on_head(), {}, UNTIED, ""),
-    (on_table() | on_head(), {}, UNTIED, ""),
+    (low_rank_on_head(), {}, UNTIED, ""),
+    (low_rank_on_table() | low_rank_on_head(), {}, UNTIED, ""),
     (SAME, {}, TIED, ""),
     ({f"{E}.weight": table(seed=4)}, TIES, TIED, ""),
-    (rows(E), {"trainable_token_indices": [1, V - 1]}, TIED, ""),
-    (on_head(), {}, {"head": table(seed=9)}, ""),
-    (rows(E) | rows(H), OTHER_ROWS, UNTIED, ""),
-    (on_head(), {}, TIED, "B060 error a", MERGED),
-    (on_head(), {}, {"head": table()}, "B060 error a"),  # a head that equals the table is a tied base too
-    (on_table(), {}, TIED, "B060 error a", "low-rank update of model.embed_tokens on"),
-    (on_table() | on_head(), {}, TIED, "B060 error a", "a merge adds both updates to that table"),
-    (on_table() | on_head(), TIES, TIED, "B060 error a", "a merge adds the update twice"),
+    (trained_rows(E), {"trainable_token_indices": [1, V - 1]}, TIED, ""),
+    (low_rank_on_head(), {}, {"head": table(seed=9)}, ""),
+    (trained_rows(E) | trained_rows(H), OTHER_ROWS, UNTIED, ""),
+    (low_rank_on_head(), {}, TIED, "B060 error a", MERGED),
+    (low_rank_on_head(), {}, {"head": table()}, "B060 error a"),  # a head that equals the table is a tied base too
+    (low_rank_on_table(), {}, TIED, "B060 error a", "low-rank update of model.embed_tokens on"),
+    (low_rank_on_table() | low_rank_on_head(), {}, TIED, "B060 error a", "a merge adds both updates to that table"),
+    (low_rank_on_table() | low_rank_on_head(), TIES, TIED, "B060 error a", "a merge adds the update twice"),
     ({f"{H}.weight": table(seed=3)}, {}, TIED, "B060 error a", "full copy of lm_head alone"),
     ({f"{E}.weight": table(seed=3)}, {}, TIED, "B060 error a", "full copy of model.embed_tokens alone"),
     (APART, {}, TIED, "B060 error a", "which differ (ensure_weight_tying is off)"),
     (APART, TIES, TIED, "B060 error a", "which differ (ensure_weight_tying is on)"),
     (APART, {}, NESTED, "B060 error a", "a merge leaves text_config.tie_word_embeddings true"),
-    (rows(E) | rows(H), OTHER_ROWS, TIED, "B060 error a", "differ between embed_tokens, lm_head"),
-    (on_head(), {}, NO_BASE, "B060 info a", "no base was given", "\ntiewise check PATH --base BASE\n"),
-    (on_head(V + 8), {}, UNTIED, "B061 error lm_head", f"table [{V + 8}, {D}], and", LONGER),
-    (on_table(V + 8), {}, UNTIED, "B061 error model.embed_tokens", f"table [{V + 8}, {D}], and", LONGER),
+    (trained_rows(E) | trained_rows(H), OTHER_ROWS, TIED, "B060 error a", "differ between embed_tokens, lm_head"),
+    (low_rank_on_head(), {}, NO_BASE, "B060 info a", "no base was given", "\ntiewise check PATH --base BASE\n"),
+    (low_rank_on_head(V + 8), {}, UNTIED, "B061 error lm_head", f"table [{V + 8}, {D}], and", LONGER),
+    (low_rank_on_table(V + 8), {}, UNTIED, "B061 error model.embed_tokens", f"table [{V + 8}, {D}], and", LONGER),
     ({f"{E}.weight": table(V - 4)}, {}, UNTIED, f"B061 error {END}", f"table [{V - 4}, {D}], and", "(org/base)"),
     ({f"{E}.weight": table(V + 4, 16)}, {}, UNTIED, f"B061 error {END}", f"table [{V + 4}, 16], and", "(org/base)"),
-    (rows(E, 2, D + 1), {}, UNTIED, "B061 error model.embed_tokens", f"table [?, {D + 1}], and", "(org/base)"),
+    (trained_rows(E, 2, D + 1), {}, UNTIED, "B061 error model.embed_tokens", f"table [?, {D + 1}], and", "(org/base)"),
     ({}, {"trainable_token_indices": [1, V]}, TIED, "B061 error adapter_config.json", f"name row {V}"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_an_adapter_does_to_its_base(tmp_path, case):
+def test_b060_and_b061_report_effect_of_adapter_on_base(tmp_path, case):
     tensors, config, base, said, *words = case
     path = adapter(tmp_path / "a", tensors, **config)
     found = findings(path, None if base is None else llama(tmp_path / "base", **base))
-    assert told(found) == [said] * bool(said)
+    assert summaries(found) == [said] * bool(said)
     assert all(text.replace("PATH", str(path)) in f"{found[0].evidence}\n{found[0].repair}\n" for text in words)
 
 
 NOTHING = np.zeros(0, np.float32)
-EMPTY = [  # the tensors, and how many of how many are empty
+EMPTY = [  # tensors, and words of the evidence on empty ones
     ({f"{E}.weight": NOTHING, f"{H}.weight": NOTHING}, "2 of its 4 tensors hold no numbers"),
     ({f"{E}.weight": NOTHING.reshape(0, D)}, f"({E}.weight F32 [0, {D}]): they were saved under ZeRO-3 without"),
-    ({f"{E}.lora_A.weight": NOTHING} | on("base_model.model.model.layers.1.q_proj"), "1 of its 5 tensors"),
+    ({f"{E}.lora_A.weight": NOTHING} | low_rank_on("base_model.model.model.layers.1.q_proj"), "1 of its 5 tensors"),
     ({f"{E}.lora_embedding_A": np.ones((R, 0), np.float32)}, "1 of its 3 tensors"),
 ]
 
@@ -178,38 +178,38 @@ def test_b061_names_tensors_that_hold_no_numbers(tmp_path, tensors, words, base)
     assert "train it again" in found.repair
 
 
-def test_b060_without_reading(tmp_path):
+def test_b060_warns_without_scan_that_copies_were_not_compared(tmp_path):
     (found,) = findings(adapter(tmp_path / "a", APART), llama(tmp_path / "base"), scan=False)
     assert (found.rule, found.severity) == ("B060", "warning")
     assert "were not compared" in found.evidence
 
 
 @pytest.mark.parametrize("file", ["adapter_model.bin", "adapter_model.safetensors"])
-def test_tensors_that_are_pickled_or_missing_are_named_and_the_config_answers(tmp_path, file):
+def test_check_reports_pickled_or_missing_tensors_and_judges_adapter_by_config(tmp_path, file):
     path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
     if file == "adapter_model.bin":
         (path / file).write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
     audit = check(path, base=llama(tmp_path / "base"))
     assert audit.kind == "adapter"
-    assert told(audit.at_least("warning")) == [f"B001 fatal {file}", "B060 error a"]
+    assert summaries(audit.at_least("warning")) == [f"B001 fatal {file}", "B060 error a"]
 
 
-def test_a_pattern_is_never_run(tmp_path):
+def test_open_adapter_never_evaluates_target_pattern(tmp_path):
     path = adapter(tmp_path / "a", None, target_modules="(a|a)*(a|a)*(a|a)*" * 20 + "!")
     assert facts_of(path, llama(tmp_path / "base")).output is None
 
 
-def stored_as(body, tower="", config=TEXT | {"architectures": ["Gemma3ForCausalLM"]}):
-    """A base whose text model lies under `body` in its files, beside a vision tower."""
+def base_with(body, tower="", config=TEXT | {"architectures": ["Gemma3ForCausalLM"]}):
+    """Return a function that writes a base with the text model under `body`, next to a vision tower."""
     names = [f"{body}{LAYER}", *([f"{tower}.layers.0.mlp.fc1"] if tower else [])]
     tensors = {f"{body}embed_tokens.weight": table()} | {f"{name}.weight": table(D, D) for name in names}
     return lambda path: write_checkpoint(path, config, tensors)
 
 
 GEMMA = NESTED["config"] | {"architectures": ["Gemma3ForConditionalGeneration"]}
-OLD = stored_as("language_model.model.", "vision_tower", GEMMA)
-NEW, TEXT_ONLY, PLAIN = stored_as("model.language_model.", "model.vision_tower", GEMMA), stored_as("model."), llama
-NAMES = [  # a base, modules of an adapter, what is found of them, what to write in whose place
+OLD = base_with("language_model.model.", "vision_tower", GEMMA)
+NEW, TEXT_ONLY, PLAIN = base_with("model.language_model.", "model.vision_tower", GEMMA), base_with("model."), llama
+NAMES = [  # base, modules of an adapter, finding, words of the repair
     (NEW, [f"model.language_model.{LAYER}", "model.vision_tower.layers.0.mlp.fc1"], ""),
     (OLD, [f"model.language_model.{LAYER}", "model.vision_tower.layers.0.mlp.fc1", "lm_head"], ""),
     (TEXT_ONLY, [f"model.{LAYER}", "model.embed_tokens", "lm_head"], ""),
@@ -222,12 +222,12 @@ NAMES = [  # a base, modules of an adapter, what is found of them, what to write
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_b062_modules_that_the_base_lacks(tmp_path, case):
+def test_b062_reports_modules_that_the_base_lacks(tmp_path, case):
     make, modules, said, *fix = case
     path = adapter(tmp_path / "a", None)
     tensors = {}
     for module in modules:
-        tensors |= on(f"base_model.model.{module}")
+        tensors |= low_rank_on(f"base_model.model.{module}")
     save_file(tensors, path / "adapter_model.safetensors")
     found = findings(path, make(tmp_path / "base"), ["B062"])
     assert len(found) == bool(said)
@@ -235,11 +235,11 @@ def test_b062_modules_that_the_base_lacks(tmp_path, case):
         assert (one.severity, said in one.evidence, fix[0] in one.repair) == ("error", True, True), one
 
 
-def test_b062_lets_new_heads_be(tmp_path):
-    """A classifier that was trained beside the base is all in the adapter; of an unknown class names are a guess."""
+def test_b062_accepts_new_heads_and_warns_for_unknown_classes(tmp_path):
+    """A new classifier is stored in the adapter alone; the module names of an unknown class are a guess."""
     path = adapter(tmp_path / "a", {"base_model.model.score.weight": table(2)})
     assert not findings(path, llama(tmp_path / "base"), ["B062"])
-    save_file(on("base_model.model.x.y"), path / "adapter_model.safetensors")
+    save_file(low_rank_on("base_model.model.x.y"), path / "adapter_model.safetensors")
     base = llama(tmp_path / "b", config={"model_type": "new", "architectures": ["NewForCausalLM"]})
     assert [one.severity for one in findings(path, base, ["B062"])] == ["warning"]
 
@@ -247,16 +247,16 @@ def test_b062_lets_new_heads_be(tmp_path):
 COPIED = [
     ({f"{E}.weight": with_rows(3)}, {}, ["not the base's: 1 of 24, 32 bytes of 768 bytes"]),
     ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["base's: 1 of", "base's: 2 of"]),
-    (on_table() | {f"{E}.base_layer.weight": table()}, {}, ["base's: 0 of"]),
+    (low_rank_on_table() | {f"{E}.base_layer.weight": table()}, {}, ["base's: 0 of"]),
     ({f"{E}.weight": table(seed=8)}, {}, []),
     ({f"{E}.weight": table(V + 1)}, {}, []),
     ({f"{H}.weight": with_rows(3)}, {"tied": False}, []),  # the head has other rows than the input table
-    (rows(E), {}, []),
+    (trained_rows(E), {}, []),
 ]
 
 
 @pytest.mark.parametrize(("tensors", "base", "said"), COPIED)
-def test_b063_copies_of_rows_that_the_base_has(tmp_path, tensors, base, said):
+def test_b063_counts_copied_rows_that_differ_from_base(tmp_path, tensors, base, said):
     path, base = adapter(tmp_path / "a", tensors), llama(tmp_path / "base", **base)
     found = findings(path, base, ["B063"])
     assert len(found) == len(said)
@@ -269,9 +269,9 @@ DORA = {f"{H}.lora_magnitude_vector": np.ones(V, np.float32)}
 ROWS, SAVED = "model.embed_tokens.trainable_tokens_delta", {"modules_to_save": ["embed_tokens"]}
 SERVED = [
     ({}, {}, {}, None),
-    (on_head(), {}, {}, None),
-    (on_head(), {}, {"config": {"model_type": "gemma2"}}, "llama.cpp's converter stops at lm_head"),
-    (rows(E), {}, {},
+    (low_rank_on_head(), {}, {}, None),
+    (low_rank_on_head(), {}, {"config": {"model_type": "gemma2"}}, "llama.cpp's converter stops at lm_head"),
+    (trained_rows(E), {}, {},
      f"vLLM stops at {ROWS}; SGLang passes by {ROWS} without a word; llama.cpp's converter stops at {ROWS}"),
     ({f"{E}.weight": table()}, SAVED, {},
      "vLLM stops at modules_to_save (embed_tokens); SGLang passes by model.embed_tokens.weight without a word; "
@@ -281,13 +281,13 @@ SERVED = [
     ({}, {"modules_to_save": ["score"]}, {}, None),
     ({}, {"target_modules": ".*_proj"}, {}, "SGLang stops at target_modules, a pattern"),
     ({}, {"lora_bias": True}, {}, "vLLM stops at lora_bias"),
-    (on_head() | DORA, {"use_dora": True}, {},
+    (low_rank_on_head() | DORA, {"use_dora": True}, {},
      "vLLM stops at use_dora; SGLang stops at use_dora; llama.cpp's converter stops at lm_head.lora_magnitude_vector"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tensors", "config", "base", "said"), SERVED)
-def test_b064_what_engines_do_not_serve(tmp_path, tensors, config, base, said):
+def test_b064_names_engines_that_do_not_serve_adapter(tmp_path, tensors, config, base, said):
     path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
     found = findings(path, base, ["B064"])
     assert [one.evidence for one in found] == ([] if said is None else [said])
@@ -307,14 +307,14 @@ WHOLE = {"modules_to_save": ["model.embed_tokens", "lm_head"]}
         ({"tied": False}, {"new_tokens": [3]}, {"trainable_token_indices": {END: [3], "lm_head": [3]}}),
         ({}, {"tables": True}, WHOLE | {"ensure_weight_tying": True}),
         ({"tied": False}, {"tables": True}, WHOLE | {"ensure_weight_tying": False}),
-        ({"head": table(seed=7)}, {"tables": True}, WHOLE | {"ensure_weight_tying": False}),  # whatever the flag says
+        ({"head": table(seed=7)}, {"tables": True}, WHOLE | {"ensure_weight_tying": False}),  # the flag is ignored
     ],
 )
-def test_settings_that_keep_the_ends_what_they_are(tmp_path, base, asked, wanted):
+def test_lora_config_keeps_ends_tied_or_untied(tmp_path, base, asked, wanted):
     assert lora_config(llama(tmp_path / "base", **base), **asked) == BODY_ONLY | wanted
 
 
-def test_settings_name_modules_as_the_class_does(tmp_path):
+def test_lora_config_names_modules_as_the_class_does(tmp_path):
     wanted = {"trainable_token_indices": {"model.language_model.embed_tokens": [3]}}
     assert lora_config(OLD(tmp_path / "base"), [3]) == BODY_ONLY | wanted
 
@@ -327,7 +327,7 @@ def test_settings_name_modules_as_the_class_does(tmp_path):
         ({"tensors": {"model.embed_tokens.weight": None}}, [], "no input table was found; tiewise check says"),
     ],
 )
-def test_settings_that_cannot_be_given(tmp_path, base, tokens, words):
+def test_lora_config_refuses_tokens_without_row_and_bases_without_table(tmp_path, base, tokens, words):
     base = llama(tmp_path / "base", **base)
     with pytest.raises(CheckpointError, match=words):
         lora_config(base, tokens)

@@ -1,4 +1,4 @@
-"""`check`: what an audit says, what it runs, what it refuses."""
+"""Test the audits of `check`: their reports, the rules they run, and the inputs they refuse."""
 
 import html
 import io
@@ -40,11 +40,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def ids(audit):
+def rule_ids_of(audit):
     return [finding.rule for finding in audit.findings]
 
 
-def test_the_table_of_rules_is_the_catalogue_and_every_rule_explains_itself():
+def test_rule_table_in_docs_equals_registry_and_every_rule_has_explanation():
     lines = (DOCS / "check.md").read_text(encoding="utf-8").splitlines()
     table = [line.split("|")[1:5] for line in lines if line.startswith(("| B0", "| B1"))]
     listed = [(rule.id, rule.severity, rule.title, rule.reads) for rule in rules().values()]
@@ -61,7 +61,7 @@ def test_the_table_of_rules_is_the_catalogue_and_every_rule_explains_itself():
         assert "What to do" in rule.explain
 
 
-def test_what_an_audit_says_of_a_healthy_folder(tmp_path):
+def test_check_of_healthy_folder_reports_parts_loaders_and_no_findings(tmp_path):
     path = llama(tmp_path, False, rows=64, tokenizer=bpe_tokenizer(64), shards=2)
     audit = check(path)
     assert (audit.kind, audit.worst, audit.findings, audit.spare) == ("folder", None, (), 0)
@@ -79,20 +79,20 @@ def test_what_an_audit_says_of_a_healthy_folder(tmp_path):
 WRONG = {"head": table(seed=2), "config": {"eos_token_id": 99}}
 
 
-def test_findings_come_worst_first_then_by_id(tmp_path):
+def test_check_sorts_findings_by_severity_then_by_id(tmp_path):
     audit = check(llama(tmp_path, **WRONG))
-    assert ids(audit) == ["B012", "B034", "B080", "B042"]
+    assert rule_ids_of(audit) == ["B012", "B034", "B080", "B042"]
     assert audit.worst == "error"
     for severity, count in {"fatal": 0, "error": 1, "warning": 3, "info": 4}.items():
         assert audit.at_least(severity) == audit.findings[:count]
 
 
-def test_spare_bytes_and_header_only(tmp_path):
+def test_check_counts_duplicate_bytes_and_compares_nothing_without_scan(tmp_path):
     path = llama(tmp_path, True, head=table())
     assert check(path).spare == V * D * 4
     audit = check(path, scan=False)
     assert (audit.scan, audit.ends, audit.spare) == (False, None, 0)
-    assert "B013" not in ids(audit)
+    assert "B013" not in rule_ids_of(audit)
     assert audit.skipped["B013"] == "compares the two tables, and only headers were read"
 
 
@@ -108,7 +108,7 @@ def test_spare_bytes_and_header_only(tmp_path):
 )
 def test_select_and_ignore_take_ids_and_prefixes(tmp_path, select, ignore, wanted):
     audit = check(llama(tmp_path, **WRONG), select=select, ignore=ignore)
-    assert ids(audit) == wanted
+    assert rule_ids_of(audit) == wanted
     assert set(wanted) <= set(audit.ran)
 
 
@@ -122,7 +122,7 @@ REFUSED += [
 
 
 @pytest.mark.parametrize(("asked", "says"), REFUSED)
-def test_what_cannot_be_asked(tmp_path, asked, says):
+def test_check_refuses_unknown_rules_severities_and_targets(tmp_path, asked, says):
     with pytest.raises(CheckpointError, match=says):
         asked(llama(tmp_path))
 
@@ -132,8 +132,8 @@ ELSEWHERE |= dict.fromkeys(("as_class", "target", "quantise"), "adapter m.gguf")
 
 
 @pytest.mark.parametrize("option", ELSEWHERE)
-def test_what_belongs_to_another_kind_of_checkpoint(tmp_path, option):
-    (llama(tmp_path / "model") / "adapter_config.json").write_text("{}")  # a model's folder all the same
+def test_check_refuses_options_for_another_kind_of_checkpoint(tmp_path, option):
+    (llama(tmp_path / "model") / "adapter_config.json").write_text("{}")  # still the folder of a model
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for name in ELSEWHERE[option].split():
@@ -141,7 +141,7 @@ def test_what_belongs_to_another_kind_of_checkpoint(tmp_path, option):
             check(tmp_path / name, **{option: tmp_path})
 
 
-def test_the_record_is_json_and_says_all_and_every_field_is_documented(tmp_path):
+def test_audit_record_is_strict_json_and_docs_name_every_field(tmp_path):
     head = table(seed=2)
     head[0] = np.nan
     audit = check(llama(tmp_path, True, head=head, config={"model_type": "granite", "logits_scaling": 1e999}))
@@ -157,10 +157,10 @@ def test_the_record_is_json_and_says_all_and_every_field_is_documented(tmp_path)
     assert {f["rule"] for f in record["findings"]} >= {"B012"}
 
 
-def test_a_single_file_and_a_shard(tmp_path):
+def test_check_accepts_single_file_and_single_shard(tmp_path):
     path = llama(tmp_path / "one", True, head=table())
     audit = check(path / "model.safetensors")
-    assert (audit.kind, audit.claims.tied, ids(audit)[0]) == ("file", True, "B013")
+    assert (audit.kind, audit.claims.tied, rule_ids_of(audit)[0]) == ("file", True, "B013")
     shard = llama(tmp_path / "two", shards=2) / "model-00002-of-00002.safetensors"
     assert check(shard).at_least("info") == ()
 
@@ -174,7 +174,7 @@ MAKE = {
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_unreadable_input_is_one_error(tmp_path, make):
+def test_check_raises_checkpoint_error_for_unreadable_input(tmp_path, make):
     if make == "no permission" and os.geteuid() == 0:
         pytest.skip("root may read everything")
     MAKE[make](tmp_path / "x")
@@ -182,15 +182,15 @@ def test_unreadable_input_is_one_error(tmp_path, make):
         check(tmp_path / "x")
 
 
-def test_progress_hears_of_long_reads(tmp_path):
+def test_check_reports_progress_of_long_reads(tmp_path):
     told = []
     with listen_to_progress(lambda *given: told.append(given)):
         check(llama(tmp_path, True, head=table()))
     assert told[-1] == (f"comparing {TABLE}", V * D * 4, V * D * 4)
 
 
-def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):
-    """Sparse files: 131 GB by their headers; reading any table would take longer than the test may."""
+def test_check_reads_only_headers_of_131_gb_folder(tmp_path):
+    """The sparse files have 131 GB by their headers; reading any table would exceed the test's time limit."""
     (tmp_path / "config.json").write_text(json.dumps(llama_config(True, 128256, 8192, dtype="bfloat16")))
     weight_map, total = {}, 0
     for shard in range(30):
@@ -206,7 +206,7 @@ def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):
     assert audit.findings == ()
 
 
-def test_a_notebook_shows_what_the_command_prints(tmp_path):
+def test_html_of_audit_equals_terminal_output(tmp_path):
     audit = check(llama(tmp_path, tied=True, head=table(seed=5)))
     shown = html.unescape(re.sub("<.*?>", "", audit._repr_html_()))
     console = Console(file=io.StringIO(), width=120, highlight=False)
@@ -229,7 +229,7 @@ def wanda(facts):
 '''
 
 
-def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
+def test_new_rule_needs_one_new_file_and_no_other_change(tmp_path, monkeypatch):
     (tmp_path / "wanda.py").write_text(RULE)
     folder = import_module("tiewise.checkpoint.rules")
     monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
@@ -248,7 +248,7 @@ def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
         sys.modules.pop("tiewise.checkpoint.rules.wanda", None)
 
 
-def test_nothing_heavy_is_imported(tmp_path):
+def test_check_imports_no_torch_transformers_safetensors_or_rich(tmp_path):
     path = llama(tmp_path)
     code = f"import sys; from tiewise.checkpoint.audit import check; check({str(path)!r}, deep=True)"
     code += "; print([m for m in ('torch', 'transformers', 'safetensors', 'rich') if m in sys.modules])"
@@ -266,8 +266,8 @@ def test_nothing_heavy_is_imported(tmp_path):
         (97, 10**12, "vLLM stops, since 1000000000000 does not divide the 128 that it pads to", 128 * 10**12),
     ],
 )
-def test_what_ranks_make_of_the_vocabulary(tmp_path, rows, world, vllm, megatron):
-    """torch's share is that of its own cut, the others' by hand from their rules."""
+def test_b042_reports_vocabulary_shards_of_torch_vllm_and_megatron(tmp_path, rows, world, vllm, megatron):
+    """The expected share of torch is that of `chunk`; those of vLLM and Megatron-LM follow their rules by hand."""
     parts = [len(part) for part in torch.empty(rows).chunk(world)]
     (found,) = check(llama(tmp_path, rows=rows), world=world, select=["B042"]).findings
     none = f", {world - len(parts):,} ranks none" if len(parts) < world else ""
@@ -275,5 +275,5 @@ def test_what_ranks_make_of_the_vocabulary(tmp_path, rows, world, vllm, megatron
     assert found.evidence.endswith(f"Megatron-LM pads to {megatron:,}")
 
 
-def test_a_vocabulary_that_ranks_divide_is_no_finding(tmp_path):
+def test_b042_is_silent_if_ranks_divide_vocabulary(tmp_path):
     assert check(llama(tmp_path / "a", rows=192), world=3, select=["B042"]).findings == ()

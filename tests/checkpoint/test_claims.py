@@ -1,4 +1,4 @@
-"""Claims of configs, against what transformers makes of them and against hostile values."""
+"""Test the claims read from configs against transformers' models and on hostile values."""
 
 import itertools
 import json
@@ -15,8 +15,8 @@ QUICK = ["LlamaForCausalLM", "GPT2LMHeadModel", "GemmaForCausalLM", "OPTForCausa
 NESTED = ["LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "Blip2ForConditionalGeneration"]
 
 
-def tied(name, record):
-    """Whether transformers ties a model built from a config as it is written."""
+def is_tied(name, record):
+    """Return whether transformers ties a model built from a config exactly as written."""
     model_class = getattr(tr, name)
     model = model_class(model_class.config_class.from_dict(json.loads(json.dumps(record))))
     tables, head = saved.ends(model)
@@ -28,17 +28,17 @@ CASES = [(n, root, None) for n in QUICK for root in FLAGS] + list(itertools.prod
 
 
 @pytest.mark.parametrize(("name", "root", "text"), CASES)
-def test_as_the_class_reads_it(name, root, text):
+def test_claims_agree_with_tie_of_transformers_model(name, root, text):
     record = saved.without(saved.shrink(getattr(tr, name)).to_dict(), FLAG) | {"architectures": [name]}
     for level, value in ((record, root), (record.get("text_config"), text)):
         if value is not None:
             level[FLAG] = value
     claims = read_claims(record)
     assert claims.has_family_data
-    assert claims.tied == tied(name, record)
+    assert claims.tied == is_tied(name, record)
 
 
-def test_levels_and_values():
+def test_read_claims_returns_levels_with_flags_and_sizes():
     record = {
         "model_type": "qwen3_omni_moe",
         "thinker_config": {"text_config": {"model_type": "qwen3_omni_moe_text", "vocab_size": 7, FLAG: True}},
@@ -53,7 +53,7 @@ def test_levels_and_values():
     assert (text.written, text.vocab_size, levels["decoder"].hidden_size) == (True, 7, 4)
 
 
-# {key and content of a level: whether it configures a model of tokens}
+# {(key, content) of a config level: whether the level configures a model over tokens}
 LEVELS = {
     ("text_config", "flag"): True,
     ("text_config", "size"): True,
@@ -83,14 +83,14 @@ CONTENTS = {"flag": {FLAG: False}, "size": {"vocab_size": 5}, "type": {"model_ty
 
 
 @pytest.mark.parametrize(("key", "content"), LEVELS)
-def test_which_levels_configure_a_model_of_tokens(key, content):
+def test_read_claims_keeps_only_levels_of_token_models(key, content):
     levels = [claim.level for claim in read_claims({"model_type": "nobody", key: CONTENTS[content]}).levels]
     assert levels == (["", key] if LEVELS[key, content] else [""])
     inner = [claim.level for claim in read_claims({"text_config": {"vocab_size": 3, key: CONTENTS[content]}}).levels]
     assert (f"text_config.{key}" in inner) is LEVELS[key, content]
 
 
-# {key: (value at which the model computes as without it, one at which it does not)}, by the code of each family
+# {key: (neutral value, value that changes the model)}, from the code of each family
 NUMBERS = {
     **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb"), (1.0, 12.0)),
     **dict.fromkeys(("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), (1.0, 0.0625)),
@@ -104,12 +104,12 @@ NUMBERS = {
 }
 
 
-def test_every_number_at_the_boundary_has_a_neutral_value():
+def test_neutral_values_cover_all_scalars():
     assert set(NUMBERS) == set(SCALARS)
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_counts_unless_it_is_neutral(key):
+def test_read_scalars_omits_neutral_values(key):
     neutral, other = NUMBERS[key]
     assert read_scalars([("", {key: neutral})]) == {}
     assert read_scalars([("", {key: other})]) == {key: float(other)}
@@ -119,12 +119,12 @@ def test_a_number_counts_unless_it_is_neutral(key):
 
 
 OWN = {"model_type": "tiewise", "base_model_type": "gpt2", "architectures": ["TiewiseGPT2LMHeadModel"]}
-# a config, the level that decides, whether that ties, and what else is said of the config or of that level
+# config, deciding level, whether it ties, and further claims of the config or of that level
 CLAIMED = [
-    # a part without a type has the type its root expects, and one that is not there the default of its class: OPT's
+    # a part without a type has the type its root expects; an absent part has its class's default, OPT
     ({"model_type": "blip-2", "text_config": {"vocab_size": 5}}, "text_config", True, {"default": True}),
     ({"model_type": "blip-2"}, "text_config", True, {}),
-    # one true is enough where the root lifts
+    # either flag is enough where the root's class passes its flag down
     ({"model_type": "llava", FLAG: False, "text_config": {"model_type": "llama", FLAG: True}}, "text_config", True, {}),
     ({"model_type": "t5", FLAG: False}, "", True, {"t5_like": True, "fixed": True}),
     ({"model_type": "rembert", FLAG: True}, "", False, {"t5_like": False, "fixed": False}),
@@ -132,8 +132,8 @@ CLAIMED = [
     ({"model_type": "bart"}, "", True, {"t5_like": False}),
     ({"model_type": "gpt2", "n_embd": 12, "vocab_size": 30}, "", True, {"hidden_size": 12, "vocab_size": 30}),
     ({"model_type": "whisper", "d_model": 8}, "", True, {"hidden_size": 8}),
-    (OWN, "", True, {"has_family_data": True, "model_type": "gpt2"}),  # counts as its base
-    # an unknown family is asked where it speaks
+    (OWN, "", True, {"has_family_data": True, "model_type": "gpt2"}),  # has the claims of its base
+    # for an unknown family the level with a flag decides
     (
         {"model_type": "nobody", "llm_config": {"vocab_size": 3, FLAG: True}},
         "llm_config",
@@ -146,14 +146,14 @@ CLAIMED = [
 
 
 @pytest.mark.parametrize(("record", "level", "ties", "also"), CLAIMED)
-def test_what_is_claimed(record, level, ties, also):
+def test_read_claims_finds_deciding_level_tie_and_sizes(record, level, ties, also):
     claims = read_claims(record)
     assert (claims.deciding.level, claims.tied) == (level, ties)
     assert {key: (vars(claims) | vars(claims.deciding))[key] for key in also} == also
 
 
 @pytest.mark.parametrize("flag", ["true", 1, 0, [], {}, 1.5, None])
-def test_a_malformed_flag_is_absent_but_noticed(flag):
+def test_read_claims_treats_malformed_flag_as_absent_and_records_it(flag):
     (claim,) = read_claims({"model_type": "llama", FLAG: flag}).levels
     assert (claim.written, claim.malformed) == (None, str(flag))
 
@@ -163,19 +163,19 @@ VALUES += [[], [[]], {}, {"": {}}, [None], ["\0"]]
 KEYS = [FLAG, "model_type", "base_model_type", "architectures", "text_config", "decoder", "vocab_size", "hidden_size"]
 
 
-def hostile(source, depth):
+def hostile_config(source, depth):
     record = {key: source.choice(VALUES) for key in source.sample(KEYS, 5)}
     if depth:
-        record |= {key: hostile(source, depth - 1) for key in source.sample([*KEYS, "x_config"], 3)}
+        record |= {key: hostile_config(source, depth - 1) for key in source.sample([*KEYS, "x_config"], 3)}
     if source.random() < 0.3:
         record["model_type"] = source.choice(["llama", "llava", "blip-2", "t5", "tiewise", "gpt2"])
     return record
 
 
-def test_any_json_is_taken():
+def test_read_claims_accepts_any_json():
     source = random.Random(0)
     for _ in range(2000):
-        claims = read_claims(hostile(source, source.randrange(4)))
+        claims = read_claims(hostile_config(source, source.randrange(4)))
         assert claims.tied in (True, False, None)
         for claim in claims.levels:
             assert claim.written in (True, False, None)
@@ -183,7 +183,7 @@ def test_any_json_is_taken():
             assert (claim.malformed or "").isprintable()
 
 
-def test_levels_are_bounded():
+def test_read_claims_bounds_number_of_levels():
     record = {}
     for _ in range(50_000):
         record = {"text_config": record}

@@ -1,7 +1,7 @@
-"""Classes whose parts a config chooses, and classes with one end: as transformers saves them, and with tensors lost.
+"""Test `check` on composite and one-ended classes against transformers, with complete and with missing tensors.
 
-The oracle is transformers: a folder is healthy if it loads without a missing key, every tensor as it was saved; what a
-load draws at random is what its `missing_keys` name.
+A folder is healthy if transformers loads it without a missing key and with every tensor as saved. The `missing_keys`
+of a load name the tensors that transformers draws at random.
 """
 
 import json
@@ -47,29 +47,29 @@ HEALTHY = {
 }  # fmt: skip
 
 
-def save(folder, model):
+def save_model(folder, model):
     """Save a model and return its stored tensors and config."""
     model.save_pretrained(folder)
     return load_file(folder / FILE), json.loads((folder / "config.json").read_text())
 
 
-def put(folder, tensors, config):
+def write_model(folder, tensors, config):
     save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, folder / FILE, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def missing(folder, model_class):
-    """Keys that transformers draws at random or starts anew."""
+    """Return the keys that transformers draws at random or initialises."""
     return set(model_class.from_pretrained(folder, output_loading_info=True)[1]["missing_keys"])
 
 
-def current(audit):
-    """The installed transformers' row of the table."""
+def current_outcome(audit):
+    """Return the audit's outcome for the installed transformers."""
     return next(row for row in audit.outcomes if (row.loader, row.versions) == ("transformers", tr.__version__))
 
 
-def healthy(folder, model):
-    """Check that transformers loads a folder exactly, and that no finding is above a note."""
+def assert_healthy(folder, model):
+    """Assert that transformers loads a folder exactly and that no finding is above info."""
     again, info = type(model).from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     loaded = again.state_dict()
@@ -77,16 +77,16 @@ def healthy(folder, model):
     for scan in (True, False):
         audit = check(folder, scan=scan)
         assert audit.at_least("warning") == ()
-        assert current(audit).right is not False
+        assert current_outcome(audit).right is not False
     return audit
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_no_finding_on_what_transformers_saves_and_reloads(tmp_path, name):
+def test_check_reports_nothing_for_models_that_transformers_reloads(tmp_path, name):
     torch.manual_seed(0)
     model = HEALTHY[name]()
     model.save_pretrained(tmp_path)
-    healthy(tmp_path, model)
+    assert_healthy(tmp_path, model)
 
 
 HEADLESS = ["T5EncoderModel", "UMT5EncoderModel", "MT5EncoderModel", "T5Model", "UMT5Model", "MT5Model"]
@@ -95,17 +95,17 @@ HEADLESS += ["T5ForTokenClassification"]
 
 @pytest.mark.parametrize("name", HEADLESS)
 @pytest.mark.parametrize("kept", ["shared.weight", "encoder.embed_tokens.weight"])
-def test_a_headless_t5_may_say_untied(tmp_path, name, kept):
-    """The text encoders of image and video generators: the flag is false in the file, the table has either name."""
+def test_check_accepts_false_flag_of_headless_t5(tmp_path, name, kept):
+    """Text encoders of image and video generators have a false flag and a table of either name."""
     model = made.t5_like(name)
-    tensors, config = save(tmp_path, model)
+    tensors, config = save_model(tmp_path, model)
     stored = next(key for key in tensors if key.endswith("shared.weight"))
     table = tensors.pop(stored)
-    put(tmp_path, tensors | {stored.removesuffix("shared.weight") + kept: table}, config | {FLAG: False})
-    healthy(tmp_path, model)
+    write_model(tmp_path, tensors | {stored.removesuffix("shared.weight") + kept: table}, config | {FLAG: False})
+    assert_healthy(tmp_path, model)
 
 
-NAMES = {  # of the decoder's table, as each family's class calls it
+NAMES = {  # name of the decoder's table in each family's class
     "trocr": "decoder.model.decoder.embed_tokens.weight",
     "gpt2": "decoder.transformer.wte.weight",
     "roberta": "decoder.roberta.embeddings.word_embeddings.weight",
@@ -113,27 +113,27 @@ NAMES = {  # of the decoder's table, as each family's class calls it
 
 
 @pytest.mark.parametrize("decoder", NAMES)
-def test_the_decoders_own_name_is_the_tables(tmp_path, decoder):
-    tensors, config = save(tmp_path, made.image_to_text(decoder))
+def test_check_reports_missing_table_under_decoder_name_of_family(tmp_path, decoder):
+    tensors, config = save_model(tmp_path, made.image_to_text(decoder))
     assert check(tmp_path).record()["names"]["input"] == NAMES[decoder]
-    assert current(check(tmp_path)).outcome == columns.TIED
+    assert current_outcome(check(tmp_path)).outcome == columns.TIED
     del tensors[NAMES[decoder]]
-    put(tmp_path, tensors, config)
+    write_model(tmp_path, tensors, config)
     assert NAMES[decoder] in missing(tmp_path, tr.VisionEncoderDecoderModel)
     assert {"B010", "B080"} <= {finding.rule for finding in check(tmp_path).at_least("error")}
-    assert current(check(tmp_path)).outcome == columns.RANDOM_TABLE
+    assert current_outcome(check(tmp_path)).outcome == columns.RANDOM_TABLE
 
 
-def test_a_part_of_an_unknown_family_is_not_judged(tmp_path):
-    tensors, config = save(tmp_path, made.image_to_text("gpt2"))
+def test_check_does_not_judge_part_of_unknown_family(tmp_path):
+    tensors, config = save_model(tmp_path, made.image_to_text("gpt2"))
     config["decoder"]["model_type"] = "nobody"
-    put(tmp_path, tensors, config)
+    write_model(tmp_path, tensors, config)
     audit = check(tmp_path)
     assert audit.at_least("warning") == ()
     assert {row.outcome for row in audit.outcomes if row.loader == "transformers"} == {columns.DEPENDS}
 
 
-LOST = [  # how it is made, what is taken away, the rule that says so, what transformers makes of it
+LOST = [  # model, removed tensors, rule that reports them, outcome in transformers
     (made.t5gemma, ["model.decoder.embed_tokens.weight"], "B010", columns.RANDOM_TABLE),
     (made.t5gemma, ["model.encoder.embed_tokens.weight"], "B010", columns.RANDOM_TABLE),
     (partial(made.t5gemma, **UNTIED), ["model.encoder.embed_tokens.weight"], "B010", columns.RANDOM_TABLE),
@@ -152,25 +152,25 @@ LOST = [  # how it is made, what is taken away, the rule that says so, what tran
 
 
 @pytest.mark.parametrize(("make", "gone", "rule", "outcome"), LOST)
-def test_what_is_lost_is_an_error(tmp_path, make, gone, rule, outcome):
+def test_check_reports_error_for_tensors_that_transformers_draws_at_random(tmp_path, make, gone, rule, outcome):
     model = make()
-    tensors, config = save(tmp_path, model)
-    healthy(tmp_path, model)
+    tensors, config = save_model(tmp_path, model)
+    assert_healthy(tmp_path, model)
     for name in gone:
         del tensors[name]
-    put(tmp_path, tensors, config)
+    write_model(tmp_path, tensors, config)
     assert set(gone) <= missing(tmp_path, type(model))
     for scan in (True, False):
         audit = check(tmp_path, scan=scan)
         found = [finding for finding in audit.at_least("error") if finding.rule == rule]
         assert any(name in finding.evidence for finding in found for name in gone), audit.findings
-        assert current(audit).outcome == outcome
-        assert current(audit).right is False
+        assert current_outcome(audit).outcome == outcome
+        assert current_outcome(audit).right is False
     assert {finding.rule for finding in audit.at_least("error")} == {rule, "B080"}
 
 
-def renamed(tensors, *changes):
-    """Tensors under names in which texts are exchanged."""
+def with_renamed_tensors(tensors, *changes):
+    """Return the tensors with substrings of their names replaced."""
     for old, new in changes:
         tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
     return tensors
@@ -179,50 +179,50 @@ def renamed(tensors, *changes):
 PUBLISHED = [("cls.predictions.transform.", "lm_predictions.lm_head."), ("cls.predictions.", "lm_predictions.lm_head.")]
 
 
-def test_deberta_under_its_publishers_names(tmp_path):
-    tensors, config = save(tmp_path, made.masked("deberta"))
-    put(tmp_path, renamed(tensors, *PUBLISHED), config)
+def test_check_reports_publisher_names_of_deberta_head_as_errors(tmp_path):
+    tensors, config = save_model(tmp_path, made.masked("deberta"))
+    write_model(tmp_path, with_renamed_tensors(tensors, *PUBLISHED), config)
     assert len(missing(tmp_path, tr.DebertaForMaskedLM)) >= 5
     audit = check(tmp_path)
     assert {"B019", "B035", "B080"} == {finding.rule for finding in audit.at_least("error")}
-    assert current(audit).outcome == columns.RANDOM_HEAD
+    assert current_outcome(audit).outcome == columns.RANDOM_HEAD
 
 
-def test_deberta_whose_config_chooses_those_names(tmp_path):
+def test_check_accepts_publisher_names_of_deberta_that_config_selects(tmp_path):
     model = made.masked("deberta", legacy=False)
     model.save_pretrained(tmp_path)
-    healthy(tmp_path, model)
+    assert_healthy(tmp_path, model)
 
 
-def test_a_body_under_the_class_of_a_masked_model(tmp_path):
-    tensors, config = save(tmp_path, tr.BertModel(made.TEXT_CONFIGS["bert"]()))
-    put(tmp_path, tensors, config | {"architectures": ["BertForMaskedLM"]})
+def test_check_reports_missing_head_of_bert_body_with_masked_lm_class(tmp_path):
+    tensors, config = save_model(tmp_path, tr.BertModel(made.TEXT_CONFIGS["bert"]()))
+    write_model(tmp_path, tensors, config | {"architectures": ["BertForMaskedLM"]})
     assert {"cls.predictions.bias", *made.BERT_HEAD} <= missing(tmp_path, tr.BertForMaskedLM)
     assert {"B019", "B035", "B080"} == {finding.rule for finding in check(tmp_path).at_least("error")}
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_the_old_names_of_a_norm_are_loaded(tmp_path, old):
-    tensors, config = save(tmp_path, made.masked("bert"))
+def test_check_accepts_gamma_and_beta_as_names_of_layer_norm(tmp_path, old):
+    tensors, config = save_model(tmp_path, made.masked("bert"))
     changes = [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")] if old else []
-    put(tmp_path, renamed(tensors, *changes), config)
+    write_model(tmp_path, with_renamed_tensors(tensors, *changes), config)
     assert missing(tmp_path, tr.BertForMaskedLM) == set()
     assert check(tmp_path).at_least("warning") == ()
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_a_bias_that_a_switch_of_the_config_takes_away(tmp_path, has):
-    tensors, config = save(tmp_path, made.modernbert(decoder_bias=has))
+def test_check_expects_decoder_bias_only_if_config_enables_it(tmp_path, has):
+    tensors, config = save_model(tmp_path, made.modernbert(decoder_bias=has))
     assert ("decoder.bias" in tensors) is has
     assert check(tmp_path).at_least("warning") == ()
     tensors.pop("decoder.bias", None)
-    put(tmp_path, tensors, config)
+    write_model(tmp_path, tensors, config)
     assert ("decoder.bias" in missing(tmp_path, tr.ModernBertForMaskedLM)) is has
     assert bool(check(tmp_path).at_least("error")) is has
 
 
-def test_no_stock_loader_opens_a_factored_model(tmp_path):
-    """A child without tiewise's classes is refused; here they are registered by other tests."""
+def test_stock_transformers_refuses_factored_model_and_b080_reports_it(tmp_path):
+    """The load runs in a child process, because other tests register tiewise's classes in this one."""
     model = tr.LlamaForCausalLM(made.TEXT_CONFIGS["llama"]())
     model.save_pretrained(tmp_path / "plain")
     factor(tmp_path / "plain", tmp_path / "factored", rank=4, force=True)
@@ -241,27 +241,27 @@ def test_no_stock_loader_opens_a_factored_model(tmp_path):
         assert works or "does not recognize" in done.stderr
 
 
-def command(*arguments):
+def run_command(*arguments):
     """Run the command line and return its exit code."""
     line = [sys.executable, "-m", "tiewise", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, check=False).returncode
 
 
-def test_links_out_of_the_folder_are_followed_if_asked(tmp_path):
+def test_check_and_untie_follow_outside_links_only_with_follow_links(tmp_path):
     path = llama(tmp_path / "model")
     (path / FILE).rename(tmp_path / "elsewhere.safetensors")
     (path / FILE).symlink_to(tmp_path / "elsewhere.safetensors")
     assert "--follow-links" in check(path).at_least("fatal")[0].repair
     assert check(path, follow_links=True).at_least("warning") == ()
-    assert check(path).at_least("fatal")  # it holds for that one call
+    assert check(path).at_least("fatal")  # the option applies to one call only
     untie = ["untie", path, "--to", tmp_path / "made", "--quiet"]
-    assert [command("check", path), command("check", path, "--follow-links")] == [1, 0]
-    assert [command(*untie), command(*untie, "--follow-links")] == [2, 0]
+    assert [run_command("check", path), run_command("check", path, "--follow-links")] == [1, 0]
+    assert [run_command(*untie), run_command(*untie, "--follow-links")] == [2, 0]
     assert not (tmp_path / "made" / FILE).is_symlink()
     assert set(load_file(tmp_path / "made" / FILE)) == {*llama_tensors(), "lm_head.weight"}
 
 
-def test_a_name_that_leads_out_is_refused_even_so(tmp_path):
+def test_check_refuses_shard_names_outside_folder_despite_follow_links(tmp_path):
     path = llama(tmp_path / "model", shards=2)
     index = json.loads((path / "model.safetensors.index.json").read_text())
     index["weight_map"] = dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")

@@ -1,4 +1,4 @@
-"""The committed architecture data is what the generator makes of transformers, and says where a name is loaded."""
+"""Test the committed architecture data against its generator and against transformers' renaming on load."""
 
 import json
 import random
@@ -26,12 +26,12 @@ ALWAYS = ["AlbertForMaskedLM", "BartForConditionalGeneration", "Blip2ForConditio
 ALWAYS += ["Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration"]
 
 
-def test_made_from_the_installed_version():
+def test_family_data_is_from_installed_transformers():
     assert family_data()["transformers"] == tr.__version__
 
 
 def with_slow(quick, *others):
-    """Classes for `parametrize`, all but the first of which are slow."""
+    """Return classes for `parametrize`; only `quick` ones lack the slow mark."""
     return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*others} - {*quick}))]
 
 
@@ -39,12 +39,12 @@ AGAIN = ["LlamaForCausalLM", "T5ForConditionalGeneration", "OPTForCausalLM", "Za
 
 
 @pytest.mark.parametrize("name", with_slow(AGAIN, *ALWAYS, *random.Random(5).sample(sorted(CLASSES), 60)))
-def test_classes_made_again(name):
+def test_generator_reproduces_committed_class_entry(name):
     assert json.loads(json.dumps(make_families.class_entry(getattr(tr, name)))) == CLASSES[name]
 
 
 @pytest.mark.slow
-def test_every_config_made_again():
+def test_generator_reproduces_all_committed_configs():
     made, tokenless = make_families.all_configs()
     made = json.loads(json.dumps(made))
     kept = {
@@ -55,7 +55,7 @@ def test_every_config_made_again():
     assert DATA["tokenless"] == tokenless
 
 
-def test_every_class_is_there_or_said_to_be_missing():
+def test_family_data_lists_every_class_as_built_or_not_built():
     unknown = set(make_families.class_names()) - set(CLASSES) - set(DATA["not_built"])
     assert len(CLASSES) >= 350
     assert len(DATA["not_built"]) <= 20
@@ -63,13 +63,13 @@ def test_every_class_is_there_or_said_to_be_missing():
     assert all(any(word in name for word in tokenless) for name in unknown), unknown
 
 
-def test_the_file_is_small_and_one_line_a_family():
+def test_families_file_is_small_and_has_generator_format():
     text = (ROOT / "src/tiewise/checkpoint/data/families.json").read_text()
-    assert len(text) < 225_000  # of which 26 kB say where layers lie, and 21 kB what lies between body and head
+    assert len(text) < 225_000  # 26 kB of it locate layers, and 21 kB describe modules between body and head
     assert make_families.written(DATA) == text
 
 
-def test_asked_by_config():
+def test_family_and_class_ends_answer_by_config():
     assert family("llama").ends.tie is False
     assert family("gpt2").ends.tie is True
     assert family("nobody") == Family("nobody", is_written=False)
@@ -78,7 +78,7 @@ def test_asked_by_config():
     assert class_ends("llama", "LlamaForSequenceClassification") is None
     assert class_ends("opt", None).maps == ("model.decoder.project_out", "model.decoder.project_in")
     assert without_tokens("wav2vec2", "Wav2Vec2ForPreTraining")
-    assert not without_tokens("dbrx", "DbrxForCausalLM")  # not built, so not known to have none
+    assert not without_tokens("dbrx", "DbrxForCausalLM")  # not built, so it may have a table of tokens
 
 
 OWN_RULES = sorted(name for name, entry in CLASSES.items() if "loads" in entry)
@@ -87,8 +87,8 @@ PREFIXES = ["", "model.", "language_model.", "language_model.model.", "model.lan
 PREFIXES += ["_orig_mod.", "module.", "base_model.model.", "transformer.", "thinker.", "x", "xx"]
 
 
-def spelt():
-    """Names of ends of all classes, behind prefixes of others."""
+def prefixed_names():
+    """Return the names of all classes' ends under every prefix."""
     modules = {m for entry in CLASSES.values() for m in (*entry.get("inputs", []), entry.get("output")) if m}
     modules |= {
         pair[end]
@@ -100,8 +100,8 @@ def spelt():
     return sorted({prefix + name for prefix in PREFIXES for name in names})
 
 
-def asked_of_transformers(model, names):
-    """{name: name in the model, or None} by the steps of `convert_and_load_state_dict_in_model`."""
+def loaded_names_in_transformers(model, names):
+    """Return {name: name in the model, or None} by the steps of `convert_and_load_state_dict_in_model`."""
     conversions = get_model_conversion_mapping(model)
     renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
     others = [c for c in conversions if not isinstance(c, WeightRenaming)]
@@ -118,13 +118,13 @@ LOADED = {*random.Random(7).sample(OWN_RULES, 16), *random.Random(8).sample(sort
 
 
 @pytest.mark.parametrize("name", with_slow(QUICK, *LOADED))
-def test_a_name_is_loaded_where_transformers_loads_it(name):
+def test_loaded_as_agrees_with_transformers(name):
     model_class = getattr(tr, name)
     model = make_families._build(model_class, make_families._small(model_class))
     ends = class_ends(model.config.model_type, name)
     ours = {*(f"{module}.weight" for module in (*ends.inputs, ends.output) if module), *ends.biases}
-    names = spelt()
-    for spelling, loaded in asked_of_transformers(model, names).items():
+    names = prefixed_names()
+    for spelling, loaded in loaded_names_in_transformers(model, names).items():
         said = ends.loaded_as(spelling.removesuffix(".weight"))
         said = said if said is None or said in ends.biases else f"{said}.weight"
         assert said == (loaded if loaded in ours else None), spelling

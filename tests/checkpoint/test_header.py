@@ -1,4 +1,4 @@
-"""Headers, folders and likeness, held against files that the safetensors library writes."""
+"""Test headers, folders and comparisons of tables against files that the safetensors library writes."""
 
 import json
 
@@ -15,7 +15,7 @@ from tiewise.core.errors import CheckpointError
 
 
 def header(record, data=b"", length=None):
-    """Bytes of a file; a record that is bytes already is taken as it is."""
+    """Return the bytes of a file; a record of type bytes is written unchanged."""
     text = record if isinstance(record, bytes) else json.dumps(record).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
@@ -24,7 +24,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def test_reads_what_the_library_writes(tmp_path):
+def test_reader_returns_tensors_and_metadata_that_safetensors_wrote(tmp_path):
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
     narrow = table.astype(ml_dtypes.bfloat16)
     save_file({"a": table, "b": narrow, "s": np.array(2.0)}, tmp_path / "m.safetensors", {"format": "pt"})
@@ -62,7 +62,7 @@ def test_reads_what_the_library_writes(tmp_path):
         *(({}, length, "header claims") for length in (2**60, 2**64 - 1, 100, 100_000_001)),
     ],
 )
-def test_refuses_a_broken_header_in_one_line(tmp_path, record, data, says):
+def test_read_header_refuses_broken_header_with_one_line_error(tmp_path, record, data, says):
     whole = header(record, length=data) if isinstance(data, int) else header(record, data)
     (tmp_path / "m.safetensors").write_bytes(whole)
     with pytest.raises(CheckpointError, match=says) as caught:
@@ -71,7 +71,7 @@ def test_refuses_a_broken_header_in_one_line(tmp_path, record, data, says):
     assert caught.value.remedy
 
 
-def test_follows_the_links_of_a_hub_cache(tmp_path):
+def test_open_folder_follows_links_of_hub_cache(tmp_path):
     home = tmp_path / "models--a--b"
     snapshot = home / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_follows_the_links_of_a_hub_cache(tmp_path):
     assert list(open_folder(snapshot).tensors) == ["a"]
 
 
-def test_one_broken_shard_does_not_hide_the_others(tmp_path):
+def test_open_folder_lists_tensors_of_intact_shards_beside_broken_one(tmp_path):
     save_file({"a": np.zeros(1)}, tmp_path / "model-00001-of-00002.safetensors")
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"cut")
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
@@ -94,7 +94,7 @@ def test_one_broken_shard_does_not_hide_the_others(tmp_path):
 TABLE = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
 
 
-def pair(tmp_path, a, b):
+def write_pair(tmp_path, a, b):
     save_file({"a": a, "b": b}, tmp_path / "m.safetensors")
     tensors = read_header(tmp_path / "m.safetensors").tensors
     return tensors["a"], tensors["b"]
@@ -109,17 +109,17 @@ def pair(tmp_path, a, b):
         (TABLE[::-1].copy(), "unrelated", 300),
     ],
 )
-def test_likeness_of_two_tables(tmp_path, other, kind, differing):
-    found = likeness(*pair(tmp_path, TABLE, other))
+def test_likeness_classifies_pair_and_counts_differing_rows(tmp_path, other, kind, differing):
+    found = likeness(*write_pair(tmp_path, TABLE, other))
     assert (found.kind, found.differing) == (kind, differing)
     rows = (other != TABLE).any(1)
     moved, own = np.linalg.norm((TABLE - other)[rows]), np.linalg.norm(TABLE[rows])
     assert found.relative == pytest.approx(moved / own if differing else 0, rel=1e-6)
 
 
-def test_same_bytes_looks_at_the_last_byte(tmp_path):
+def test_same_bytes_detects_difference_in_last_byte(tmp_path):
     big = np.zeros((3, 2**18 + 1), np.uint8)
     other = big.copy()
     other[-1, -1] = 1
-    assert not same_bytes(*pair(tmp_path, big, other))
-    assert same_bytes(*pair(tmp_path, big, big))
+    assert not same_bytes(*write_pair(tmp_path, big, other))
+    assert same_bytes(*write_pair(tmp_path, big, big))

@@ -1,4 +1,4 @@
-"""Damaged, oversized and oddly typed checkpoints: plain errors or findings, in bounded memory, and nothing outside."""
+"""Test that damaged, oversized and oddly typed checkpoints give plain errors or findings in bounded memory."""
 
 import json
 import os
@@ -33,7 +33,7 @@ CHILD = Path(__file__).with_name("hostile_child.py")
         *(pytest.param(40_000, 3000, [verb], id=verb, marks=pytest.mark.slow) for verb in ("merge", "slim")),
     ],
 )
-def test_damaged_checkpoints(tmp_path, first, count, kinds):
+def test_check_and_verbs_survive_damaged_checkpoints(tmp_path, first, count, kinds):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, str(CHILD), str(tmp_path / "home"), str(first), str(count), *kinds]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -42,20 +42,20 @@ def test_damaged_checkpoints(tmp_path, first, count, kinds):
     assert not told["failed"], f"{len(told['failed'])} of {count}: " + "\n".join(told["failed"][:20])
     assert told["checked"] + told["refused"] == count
     assert told["refused"] > count // (200 if kinds == ["draft"] else 100)
-    least = {"onnx": 4, "merge": 8, "slim": 8}.get(kinds[0] if kinds else "", 2)  # a graph has no JSON to be odd in
-    assert told["checked"] > count // least  # a verb refuses what it does not know
+    least = {"onnx": 4, "merge": 8, "slim": 8}.get(kinds[0] if kinds else "", 2)  # a graph has no JSON to mutate
+    assert told["checked"] > count // least  # verbs refuse more cases than `check`
     assert told["grown"] < 200 * 2**20
 
 
 @pytest.mark.parametrize("values", [b"[],", b"{},", b"0,"])
-def test_json_of_too_many_values_is_not_parsed(values):
+def test_parse_json_refuses_too_many_values_in_bounded_memory(values):
     text = b"[" + values * (MOST_VALUES // len(values) * 2) + b"0]"
     with memory_below(2**20), pytest.raises(CheckpointError, match="more than 6,000,000 values"):
         parse_json(text, "tokenizer.json")
 
 
 MOST = 512 * 2**20
-SECONDS = 60  # of CPU, on a machine as busy as it may be: none of these hangs
+SECONDS = 60  # CPU time limit, ample on a busy machine, that detects a hang
 CHECKING = f"""
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
@@ -71,8 +71,8 @@ print(json.dumps([said, int(peak.split()[1]) * 1024]))
 """
 
 
-def checked(path):
-    """Check a folder in a process of its own: its findings, once it has stayed within its memory."""
+def check_in_child(path):
+    """Check a folder in a separate process, assert its peak memory, and return its findings."""
     made = subprocess.run([sys.executable, "-c", CHECKING, str(path)], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr[-2000:]
     said, peak = json.loads(made.stdout)
@@ -80,12 +80,12 @@ def checked(path):
     return said
 
 
-def vocabulary(tokens):
+def vocabulary_json(tokens):
     return '{"model":{"vocab":{' + ",".join(f'"token {i}":{i}' for i in range(tokens)) + "}}}"
 
 
 MANY = "more than 1,500,000 tokens"
-# file, what it holds, what is said of it: nothing where it is as large as may be, and read
+# file, content, words of the finding; None for the largest content that is accepted
 QUICK = {
     "pieces": ("tokenizer.model", lambda: b"\n\0" * 5_000_000, MANY),
     "other fields": ("spiece.model", lambda: b"\x10\0" * 5_000_000, MANY),
@@ -95,8 +95,8 @@ QUICK = {
 SLOW = {
     "200 MB of pieces": ("tokenizer.model", lambda: b"\n\0" * 100_000_000, MANY),
     "200 MB of lines": ("vocab.txt", lambda: b"\n" * 200_000_000, MANY),
-    "5 M tokens": ("tokenizer.json", lambda: vocabulary(5_000_000).encode(), "more than 6,000,000 values"),
-    "2 M tokens": ("tokenizer.json", lambda: vocabulary(2_000_000).encode(), None),
+    "5 M tokens": ("tokenizer.json", lambda: vocabulary_json(5_000_000).encode(), "more than 6,000,000 values"),
+    "2 M tokens": ("tokenizer.json", lambda: vocabulary_json(2_000_000).encode(), None),
     "a long config": ("config.json", lambda: b'{"a":[' + b"[]," * 3_000_000 + b"0]}", " bytes"),
 }
 CASES = [pytest.param(*case, id=name) for name, case in QUICK.items()]
@@ -104,32 +104,36 @@ CASES += [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in
 
 
 @pytest.mark.parametrize(("file", "content", "says"), CASES)
-def test_a_file_beyond_all_bounds_is_a_finding(tmp_path, file, content, says):
+def test_b001_reports_files_beyond_size_limits(tmp_path, file, content, says):
     path = llama(tmp_path / "a")
     (path / file).write_bytes(content())
-    faults = [evidence for rule, evidence, _ in checked(path) if rule == "B001"]
+    faults = [evidence for rule, evidence, _ in check_in_child(path) if rule == "B001"]
     assert len(faults) == (says is not None)
     assert all(evidence.startswith(f"{file}: ") and says in evidence for evidence in faults)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [MOST_FIELDS + 1, MOST_FIELDS - 9])
-def test_a_graph_of_as_many_nodes_as_may_be(tmp_path, nodes):
+def test_check_refuses_onnx_graph_above_field_limit(tmp_path, nodes):
     (tmp_path / "m.onnx").write_bytes(piece(7, piece(1, b"") * nodes))
-    said = checked(tmp_path / "m.onnx")
+    said = check_in_child(tmp_path / "m.onnx")
     assert (f"more than {MOST_FIELDS:,} fields" in said) == (nodes > MOST_FIELDS)
 
 
-def indexed(path, shards):
-    """A folder whose index names shards that are not there."""
+def write_index_without_shards(path, shards):
+    """Write a folder whose index names missing shards."""
     write_checkpoint(path, llama_config())
     (path / "model.safetensors").unlink()
     return write_index(path, {f"t{i}": f"model-{i:06d}.safetensors" for i in range(shards)}, None)
 
 
 @pytest.mark.parametrize("shards", [10, 11, 12, pytest.param(20_000, id="many")])
-def test_findings_of_one_kind_are_counted_after_the_tenth(tmp_path, shards):
-    found = [(said, count) for rule, said, count in checked(indexed(tmp_path / "a", shards)) if rule == "B002"]
+def test_check_counts_findings_of_one_kind_after_the_tenth(tmp_path, shards):
+    found = [
+        (said, count)
+        for rule, said, count in check_in_child(write_index_without_shards(tmp_path / "a", shards))
+        if rule == "B002"
+    ]
     assert sum(count for _, count in found) == shards
     assert len(found) == min(shards, 11)
     assert found[0][0] == "the index maps 1 tensor to it (t0), and it is not there"
@@ -138,8 +142,8 @@ def test_findings_of_one_kind_are_counted_after_the_tenth(tmp_path, shards):
         assert found[-1] == (f"{more}, the last at model-{shards - 1:06d}.safetensors", shards - 10)
 
 
-def test_the_terminal_counts_them_all(tmp_path):
-    command = [sys.executable, "-m", "tiewise", "check", indexed(tmp_path / "a", 3000)]
+def test_terminal_summarises_findings_of_one_kind_by_count(tmp_path):
+    command = [sys.executable, "-m", "tiewise", "check", write_index_without_shards(tmp_path / "a", 3000)]
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 1
     assert "2,990 more of 3,000 findings of this kind" in " ".join(said.stdout.split())
@@ -147,20 +151,20 @@ def test_the_terminal_counts_them_all(tmp_path):
     assert len(said.stdout) < 10_000
 
 
-def test_more_shards_than_any_checkpoint_has(tmp_path):
-    found = checked(indexed(tmp_path / "a", 40_000))
+def test_check_refuses_index_with_too_many_shards(tmp_path):
+    found = check_in_child(write_index_without_shards(tmp_path / "a", 40_000))
     assert any("40,000 tensors in 40,000 files are no checkpoint" in evidence for _, evidence, _ in found)
 
 
 @pytest.mark.slow
-def test_many_empty_shards_and_more_tensors_than_any_checkpoint_has(tmp_path):
+def test_check_refuses_too_many_tensors_and_counts_empty_shards(tmp_path):
     path = write_checkpoint(tmp_path / "a", llama_config())
     (path / "model.safetensors").write_bytes(header(dict.fromkeys(map(str, range(170_000)), entry("F32", [0], [0, 0]))))
-    assert "more than 160,000 tensors are no checkpoint" in checked(path)
+    assert "more than 160,000 tensors are no checkpoint" in check_in_child(path)
     (path / "model.safetensors").unlink()
     for i in range(20_000):
         (path / f"model-{i}.safetensors").touch()
-    assert sum(count for rule, _, count in checked(path) if rule == "B001") == 20_000
+    assert sum(count for rule, _, count in check_in_child(path) if rule == "B001") == 20_000
 
 
 ODD = st.sampled_from([-1, 0, 1, 2**63, 10**400, 1e308, float("inf"), float("nan"), True, "", "32000", "\x1b[2J", None])
@@ -182,7 +186,7 @@ TOKENIZERS = ["added_tokens", "model", "version"]
 
 @st.composite
 def configs(draw):
-    """A Llama's config in which some keys, at the root or below it, hold anything."""
+    """Draw a Llama's config in which some keys, at the root or below, have arbitrary values."""
     config = llama_config(draw(st.booleans()))
     config["model_type"] = draw(st.sampled_from(["llama", "t5", "granite", "mllama", "tiewise", "llava", "nobody's"]))
     for level in draw(st.lists(st.sampled_from(LEVELS), min_size=1, max_size=2)):
@@ -207,7 +211,7 @@ SLOW_DISK = settings(max_examples=100, suppress_health_check=[HealthCheck.functi
 
 @SLOW_DISK
 @given(config=configs(), generation=VALUES, stored_head=st.booleans())
-def test_configs(tmp_path, config, generation, stored_head):
+def test_check_tolerates_arbitrary_configs(tmp_path, config, generation, stored_head):
     path = llama(tmp_path, not stored_head, files={"generation_config.json": generation})
     (path / "config.json").write_text(json.dumps(config))
     assert_sane(check(path, deep=True))
@@ -215,7 +219,7 @@ def test_configs(tmp_path, config, generation, stored_head):
 
 @SLOW_DISK
 @given(whole=st.booleans(), entries=st.dictionaries(st.sampled_from(TOKENIZERS), VALUES), beside=VALUES)
-def test_tokenizers(tmp_path, whole, entries, beside):
+def test_check_tolerates_arbitrary_tokenizers(tmp_path, whole, entries, beside):
     record = bpe_tokenizer() | entries if whole else entries
     files = {"added_tokens.json": beside, "tokenizer_config.json": {"added_tokens_decoder": beside}}
     assert_sane(check(llama(tmp_path, tokenizer=record, files=files), deep=True))
@@ -223,7 +227,7 @@ def test_tokenizers(tmp_path, whole, entries, beside):
 
 @SLOW_DISK
 @given(weight_map=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | VALUES, max_size=4), metadata=VALUES)
-def test_indexes(tmp_path, weight_map, metadata):
+def test_check_tolerates_arbitrary_indexes(tmp_path, weight_map, metadata):
     path = llama(tmp_path, shards=2)
     index = path / "model.safetensors.index.json"
     record = json.loads(index.read_text())
@@ -233,7 +237,7 @@ def test_indexes(tmp_path, weight_map, metadata):
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 20_000])
-def test_fields_of_a_protocol_buffer_have_the_length_that_is_written(length):
+def test_first_fields_returns_protocol_buffer_fields_of_any_length(length):
     data = piece(1, b"a" * length) + piece(2, b"passed over") + piece(1, b"b")
     spans = first_fields(data, 0, len(data), 10, "file")
     assert [data[start:end] for start, end in spans] == [b"a" * length, b"b"]

@@ -1,4 +1,4 @@
-"""What loaders make of a checkpoint: the installed transformers by what it loads, the others by their threads."""
+"""Test predicted loader outcomes against loads with transformers and, for other loaders, their issue threads."""
 
 import json
 import random
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 @lru_cache
-def saved_untied(name):
+def save_untied_once(name):
     model = saved.tiny(name, False)
     tables, head = saved.ends(model)
     head.weight = torch.nn.Parameter(torch.randn_like(head.weight))  # T5 ties whatever the flag says
@@ -51,50 +51,50 @@ def saved_untied(name):
     return stored, config, {"input": sorted(inputs), "output": output, "bias": biases}
 
 
-def untied(name):
-    """An untied tiny model, saved once: its tensors, its config, and names of its parts: input, output, bias."""
-    stored, config, parts = saved_untied(name)
+def load_untied(name):
+    """Return the tensors, the config and the part names (input, output, bias) of a saved untied tiny model."""
+    stored, config, parts = save_untied_once(name)
     return dict(stored), json.loads(config), parts
 
 
-def write(folder, tensors, config):
+def write_folder(folder, tensors, config):
     save_file({n: tensor.clone().contiguous() for n, tensor in tensors.items()}, folder / FILE, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def with_flags(config, flags):
-    """A config with flags at some levels and nowhere else."""
+    """Return a config with flags at the given levels only."""
     config = saved.without(config, FLAG)
     for level, value in flags.items():
         (config[level] if level else config)[FLAG] = value
     return config
 
 
-def put(model, folder, flags, state):
-    """Write an untied model with these flags, its tables in one of the states; table and head before that."""
+def write_state(model, folder, flags, state):
+    """Write an untied model with these flags and this table state; return its original table and head."""
     tensors, config, parts = model
     inputs, (output,) = parts["input"], parts["output"]
     table, head = tensors[inputs[0]], tensors[output]
     tensors |= dict.fromkeys(inputs, table) | ({output: table} if state == columns.SAME else {})
     for name in {columns.NONE: [output], columns.ALONE: inputs, columns.NEITHER: [*inputs, output]}.get(state, []):
         del tensors[name]
-    write(folder, tensors, with_flags(config, flags))
+    write_folder(folder, tensors, with_flags(config, flags))
     return table, head
 
 
-def outcomes(folder, scan=True):
-    """{column of the documentation's matrix: what is said of that loader}."""
+def outcomes_by_column(folder, scan=True):
+    """Return {column of the documentation's matrix: predicted outcome}."""
     found = predict(Facts(open_folder(folder), scan=scan))
     said = {one.loader: one for one in found} | {(one.loader, one.versions): one for one in found}
     return {column: said.get((loader.name, loader.versions), said[loader.name]) for column, loader in COLUMNS.items()}
 
 
-def predicted(folder, scan=True):
-    return outcomes(folder, scan)[f"transformers {tr.__version__}"]
+def predicted_outcome(folder, scan=True):
+    return outcomes_by_column(folder, scan)[f"transformers {tr.__version__}"]
 
 
-def observe(name, folder):
-    """What two loads under different seeds make of a folder: the outcome, tables, head, keys that were missing."""
+def observe_loads(name, folder):
+    """Load a folder under two seeds; return the outcome, tables, head and missing keys."""
     loads, quiet = [], 0
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -116,7 +116,7 @@ def observe(name, folder):
     return outcome, tables, head, info["missing_keys"]
 
 
-def _cases():
+def verified_cases():
     for name, flags in VERIFIED.items():
         for flag in flags:
             for state in columns.STATES:
@@ -125,12 +125,12 @@ def _cases():
                 yield pytest.param(name, flag, state, marks=mark, id=f"{name}-{written}-{state}")
 
 
-@pytest.mark.parametrize(("name", "flags", "state"), list(_cases()))
-def test_this_transformers_does_what_is_said_of_it(name, flags, state, tmp_path):
-    table, head = put(untied(name), tmp_path, flags, state)
+@pytest.mark.parametrize(("name", "flags", "state"), list(verified_cases()))
+def test_predicted_outcome_matches_load_with_installed_transformers(name, flags, state, tmp_path):
+    table, head = write_state(load_untied(name), tmp_path, flags, state)
     head = table if state == columns.SAME else head
-    said = predicted(tmp_path)
-    seen, tables, loaded, _ = observe(name, tmp_path)
+    said = predicted_outcome(tmp_path)
+    seen, tables, loaded, _ = observe_loads(name, tmp_path)
     assert (said.outcome, said.predicted) == (seen, False)
     assert said.right == (seen in (columns.TIED, columns.UNTIED, columns.UNTIED_WITH_WARNING))
     if seen == columns.TIED:
@@ -147,7 +147,7 @@ def flagged(flag):
     return lambda tensors, config: config.update({FLAG: flag})
 
 
-def halved(*names):
+def with_half_the_rows(*names):
     return lambda tensors, config: tensors.update({name: tensors[name][:50] for name in names})
 
 
@@ -173,11 +173,11 @@ def body(tensors, config):
     config[FLAG] = True
 
 
-# model, what is changed, what is said, words of its sentence, what happens or why loading stops, whose keys are missing
+# model, edit, predicted outcome, words of its sentence, observed outcome or error, missing keys
 EDITED = [
     *((LLAMA, flagged(flag), columns.ERROR, "", FLAG, []) for flag in ("true", None, 1)),
     *((T5, flagged(flag), columns.UNTIED_WITH_WARNING, "", columns.UNTIED_WITH_WARNING, []) for flag in ("true", None)),
-    *((LLAMA, halved(*names), columns.ERROR, "50 rows", "mismatch", [])
+    *((LLAMA, with_half_the_rows(*names), columns.ERROR, "50 rows", "mismatch", [])
       for names in ([HEAD], [TABLE], [TABLE, HEAD])),
     *((name, shared_alone, columns.RANDOM_TABLE, "coder.embed_tokens.weight", columns.RANDOM_TABLE, [])
       for name in (BART, "SwitchTransformersForConditionalGeneration")),
@@ -189,24 +189,24 @@ EDITED = [
 
 
 @pytest.mark.parametrize(("name", "edit", "outcome", "words", "happens", "missing"), EDITED)
-def test_what_was_edited(tmp_path, name, edit, outcome, words, happens, missing):
-    tensors, config, _ = untied(name)
+def test_predicted_outcome_matches_load_of_edited_checkpoint(tmp_path, name, edit, outcome, words, happens, missing):
+    tensors, config, _ = load_untied(name)
     edit(tensors, config)
-    write(tmp_path, tensors, config)
-    said = predicted(tmp_path)
+    write_folder(tmp_path, tensors, config)
+    said = predicted_outcome(tmp_path)
     assert said.outcome == outcome
     assert words in said.sentence
     if outcome == columns.ERROR:
         with pytest.raises(Exception, match=happens):
-            observe(name, tmp_path)
+            observe_loads(name, tmp_path)
         return
     assert said.right is (outcome != columns.RANDOM_TABLE)
-    seen, *_, keys = observe(name, tmp_path)
+    seen, *_, keys = observe_loads(name, tmp_path)
     assert (seen, bool(keys)) == (happens, happens == columns.RANDOM_TABLE)
     assert {*missing, *([said.sentence.split()[0]] if words else [])} <= set(keys)
 
 
-# model, flags, state, {loader: what it makes of that}: the threads that docs/loaders.md cites
+# model, flags, state, {loader: outcome}; docs/loaders.md cites the threads
 FOUR, BEFORE, SINCE = "transformers 4", "vLLM before August 2026", "vLLM since August 2026"
 OTHERS = (FOUR, BEFORE, SINCE, "llama.cpp", "mlx-lm")
 DROPPED, LOUD, DRAWN = columns.DROPPED, columns.ERROR, columns.RANDOM_HEAD
@@ -221,30 +221,30 @@ THREADS = [
         (None, columns.DIFFERENT, ["untied", "untied", "untied", "untied", DROPPED]),
     ]),
     ("Gemma2ForCausalLM", {"": False}, columns.DIFFERENT, {"llama.cpp": DROPPED}),
-    # vllm#51063's two levels; transformers 4 asks the text part
+    # vllm#51063 has two levels; transformers 4 reads the flag of the text part
     ("Gemma3ForConditionalGeneration", {"": True, "text_config": False}, columns.DIFFERENT,
      {BEFORE: DROPPED, FOUR: "untied"}),
     (T5, {}, columns.NONE, {"mlx-lm": columns.NOT_SERVED}),
-    (T5, {"": True}, columns.NONE, {"llama.cpp": "tied"}),  # of encoder-decoders it converts T5
+    (T5, {"": True}, columns.NONE, {"llama.cpp": "tied"}),  # T5 is the encoder-decoder that it converts
     (BART, {"": True}, columns.NONE, {"llama.cpp": columns.NOT_SERVED}),
     ("NemotronHForCausalLM", {"": True}, columns.DIFFERENT, dict.fromkeys(COLUMNS, "untied")),  # its class never ties
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "flags", "state", "words"), THREADS)
-def test_other_loaders_as_their_threads_say(tmp_path, name, flags, state, words):
-    put(untied(name), tmp_path, flags, state)
-    said = outcomes(tmp_path)
+def test_predictions_for_other_loaders_match_cited_threads(tmp_path, name, flags, state, words):
+    write_state(load_untied(name), tmp_path, flags, state)
+    said = outcomes_by_column(tmp_path)
     assert {column: said[column].outcome for column in words} == words
 
 
-def test_without_reading_tables_it_says_on_what_it_depends(tmp_path):
-    put(untied(LLAMA), tmp_path, {"": True}, columns.DIFFERENT)
-    said = predicted(tmp_path, scan=False)
+def test_prediction_without_scan_depends_on_equality_of_tables(tmp_path):
+    write_state(load_untied(LLAMA), tmp_path, {"": True}, columns.DIFFERENT)
+    said = predicted_outcome(tmp_path, scan=False)
     assert (said.outcome, said.right) == (columns.DEPENDS, True)
     assert "kept with a warning or tied" in said.sentence
-    put(untied(LLAMA), tmp_path, {"": False}, columns.DIFFERENT)
-    assert predicted(tmp_path, scan=False).outcome == columns.UNTIED
+    write_state(load_untied(LLAMA), tmp_path, {"": False}, columns.DIFFERENT)
+    assert predicted_outcome(tmp_path, scan=False).outcome == columns.UNTIED
 
 
 OWN = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": "factored:8"}
@@ -258,17 +258,17 @@ OWN = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": 
         ({"model_type": "nobody", "architectures": ["Nobody"]}, {f"transformers {tr.__version__}": columns.DEPENDS}),
     ],
 )
-def test_other_configs(tmp_path, config, words):
-    tensors, written, _ = untied(LLAMA)
-    write(tmp_path, tensors, written | config)
-    said = outcomes(tmp_path)
+def test_predict_handles_headless_tiewise_unknown_and_absent_configs(tmp_path, config, words):
+    tensors, written, _ = load_untied(LLAMA)
+    write_folder(tmp_path, tensors, written | config)
+    said = outcomes_by_column(tmp_path)
     assert {column: said[column].outcome for column in words} == words
     assert all(one.predicted for one in said.values()), said
     (tmp_path / "config.json").unlink()
     assert predict(Facts(open_folder(tmp_path))) == ()
 
 
-def test_the_matrix_in_the_documentation_is_the_one_in_use():
+def test_loader_matrix_in_docs_equals_loader_columns():
     right = ("tied", "untied", "kept with a warning")
     rows = [["flag", "stored", *COLUMNS], ["---"] * (2 + len(COLUMNS))]
     for flag in (True, False):
@@ -280,13 +280,13 @@ def test_the_matrix_in_the_documentation_is_the_one_in_use():
     assert text.split("<!-- matrix -->\n")[1].split("\n<!-- end -->")[0] == table
 
 
-# whatever transformers refuses to load, or draws at random, is an error: random folders, held against its loading
+# random folders: `check` reports an error for everything that transformers refuses to load or draws at random
 
 PREFIXES = ("_orig_mod.", "module.", "model.", "language_model.", "model.language_model.", "x", "transformer.")
 
 
-def spoil(parts, tensors, draw):
-    """Change tensors at random, and say what was done."""
+def damage(parts, tensors, draw):
+    """Change tensors at random and return a description of the changes."""
     head = parts["output"][0]
     how = draw.choice(["none", "equal", "differs", "alone", "zeros", "nan"])
     shared = tensors[parts["input"][0]].clone()
@@ -317,22 +317,22 @@ def spoil(parts, tensors, draw):
     return done
 
 
-def _spoilt():
+def damaged_cases():
     for name in VERIFIED:
         for number in range(5):
             quick = name in (LLAMA, BART) and number < 3
             yield pytest.param(name, number, marks=() if quick else pytest.mark.slow, id=f"{name}-{number}")
 
 
-@pytest.mark.parametrize(("name", "number"), list(_spoilt()))
-def test_what_transformers_loses_is_an_error(tmp_path, name, number):
-    tensors, config, parts = untied(name)
+@pytest.mark.parametrize(("name", "number"), list(damaged_cases()))
+def test_check_reports_error_if_transformers_loses_damaged_tensors(tmp_path, name, number):
+    tensors, config, parts = load_untied(name)
     draw = random.Random(f"{name} {number}")
-    done = [flags := draw.choice(VERIFIED[name]), *spoil(parts, tensors, draw)]
-    write(tmp_path, tensors, with_flags(config, flags))
-    audit, said = check(tmp_path), predicted(tmp_path).outcome
+    done = [flags := draw.choice(VERIFIED[name]), *damage(parts, tensors, draw)]
+    write_folder(tmp_path, tensors, with_flags(config, flags))
+    audit, said = check(tmp_path), predicted_outcome(tmp_path).outcome
     try:
-        seen, *_, missing = observe(name, tmp_path)
+        seen, *_, missing = observe_loads(name, tmp_path)
     except (RuntimeError, OSError):
         seen = columns.ERROR
     if seen in BROKEN:
@@ -341,7 +341,7 @@ def test_what_transformers_loses_is_an_error(tmp_path, name, number):
     elif said == columns.NEW_BIAS:
         assert any(key.endswith("bias") for key in missing)
     elif said == columns.DEPENDS:
-        assert audit.at_least("error"), done  # of several input tables some are not read
+        assert audit.at_least("error"), done  # some of several input tables are not read
     else:
         alike = (columns.TIED, DROPPED) if seen == columns.TIED else (columns.UNTIED, columns.UNTIED_WITH_WARNING)
         assert said in alike, done
@@ -360,7 +360,7 @@ FILES = st.sampled_from([FILE, FILE, FILE, "consolidated.safetensors", "model.fp
 
 @settings(max_examples=150)
 @given(st.data())
-def test_no_loader_loses_a_model_without_an_error(tmp_path_factory, data):
+def test_check_reports_error_for_every_broken_loader_outcome(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any")
     named, kind = data.draw(st.sampled_from(ARCHITECTURES)), data.draw(st.sampled_from(FAMILIES))
     config = llama_config(None, model_type=kind, architectures=[named] if named else None)

@@ -1,4 +1,4 @@
-"""What is known of loaders family by family: mlx-lm as it was run, SGLang and vLLM as their sources were read."""
+"""Test predictions per model family against runs of mlx-lm and against sources of SGLang, vLLM and llama.cpp."""
 
 import json
 import re
@@ -23,13 +23,13 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OTHER = table(seed=1)
 
 
-def made_by(loader, path):
-    """[(versions, outcome, whether it is only read)] of a loader."""
+def outcomes_of(loader, path):
+    """Return [(versions, outcome, whether it is only predicted)] of a loader."""
     found = predict(Facts(open_folder(path)))
     return [(one.versions, one.outcome, one.predicted) for one in found if one.loader == loader]
 
 
-def folder(path, kind, flag, head=None, **config):
+def write_family(path, kind, flag, head=None, **config):
     written = llama_config(flag, model_type=kind, architectures=[f"{kind.title()}ForCausalLM"]) | config
     return write_checkpoint(path, written, {TABLE: table()} | ({} if head is None else {HEAD: head}))
 
@@ -41,18 +41,18 @@ LLAMA_CPP = {
     "cohere2": ("tied", "load error", "load error"),
     "qwen2_moe": ("load error", "untied", "untied"),
 }
-# loader, family, flag, head, what it makes of that, and whether that was read alone or run too
+# loader, family, flag, head, outcome, and whether the outcome was read in the source or run
 MADE = [
     *(("llama.cpp", kind, True, head, word, "read")
       for kind, words in LLAMA_CPP.items() for head, word in zip((None, table(), OTHER), words, strict=True)),
-    ("vLLM", "gemma2", True, OTHER, "load error", "read"),  # its class has no head to load one into
+    ("vLLM", "gemma2", True, OTHER, "load error", "read"),  # its class has no head that could load the tensor
     ("vLLM", "llama", True, OTHER, "kept with a warning", "read"),
-    ("mlx-lm", "granite", True, table(), "tied", "run"),  # mlx-lm#1298, which refused it, is merged
-    ("mlx-lm", "gemma2", True, table(), "load error", "run"),  # a merge that stores the head once more: mergekit#385
+    ("mlx-lm", "granite", True, table(), "tied", "run"),  # mlx-lm#1298, which fixes a refusal, is merged
+    ("mlx-lm", "gemma2", True, table(), "load error", "run"),  # a merge that stores a copy of the head: mergekit#385
     ("mlx-lm", "gemma3_text", True, OTHER, "untied", "run"),
-    ("mlx-lm", "llama", None, OTHER, "head dropped", "run"),  # its flag is true where it is absent
-    ("mlx-lm", "mixtral", None, OTHER, "untied", "run"),  # and here it is false
-    ("mlx-lm", "qwen3", None, None, "load error", "run"),  # and here it must be there
+    ("mlx-lm", "llama", None, OTHER, "head dropped", "run"),  # an absent flag counts as true
+    ("mlx-lm", "mixtral", None, OTHER, "untied", "run"),  # an absent flag counts as false
+    ("mlx-lm", "qwen3", None, None, "load error", "run"),  # the flag is required
     ("mlx-lm", "phi3", True, OTHER, "load error", "run"),
     ("mlx-lm", "internlm2", True, None, "tied", "read"),
     ("mlx-lm", "codegen", True, None, "not served", "read"),
@@ -60,52 +60,52 @@ MADE = [
 
 
 @pytest.mark.parametrize(("loader", "kind", "flag", "head", "outcome", "how"), MADE)
-def test_what_a_loader_makes_of_a_family(tmp_path, loader, kind, flag, head, outcome, how):
+def test_predict_gives_outcome_of_loader_for_family(tmp_path, loader, kind, flag, head, outcome, how):
     versions = {"llama.cpp": "convert_hf_to_gguf", "vLLM": "since August 2026", "mlx-lm": "0.2x"}
     version = VERSION if how == "run" else versions[loader]
-    assert made_by(loader, folder(tmp_path, kind, flag, head))[-1] == (version, outcome, how == "read")
+    assert outcomes_of(loader, write_family(tmp_path, kind, flag, head))[-1] == (version, outcome, how == "read")
 
 
-def test_mlx_was_run_with_the_flag_at_every_level(tmp_path):
+def test_predict_marks_mlx_outcome_as_predicted_if_levels_disagree(tmp_path):
     levels = {"text_config": llama_config(False, model_type="mistral")}
-    assert made_by("mlx-lm", folder(tmp_path, "mistral3", True, **levels)) == [("0.2x", "tied", True)]
+    assert outcomes_of("mlx-lm", write_family(tmp_path, "mistral3", True, **levels)) == [("0.2x", "tied", True)]
 
 
-def bare(tensors):
-    """Under the names of a body that was saved alone."""
+def without_prefix(tensors):
+    """Rename tensors as if the body had been saved alone."""
     return {name.removeprefix("model."): array for name, array in tensors.items()}
 
 
-def longer(tensors):
-    """Behind the body's prefix once more."""
+def with_prefix_twice(tensors):
+    """Repeat the body's prefix in every name except the head's."""
     return {name if name == HEAD else f"model.{name}": array for name, array in tensors.items()}
 
 
-def cut(*names):
-    """With tables that have fewer rows than the config says."""
+def with_fewer_rows(*names):
+    """Return a function that shortens tables below the config's vocab_size."""
     return lambda tensors: tensors | {name: tensors[name][: V - 4] for name in names}
 
 
 NULL = {"tie_word_embeddings": None}
-# flag, what is done to the tensors, settings of the config, whether mlx-lm loads it
+# flag, change of the tensors, settings of the config, whether mlx-lm loads the folder
 STRICT = {
     "tied": (True, dict, {}, True),
     "untied": (False, dict, {}, True),
-    "tied, bare names": (True, bare, {}, False),
-    "untied, bare names": (False, bare, {}, False),
-    "tied, prefix twice": (True, longer, {}, False),
-    "untied, prefix twice": (False, longer, {}, False),
-    "head cut": (False, cut(HEAD), {}, False),
-    "table cut": (True, cut(TABLE), {}, False),
-    "both cut": (False, cut(TABLE, HEAD), {}, False),
+    "tied, bare names": (True, without_prefix, {}, False),
+    "untied, bare names": (False, without_prefix, {}, False),
+    "tied, prefix twice": (True, with_prefix_twice, {}, False),
+    "untied, prefix twice": (False, with_prefix_twice, {}, False),
+    "head cut": (False, with_fewer_rows(HEAD), {}, False),
+    "table cut": (True, with_fewer_rows(TABLE), {}, False),
+    "both cut": (False, with_fewer_rows(TABLE, HEAD), {}, False),
     "stale vocab_size": (True, dict, {"vocab_size": V + 8}, False),
     "null, no head": (True, dict, NULL, False),
     "null, a head": (False, dict, NULL, True),
 }
 
 
-def strict(path, case):
-    """Write a tiny Llama that mlx-lm can load, changed as the case says."""
+def write_strict_case(path, case):
+    """Write a tiny Llama with the changes of a case."""
     flag, change, settings, _ = STRICT[case]
     config = transformers.LlamaConfig(
         vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -120,16 +120,16 @@ def strict(path, case):
 
 
 @pytest.mark.parametrize("case", STRICT)
-def test_mlx_loads_strictly(tmp_path, case):
-    ((_, outcome, _),) = made_by("mlx-lm", strict(tmp_path, case))
+def test_predict_expects_mlx_to_load_strictly(tmp_path, case):
+    ((_, outcome, _),) = outcomes_of("mlx-lm", write_strict_case(tmp_path, case))
     assert outcome == (("tied" if STRICT[case][0] else "untied") if STRICT[case][3] else "load error")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STRICT)
-def test_mlx_itself_loads_strictly(tmp_path, case):
+def test_mlx_lm_loads_strictly_as_predicted(tmp_path, case):
     utils = pytest.importorskip("mlx_lm.utils")
-    strict(tmp_path, case)
+    write_strict_case(tmp_path, case)
     if STRICT[case][3]:
         utils.load_model(tmp_path, lazy=False)
     else:
@@ -138,8 +138,8 @@ def test_mlx_itself_loads_strictly(tmp_path, case):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma", "gemma2", "command-r", "cohere2", "lfm2moe", "phi2", "qwen2moe"])
-def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
-    """The map itself, of the writer's own package: what its converter does with a stored head rests on it."""
+def test_llama_cpp_column_matches_tensor_map_of_gguf(arch):
+    """The converter of llama.cpp handles a stored head by the tensor map of the gguf package."""
     gguf = pytest.importorskip("gguf")
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     named = gguf.get_tensor_name_map(number, 1).get_name("lm_head.weight", try_suffixes=(".weight",))
@@ -150,7 +150,7 @@ def test_heads_that_the_tensor_map_of_gguf_has_no_name_for(arch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "granite", "gemma2", "gemma3_text", "mixtral", "qwen3", "helium", "phi3"])
-def test_mlx_does_what_is_written_down(kind, monkeypatch):
+def test_mlx_lm_reproduces_committed_outcomes(kind, monkeypatch):
     mlx_lm = pytest.importorskip("mlx_lm")
     monkeypatch.syspath_prepend(ROOT / "tools")
     from make_mlx_outcomes import entry
@@ -165,34 +165,34 @@ SCALES = {"lm_head.weight_scale": np.ones((V, 1), np.float32)}
 
 
 @pytest.mark.parametrize(("section", "now"), [(SECTION, "untied"), (UNNAMED, "scale dropped")])
-def test_sglang_dropped_the_scales_of_a_packed_head(section, now, tmp_path):
+def test_predict_reports_sglang_dropping_scales_of_packed_head(section, now, tmp_path):
     config = llama_config(False) | {"quantization_config": section}
     packed = {TABLE: table(), HEAD: OTHER.astype(ml_dtypes.float8_e4m3fn)} | SCALES
     path = write_checkpoint(tmp_path / "a", config, packed)
-    before, since = made_by("SGLang", path)
+    before, since = outcomes_of("SGLang", path)
     assert before == ("before 19 August 2026", "scale dropped", True)
     assert since == ("since 19 August 2026", now, True)
 
 
-def test_sglang_copied_the_table_over_the_head_of_qwen3_vl(tmp_path):
+def test_predict_reports_old_sglang_overwriting_head_of_qwen3_vl(tmp_path):
     text = {
         "text_config": llama_config(False, model_type="qwen3_vl_text"),
         "architectures": ["Qwen3VLForConditionalGeneration"],
     }
     tensors = {"model.language_model.embed_tokens.weight": table(), HEAD: OTHER}
     path = write_checkpoint(tmp_path / "a", {"model_type": "qwen3_vl", "tie_word_embeddings": False} | text, tensors)
-    before, now = made_by("SGLang", path)
+    before, now = outcomes_of("SGLang", path)
     assert (before[0], before[1], now[1]) == ("before February 2026", "head dropped", "untied")
 
 
-def test_nothing_that_was_not_run_is_said_to_be(tmp_path):
+def test_outcomes_are_verified_only_if_source_names_a_run(tmp_path):
     for number, kind in enumerate(("llama", "gemma2", "codegen", "nobody")):
-        for one in predict(Facts(open_folder(folder(tmp_path / str(number), kind, True, OTHER)))):
+        for one in predict(Facts(open_folder(write_family(tmp_path / str(number), kind, True, OTHER)))):
             ran = re.search(r"run on 20\d\d-\d\d-\d\d|loaded by this package's tests", one.source)
             assert one.predicted is (ran is None), one
 
 
-def test_the_families_in_the_documentation_are_those_that_were_run():
+def test_family_table_in_docs_equals_recorded_mlx_runs():
     groups = {}
     for kind, letters in mlx_data()["families"].items():
         groups.setdefault(letters, []).append(kind)

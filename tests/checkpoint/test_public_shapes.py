@@ -1,4 +1,4 @@
-"""Healthy models, shaped as famous ones are published or saved by transformers, pass without a finding above info."""
+"""Test that healthy models with the shapes of published ones have no finding above info."""
 
 import json
 
@@ -9,8 +9,8 @@ from tiny_checkpoints import ONE, write_sparse
 from tiewise.checkpoint.audit import check
 
 
-def publish(path, config, dtype, tensors, tokenizer=None, beside=()):
-    """Write a folder whose tensors are holes behind a 1: "name 12x3, other 4 F8_E4M3"; `dtype` is the usual type."""
+def write_published(path, config, dtype, tensors, tokenizer=None, beside=()):
+    """Write a folder of sparse tensors given as "name 12x3, other 4 F8_E4M3"; `dtype` is the default type."""
     shaped = {}
     for tensor in tensors.split(", "):
         name, shape, *own = tensor.split()
@@ -31,7 +31,7 @@ def words(count, *added):
 
 
 def of(family, architecture, *sizes, **config):
-    """A config; `sizes` are the vocabulary's and the width."""
+    """Return a config; `sizes` are vocab_size and hidden_size."""
     return {"model_type": family, "architectures": [architecture], **dict(zip(SIZES, sizes, strict=False)), **config}
 
 
@@ -45,7 +45,7 @@ LLAVA_TEXT = {"model_type": "llama", "vocab_size": 32064, "torch_dtype": "float1
 T5_CONFIG = {"d_model": 512, "d_ff": 2048, "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
 MARIAN = {"decoder_vocab_size": 65001, "pad_token_id": 65000, "bos_token_id": 0, "eos_token_id": 0, "d_model": 512}
 
-# name: (config, type, tensors and their shapes, tokenizer, files beside them); holes take no disk
+# name: (config, type, tensors and their shapes, tokenizer, other files); sparse tensors take no disk space
 PUBLIC = {
     "gpt2": (of("gpt2", "GPT2LMHeadModel", vocab_size=50257, n_embd=768, bos_token_id=50256, eos_token_id=50256),
      "F32", "wte.weight 50257x768, wpe.weight 1024x768, h.0.attn.c_attn.weight 768x2304",
@@ -127,13 +127,13 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_no_finding_above_info(tmp_path, name):
-    audit = check(publish(tmp_path, *PUBLIC[name]), scan=False)
+def test_check_reports_nothing_above_info_for_published_shapes(tmp_path, name):
+    audit = check(write_published(tmp_path, *PUBLIC[name]), scan=False)
     assert audit.at_least("warning") == ()
     assert all(outcome.right is not False for outcome in audit.outcomes)
 
 
-# classes, of which healthy folders exist with both flags, and by the only flag
+# classes with healthy folders under both flags, and classes with one under a single flag
 CAUSAL = """Llama Gemma3 OPT Phi Cohere Granite Qwen2 Qwen3 GPTNeoX Mamba Falcon Mistral Bloom GPTJ Olmo2 Phi3 Mixtral
 StableLm Starcoder2"""
 NESTED = "Llava Gemma3 Qwen2_5_VL InternVL Idefics3 PaliGemma Llama4"
@@ -155,15 +155,15 @@ OTHERS = {
 QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration", "BertForMaskedLM", "Gemma3ForConditionalGeneration")
 
 
-def everything():
+def model_cases():
     others = [(name, flag) for flag, names in OTHERS.items() for name in names]
     for name, flag in [(name, flag) for name in BOTH for flag in (True, False)] + others:
         quick = name in QUICK and flag is True
         yield pytest.param(name, flag, marks=[] if quick else pytest.mark.slow, id=f"{name}-{flag}")
 
 
-@pytest.mark.parametrize(("name", "flag"), list(everything()))
-def test_no_finding_above_info_as_transformers_saves_it(tmp_path, name, flag):
+@pytest.mark.parametrize(("name", "flag"), list(model_cases()))
+def test_check_reports_nothing_above_info_for_models_that_transformers_saved(tmp_path, name, flag):
     model = tiny(name, flag)
     model.save_pretrained(tmp_path / "one")
     model.save_pretrained(tmp_path / "many", max_shard_size="20KB")

@@ -1,4 +1,4 @@
-"""Roles, against models that transformers saved (their ends found in the files by values) and by hand-made names."""
+"""Test roles of tensors against models that transformers saved, matched by values, and on handwritten names."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ QUICK = [
     *saved.classes_for("ConditionalGeneration", "T5 Bart Pegasus Whisper Llava Gemma3 Blip2"),
     *("GPT2LMHeadModel", "XLNetLMHeadModel", "ElectraForPreTraining"),
 ]
-# the oracle asks get_output_embeddings and get_input_embeddings, which are not the whole truth for these
+# get_input_embeddings and get_output_embeddings, the oracle, are incomplete for these classes
 EXCEPTIONS = {
     "BlipForConditionalGeneration": "it does not name its head",
     "LxmertForPreTraining": "it does not name its head",
@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "ProphetNetForCausalLM": unread,
     **{f"SeamlessM4T{which}ToText": unread for which in ("ForText", "ForSpeech", "v2ForText", "v2ForSpeech")},
 }
-# too big when tiny, or not to be made tiny by names of settings; each must stay so, that nothing is left out silently
+# classes without a tiny model; the test fails if one of them can be built, so that no class is skipped silently
 TOO_LARGE = """Chameleon CohereCompass Cosmos3Edge DeepseekOcr2 Dots3Note Emu3 Ernie4_5_VLMoe FastVlm Florence2
 FunAsrNano Gemma3n Granite4Vision Inkling2 Janus Kosmos2 Kosmos2_5 KyutaiSpeechToText Molmo2 MoonshineStreaming
 MuseSpark Nemotron3_5Transcribe PerceptionLM Qwen2VL Qwen2_5Omni Qwen3OmniMoe Qwen4Exp"""
@@ -69,13 +69,13 @@ def assert_as_saved(model, folder):
 
 @pytest.mark.parametrize("flag", [None, True, False])
 @pytest.mark.parametrize("name", QUICK)
-def test_ends_are_where_the_model_saved_them(name, flag, tmp_path):
+def test_find_roles_matches_ends_of_saved_model(name, flag, tmp_path):
     assert_as_saved(saved.tiny(name, flag), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in saved.classes() if name not in EXCEPTIONS])
-def test_every_class_that_can_be_built(name, tmp_path):
+def test_find_roles_matches_ends_of_every_buildable_class(name, tmp_path):
     if name in NOT_BUILT:
         with pytest.raises(Exception):  # noqa: B017 - any family fails in its own way
             _ = [saved.tiny(name, flag) for flag in (None, True, False)]
@@ -84,14 +84,14 @@ def test_every_class_that_can_be_built(name, tmp_path):
         assert_as_saved(saved.tiny(name, flag), tmp_path / str(flag))
 
 
-def found(modules="", config=None, **more):
-    """Roles of matrices [9, 4] by their modules, and of other tensors by name and shape."""
+def find_roles_of_shapes(modules="", config=None, **more):
+    """Return the roles of matrices [9, 4] given by module, and of other tensors given by name and shape."""
     shapes = {f"{module}.weight": (9, 4) for module in modules.split()} | more
     return find_roles({name: Stored(name, Path("f"), "F32", shape, 0, 0) for name, shape in shapes.items()}, config)
 
 
-def names(*tensors):
-    """Modules of tensors, "-" where there is none."""
+def modules_of(*tensors):
+    """Return the modules of tensors as text, with "-" for None."""
     return " ".join("-" if tensor is None else tensor.name.removesuffix(".weight") for tensor in tensors)
 
 
@@ -103,7 +103,7 @@ E, H = "model.embed_tokens", "lm_head"
 LLAMA = of("llama", "LlamaForCausalLM")
 
 
-def test_a_prefix_stands_before_the_whole_name_of_an_end():
+def test_prefixes_match_only_complete_end_names():
     matrix = {"dtype": "F32", "shape": (7, 4), "start": 0, "end": 112}
     stored = {f"{name}.weight": Stored(f"{name}.weight", Path("m"), **matrix) for name in ("b.wte", "a.c.head", "x")}
     assert _prefixes(StoredModules(stored), ClassEnds(("wte",), "head")) == ["b.", "a.c."]
@@ -122,7 +122,7 @@ ENDS = [
     ("x.pos_embed x.words x.to_logits", {"vocab_size": 9}, {}, "x.words", "x.to_logits",
      {"source": BY_SHAPES, "positions": "x.pos_embed"}),
     ("x.pos_embed x.words x.to_logits", {"vocab_size": 8}, {}, "", "-", {}),
-    (LAYERS, {}, TALKER, E, "-", {}),  # of layers and of other parts
+    (LAYERS, {}, TALKER, E, "-", {}),  # tables of layers and of other parts have no role
     (LAYERS, of("deepseek_v3", "DeepseekV3ForCausalLM"), TALKER, E, "-", {}),
     ("wte", of("gpt2", "GPT2LMHeadModel"), BODY, "wte", "-",
      {"positions": "wpe", "output_name": "lm_head.weight", "headless": False}),
@@ -149,13 +149,13 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("modules", "config", "more", "inputs", "output", "also"), ENDS)
-def test_where_the_ends_are(modules, config, more, inputs, output, also):
-    roles = found(modules, config, **more)
-    assert (names(*roles.input_tables), names(roles.output)) == (inputs, output)
+def test_find_roles_identifies_ends_by_names_shapes_and_family(modules, config, more, inputs, output, also):
+    roles = find_roles_of_shapes(modules, config, **more)
+    assert (modules_of(*roles.input_tables), modules_of(roles.output)) == (inputs, output)
     assert roles.input is (roles.input_tables[0] if inputs else None)
     for role, wanted in also.items():
         value = getattr(roles, role)
-        assert (names(*value) if isinstance(value, tuple) else value) == wanted
+        assert (modules_of(*value) if isinstance(value, tuple) else value) == wanted
 
 
 USUAL = """transformer.word_embeddings lm_head, tok_embeddings output, model.tok_embeddings output,
@@ -165,10 +165,10 @@ language_model.model.embed_tokens language_model.lm_head, thinker.model.embed_to
 
 
 @pytest.mark.parametrize("pair", [pair.strip() for pair in USUAL.split(",")])
-def test_usual_names(pair):
-    both, table = found(pair), pair.split()[0]
-    assert names(both.input, both.output) == pair
-    one = found(table)
+def test_find_roles_recognises_usual_name_pairs(pair):
+    both, table = find_roles_of_shapes(pair), pair.split()[0]
+    assert modules_of(both.input, both.output) == pair
+    one = find_roles_of_shapes(table)
     assert (one.input_name, one.output, one.output_name) == (f"{table}.weight", None, f"{pair.split()[1]}.weight")
 
 
@@ -177,21 +177,21 @@ HEADLESS += ["ElectraForPreTraining"]
 
 
 @pytest.mark.parametrize("name", [*HEADLESS, "GPT2DoubleHeadsModel", "LlamaForCausalLM", "SomethingNew"])
-def test_classes_without_a_head(name):
-    roles = found(E, {"architectures": [name]})
+def test_find_roles_marks_classes_without_head_as_headless(name):
+    roles = find_roles_of_shapes(E, {"architectures": [name]})
     assert roles.headless == (roles.output_name is None) == (name in HEADLESS)
 
 
-def test_projections_of_opt(tmp_path):
+def test_find_roles_finds_projections_of_opt(tmp_path):
     saved.tiny("OPTForCausalLM", word_embed_proj_dim=16).save_pretrained(tmp_path)
     roles = roles_of(tmp_path)
     assert {t.name.split(".")[-2] for t in roles.maps} == {"project_in", "project_out"}
     assert roles.scalars == {"word_embed_proj_dim": 16}
-    assert names(*roles.positions) == "model.decoder.embed_positions"
+    assert modules_of(*roles.positions) == "model.decoder.embed_positions"
 
 
 @pytest.mark.parametrize(("spec", "width"), [("factored:8", 8), ("residual:2", 32)])
-def test_factored_checkpoints_of_this_package(spec, width, tmp_path):
+def test_find_roles_finds_table_and_maps_of_factored_checkpoint(spec, width, tmp_path):
     model = saved.tiny("LlamaForCausalLM")
     install(model, spec)
     model.save_pretrained(tmp_path)
@@ -214,19 +214,19 @@ def test_factored_checkpoints_of_this_package(spec, width, tmp_path):
         ({"hidden_size": 8, "embedding_size": 8}, {}),
     ],
 )  # fmt: skip
-def test_scalars_by_level_and_default(config, scalars):
-    assert found("", config).scalars == scalars
+def test_find_roles_reports_scalars_by_level_and_family_default(config, scalars):
+    assert find_roles_of_shapes("", config).scalars == scalars
 
 
 @pytest.mark.parametrize("config", [None, [], {"architectures": [{}], "model_type": []}, {"vocab_size": {}}])
-def test_hostile_configs(config):
-    assert names(found(E, config).input) == E
+def test_find_roles_tolerates_hostile_configs(config):
+    assert modules_of(find_roles_of_shapes(E, config).input) == E
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "weight", ".weight", "lm_head", "lm_head.weight.weight", "\0", "9.9.9"]
 )
 @pytest.mark.parametrize("shape", [(), (9,), (9, 4), (9, 4, 1)])
-def test_hostile_names(name, shape):
-    roles = found("", {"vocab_size": 9, "model_type": "llama"}, **{name: shape})
+def test_find_roles_tolerates_hostile_names_and_shapes(name, shape):
+    roles = find_roles_of_shapes("", {"vocab_size": 9, "model_type": "llama"}, **{name: shape})
     assert all(len(tensor.shape) == 2 for tensor in (*roles.input_tables, *filter(None, [roles.output])))

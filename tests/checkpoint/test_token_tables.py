@@ -1,4 +1,4 @@
-"""What else a token id indexes: found by config, names and shapes, and by nothing less."""
+"""Test that further tables indexed by token ids are identified by config, names and shapes together."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ NAMED = "MTP input", "MTP output"
 
 
 def facts_of(config, modules):
-    """Facts of a folder with these matrices, by module; of a whole name where it has no module."""
+    """Return the facts of a folder with these matrices by module; vectors have complete names."""
     tensors = {}
     for module, shape in modules.items():
         name = module if len(shape) == 1 else f"{module}.weight"
@@ -34,7 +34,7 @@ def facts_of(config, modules):
         (V3, {"model.layers.2.embed_tokens": (V, D)}, {"model.layers.2.embed_tokens": "per-layer table"}),
         ({}, {"mtp.embed_tokens": (V, D), "mtp.head": (V, D)}, {"mtp.embed_tokens": NAMED[0], "mtp.head": NAMED[1]}),
         ({}, {"model.mtp_layers.0.embed_tokens": (V, D)}, {"model.mtp_layers.0.embed_tokens": NAMED[0]}),
-        ({}, {"mtp.lm_head": (V - 2, D)}, {"mtp.lm_head": NAMED[1]}),  # of other rows, and still a table
+        ({}, {"mtp.lm_head": (V - 2, D)}, {"mtp.lm_head": NAMED[1]}),  # it has other rows and is still a table
         ({}, {"mtp.head": (5, 6), "mtp.fc": (D, 2 * D)}, {}),  # neither as long nor as wide as an end
         ({}, {"model.embed_tokens_per_layer": (V, 12)}, {"model.embed_tokens_per_layer": "per-layer table"}),
         ({}, {"model.ngram_embeddings.embedders.1": (163, 2), "model.ngram_embeddings.post_projs.1": (D, 2)},
@@ -48,20 +48,20 @@ def facts_of(config, modules):
         ({}, {f"model.layers.{'9' * 5000}.embed_tokens": (V, D)}, {}),  # no number that any model has
     ],
 )  # fmt: skip
-def test_found_by_config_name_and_shape(config, modules, found):
+def test_indexed_tensors_are_identified_by_config_name_and_shape(config, modules, found):
     others = facts_of(config, ENDS | modules).roles.indexed_tensors
     assert {other.module or other.tensor.name: other.role for other in others} == found
 
 
-def test_an_end_is_never_one_of_the_others():
-    """mlx-lm stores LongCat's word table beside its n-gram tables."""
+def test_indexed_tensors_exclude_both_ends():
+    """mlx-lm stores LongCat's word table next to its n-gram tables."""
     word = "model.ngram_embeddings.word_embeddings"
     roles = facts_of({}, {word: (V, D), H: (V, D), "model.ngram_embeddings.embedders.0": (161, 2)}).roles
     assert (roles.input.name, roles.output.name) == (f"{word}.weight", f"{H}.weight")
     assert [other.role for other in roles.indexed_tensors] == ["n-gram table"]
 
 
-def test_behind_wrappers_and_which_of_them_count_tokens():
+def test_indexed_tensors_keep_wrapper_prefix_and_row_per_token_mark():
     found = facts_of({}, {f"_orig_mod.{name}": shape for name, shape in (ENDS | FURTHER | {"t2d": (V,)}).items()})
     assert {other.module: other.has_row_per_token for other in found.roles.indexed_tensors} == dict.fromkeys(
         FURTHER, True
@@ -69,5 +69,5 @@ def test_behind_wrappers_and_which_of_them_count_tokens():
     assert all(other.tensor.name.startswith("_orig_mod.") for other in found.roles.indexed_tensors)
 
 
-def test_a_table_with_a_part_is_no_end_under_a_new_name():
+def test_matrices_without_role_exclude_per_layer_table():
     assert not facts_of({"vocab_size": V}, {E: (V, D), "model.embed_tokens_per_layer": (V, 12)}).matrices_without_role

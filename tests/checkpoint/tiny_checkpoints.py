@@ -1,4 +1,4 @@
-"""Little checkpoints written by hand: a config, tensors by the safetensors library, and nothing that we wrote."""
+"""Small checkpoints written with json and the safetensors library, without any code of tiewise."""
 
 import json
 import math
@@ -12,12 +12,12 @@ BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I32": 4, "I8": 1, "U8": 1
 
 
 def table(rows=V, width=D, seed=0, dtype=np.float32):
-    """A random table with no two rows alike."""
+    """Return a random table whose rows all differ."""
     return np.random.default_rng(seed).normal(0, 0.5, (rows, width)).astype(dtype)
 
 
 def with_rows(*rows, of=None):
-    """A table, the tied Llama's where none is given, of which some rows are others."""
+    """Return a copy of `of`, by default the tied Llama's table, with some rows changed."""
     made = table() if of is None else of.copy()
     made[list(rows)] += 1
     return made
@@ -57,7 +57,7 @@ def write_checkpoint(path, config=None, tensors=None, *, shards=1, tokenizer=Non
 
 
 def write_index(path, weight_map, total):
-    """Write the index of a folder's shards; its path."""
+    """Write the index of a folder's shards and return the folder's path."""
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return path
@@ -67,9 +67,9 @@ ONE = {"F32": b"\x00\x00\x80\x3f", "BF16": b"\x80\x3f", "F16": b"\x00\x3c"}  # t
 
 
 def write_sparse(path, tensors, data=()):
-    """Write a safetensors file by hand: {name: (dtype, shape)}, one behind the other; how many bytes they take.
+    """Write a safetensors file with consecutive tensors, {name: (dtype, shape)}; return their total bytes.
 
-    What does not begin with the bytes that `data`, {name: bytes}, has for it is a hole, and takes no disk.
+    `data`, {name: bytes}, holds the first bytes of some tensors. All other bytes are a hole that takes no disk space.
     """
     entries, at = {}, 0
     for name, (kind, shape) in tensors.items():
@@ -88,7 +88,7 @@ def write_sparse(path, tensors, data=()):
 
 
 def llama_config(tied=True, rows=V, width=D, **settings):
-    """The config of a Llama without layers; a setting of None leaves its key out."""
+    """Return the config of a one-layer Llama; a setting of None omits its key."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -107,7 +107,7 @@ def llama_config(tied=True, rows=V, width=D, **settings):
 
 
 def llama_tensors(tied=True, rows=V, width=D, dtype=np.float32, head=None):
-    """The tensors of such a Llama: with a head of its own where it is not tied, or where one is given."""
+    """Return the tensors of such a Llama, with a separate head if it is untied or `head` is given."""
     tensors = {
         "model.embed_tokens.weight": table(rows, width, 0, dtype),
         "model.layers.0.input_layernorm.weight": np.ones(width, dtype),
@@ -120,14 +120,14 @@ def llama_tensors(tied=True, rows=V, width=D, dtype=np.float32, head=None):
 
 
 def llama(path, tied=True, *, config=None, tensors=None, head=None, rows=V, width=D, **written):
-    """Write a healthy tiny Llama, changed by `config` and `tensors` (a value of None takes the entry away)."""
+    """Write a healthy tiny Llama, changed by `config` and `tensors` (a value of None removes the entry)."""
     made = llama_tensors(tied, rows, width, head=head) | (tensors or {})
     made = {name: array for name, array in made.items() if array is not None}
     return write_checkpoint(path, llama_config(tied, rows, width, **(config or {})), made, **written)
 
 
 def bpe_tokenizer(count=V, added=()):
-    """A tokenizer.json of `count` entries, then (id, text, special) added ones."""
+    """Return a tokenizer.json of `count` entries and the added tokens (id, text, special)."""
     return {
         "version": "1.0",
         "added_tokens": [{"id": i, "content": text, "special": special} for i, text, special in added],
@@ -136,5 +136,5 @@ def bpe_tokenizer(count=V, added=()):
 
 
 def written(path, how):
-    """A folder by a row of a table: a Llama with what is said of it, or what the function makes; its path."""
+    """Write a folder with the function `how`, or a Llama with the arguments `how`; return its path."""
     return how(path) if callable(how) else llama(path, **how)

@@ -1,4 +1,4 @@
-"""Tiny models of classes whose parts a config chooses, or that are no decoders: 24 tokens, width 16."""
+"""Tiny models of composite and non-decoder classes, with 24 tokens and width 16."""
 
 import transformers as tr
 
@@ -33,25 +33,25 @@ TEXT_CONFIGS = {
 
 
 def image_to_text(decoder, **flag):
-    """A VisionEncoderDecoder with this family's decoder."""
+    """Return a VisionEncoderDecoder with this family's decoder."""
     vision, text = tr.ViTConfig(**IMAGE), TEXT_CONFIGS[decoder](**flag)
     return tr.VisionEncoderDecoderModel(tr.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text))
 
 
 def sound_to_text(decoder, **flag):
-    """A SpeechEncoderDecoder with this family's decoder."""
+    """Return a SpeechEncoderDecoder with this family's decoder."""
     sound, text = tr.Wav2Vec2Config(**SOUND, vocab_size=ROWS), TEXT_CONFIGS[decoder](**flag)
     return tr.SpeechEncoderDecoderModel(tr.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(sound, text))
 
 
 def text_to_text(encoder, decoder, **flag):
-    """An EncoderDecoder of two families."""
+    """Return an EncoderDecoder of two families."""
     parts = TEXT_CONFIGS[encoder](), TEXT_CONFIGS[decoder](**flag)
     return tr.EncoderDecoderModel(tr.EncoderDecoderConfig.from_encoder_decoder_configs(*parts))
 
 
 def blip(name, text, **flag):
-    """A BLIP-2 or InstructBLIP with this family's language model."""
+    """Return a BLIP-2 or InstructBLIP with this family's language model."""
     queries = BODY | {"encoder_hidden_size": WIDTH, "vocab_size": 30}
     record = {"vision_config": IMAGE, "qformer_config": queries, "text_config": TEXT_CONFIGS[text](**flag)}
     model_class = getattr(tr, f"{name}ForConditionalGeneration")
@@ -59,13 +59,13 @@ def blip(name, text, **flag):
 
 
 def recogniser(name):
-    """A model that writes letters for sounds, and looks none up."""
+    """Return a speech recogniser, which has a head over letters and no input embedding."""
     model_class = getattr(tr, name)
     return model_class(model_class.config_class(**SOUND, vocab_size=ROWS))
 
 
 def reformer(name):
-    """A Reformer: the head reads two streams, and is twice as wide as the model."""
+    """Return a Reformer, whose head reads two streams and is twice as wide as the model."""
     settings = {"hidden_size": WIDTH, "attention_head_size": 8, "num_attention_heads": 2, "feed_forward_size": 24}
     settings |= {"axial_pos_embds_dim": (8, 8), "axial_pos_shape": (4, 4), "attn_layers": ["local", "local"]}
     config = tr.ReformerConfig(**settings, vocab_size=ROWS, is_decoder=name.endswith("LMHead"), **IDS)
@@ -73,20 +73,20 @@ def reformer(name):
 
 
 def t5_like(name):
-    """A T5, mT5, UMT5 or Pop2Piano, with or without a head."""
+    """Return a T5, mT5, UMT5 or Pop2Piano, with or without a head."""
     model_class = getattr(tr, name)
     return model_class(model_class.config_class(**T5))
 
 
 def t5gemma(**flag):
-    """A T5Gemma, whose encoder and decoder have tables of their own."""
+    """Return a T5Gemma, whose encoder and decoder have separate tables."""
     stack = BODY | IDS | {"head_dim": 8, "num_key_value_heads": 2, "vocab_size": ROWS}
     config = tr.T5GemmaConfig(encoder=stack, decoder=stack, vocab_size=ROWS, **flag)
     return tr.T5GemmaForConditionalGeneration(config)
 
 
 def musicgen(name):
-    """A model that writes codes of sounds and reads a text, each in a vocabulary of its own."""
+    """Return a Musicgen, which reads text and writes audio codes in two separate vocabularies."""
     codes = BODY | {"ffn_dim": 24, "vocab_size": 16, "num_codebooks": 2, "pad_token_id": 16, "bos_token_id": 16}
     sound = {"model_type": "encodec", "codebook_size": 16, "hidden_size": 8, "num_filters": 2, "codebook_dim": 8}
     model_class = getattr(tr, f"{name}ForConditionalGeneration")
@@ -95,7 +95,7 @@ def musicgen(name):
 
 
 def bark(name):
-    """A part of Bark: it reads one vocabulary and writes another."""
+    """Return a part of Bark, which reads one vocabulary and writes another."""
     model_class = getattr(tr, name)
     sizes = {"input_vocab_size": 32, "output_vocab_size": ROWS, "block_size": 32}
     return model_class(model_class.config_class(hidden_size=WIDTH, num_layers=2, num_heads=2, **sizes))
@@ -106,7 +106,7 @@ BERT_HEAD = [f"cls.predictions.transform.{name}" for name in
 
 
 def masked(family, **settings):
-    """A masked language model, between whose body and table lie a dense layer and a norm."""
+    """Return a masked language model, with a dense layer and a norm between body and table."""
     if family == "distilbert":
         config = tr.DistilBertConfig(dim=WIDTH, n_layers=2, n_heads=2, hidden_dim=24, vocab_size=ROWS, **settings)
         return tr.DistilBertForMaskedLM(config)
@@ -116,11 +116,11 @@ def masked(family, **settings):
 
 
 def modernbert(**settings):
-    """A ModernBERT, whose config says whether its head has a bias."""
+    """Return a ModernBERT, whose config decides whether its head has a bias."""
     ids = IDS | {"cls_token_id": 1, "sep_token_id": 2}
     return tr.ModernBertForMaskedLM(tr.ModernBertConfig(**BODY, vocab_size=ROWS, **ids, **settings))
 
 
 def phi(**flag):
-    """A Phi, whose head has a bias."""
+    """Return a Phi, whose head has a bias."""
     return tr.PhiForCausalLM(tr.PhiConfig(**BODY, vocab_size=ROWS, **IDS, **flag))

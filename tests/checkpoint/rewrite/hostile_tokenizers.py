@@ -15,7 +15,7 @@ import traceback
 from itertools import product
 from pathlib import Path
 
-from tests.checkpoint.hostile_child import Hang, clear, mutate_file, mutate_record, stop, write
+from tests.checkpoint.hostile_child import Hang, mutate_file, mutate_record, raise_hang, remove_case, write_files
 from tokenizers import Tokenizer
 from trimmed_words import KINDS, folder, prose
 
@@ -78,7 +78,7 @@ def one(rng, home, kinds, verb):
     damaged = {rng.choice(["tokenizer.json", rng.choice(names)]) for _ in range(rng.choice([1, 1, 2]))}
     for name in sorted(damaged):
         files[name] = mutated(rng, name, files[name])
-    write(case, files)
+    write_files(case, files)
     dry = rng.random() < 0.5
     try:
         if verb == "trim":
@@ -112,7 +112,7 @@ def run(home, first, count):
     (home / "text.txt").write_text(text[:2_000], encoding="utf-8")
     (home / "keep.txt").write_text("4\n5\n")
     kinds = seeds(home / "seeds", text)
-    signal.signal(signal.SIGALRM, stop)
+    signal.signal(signal.SIGALRM, raise_hang)
     told = {"trim": [0, 0], "transplant": [0, 0], "failed": []}
     before = None
     for number, verb in product(range(first, first + count), ("trim", "transplant")):
@@ -120,7 +120,7 @@ def run(home, first, count):
         kind, made, wrong = one(random.Random(number), home, kinds, verb)
         signal.alarm(0)
         told[verb][made] += 1
-        clear(home / "case")
+        remove_case(home / "case")
         left = sorted(path.name for path in home.iterdir())
         before = before or left
         if wrong is not None or left != before:

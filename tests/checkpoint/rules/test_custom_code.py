@@ -1,9 +1,9 @@
-"""Rule B023 on sources that transformers itself then runs: what the finding says happens, happens."""
+"""Test B023 and B090 on model code, with transformers running the code as the oracle of B023."""
 
 import warnings
 
 import pytest
-from rule_runs import run
+from rule_runs import run_rule
 from tiny_checkpoints import llama
 
 from tiewise.checkpoint.hf_folder import open_folder
@@ -59,7 +59,7 @@ def source(keys=RIGHT, method="", config=""):
     return HEAD.replace("CONFIG", config).replace("KEYS", f"    {keys}\n" if keys else "").replace("METHOD", method)
 
 
-def written(path, code, tied=True, auto=AUTO, **config):
+def save_code(path, code, tied=True, auto=AUTO, **config):
     config = {"model_type": "tiewise_tiny", "auto_map": auto} | config
     folder = llama(path, tied, config=config)
     for name, text in ({"modeling_tiny.py": code} if isinstance(code, str | bytes) else code).items():
@@ -67,43 +67,43 @@ def written(path, code, tied=True, auto=AUTO, **config):
     return folder
 
 
-def loaded(path, text):
-    """The model of a source, which is run here, where the test wrote it."""
+def load_model(path, text):
+    """Run a source that the test wrote and return its loaded model."""
     space = {"__name__": "tiewise_tiny_source"}
     exec(compile(text, "modeling_tiny.py", "exec"), space)
     return space["TinyForCausalLM"].from_pretrained(path, config=space["TinyConfig"].from_pretrained(path))
 
 
-def ties(path, text):
-    model = loaded(path, text)
+def is_tied(path, text):
+    model = load_model(path, text)
     return model.lm_head.weight is model.model.embed_tokens.weight
 
 
 MISNAMED = ("_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys")
 HEALTHY = [
     {"code": source()},
-    {"code": source("", NEW)},  # its own method
+    {"code": source("", NEW)},  # ties by its own method
     {"code": source(RIGHT, OLD.replace("(self)", "(self, **kwargs)"))},
     {"code": source(""), "tied": False},
-    {"code": source("_tied_weights_keys = ['a']"), "auto": None},  # which nothing uses
-    {"code": source() + '\nPATTERN = "\\d"\n'},  # of which Python warns
+    {"code": source("_tied_weights_keys = ['a']"), "auto": None},  # no auto_map uses this code
+    {"code": source() + '\nPATTERN = "\\d"\n'},  # Python warns of this escape
     *({"code": source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')} for name in MISNAMED),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*invalid escape")  # where the test itself compiles it
+@pytest.mark.filterwarnings("ignore:.*invalid escape")  # the test itself compiles the code
 @pytest.mark.parametrize("how", HEALTHY)
-def test_healthy_code_is_silent(tmp_path, how):
-    path = written(tmp_path, **how)
+def test_b023_is_silent_on_code_that_ties(tmp_path, how):
+    path = save_code(tmp_path, **how)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert run("B023", path) == []
-    assert "auto" in how or ties(path, how["code"]) == how.get("tied", True)
+        assert run_rule("B023", path) == []
+    assert "auto" in how or is_tied(path, how["code"]) == how.get("tied", True)
 
 
 NO_KEYS = "object has no attribute 'keys'"
 SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
-# the source, its line that is named, words of the evidence, what to write, how loading stops: else it loads untied
+# source, reported line, words of the evidence, suggested code, error of loading; without one it loads untied
 BROKEN = [
     (source('_tied_weights_keys = ["lm_head.weight"]'), "_tied_weights_keys", f"'list' {NO_KEYS}", RIGHT, NO_KEYS),
     (source('_tied_weights_keys: list = ("lm_head.weight",)'), "_tied_weights_keys", "", RIGHT, NO_KEYS),
@@ -114,49 +114,49 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "line", "evidence", "fix", "stops"), BROKEN)
-def test_what_does_not_tie_is_named_and_does_not(tmp_path, text, line, evidence, fix, stops):
-    path = written(tmp_path, text)
-    (found,) = run("B023", path)
+def test_b023_reports_code_that_fails_to_tie(tmp_path, text, line, evidence, fix, stops):
+    path = save_code(tmp_path, text)
+    (found,) = run_rule("B023", path)
     number = next(number for number, words in enumerate(text.splitlines(), 1) if line in words)
     assert (found.rule, found.severity, found.where) == ("B023", "error", f"modeling_tiny.py:{number}")
     assert evidence in found.evidence
     assert found.repair == f"write: {fix}"
     if stops:
         with pytest.raises((AttributeError, TypeError), match=stops):
-            loaded(path, text)
+            load_model(path, text)
     else:
-        assert not ties(path, text)
+        assert not is_tied(path, text)
 
 
 @pytest.mark.parametrize("text", [text for text, *_, stops in BROKEN if stops == NO_KEYS])
-def test_a_list_of_keys_in_an_untied_model_is_a_warning_and_cannot_be_saved(tmp_path, text):
-    untied = written(tmp_path / "untied", text, tied=False)
-    assert [found.severity for found in run("B023", untied)] == ["warning"]
-    model = loaded(untied, text)
+def test_b023_warns_of_key_list_that_prevents_saving_untied_model(tmp_path, text):
+    untied = save_code(tmp_path / "untied", text, tied=False)
+    assert [found.severity for found in run_rule("B023", untied)] == ["warning"]
+    model = load_model(untied, text)
     with pytest.raises(AttributeError, match=NO_KEYS):
         model.save_pretrained(tmp_path / "out")
 
 
-def test_keys_from_above_count(tmp_path):
+def test_b023_accepts_tied_keys_of_base_class(tmp_path):
     text = source("").replace("(TinyPreTrainedModel):\n\n    def __init__", "(Above):\n    def __init__")
     above = "from transformers import PreTrainedModel\nclass Above(PreTrainedModel):\n    " + RIGHT + "\n"
     assert "(Above)" in text
-    assert run("B023", written(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
-    assert run("B023", written(tmp_path / "n", text)) == []  # a class from elsewhere may bring them
+    assert run_rule("B023", save_code(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
+    assert run_rule("B023", save_code(tmp_path / "n", text)) == []  # a class outside the folder may define them
 
 
-def test_a_config_class_without_a_default(tmp_path):
-    path = written(tmp_path / "m", source(), tie_word_embeddings=None)
-    (found,) = run("B023", path)
+def test_b023_warns_of_config_class_without_tie_default(tmp_path):
+    path = save_code(tmp_path / "m", source(), tie_word_embeddings=None)
+    (found,) = run_rule("B023", path)
     assert (found.severity, found.where) == ("warning", "modeling_tiny.py:5")
     assert "tie_word_embeddings=True among the arguments of TinyConfig" in found.repair
-    assert not ties(path, source())
+    assert not is_tied(path, source())
     declared = source(config="tie_word_embeddings=True, ").replace(
         "super().__init__(**kwargs)", "super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)"
     )
-    path = written(tmp_path / "n", declared, tie_word_embeddings=None)
-    assert run("B023", path) == []
-    assert ties(path, declared)
+    path = save_code(tmp_path / "n", declared, tie_word_embeddings=None)
+    assert run_rule("B023", path) == []
+    assert is_tied(path, declared)
 
 
 NO_PYTHON = ["class Config(:", f"Config = {'-' * 200_000}1", f"Config = {'(' * 5000}", f"Config = {'1+' * 100_000}1"]
@@ -165,24 +165,24 @@ UNREAD = [*((text, "cannot be read as Python") for text in NO_PYTHON), ("# Confi
 
 
 @pytest.mark.parametrize(("text", "says"), UNREAD)
-def test_files_that_cannot_be_read(tmp_path, text, says):
-    path = written(tmp_path / "m", {"modeling_tiny.py": source(), "other.py": text})
-    (found,) = run("B023", path)
+def test_b023_warns_of_unreadable_code_files(tmp_path, text, says):
+    path = save_code(tmp_path / "m", {"modeling_tiny.py": source(), "other.py": text})
+    (found,) = run_rule("B023", path)
     assert (found.severity, found.where) == ("warning", "other.py")
     assert says in found.evidence
     assert "\n" not in found.evidence
 
 
-def test_code_is_never_run(tmp_path):
+def test_b023_never_runs_code(tmp_path):
     mark = tmp_path / "ran"
     text = f"open({str(mark)!r}, 'w')\nclass Config: pass\n"
-    run("B023", written(tmp_path / "m", {"modeling_tiny.py": text, "__init__.py": text}))
+    run_rule("B023", save_code(tmp_path / "m", {"modeling_tiny.py": text, "__init__.py": text}))
     assert not mark.exists()
 
 
-def test_links_that_lead_out_are_not_followed(tmp_path):
+def test_read_code_follows_no_links_outside_folder(tmp_path):
     (tmp_path / "secret.py").write_text("class Config(:")
-    path = written(tmp_path / "m", source())
+    path = save_code(tmp_path / "m", source())
     (path / "linked.py").symlink_to(tmp_path / "secret.py")
     assert "leads outside" in read_code(open_folder(path))[1][0].problem
 
@@ -190,15 +190,15 @@ def test_links_that_lead_out_are_not_followed(tmp_path):
 @pytest.mark.parametrize(
     "entries", [None, 3, [], {"AutoModel": 3}, {"AutoModel": ["a", None]}, {"AutoModel": "a--b.C"}]
 )
-def test_odd_auto_maps_name_nothing(entries):
+def test_auto_map_ignores_malformed_entries(entries):
     assert auto_map({"auto_map": entries}) == {}
 
 
-def test_more_code_than_any_model_has_is_left_unread(tmp_path):
+def test_b023_reports_code_beyond_limit_as_unread(tmp_path):
     chain = "".join(f"class C{i}(C{i + 1}): tie_weights = 1\n" for i in range(2200))
     files = {f"part{number}.py": chain.replace("C", f"C{number}_") for number in range(20)}
-    path = written(tmp_path / "m", {"modeling_tiny.py": source()} | files)
-    found = run("B023", path)
+    path = save_code(tmp_path / "m", {"modeling_tiny.py": source()} | files)
+    found = run_rule("B023", path)
     assert found
     assert all("more code than any model has" in finding.evidence for finding in found)
 
@@ -216,7 +216,7 @@ class NormHead(nn.Module):
     def forward(self, hidden_states):
         return F.linear(hidden_states, nn.functional.normalize(self.weight))
 """
-NORMALISES = {  # the file, and the class that is named
+NORMALISES = {  # file, and the reported class
     "as Baichuan 2 has it": (NORM_HEAD, "NormHead"),
     "by its name alone": ("class NormHead:\n    pass\n", "NormHead"),
     "by what it does": (NORM_HEAD.replace("NormHead", "OutputHead"), "OutputHead"),
@@ -231,7 +231,7 @@ def test_b090_names_a_head_that_normalises_its_rows(tmp_path, case):
     code, name = NORMALISES[case]
     path = llama(tmp_path / "m", tied=False, config={"model_type": "baichuan"})
     (path / "modeling_baichuan.py").write_text(code)
-    (found,) = run("B090", path)
+    (found,) = run_rule("B090", path)
     line = code[: code.index(f"class {name}")].count("\n") + 1
     assert (found.severity, found.where) == ("info", f"modeling_baichuan.py:{line}")
     assert found.evidence.startswith(f"{name} divides the rows of the head by their lengths")
@@ -240,7 +240,7 @@ def test_b090_names_a_head_that_normalises_its_rows(tmp_path, case):
 def test_b090_reads_norm_head_of_the_config(tmp_path):
     for value, count in ((True, 1), (False, 0), (None, 0), ("yes", 0)):
         config = {"model_type": "bailing_moe", "norm_head": value}
-        found = run("B090", llama(tmp_path / str(value), tied=False, config=config))
+        found = run_rule("B090", llama(tmp_path / str(value), tied=False, config=config))
         assert [one.where for one in found] == ["norm_head"] * count
 
 
@@ -253,7 +253,7 @@ OTHERS = {  # code that normalises something else
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_b090_says_nothing_of_other_code(tmp_path, case):
+def test_b090_is_silent_on_code_that_normalises_something_else(tmp_path, case):
     path = llama(tmp_path / "m", tied=False)
     (path / "modeling_x.py").write_text(OTHERS[case])
-    assert run("B090", path) == []
+    assert run_rule("B090", path) == []

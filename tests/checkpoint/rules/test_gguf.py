@@ -1,4 +1,4 @@
-"""GGUF headers by hand-made bytes, hostile ones, and the two rules on what a file keeps of the boundary."""
+"""Test the GGUF reader on handwritten and hostile bytes, and rules B070 and B071 on a file's two ends."""
 
 import random
 import struct
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gguf_writer import FORMS, gguf, info, model, numbers, opening, scalar, string, strings, text
 from hostile_child import HUGE, memory_below, mutate_bytes
-from rule_runs import told
+from rule_runs import summaries
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.audit import check
@@ -15,12 +15,12 @@ from tiewise.checkpoint.rules.gguf_file import BY_NUMBER, open_gguf, read_gguf
 from tiewise.core.errors import CheckpointError
 
 
-def written(path, data, name="m.gguf"):
+def save(path, data, name="m.gguf"):
     (path / name).write_bytes(data)
     return path / name
 
 
-def test_reads_every_kind_of_value_and_finds_the_tensors(tmp_path):
+def test_read_gguf_returns_values_of_every_type_and_all_tensors(tmp_path):
     values = {"u8": 200, "i8": -3, "u16": 60000, "i16": -300, "u32": 2**31, "i32": -5, "f32": 0.5, "bool": True}
     values |= {"u64": 2**63, "i64": -(2**40), "f64": 0.1}
     keys = [(f"x.{kind}", scalar(kind, value)) for kind, value in values.items()]
@@ -30,7 +30,7 @@ def test_reads_every_kind_of_value_and_finds_the_tensors(tmp_path):
     plain = np.arange(96, dtype=np.float32).reshape(3, 32)
     packed = bytes(range(34)) * 6  # Q8_0: 34 bytes for 32 values
     tensors = [("token_embd.weight", (32, 3), 0, plain.tobytes()), ("q", (64, 3), 8, packed), ("v", (3,), 1, b"abcdef")]
-    path = written(tmp_path, gguf(keys, tensors, align=64))
+    path = save(tmp_path, gguf(keys, tensors, align=64))
     found = read_gguf(path)
     assert {key.removeprefix("x."): value for key, value in found.metadata.items() if key.startswith("x.")} == values
     assert found.metadata["general.architecture"] == "llama"
@@ -46,7 +46,7 @@ def test_reads_every_kind_of_value_and_finds_the_tensors(tmp_path):
     np.testing.assert_array_equal(found.table.read(), plain)
 
 
-def test_bytes_of_a_block_by_the_layouts_of_ggml():
+def test_block_sizes_match_layouts_of_ggml():
     # (values, bytes) by adding up the fields of each block in ggml-common.h
     sizes = {"Q4_0": (32, 2 + 16), "Q5_1": (32, 2 + 2 + 4 + 16), "Q8_0": (32, 2 + 32), "Q8_1": (32, 2 + 2 + 32)}
     sizes |= {"Q2_K": (256, 16 + 64 + 4), "Q3_K": (256, 32 + 64 + 12 + 2), "Q4_K": (256, 4 + 12 + 128)}
@@ -57,10 +57,10 @@ def test_bytes_of_a_block_by_the_layouts_of_ggml():
     assert {name: found[name] for name in sizes} == sizes
 
 
-def test_a_vocabulary_that_crosses_the_buffer_is_passed_over(tmp_path):
+def test_read_gguf_skips_vocabulary_larger_than_buffer(tmp_path):
     words = ["w" * (i % 997) for i in range(20_000)] + ["x" * 700_000]
     keys = [("tokenizer.ggml.tokens", strings(words)), ("after", scalar("u32", 7))]
-    found = read_gguf(written(tmp_path, gguf(keys)))
+    found = read_gguf(save(tmp_path, gguf(keys)))
     assert (found.tokens, found.metadata) == (20_001, {"after": 7})
 
 
@@ -101,8 +101,8 @@ def test_a_vocabulary_that_crosses_the_buffer_is_passed_over(tmp_path):
         (opening(1, 0) + text("a") + struct.pack("<I", 2**31) + b"\0" * 64, "claims 2,147,483,648 axes"),
     ],
 )
-def test_hostile_files_are_refused(tmp_path, data, says):
-    path = written(tmp_path, data)
+def test_read_gguf_refuses_hostile_files(tmp_path, data, says):
+    path = save(tmp_path, data)
     with memory_below(2**21), pytest.raises(CheckpointError, match=says) as caught:
         read_gguf(path)
     assert str(path) in str(caught.value)
@@ -110,11 +110,11 @@ def test_hostile_files_are_refused(tmp_path, data, says):
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_mutated_files_raise_nothing_else(tmp_path, count):
+def test_read_gguf_raises_only_checkpoint_error_for_mutated_files(tmp_path, count):
     rng = random.Random(0)
     keys = [("general.alignment", scalar("u32", 32)), ("a", numbers("f32", [1, 2, 3])), ("b", scalar("f64", 0.1))]
     seed = model(head=b"\1" * 1024, keys=keys)
-    seed = seed[: len(seed) - 1900]  # most mutations should hit the header
+    seed = seed[: len(seed) - 1900]  # so that most mutations hit the header
     small = model(rows=2, head=b"\1" * 256, keys=keys)
     path, refused = tmp_path / "m.gguf", 0
     with memory_below(2**22):
@@ -124,23 +124,23 @@ def test_mutated_files_raise_nothing_else(tmp_path, count):
                 read_gguf(path)
             except CheckpointError:
                 refused += 1
-    assert 0.4 * count < refused < count  # some mutations leave a file that is still one
+    assert 0.4 * count < refused < count  # some mutations leave a valid file
 
 
-def test_parts_of_a_split_file_are_read_together(tmp_path):
+def test_open_gguf_reads_all_parts_of_split_file(tmp_path):
     keys = [("split.count", scalar("u16", 2)), ("tokenizer.ggml.tokens", strings(["a"] * 4))]
     raw = bytes(4 * 32 * 4)
     for number, name in ((1, "token_embd.weight"), (2, "output.weight")):
         data = gguf(keys, [(name, (32, 4), 0, raw)])
-        written(tmp_path, data, f"m-{number:05d}-of-00002.gguf")
+        save(tmp_path, data, f"m-{number:05d}-of-00002.gguf")
     for number in (1, 2):
         found = open_gguf(tmp_path / f"m-{number:05d}-of-00002.gguf")
         assert set(found.tensors) == {"token_embd.weight", "output.weight"}
         assert found.head.path.name == "m-00002-of-00002.gguf"
         assert found.size == 2 * len(data)
     with pytest.raises(CheckpointError, match="does not say which"):
-        open_gguf(written(tmp_path, data, "renamed.gguf"))
-    written(tmp_path, gguf(keys, [("token_embd.weight", (32, 4), 0, raw)]), "m-00002-of-00002.gguf")
+        open_gguf(save(tmp_path, data, "renamed.gguf"))
+    save(tmp_path, gguf(keys, [("token_embd.weight", (32, 4), 0, raw)]), "m-00002-of-00002.gguf")
     with pytest.raises(CheckpointError, match="lies in m-00001-of-00002"):
         open_gguf(tmp_path / "m-00001-of-00002.gguf")
     (tmp_path / "m-00002-of-00002.gguf").unlink()
@@ -148,12 +148,12 @@ def test_parts_of_a_split_file_are_read_together(tmp_path):
         open_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
-def test_tensors_may_lie_in_another_order_than_they_are_listed(tmp_path):
+def test_open_gguf_accepts_any_storage_order_and_refuses_overlap(tmp_path):
     head = opening(2, 1) + text("general.architecture") + string("llama")
     for order, overlaps in (((1024, 0), False), ((0, 1024), False), ((992, 0), True)):
         listed = b"".join(info(name, (32, 8), 0, at) for name, at in zip((IN, OUT), order, strict=True))
         whole = head + listed
-        path = written(tmp_path, whole + b"\0" * (-len(whole) % 32) + bytes(2048))
+        path = save(tmp_path, whole + b"\0" * (-len(whole) % 32) + bytes(2048))
         if overlaps:
             with pytest.raises(CheckpointError, match=r"tensor token_embd\.weight overlaps tensor output\.weight"):
                 open_gguf(path)
@@ -165,9 +165,9 @@ V, D = 8, 32
 
 
 def findings(folder, data, source=None, scan=True):
-    """What is found in a file, beside the folder of a Llama that it was made from."""
+    """Return the findings for a file, optionally compared with its source folder."""
     beside = None if source is None else llama(folder / "source", **({"rows": V, "width": D} | source))
-    return check(written(folder, data), beside=beside, scan=scan).findings
+    return check(save(folder, data), beside=beside, scan=scan).findings
 
 
 TIED, UNTIED = {}, {"tied": False}
@@ -178,7 +178,7 @@ RAW, OTHER = table(V, D).tobytes(), table(V, D, 2).tobytes()
 CHANGED = RAW[:-1] + bytes([RAW[-1] ^ 1])
 COARSE = {"kind": 12, "table": bytes(V * 144)}
 IN, OUT = "token_embd.weight", "output.weight"
-# the file, the folder that it was made from, what is found, words of the first
+# file, source folder, findings, words of the first finding
 CASES = [
     (model(V, D), None, []),
     (model(V, D, head=OTHER), None, []),
@@ -203,16 +203,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_file_keeps_of_the_boundary(tmp_path, case):
+def test_b070_and_b071_report_lost_heads_missing_rows_and_copies(tmp_path, case):
     data, source, said, *words = case
     found = findings(tmp_path, data, source)
-    assert told(found) == said
+    assert summaries(found) == said
     assert all(text in found[0].evidence for text in words)
 
 
-def test_without_reading(tmp_path):
+def test_b070_warns_without_scan_that_tables_were_not_compared(tmp_path):
     found = findings(tmp_path, model(V, D), UNTIED, scan=False)
-    assert told(found) == [f"B070 warning {OUT}"]
+    assert summaries(found) == [f"B070 warning {OUT}"]
     assert "not compared" in found[0].evidence
     assert not findings(tmp_path, model(V, D, table=RAW, head=RAW), scan=False)
 
@@ -222,14 +222,14 @@ def test_without_reading(tmp_path):
     ("source", "head", "kind", "said"),
     [
         (TIED, None, "F32", []),
-        (UNTIED, None, "F32", ["B070"]),  # the head that was trained on its own is gone
+        (UNTIED, None, "F32", ["B070"]),  # the separately trained head is missing
         (UNTIED, table(V, D, 2), "F32", []),
         (TIED, table(V, D), "F32", ["B071"]),
         (TIED, None, "Q8_0", []),
     ],
 )
-def test_files_of_the_formats_own_writer(source, head, kind, said, tmp_path):
-    """gguf's GGUFWriter writes, and its GGUFReader says what we should have read."""
+def test_open_gguf_agrees_with_reader_of_gguf_package(source, head, kind, said, tmp_path):
+    """gguf's GGUFWriter writes the file, and its GGUFReader is the oracle."""
     own = pytest.importorskip("gguf")
     quant = own.GGMLQuantizationType[kind]
     tables = {IN: table(V, D)} | ({} if head is None else {OUT: head})

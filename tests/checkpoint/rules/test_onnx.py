@@ -1,4 +1,4 @@
-"""ONNX files by hand-made bytes: what is read, what is refused, and the two rules on what an export keeps."""
+"""Test the ONNX reader and rules B100 and B101 on handwritten bytes and on files that torch exports."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from hostile_child import HUGE, memory_below, mutate_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_writer import graph, initialiser, model, node, number, piece, varint
-from rule_runs import told
+from rule_runs import summaries
 from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint import table_scans
@@ -29,18 +29,18 @@ TURNED = [node("Transpose", ["embed"], ["t"]), node("MatMul", ["x", "t"], ["logi
 SPLIT = [*HELD, initialiser("head", OTHER.T)]
 
 
-def written(folder, data, name="m.onnx"):
+def save(folder, data, name="m.onnx"):
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(data)
     return folder / name
 
 
-def made(*nodes, held=HELD, **ends):
+def build(*nodes, held=HELD, **ends):
     return model([LOOKUP, INNER, *nodes], held, **ends)
 
 
-def test_reads_the_graph_and_finds_both_ends(tmp_path):
-    path = written(tmp_path, made(HEAD, held=SPLIT))
+def test_read_onnx_returns_graph_and_check_finds_both_ends(tmp_path):
+    path = save(tmp_path, build(HEAD, held=SPLIT))
     facts = read_onnx(path)
     assert [one.operator for one in facts.nodes] == ["Gather", "MatMul", "MatMul"]
     assert facts.nodes[0].inputs == ("embed", "input_ids")
@@ -50,13 +50,13 @@ def test_reads_the_graph_and_finds_both_ends(tmp_path):
     for name, values in (("embed", TABLE), ("body", BODY), ("head", OTHER.T)):
         np.testing.assert_array_equal(facts.tensors[name].read(), values, strict=True)
     audit = check(path)
-    assert (audit.kind, told(audit.findings), audit.tensors) == ("onnx", [], 3)
+    assert (audit.kind, summaries(audit.findings), audit.tensors) == ("onnx", [], 3)
     assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
     assert audit.ran == ("B001", "B100", "B101")
 
 
 LAST = [initialiser(name, np.array(values, np.int64)) for name, values in {"last": [-1], "end": [2**31]}.items()]
-PICKED = {  # how a decoder takes its last token
+PICKED = {  # nodes that select the last token of a decoder
     "Gather": [node("Gather", ["input_ids", "last"], ["one"])],
     "Slice": [node("Slice", ["input_ids", "last", "end"], ["one"])],
     "GatherND": [node("GatherND", ["input_ids", "last"], ["one"])],
@@ -71,26 +71,26 @@ PICKED = {  # how a decoder takes its last token
 
 
 @pytest.mark.parametrize("how", PICKED)
-def test_a_decoder_that_looks_up_its_last_token_alone(tmp_path, how):
+def test_check_finds_table_of_decoder_that_looks_up_last_token_only(tmp_path, how):
     nodes = [*PICKED[how], node("Gather", ["embed", "one"], ["h"]), INNER, HEAD]
-    audit = check(written(tmp_path, model(nodes, [*SPLIT, *LAST])))
+    audit = check(save(tmp_path, model(nodes, [*SPLIT, *LAST])))
     assert [(part.role, part.tensor.name) for part in audit.parts] == [("input", "embed"), ("output", "head")]
     copied = [*HELD, initialiser("head", TABLE.T), *LAST]
-    assert told(check(written(tmp_path, model(nodes, copied))).findings) == ["B100 warning head"]
+    assert summaries(check(save(tmp_path, model(nodes, copied))).findings) == ["B100 warning head"]
 
 
-def test_numbers_that_are_made_of_the_ids_are_none(tmp_path):
-    """Positions that are counted from the length of the input, or picked from other positions."""
+def test_read_onnx_does_not_take_position_table_for_token_table(tmp_path):
+    """Positions are computed from the input's length or selected from other positions."""
     shape = [node("Shape", ["input_ids"], ["n"]), node("Gather", ["n", "last"], ["length"])]
     far = [node("Gather", ["wpe", "length"], ["p"])]
     given = [node("Slice", ["position_ids", "last", "end"], ["at"]), node("Gather", ["wpe", "at"], ["p"])]
     held = [*SPLIT, *LAST, initialiser("wpe", table(90))]
     for nodes in ([*shape, *far], given):
         data = model([LOOKUP, INNER, HEAD, *nodes], held, inputs=("input_ids", "position_ids"))
-        assert read_onnx(written(tmp_path, data)).table.name == "embed"
+        assert read_onnx(save(tmp_path, data)).table.name == "embed"
 
 
-def test_every_way_to_store_a_tensor(tmp_path):
+def test_read_onnx_reads_every_storage_form_of_tensors(tmp_path):
     half = TABLE.astype(np.float16)
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "m.data").write_bytes(b"\7" * 64 + half.tobytes() + b"\7")
@@ -103,12 +103,12 @@ def test_every_way_to_store_a_tensor(tmp_path):
         initialiser("brain", BODY.astype(ml_dtypes.bfloat16)),
         initialiser("nibbles", dims=(3, 5), kind=22, extra=piece(9, b"\1" * 8)),
         initialiser("scalar", np.float32(3.0)),
-        # texts, small integers, numbers one by one: filled, and no table
+        # texts, small integers and single numbers are filled and not readable tensors
         initialiser("texts", dims=(2,), kind=8, extra=piece(6, "a") + piece(6, "b")),
         initialiser("shape", dims=(2,), kind=7, extra=piece(7, varint(-1) + varint(8))),
         initialiser("singles", dims=(2,), kind=1, extra=(varint(4 << 3 | 5) + b"\0\0\0\0") * 2),
     ]
-    facts = read_onnx(written(tmp_path, made(held=held)))
+    facts = read_onnx(save(tmp_path, build(held=held)))
     assert len(facts.filled) == len(held) + 1
     assert {name: (one.dtype, one.shape, one.path.name) for name, one in facts.tensors.items()} == {
         "embed": ("F16", (V, D), "m.data"),
@@ -129,11 +129,11 @@ ELEMENT_BITS |= {16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4}
 
 
 @pytest.mark.parametrize("kind", ELEMENT_BITS)
-def test_a_tensor_has_the_bytes_that_its_type_needs(tmp_path, kind):
-    nbytes = 15 * ELEMENT_BITS[kind] // 8 + (ELEMENT_BITS[kind] == 4)  # half a byte is rounded up
+def test_read_onnx_requires_exact_number_of_bytes_for_type(tmp_path, kind):
+    nbytes = 15 * ELEMENT_BITS[kind] // 8 + (ELEMENT_BITS[kind] == 4)  # half a byte rounds up
     for off, is_right in ((0, True), (-1, False), (1, False)):
         tensor = initialiser("odd", dims=(3, 5), kind=kind, extra=piece(9, b"\1" * (nbytes + off)))
-        path = written(tmp_path / str(off), made(held=[tensor]))
+        path = save(tmp_path / str(off), build(held=[tensor]))
         if is_right:
             assert read_onnx(path).tensors["odd"].nbytes == nbytes
         else:
@@ -164,27 +164,27 @@ SAME = {"head": TABLE}
 @pytest.mark.parametrize(
     ("data", "source", "said", "words"),
     [
-        (made(HEAD, held=SPLIT), None, [], ""),
-        (made(*TURNED), None, [], ""),
-        (made(*TURNED), {}, [], ""),
-        (made(*TURNED), SAME, [], ""),
-        (made(node("Gemm", ["x", "embed"], ["logits"])), None, [], ""),
-        # positions, which are longer, are no tokens
-        (made(HEAD, *POSITIONS, held=SPLIT + FAR, inputs=("position_ids", "input_ids")), None, [], ""),
+        (build(HEAD, held=SPLIT), None, [], ""),
+        (build(*TURNED), None, [], ""),
+        (build(*TURNED), {}, [], ""),
+        (build(*TURNED), SAME, [], ""),
+        (build(node("Gemm", ["x", "embed"], ["logits"])), None, [], ""),
+        # position tables are longer than the token table
+        (build(HEAD, *POSITIONS, held=SPLIT + FAR, inputs=("position_ids", "input_ids")), None, [], ""),
         (model(FOUR_BITS, NIBBLES), None, [], ""),
-        (made(*TWO, held=MIXED), None, [], ""),
-        (made(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "768 bytes stored"),
+        (build(*TWO, held=MIXED), None, [], ""),
+        (build(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "768 bytes stored"),
         (model([NESTED], OUTER), None, ["B100 warning head"], "head repeats embed"),
-        (made(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old repeats embed"),
+        (build(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old repeats embed"),
         (model(TWICE, BOTH), None, ["B100 warning q"], "q repeats flat U8 [24, 4]: 96 bytes"),
-        (made(*TWO, held=MIXED), {}, ["B100 warning q"], "its source has one table, and the file has embed F32"),
-        (made(*TURNED), {"head": OTHER}, ["B100 error embed"], "serves both ends, and its source has two tables"),
+        (build(*TWO, held=MIXED), {}, ["B100 warning q"], "its source has one table, and the file has embed F32"),
+        (build(*TURNED), {"head": OTHER}, ["B100 error embed"], "serves both ends, and its source has two tables"),
     ],
 )
-def test_a_shared_table_is_stored_once(tmp_path, data, source, said, words):
-    path = written(tmp_path / "a", data)
+def test_b100_reports_repeated_and_wrongly_shared_tables(tmp_path, data, source, said, words):
+    path = save(tmp_path / "a", data)
     audit = check(path, beside=None if source is None else llama(tmp_path / "s", **source))
-    assert told(audit.findings) == said
+    assert summaries(audit.findings) == said
     assert not said or words in audit.findings[0].evidence
     assert (audit.spare > 0) == any("repeats" in one.evidence for one in audit.findings)
     assert all(one.rule != "B100" or one.severity == "error" for one in check(path, scan=False).findings)
@@ -196,25 +196,25 @@ NO_DATA = initialiser("head", dims=(D, V), kind=1)
 @pytest.mark.parametrize(
     ("data", "said", "words"),
     [
-        (made(HEAD, held=[*HELD, NO_DATA]), ["B101 error head"], "MatMul takes head, of which the file has no data"),
-        (made(HEAD), ["B101 error head"], "MatMul takes head, of which the file has no data"),
-        (made(node("MatMul", ["x", "lm_head.weight"], ["logits"]), inputs=("input_ids", "lm_head.weight")),
+        (build(HEAD, held=[*HELD, NO_DATA]), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (build(HEAD), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (build(node("MatMul", ["x", "lm_head.weight"], ["logits"]), inputs=("input_ids", "lm_head.weight")),
          ["B101 error lm_head.weight"], "takes lm_head.weight, of which the file has no data"),
-        (made(outputs=("x",)), ["B101 info graph"], "no product has 24 columns: it ends at x"),
-        (made(outputs=("logits",)), ["B101 error graph"], "it ends at logits"),
-        (made(HEAD, node("Add", ["x", "few"], ["y"]), held=SPLIT, sparse=["few"]), [], ""),
-        (model([INNER], HELD, inputs=("h",), outputs=("x",)), [], ""),  # it begins behind the lookup
-        (made(HEAD, node("Clip", ["logits", "", "body"], ["y"]), held=SPLIT), [], ""),  # an input left out
+        (build(outputs=("x",)), ["B101 info graph"], "no product has 24 columns: it ends at x"),
+        (build(outputs=("logits",)), ["B101 error graph"], "it ends at logits"),
+        (build(HEAD, node("Add", ["x", "few"], ["y"]), held=SPLIT, sparse=["few"]), [], ""),
+        (model([INNER], HELD, inputs=("h",), outputs=("x",)), [], ""),  # the graph starts after the lookup
+        (build(HEAD, node("Clip", ["logits", "", "body"], ["y"]), held=SPLIT), [], ""),  # an omitted optional input
     ],
 )  # fmt: skip
-def test_an_export_has_its_head(tmp_path, data, said, words):
-    audit = check(written(tmp_path, data))
-    assert told(audit.findings) == said
+def test_b101_reports_missing_data_of_head(tmp_path, data, said, words):
+    audit = check(save(tmp_path, data))
+    assert summaries(audit.findings) == said
     assert not said or words in audit.findings[0].evidence
 
 
-def at(location, **where):
-    return made(held=[initialiser("embed", dims=(V, D), kind=1, at={"location": location, **where})])
+def stored_at(location, **where):
+    return build(held=[initialiser("embed", dims=(V, D), kind=1, at={"location": location, **where})])
 
 
 @pytest.mark.parametrize(
@@ -226,29 +226,29 @@ def at(location, **where):
         (piece(7, b"") * 2, "it has 2 graphs"),
         (piece(7, b"\x0a\x7f"), "goes beyond its message"),
         (varint(7 << 3 | 2) + varint(HUGE), "goes beyond its message"),
-        (b"\x3a" + b"\xff" * 9 + b"\x7f" + b"\1" + b"\0" * 7, "goes beyond its message"),  # of more than 64 bits
-        (made(held=HELD)[:-30], "goes beyond its message"),
-        (made(held=[initialiser("embed", TABLE, dims=(V, D + 1))]), "has 768 bytes, and F32 [24, 9] needs 864"),
-        (made(held=[initialiser("embed", TABLE, dims=(-1, D))]), "has the shape"),
-        (made(held=[initialiser("embed", TABLE, dims=[1] * 65)]), "has the shape"),
-        (made(held=[initialiser("embed", TABLE, dims=[1] * 90, packed=True)]), "has the shape"),
-        (made(held=[initialiser("embed" * 1000, TABLE)]), "too long"),
-        (at("../secret"), "outside the folder"),
-        (at("/etc/passwd"), "outside the folder"),
-        (at("link"), "outside the folder"),
-        (at(""), "outside the folder"),
-        (at("none.data"), "none.data: no such file"),
-        (at("pipe"), "not a regular file"),
-        (at("short"), "it ends 764 bytes before the tensor embed does"),
-        (at("short", offset=str(HUGE)), "it ends"),
-        (at("short", offset="-4"), "('-4', '768'), which are no numbers of bytes"),
-        (at("short", length="4"), "has 4 bytes, and F32 [24, 8] needs 768"),
-        (at("short", length="9" * 30), "which are no numbers of bytes"),
+        (b"\x3a" + b"\xff" * 9 + b"\x7f" + b"\1" + b"\0" * 7, "goes beyond its message"),  # a length over 64 bits
+        (build(held=HELD)[:-30], "goes beyond its message"),
+        (build(held=[initialiser("embed", TABLE, dims=(V, D + 1))]), "has 768 bytes, and F32 [24, 9] needs 864"),
+        (build(held=[initialiser("embed", TABLE, dims=(-1, D))]), "has the shape"),
+        (build(held=[initialiser("embed", TABLE, dims=[1] * 65)]), "has the shape"),
+        (build(held=[initialiser("embed", TABLE, dims=[1] * 90, packed=True)]), "has the shape"),
+        (build(held=[initialiser("embed" * 1000, TABLE)]), "too long"),
+        (stored_at("../secret"), "outside the folder"),
+        (stored_at("/etc/passwd"), "outside the folder"),
+        (stored_at("link"), "outside the folder"),
+        (stored_at(""), "outside the folder"),
+        (stored_at("none.data"), "none.data: no such file"),
+        (stored_at("pipe"), "not a regular file"),
+        (stored_at("short"), "it ends 764 bytes before the tensor embed does"),
+        (stored_at("short", offset=str(HUGE)), "it ends"),
+        (stored_at("short", offset="-4"), "('-4', '768'), which are no numbers of bytes"),
+        (stored_at("short", length="4"), "has 4 bytes, and F32 [24, 8] needs 768"),
+        (stored_at("short", length="9" * 30), "which are no numbers of bytes"),
     ],
 )
-def test_what_is_refused(tmp_path, data, says):
+def test_check_refuses_malformed_onnx_files(tmp_path, data, says):
     folder = tmp_path / "a"
-    path = written(folder, data)
+    path = save(folder, data)
     (tmp_path / "secret").write_bytes(TABLE.tobytes())
     (folder / "short").write_bytes(b"1234")
     (folder / "link").symlink_to("../secret")
@@ -259,24 +259,24 @@ def test_what_is_refused(tmp_path, data, says):
     assert "\n" not in str(caught.value)
 
 
-def test_more_fields_or_text_than_any_model_has(tmp_path, monkeypatch):
+def test_read_onnx_refuses_too_many_fields_and_too_much_text(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "MOST_FIELDS", 20_000)
     with pytest.raises(CheckpointError, match="more than 20,000 fields"):
-        read_onnx(written(tmp_path, number(1, 1) * 20_001))
+        read_onnx(save(tmp_path, number(1, 1) * 20_001))
     monkeypatch.setattr(onnx_file, "MOST_TEXT", 10_000)
     with pytest.raises(CheckpointError, match="too long"):
-        read_onnx(written(tmp_path, model([node("Add", ["a" * 4000], [])] * 3)))
+        read_onnx(save(tmp_path, model([node("Add", ["a" * 4000], [])] * 3)))
 
 
-def test_a_folder_with_an_export(tmp_path):
-    path = written(tmp_path / "a", made(HEAD, held=SPLIT), "decoder.onnx")
+def test_check_selects_onnx_file_of_folder(tmp_path):
+    path = save(tmp_path / "a", build(HEAD, held=SPLIT), "decoder.onnx")
     assert check(tmp_path / "a").path == path
-    written(tmp_path / "a", made(HEAD, held=SPLIT), "other.onnx")
+    save(tmp_path / "a", build(HEAD, held=SPLIT), "other.onnx")
     with pytest.raises(CheckpointError, match=r"2 ONNX files; give one of them: decoder\.onnx, other\.onnx"):
         check(tmp_path / "a")
-    written(tmp_path / "a", made(HEAD, held=SPLIT), "model.onnx")
+    save(tmp_path / "a", build(HEAD, held=SPLIT), "model.onnx")
     assert check(tmp_path / "a").path.name == "model.onnx"
-    assert check(llama(tmp_path / "a")).kind == "folder"  # it has tensors of its own
+    assert check(llama(tmp_path / "a")).kind == "folder"  # safetensors take precedence
     with pytest.raises(CheckpointError, match=r"model\.onnx: no such file"):
         check(tmp_path / "none" / "model.onnx")
 
@@ -286,7 +286,7 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I8"
 
 @settings(max_examples=150)
 @given(st.data(), st.sampled_from(sorted(DTYPES)), st.integers(1, 40), st.integers(1, 20))
-def test_a_transposed_copy_is_found_and_one_changed_element_is_not(tmp_path_factory, data, dtype, rows, width):
+def test_same_shared_accepts_transposed_copy_and_rejects_changed_element(tmp_path_factory, data, dtype, rows, width):
     values = np.random.default_rng(rows * width).integers(-99, 99, (rows, width)).astype(DTYPES[dtype])
     copy = np.ascontiguousarray(values.T if data.draw(st.booleans()) else values)
     turned = copy.shape == (width, rows)
@@ -305,12 +305,12 @@ def test_a_transposed_copy_is_found_and_one_changed_element_is_not(tmp_path_fact
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
-def test_mutated_models_raise_nothing_else(tmp_path, count):
+def test_read_onnx_raises_only_checkpoint_error_for_mutated_models(tmp_path, count):
     rng, refused = random.Random(0), 0
     (tmp_path / "m.data").write_bytes(TABLE.tobytes())
     (tmp_path / "secret").write_bytes(TABLE.tobytes())
     outer = initialiser("embed", dims=(V, D), kind=1, at={"location": "m.data"})
-    seeds = [model([LOOKUP, INNER, HEAD], [outer, NO_DATA]), model([NESTED], [NO_DATA]), made(*TURNED)]
+    seeds = [model([LOOKUP, INNER, HEAD], [outer, NO_DATA]), model([NESTED], [NO_DATA]), build(*TURNED)]
     path = tmp_path / "m.onnx"
     with memory_below(2**22):
         for _ in range(count):
@@ -325,7 +325,7 @@ def test_mutated_models_raise_nothing_else(tmp_path, count):
 
 
 @pytest.mark.slow
-def test_files_that_torch_exports(tmp_path):
+def test_b100_reports_folded_copy_in_file_that_torch_exported(tmp_path):
     onnx = pytest.importorskip("onnx")
     torch = pytest.importorskip("torch")
     from torch import nn

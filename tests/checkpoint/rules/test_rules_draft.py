@@ -1,15 +1,15 @@
-"""Drafts by files as SpecForge and EAGLE write them: B083 to B085 find what is broken and nothing in what is sound."""
+"""Test B083 to B085 on sound and broken draft models, written as SpecForge, EAGLE and Medusa do."""
 
 import json
 
 import numpy as np
 import pytest
-from rule_runs import told
+from rule_runs import summaries
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
 
-IDS = np.array([0, 1, 2, 3, 5, 8, 9, 11, 17, 23])  # the target's tokens that the draft has rows for
+IDS = np.array([0, 1, 2, 3, 5, 8, 9, 11, 17, 23])  # the target's tokens in the draft's vocabulary
 N = len(IDS)
 STEPS = IDS - np.arange(N)
 MARKS = np.isin(np.arange(V), IDS)
@@ -17,7 +17,7 @@ HEAD, NEW = table(N, D, 3), table(V, D, 9)
 
 
 def draft(path, tokenizer=None, config=None, **tensors):
-    """An EAGLE-3 draft of the tied Llama; a tensor of None is left out, a dot is a double underscore."""
+    """Write an EAGLE-3 draft of the tied Llama; None omits a tensor, and `x__y` means `x.y`."""
     made = {"d2t": STEPS, "t2d": MARKS, "lm_head.weight": HEAD, "embed_tokens.weight": table()}
     made |= {"fc.weight": table(D, 3 * D, 4), "midlayer.hidden_norm.weight": np.ones(D, np.float32)}
     made |= {name.replace("__", "."): value for name, value in tensors.items()}
@@ -41,10 +41,10 @@ SPECULATOR = dict.fromkeys(("model_type", "vocab_size", "hidden_size")) | {"arch
 SPECULATOR |= {"transformer_layer_config": {"model_type": "llama", "vocab_size": V, "hidden_size": D}}
 SOUND = [
     {},
-    {"embed_tokens__weight": None},  # it looks tokens up in the target's table
+    {"embed_tokens__weight": None},  # the draft uses the target's table
     {"d2t": STEPS.astype(np.int32), "t2d": MARKS.astype(np.uint8)},
     {"config": SPECULATOR},
-    # over all tokens: no map, or one that changes nothing
+    # a draft over all tokens, without a map or with the identity
     {"d2t": None, "t2d": None, "lm_head__weight": table(), "config": {"draft_vocab_size": V}},
     {"d2t": np.zeros(V, int), "t2d": np.ones(V, bool), "lm_head__weight": table(), "config": {"draft_vocab_size": V}},
     # EAGLE and EAGLE-2 share the target's head
@@ -53,12 +53,12 @@ SOUND = [
 
 
 @pytest.mark.parametrize("how", SOUND)
-def test_sound_drafts(tmp_path, how):
+def test_draft_rules_are_silent_on_sound_drafts(tmp_path, how):
     path = draft(tmp_path / "a", **how)
     assert check(path, deep=True).kind == "draft"
     without = {name: value for name, value in how.items() if name != "embed_tokens__weight"}
     for audit in (check(path), check(draft(tmp_path / "b", **without), target=target(tmp_path / "t"))):
-        assert told(audit.findings) == []
+        assert summaries(audit.findings) == []
         assert audit.outcomes == ()
         assert "for models that stand alone" in audit.skipped["B010"]
     if how.get("d2t", 0) is not None:
@@ -66,7 +66,7 @@ def test_sound_drafts(tmp_path, how):
 
 
 NO_MAPS = {"d2t": None, "t2d": None}
-AGAIN = [  # what is stored, rule, severity and place of each finding, words of the first
+AGAIN = [  # changes of the draft, findings, words of the first finding
     (NO_MAPS, ["B083 error d2t"], "drafts over 10 of 24 tokens, and no d2t says which"),
     ({"t2d": None}, ["B083 info t2d"], "cannot be trained on"),
     ({"d2t": STEPS * 0}, ["B083 error d2t", "B083 error t2d"], "stand for the first 10 tokens"),
@@ -92,9 +92,9 @@ AGAIN = [  # what is stored, rule, severity and place of each finding, words of 
 
 
 @pytest.mark.parametrize(("how", "found", "words"), AGAIN)
-def test_broken_drafts(tmp_path, how, found, words):
+def test_draft_rules_report_broken_drafts(tmp_path, how, found, words):
     audit = check(draft(tmp_path / "a", **how))
-    assert told(audit.findings) == found
+    assert summaries(audit.findings) == found
     assert words in audit.findings[0].evidence
 
 
@@ -105,16 +105,16 @@ def test_broken_drafts(tmp_path, how, found, words):
         *((name, "folder") for name in ("Eagle2_5_VLForConditionalGeneration", "Eagle2ChatModel", "LlamaForCausalLM")),
     ],
 )
-def test_drafts_by_the_name_of_their_class(tmp_path, name, kind):
+def test_check_recognises_drafts_by_class_name(tmp_path, name, kind):
     assert check(llama(tmp_path, config={"architectures": [name]})).kind == kind
 
 
-def test_maps_are_not_read_where_only_headers_are(tmp_path):
-    assert told(check(draft(tmp_path / "a", d2t=STEPS * 0), scan=False).findings) == []
+def test_b083_reads_no_maps_without_scan(tmp_path):
+    assert summaries(check(draft(tmp_path / "a", d2t=STEPS * 0), scan=False).findings) == []
 
 
 OTHER = bpe_tokenizer()
-OTHER["model"]["vocab"] = {f"t{(7 * i) % V}": i for i in range(V)}  # as many tokens, and hardly an id is the same
+OTHER["model"]["vocab"] = {f"t{(7 * i) % V}": i for i in range(V)}  # as many tokens, most with other ids
 MORE = bpe_tokenizer(added=[(V, "<new>", True)])
 PIECES = {"embed_tokens__weight": None}
 
@@ -126,18 +126,18 @@ PIECES = {"embed_tokens__weight": None}
         (OTHER, {}, {}, ["B085 error tokenizer"], "18 of its 24 ids are other tokens in the target, or none: 1 is"),
         (MORE, {}, {}, ["B085 error tokenizer"], "24 is '<new>' here and no token there"),
         (bpe_tokenizer(20), {}, {}, ["B085 info tokenizer"], "4 tokens of the target have no id"),
-        (None, {}, {"tokenizer": OTHER}, [], ""),  # its table is the target's
+        (None, {}, {"tokenizer": OTHER}, [], ""),  # the table equals the target's
         (None, {"embed_tokens__weight": NEW}, {}, ["B085 warning embed_tokens.weight"], "two tables of their own"),
-        (None, {"embed_tokens__weight": table() * np.float32(1.01)}, {}, [], ""),  # the target's, trained on
+        (None, {"embed_tokens__weight": table() * np.float32(1.01)}, {}, [], ""),  # the target's table, trained further
         (None, {}, {"rows": 32}, ["B084 info vocab_size"], "padding is safe"),
         (None, {}, {"rows": 32, "width": 16}, ["B084 info vocab_size", "B085 info tokenizer"], "padding"),
         (None, PIECES, {}, ["B085 info tokenizer"], "nothing here says whose ids it has"),
         (None, PIECES, {"width": 16}, ["B084 error embed_tokens", "B085 info tokenizer"], "is 8 wide"),
     ],
 )  # fmt: skip
-def test_whose_ids_they_are(tmp_path, own, tensors, of, found, words):
+def test_b084_and_b085_compare_ids_and_sizes_with_target(tmp_path, own, tensors, of, found, words):
     audit = check(draft(tmp_path / "a", tokenizer=own, **tensors), target=target(tmp_path / "t", **of))
-    assert told(audit.findings) == found
+    assert summaries(audit.findings) == found
     assert not words or words in audit.findings[0].evidence
 
 
@@ -150,13 +150,13 @@ def test_whose_ids_they_are(tmp_path, own, tensors, of, found, words):
         (20, bpe_tokenizer(20), "info", "rows 20 to 23 hold no token"),
     ],
 )
-def test_padding(tmp_path, rows, tokenizer, severity, words):
+def test_b084_judges_padding_rows_by_tokens_in_use(tmp_path, rows, tokenizer, severity, words):
     of = llama(tmp_path / "t", rows=rows, tokenizer=tokenizer)
     (found,) = check(draft(tmp_path / "a"), target=of, select=["B084"]).findings
     assert (found.severity, words in found.evidence) == (severity, True)
 
 
-def test_a_small_model_as_a_draft_keeps_its_own_rules(tmp_path):
+def test_check_of_small_model_with_target_keeps_rules_of_folders(tmp_path):
     small = target(tmp_path / "a", rows=16, tokenizer=bpe_tokenizer(16))
     audit = check(small, target=target(tmp_path / "t", tokenizer=bpe_tokenizer(16)))
     assert (audit.kind, len(audit.outcomes)) == ("folder", 7)
@@ -166,7 +166,7 @@ def test_a_small_model_as_a_draft_keeps_its_own_rules(tmp_path):
 
 
 def sentence_pieces(texts):
-    """A SentencePiece model as its protocol buffer has it: field 1 of each piece its text, field 2 a score."""
+    """Return a SentencePiece model as a protocol buffer; pieces have text in field 1 and score in field 2."""
     inner = [b"\n" + bytes([len(text.encode())]) + text.encode() + b"\x15\0\0\0\0" for text in texts]
     return b"".join(b"\n" + bytes([len(piece)]) + piece for piece in inner) + b"\x12\2\x08\1"
 
@@ -189,24 +189,24 @@ XLM_R = "sentencepiece.bpe.model"
         (pieces(WORDS), pieces(TURNED), ["B085 error tokenizer"], "in the target, or none: 5 is"),
         (pieces(WORDS[:20]), pieces(WORDS), ["B085 info tokenizer"], "4 tokens of the target have no id"),
         (pieces(BYTE), pieces(TAB), ["B085 error tokenizer"], "3 is '<0x09>' here and '\\t'"),
-        # Gemma's tokenizer.json writes the tab as it is, which its SentencePiece model has as a byte
+        # Gemma's tokenizer.json stores a tab, and its SentencePiece model stores the byte's name
         (pieces(BYTE), {"tokenizer.json": json.dumps(CONVERTED).encode()}, [], ""),
-        # positions of other models are no ids: the tables decide
+        # positions in this file are not ids, so the tables decide
         (pieces(WORDS, XLM_R), pieces(WORDS[::-1], XLM_R), ["B085 warning embed_tokens.weight"], ""),
     ],
 )
-def test_sentence_pieces_are_told_apart_by_their_texts(tmp_path, own, theirs, found, words):
+def test_b085_compares_sentencepiece_tokens_by_text(tmp_path, own, theirs, found, words):
     paths = draft(tmp_path / "a", embed_tokens__weight=NEW), llama(tmp_path / "t")
     for path, files in zip(paths, (own, theirs), strict=True):
         for name, data in files.items():
             (path / name).write_bytes(data)
     audit = check(paths[0], target=paths[1], select=["B085"])
-    assert told(audit.findings) == found
+    assert summaries(audit.findings) == found
     assert all(words in one.evidence for one in audit.findings)
 
 
 def medusa(path, heads=2, rows=V, width=D, names="{0}.1", config=None, **tensors):
-    """Medusa's heads alone, as its trainer and as vLLM store them: a block [D, D] and a head [V, D] for each token."""
+    """Write Medusa's heads as its trainer or vLLM does: a block [D, D] and a head [V, D] per token."""
     made = {}
     for i in range(heads):
         made |= {f"{names.format(i)}.weight": table(rows, width, 20 + i), f"{i}.0.linear.weight": table(width, width)}
@@ -226,7 +226,7 @@ BOTH = ["B084 error lm_heads.0.weight", "B084 error lm_heads.1.weight"]
         ({}, [], ""),
         ({"names": "medusa_head.{0}.1"}, [], ""),
         (VLLM, [], ""),
-        (CUT, [], ""),  # it cuts heads of all tokens
+        (CUT, [], ""),  # vLLM truncates heads of all tokens
         (CUT | {"rows": N}, [], ""),
         (CUT | {"rows": 12}, BOTH, "12 rows, and truncated_vocab_size is 10"),
         (CUT | {"token_map": IDS + 20}, ["B083 error token_map"], "lead outside 24 tokens (row 4 to 25)"),
@@ -240,10 +240,10 @@ BOTH = ["B084 error lm_heads.0.weight", "B084 error lm_heads.1.weight"]
         ({"1__1__weight": table()}, ["B085 info 1.1.weight", "B085 info tokenizer"], "is model.embed_tokens.weight of"),
     ],
 )
-def test_heads_of_medusa(tmp_path, how, found, words):
+def test_draft_rules_check_heads_and_token_map_of_medusa(tmp_path, how, found, words):
     path = medusa(tmp_path / "a", **how)
     audit = check(path, target=target(tmp_path / "t"), ignore=["B085"] if "1__1__weight" not in how else [])
-    assert (audit.kind, told(audit.findings)) == ("draft", found)
+    assert (audit.kind, summaries(audit.findings)) == ("draft", found)
     assert [part.role for part in audit.parts].count("draft head") == how.get("heads", 2)
     assert not words or words in audit.findings[0].evidence
 
@@ -257,14 +257,14 @@ def test_heads_of_medusa(tmp_path, how, found, words):
         ({"embed_tokens": table(20)}, ["B084 error embed_tokens"], "20 rows, and vocab_size is 24"),
     ],
 )  # fmt: skip
-def test_layers_of_further_tokens_by_themselves(tmp_path, change, found, words):
-    """As DeepSeek-V3's are exported for an engine: copies of both tables inside a layer of their own number."""
+def test_draft_rules_check_table_copies_of_exported_mtp_layer(tmp_path, change, found, words):
+    """An export of DeepSeek-V3's MTP layer for an engine holds copies of both tables in layer 0."""
     ends = {"embed_tokens": table(), "shared_head.head": table()} | change
     tensors = {f"model.layers.0.{name}.weight": values for name, values in ends.items()}
     tensors["model.layers.0.eh_proj.weight"] = table(D, 2 * D)
     config = llama_config(False, architectures=["DeepseekV3ForCausalLMNextN"])
     audit = check(write_checkpoint(tmp_path / "a", config, tensors), target=target(tmp_path / "t"))
     assert audit.kind == "draft"
-    assert [said.replace("model.layers.0.", "").removesuffix(".weight") for said in told(audit.findings)] == found
+    assert [said.replace("model.layers.0.", "").removesuffix(".weight") for said in summaries(audit.findings)] == found
     assert [part.role for part in audit.parts] == ["MTP input", "MTP output"]
     assert not words or words in audit.findings[0].evidence

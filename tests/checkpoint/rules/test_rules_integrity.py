@@ -1,11 +1,11 @@
-"""B001 to B004: fire on damaged folders, silent on the same folder whole."""
+"""Test that B001 to B004 report damaged folders and are silent on the intact folder."""
 
 import json
 import os
 
 import numpy as np
 import pytest
-from rule_runs import fires, run, silent, table_of
+from rule_runs import assert_fires, assert_silent, run_rule, table_of
 from safetensors.numpy import save_file
 from tiny_checkpoints import bpe_tokenizer, llama, llama_tensors, table, write_checkpoint
 
@@ -19,7 +19,7 @@ REPAIR = "\ntiewise repair PATH --to NEW_DIR\n"
 
 
 def changed(change, **made):
-    """How to write a Llama of which something is changed by hand."""
+    """Return a function that writes a Llama and applies `change` to its folder."""
 
     def write(path):
         change(llama(path, **made))
@@ -29,7 +29,7 @@ def changed(change, **made):
 
 
 def sharded(part, tied=True, **values):
-    """How to write a Llama in two shards with one part of its index changed; a value of None takes its key away."""
+    """Return a function that writes a Llama in two shards with a changed index; None removes a key."""
 
     def change(path):
         record = json.loads((path / INDEX).read_text())
@@ -40,7 +40,7 @@ def sharded(part, tied=True, **values):
 
 
 def mapped(name, shard, tied=True):
-    """How to write one whose index maps a name to a shard, or to none."""
+    """Return a function that writes a Llama whose index maps a name to a shard, or lacks it."""
     return sharded("weight_map", tied, **{name: shard})
 
 
@@ -57,7 +57,7 @@ def renamed(name):
 
 
 def linked(path):
-    """The file of a folder is a link to one outside it."""
+    """Replace the folder's file by a link to a file outside it."""
     (path / "model.safetensors").rename(path.parent / "outside.safetensors")
     (path / "model.safetensors").symlink_to(path.parent / "outside.safetensors")
 
@@ -67,7 +67,7 @@ def gone(name):
 
 
 def twice(norm):
-    """How to write a folder with a tensor in both its shards."""
+    """Return a function that writes a folder with the same tensor in both shards."""
     part = {"model.embed_tokens.weight": table(), "model.layers.0.mlp.down_proj.weight": table(8, 16, 1)}
     return changed(lambda path: save_file(part | {NORM: np.full(8, norm, np.float32)}, path / SHARDS[0]), shards=2)
 
@@ -78,7 +78,7 @@ LFS = "a Git LFS pointer, not the file that it names\nrun `git lfs pull`"
 
 
 def encoded(name, encoding):
-    """How to write a Llama of which a JSON file was saved in another encoding."""
+    """Return a function that writes a Llama with a JSON file in another encoding."""
 
     def change(path):
         (path / name).write_text((path / name).read_text(), encoding=encoding)
@@ -87,9 +87,9 @@ def encoded(name, encoding):
 
 
 BYTES = f"the tensors have {sum(a.nbytes for a in llama_tensors().values()):,} bytes"
-# rules, severity, place, safe to repair, how it is written, words
+# rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
-    # what is absent may lie in the damaged file: neither B010 nor B011
+    # missing tensors may be in the damaged file, so neither B010 nor B011 fires
     ("B001", "fatal", SHARDS[1], False, changed(cut, shards=2), "ends 5 bytes before its tensors do"),
     ("B001", "fatal", "config.json", False, holding("config.json", '{"vocab_size": ')),
     ("B001", "warning", "generation_config.json", False, holding("generation_config.json", "{")),
@@ -107,7 +107,7 @@ FIRES = [
     ("B002", "fatal", SHARDS[0], False, gone(SHARDS[0]), "2 tensors", "model.embed_tokens.weight"),
     ("B002", "fatal", INDEX, False, holding(INDEX, '{"weight_map": 3}', shards=2)),
     ("B002", "error", INDEX, False, mapped("model.wte", SHARDS[0]), "no shard holds (model.wte)"),
-    # of a tied model it may be forgotten
+    # a tied model does not need the head
     ("B002", "error", INDEX, True, mapped(HEAD, SHARDS[0]), f"no shard holds ({HEAD})", REPAIR),
     ("B002 B011", "error", INDEX, False, mapped(HEAD, SHARDS[0], tied=False), f"no shard holds ({HEAD})"),
     ("B002", "error", SHARDS[0], True, mapped(NORM, SHARDS[0]), f"shard than the index says ({NORM})", REPAIR),
@@ -122,50 +122,50 @@ FIRES = [
 
 
 @table_of(FIRES)
-def test_fires(tmp_path, case):
-    fires(tmp_path, case)
+def test_integrity_rules_report_damaged_folders(tmp_path, case):
+    assert_fires(tmp_path, case)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_silent_on_a_whole_checkpoint(tmp_path, shards):
+def test_integrity_rules_are_silent_on_intact_checkpoint(tmp_path, shards):
     path = llama(tmp_path / "a", shards=shards, tokenizer=bpe_tokenizer(), files={"generation_config.json": {}})
     for name in ("optimizer.pt", "training_args.bin", "scheduler.pt", "rng_state.pth"):
         (path / name).write_bytes(b"pickle")
-    silent(tmp_path, ("B001 B002 B003 B004", lambda _: path))
-    silent(tmp_path / "b", ("B003", sharded("metadata", total_size=None)))
+    assert_silent(tmp_path, ("B001 B002 B003 B004", lambda _: path))
+    assert_silent(tmp_path / "b", ("B003", sharded("metadata", total_size=None)))
 
 
-def test_b002_a_single_file_given_by_name_is_what_it_is(tmp_path):
-    assert run("B002", renamed("weights.safetensors")(tmp_path) / "weights.safetensors") == []
+def test_b002_accepts_any_name_of_single_file(tmp_path):
+    assert run_rule("B002", renamed("weights.safetensors")(tmp_path) / "weights.safetensors") == []
 
 
-def test_b003_old_shards_are_a_warning_and_other_layouts_a_note(tmp_path):
+def test_b003_warns_of_old_shards_and_notes_other_layouts(tmp_path):
     path = llama(tmp_path)
     save_file({"a": table()}, path / "model-00001-of-00002.safetensors")
     save_file({"a": table()}, path / "consolidated.safetensors")
     (path / "pytorch_model.bin").write_bytes(b"pickle")
-    old, other = run("B003", path)
+    old, other = run_rule("B003", path)
     assert (old.severity, other.severity) == ("warning", "info")
     assert "model-00001-of-00002.safetensors" in old.evidence
     assert "consolidated.safetensors, pytorch_model.bin" in other.evidence
 
 
 @pytest.mark.parametrize("norm", [0, 1])
-def test_b004_says_where_copies_were_not_compared(tmp_path, norm):
-    assert run("B004", twice(norm)(tmp_path), scan=False)[0].evidence.endswith("not compared")
+def test_b004_reports_without_scan_that_copies_were_not_compared(tmp_path, norm):
+    assert run_rule("B004", twice(norm)(tmp_path), scan=False)[0].evidence.endswith("not compared")
 
 
-def test_names_from_a_file_are_shown_without_control_characters(tmp_path):
+def test_b002_shows_tensor_names_without_control_characters(tmp_path):
     path = write_checkpoint(tmp_path, {"model_type": "llama"}, {"a\x1b[31m": table()}, shards=2)
     record = {"weight_map": {"a\x1b[31m": SHARDS[0], "\x1b[2J" + "x" * 999: SHARDS[0]}}
     (path / INDEX).write_text(json.dumps(record))
-    (finding,) = run("B002", path)
+    (finding,) = run_rule("B002", path)
     assert "\x1b" not in finding.evidence
     assert len(finding.evidence) < 200
 
 
 @pytest.mark.parametrize("name", ["m.safetensors", "m.gguf", "m.onnx"])
-def test_a_single_file_that_is_a_git_lfs_pointer_is_refused_by_that_name(tmp_path, name):
+def test_check_refuses_single_file_that_is_git_lfs_pointer(tmp_path, name):
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(CheckpointError, match="a Git LFS pointer, not the file that it names; run `git lfs pull`"):
         check(tmp_path / name)

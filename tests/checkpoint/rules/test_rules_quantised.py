@@ -1,4 +1,4 @@
-"""B052 and B053: scales that a packed head needs, and quantisations judged before they are carried out."""
+"""Test B052 to B054: missing scales of packed ends, planned quantisations, and descriptions of packed ends."""
 
 import json
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rule_runs import fires, run, silent, table_of
+from rule_runs import assert_fires, assert_silent, run_rule, table_of
 from safetensors.numpy import load_file, save_file
 from test_rules_types_and_rows import COMPRESSED, HEAD, METHODS, TABLE, E, H, by, quantised
 from tiny_checkpoints import D, V, llama, table
@@ -19,7 +19,7 @@ from tiewise.core.errors import CheckpointError
 
 FP8 = table().astype(ml_dtypes.float8_e4m3fn)
 SCALED = {"model.layers.0.mlp.up_proj.weight_scale": np.ones(1, np.float32)}
-OF_A_LAYER = {"model.layers.0.layer_scale": np.ones(D, np.float32)}  # no scale of packed numbers
+OF_A_LAYER = {"model.layers.0.layer_scale": np.ones(D, np.float32)}  # not a quantisation scale
 FIRES = [
     ("B052", "error", HEAD, False, quantised({HEAD: FP8}, tied=False, quant_method="fp8"),
      f"lm_head.weight F8_E4M3 [{V}, {D}] has no scale beside it", "\ntake the scale from the checkpoint's source\n"),
@@ -43,7 +43,7 @@ MODELOPT = "hf_quant_config.json"
 
 
 def packed(ends=(H,), sidecar=None, width=D // 2, tied=False, **section):
-    """A Llama whose ends ModelOpt packed, with what config.json and hf_quant_config.json say of that."""
+    """Return arguments of a Llama whose ends ModelOpt packed, with both descriptions of the quantisation."""
     parts = NVFP4 | {"weight": np.ones((V, width), np.uint8)}
     made = quantised({f"{end}.{part}": values for end in ends for part, values in parts.items()}, tied=tied, **section)
     said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"} | (sidecar or {})}
@@ -51,7 +51,7 @@ def packed(ends=(H,), sidecar=None, width=D // 2, tied=False, **section):
 
 
 def mlx(columns, groups=1, head=False, tied=True, **quantization):
-    """A Llama of width 64 whose table, or whose two ends, MLX packed into so many words and groups."""
+    """Return arguments of a Llama of width 64 whose ends MLX packed into so many words and groups."""
     end = {"weight": np.ones((V, columns), np.uint32), "scales": np.ones((V, groups), np.float16)}
     end["biases"] = end["scales"]
     tensors = {"model.embed_tokens.weight": None} | {f"{E}.{part}": values for part, values in end.items()}
@@ -89,8 +89,8 @@ FIRES += [
 
 
 @table_of(FIRES)
-def test_what_is_stored_or_announced(tmp_path, case):
-    fires(tmp_path, case)
+def test_quantisation_rules_report_broken_folders(tmp_path, case):
+    assert_fires(tmp_path, case)
 
 
 SILENT = [
@@ -121,22 +121,22 @@ SILENT = [
     ),
     ("B053", quantised(quant_method="fp8", lm_head="no")),
     *(("B052", quantised(by(m, H), tied=False)) for m in METHODS if m not in (COMPRESSED, "fp8", "integers")),
-    ("B052", quantised(by("fp8", E))),  # one shared table, which no engine reads as a head of its own
+    ("B052", quantised(by("fp8", E))),  # one shared table, which no engine reads as a separate head
     ("B052", {"tied": False}),
     ("B053", quantised(tied=False, config_groups={"group_0": {"targets": ["Linear"]}})),
-    ("B053", quantised(quant_method="gptq", lm_head=True)),  # B050: what is said and stored
-    ("B053", quantised(by(COMPRESSED, E), config_groups={"group_0": {"targets": ["Embedding"]}})),  # done
+    ("B053", quantised(quant_method="gptq", lm_head=True)),  # B050 reports the contradiction
+    ("B053", quantised(by(COMPRESSED, E), config_groups={"group_0": {"targets": ["Embedding"]}})),  # packed already
 ]
 
 
 @table_of(SILENT)
-def test_nothing_is_said(tmp_path, case):
-    silent(tmp_path, case)
+def test_quantisation_rules_are_silent_on_sound_folders(tmp_path, case):
+    assert_silent(tmp_path, case)
 
 
 LINEAR = {"config_groups": {"group_0": {"targets": ["Linear"]}}}
 GROUPS = {"a": {"targets": ["Linear"]}, "b": {"targets": ["re:.*embed_tokens$"]}}
-PLANS = [  # a config, and which end it packs alone
+PLANS = [  # quantisation, and the only end that it packs
     ({"quant_method": "gptq", "lm_head": True}, H),
     ({"quant_method": "gptq", "lm_head": False}, None),
     ({"quant_method": "gptq", "lm_head": True, "dynamic": {"-:.*lm_head": {}}}, None),
@@ -158,7 +158,7 @@ PLANS = [  # a config, and which end it packs alone
 
 @pytest.mark.parametrize(("plan", "alone"), PLANS)
 @pytest.mark.parametrize("shape", ["bare", "config"])
-def test_a_quantisation_that_is_to_come(tmp_path, plan, alone, shape):
+def test_b053_reports_plan_that_packs_one_end_of_tied_model(tmp_path, plan, alone, shape):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan if shape == "bare" else {"model_type": "llama", "quantization_config": plan}))
     for tied in (True, False):
@@ -168,12 +168,12 @@ def test_a_quantisation_that_is_to_come(tmp_path, plan, alone, shape):
             assert (found[0].where, found[0].evidence.split()[3]) == ("--quantise", alone)
 
 
-def test_its_lists_are_judged_beforehand_too(tmp_path):
+def test_b051_checks_module_list_of_planned_quantisation(tmp_path):
     file, model = tmp_path / "plan.json", llama(tmp_path / "m")
     file.write_text(json.dumps({"quant_method": "awq", "modules_to_not_convert": ["model.lm_head"]}))
     (found,) = check(model, quantise=file, select=["B05"]).findings
     assert (found.rule, found.where) == ("B051", "--quantise.modules_to_not_convert")
-    assert run("B051", model) == []
+    assert run_rule("B051", model) == []
 
 
 KEYS = ["quant_method", "targets", "config_groups", "ignore", "dynamic", "extra_config", "lm_head", "bits"]
@@ -191,9 +191,9 @@ def plain(tmp_path_factory):
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1))
-def test_any_json_is_judged_or_passed_over(plain, section):
-    run("B051", plain, quantise=section)
-    for found in run("B053", plain, quantise=section):
+def test_b051_and_b053_tolerate_any_json_plan(plain, section):
+    run_rule("B051", plain, quantise=section)
+    for found in run_rule("B053", plain, quantise=section):
         assert found.evidence.split()[3] in (E, H)
 
 
@@ -212,33 +212,33 @@ def test_dedupe_drops_all_parts_of_a_packed_head(tmp_path, method):
     )
     assert after.keys() == {name for name in before if not name.startswith(H)}
     assert all(np.array_equal(after[name].view("u1"), before[name].view("u1")) for name in after)
-    for wrong in before.keys() - after.keys():  # another byte in any part: two heads
+    for wrong in before.keys() - after.keys():  # a differing byte in any part makes two heads
         changed = before | {wrong: before[wrong] + before[wrong].dtype.type(1)}
         save_file(changed, path / "model.safetensors", {"format": "pt"})
-        assert run("B013", path) == []
+        assert run_rule("B013", path) == []
         with pytest.raises(CheckpointError):
             dedupe(path, tmp_path / "c")
 
 
 @settings(deadline=None, max_examples=60)
 @given(SECTIONS, SECTIONS, SECTIONS)
-def test_any_json_may_describe_packed_ends(tmp_path_factory, section, of_mlx, sidecar):
+def test_b054_tolerates_any_json_description_of_packed_ends(tmp_path_factory, section, of_mlx, sidecar):
     how = mlx(8, head=True)
     how["config"] = {"quantization": of_mlx, "quantization_config": section}
     path = llama(tmp_path_factory.mktemp("any"), **how, files={MODELOPT: {"quantization": sidecar}})
-    assert {one.severity for one in run("B054", path)} <= {"error"}
+    assert {one.severity for one in run_rule("B054", path)} <= {"error"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_b001_names_a_description_of_modelopt_that_cannot_be_read(tmp_path, text):
+def test_b001_reports_unreadable_modelopt_description(tmp_path, text):
     (llama(tmp_path) / MODELOPT).write_text(text)
-    (found,) = run("B001", tmp_path)
+    (found,) = run_rule("B001", tmp_path)
     assert (found.severity, found.where) == ("warning", MODELOPT)
-    assert run("B054", tmp_path) == []
+    assert run_rule("B054", tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "7", '{"model_type": "llama"}', '{"a": ', None])
-def test_what_is_no_quantisation_is_refused(tmp_path, text):
+def test_read_quantisation_refuses_files_without_quantisation(tmp_path, text):
     file = tmp_path / "plan.json"
     if text is not None:
         file.write_text(text)

@@ -1,7 +1,7 @@
-"""B017 and B018: sound tables beside the two ends are silent, broken ones are named with the way out."""
+"""Test that B017 and B018 report broken further token tables and are silent on sound ones."""
 
 import pytest
-from rule_runs import fires, table_of
+from rule_runs import assert_fires, table_of
 from tiny_checkpoints import llama_config, table, with_rows, write_checkpoint
 
 from tiewise.checkpoint.audit import check
@@ -22,8 +22,8 @@ BLT |= {"encoder_hash_byte_group_size": [3, 4]}
 WIDE = {VOCABULARY: 64, "hidden_size_per_layer_input": 4}
 
 
-def of(config, tensors, tied=True, rows=64):
-    """How to write a folder of 64 tokens with this config and these tensors beside its ends."""
+def folder_of(config, tensors, tied=True, rows=64):
+    """Return a function that writes a folder of 64 tokens with this config and further tensors."""
     ends = {E: table(rows)} | ({} if tied else {H: table(rows, seed=1)})
     return lambda path: write_checkpoint(path, llama_config(tied, rows) | config, ends | tensors)
 
@@ -32,30 +32,30 @@ def ngrams(*rows):
     return {NGRAM.format(i): table(n, 2) for i, n in enumerate(rows)}
 
 
-def heard(offset, rows=4):
-    """A multimodal Gemma 3n whose last ids, from `offset` on, are sounds."""
+def gemma3n_with_audio(offset, rows=4):
+    """Return a function that writes a Gemma 3n whose ids from `offset` on are audio tokens."""
     parts = {"vision_config": {"vocab_offset": offset - 4, "vocab_size": 4}}
     parts |= {"audio_config": {"vocab_offset": offset, "vocab_size": rows}}
     config = {"model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], **parts}
-    return of(config, {VISION: table(4), AUDIO: table(4)})
+    return folder_of(config, {VISION: table(4), AUDIO: table(4)})
 
 
 SOUND = [
-    of(GEMMA3N | WIDE, {PLE: table(64, 12)}),
-    of(GEMMA3N | WIDE | {VOCABULARY: 60}, {PLE: table(60, 12)}),  # it reads row 0 for the last four
-    of(GEMMA4 | WIDE, {PLE: table(64, 12)}),
-    of(GEMMA4 | WIDE | {"hidden_size_per_layer_input": 0}, {}),  # as in the largest Gemma 4
-    of(V3, {NEXT: table(64), NEXT_HEAD: table(64, seed=1)}, tied=False),
-    of(V3, {}, tied=False),
-    of(LONGCAT, ngrams(353, 355, 357), tied=False),
-    of(LONGCAT | {"ngram_vocab_size_ratio": 1e308}, ngrams(353), tied=False),  # no number of rows
-    of(BLT, {HASH: table(40)}, tied=False),
-    heard(60),
+    folder_of(GEMMA3N | WIDE, {PLE: table(64, 12)}),
+    folder_of(GEMMA3N | WIDE | {VOCABULARY: 60}, {PLE: table(60, 12)}),  # the last four ids read row 0
+    folder_of(GEMMA4 | WIDE, {PLE: table(64, 12)}),
+    folder_of(GEMMA4 | WIDE | {"hidden_size_per_layer_input": 0}, {}),  # as in the largest Gemma 4
+    folder_of(V3, {NEXT: table(64), NEXT_HEAD: table(64, seed=1)}, tied=False),
+    folder_of(V3, {}, tied=False),
+    folder_of(LONGCAT, ngrams(353, 355, 357), tied=False),
+    folder_of(LONGCAT | {"ngram_vocab_size_ratio": 1e308}, ngrams(353), tied=False),  # no finite number of rows
+    folder_of(BLT, {HASH: table(40)}, tied=False),
+    gemma3n_with_audio(60),
 ]
 
 
 @pytest.mark.parametrize("how", SOUND)
-def test_sound_tables_are_silent(how, tmp_path):
+def test_b017_and_b018_are_silent_on_sound_tables(how, tmp_path):
     audit = check(how(tmp_path / "a"), deep=True)
     assert {found.rule for found in audit.findings if found.severity != "info"} <= {"B080"}
     assert not {"B017", "B018"} & {found.rule for found in audit.findings}
@@ -64,35 +64,37 @@ def test_sound_tables_are_silent(how, tmp_path):
 MERGED = {NEXT: with_rows(*range(8), of=table(64)), NEXT_HEAD: table(64, seed=1)}
 BROKEN = [
     # as transformers before #45335 resized Gemma 4
-    ("B017", "error", PLE, False, of(GEMMA4 | WIDE | {VOCABULARY: 60}, {PLE: table(60, 12)}),
+    ("B017", "error", PLE, False, folder_of(GEMMA4 | WIDE | {VOCABULARY: 60}, {PLE: table(60, 12)}),
      "has 60 rows", "64: ids from 60 on read outside it", "tiewise resize PATH --vocab 64"),
-    ("B017", "error", PLE, False, of(GEMMA3N | WIDE | {VOCABULARY: 62}, {PLE: table(60, 12)}),
+    ("B017", "error", PLE, False, folder_of(GEMMA3N | WIDE | {VOCABULARY: 62}, {PLE: table(60, 12)}),
      "config makes it 62 rows, and", "has 60"),
-    ("B017", "error", "hidden_size_per_layer_input", False, of(GEMMA4 | WIDE, {}), "no per-layer table is stored"),
-    ("B017", "error", NEXT, False, of(V3, {NEXT: table(60), NEXT_HEAD: table(64, seed=1)}, tied=False),
+    ("B017", "error", "hidden_size_per_layer_input", False, folder_of(GEMMA4 | WIDE, {}),
+     "no per-layer table is stored"),
+    ("B017", "error", NEXT, False, folder_of(V3, {NEXT: table(60), NEXT_HEAD: table(64, seed=1)}, tied=False),
      "60 rows", "ids from 60 on read outside it", "resize"),
-    ("B017", "error", NEXT_HEAD, False, of(V3, {NEXT: table(64), NEXT_HEAD: table(70)}, tied=False),
+    ("B017", "error", NEXT_HEAD, False, folder_of(V3, {NEXT: table(64), NEXT_HEAD: table(70)}, tied=False),
      f"has 70 rows, and {E} 64", "from the checkpoint's source"),
-    ("B017", "error", NGRAM.format(1), False, of(LONGCAT, ngrams(353, 353, 357), tied=False),
+    ("B017", "error", NGRAM.format(1), False, folder_of(LONGCAT, ngrams(353, 353, 357), tied=False),
      "makes it 355 rows", "has 353: every n-gram"),
-    ("B017", "error", HASH, False, of(BLT, {HASH: table(48)}, tied=False), "makes it 40 rows", "has 48"),
-    ("B017", "error", AUDIO, False, heard(58), "from 58 on", "those from 62 to 63 read outside it"),
-    ("B017", "error", AUDIO, False, heard(60, 6), "makes it 6 rows"),
-    # a merge that changed eight rows of the main table alone; and one that changed all a little
-    ("B018", "warning", NEXT, False, of(V3, MERGED, tied=False),
+    ("B017", "error", HASH, False, folder_of(BLT, {HASH: table(48)}, tied=False), "makes it 40 rows", "has 48"),
+    ("B017", "error", AUDIO, False, gemma3n_with_audio(58), "from 58 on", "those from 62 to 63 read outside it"),
+    ("B017", "error", AUDIO, False, gemma3n_with_audio(60, 6), "makes it 6 rows"),
+    # a merge that changed eight rows of the main table only, and one that scaled all rows
+    ("B018", "warning", NEXT, False, folder_of(V3, MERGED, tied=False),
      f"is not {E}: 8 of 64 rows differ", "once one table", f"store {E} under that name too"),
-    ("B018", "warning", NEXT_HEAD, False, of(V3, {NEXT_HEAD: table(64, seed=1) * 1.01}, tied=False), "64 of 64 rows"),
-    ("B018", "info", NEXT, False, of(V3, {NEXT: table(64, seed=9)}, tied=False),
+    ("B018", "warning", NEXT_HEAD, False, folder_of(V3, {NEXT_HEAD: table(64, seed=1) * 1.01}, tied=False),
+     "64 of 64 rows"),
+    ("B018", "info", NEXT, False, folder_of(V3, {NEXT: table(64, seed=9)}, tied=False),
      "two tables of their own; transformers drafts with the main one", "none if it was trained so"),
 ]  # fmt: skip
 
 
 @table_of(BROKEN)
-def test_broken_tables_are_named(case, tmp_path):
-    fires(tmp_path, case)
+def test_b017_and_b018_report_broken_tables(case, tmp_path):
+    assert_fires(tmp_path, case)
 
 
-def test_without_reading_tables_copies_are_not_compared(tmp_path):
-    audit = check(of(V3, {NEXT: table(64, seed=9)}, tied=False)(tmp_path / "a"), scan=False)
+def test_b018_is_skipped_without_scan(tmp_path):
+    audit = check(folder_of(V3, {NEXT: table(64, seed=9)}, tied=False)(tmp_path / "a"), scan=False)
     assert "B018" in audit.skipped
     assert all(found.rule != "B018" for found in audit.findings)

@@ -1,10 +1,10 @@
-"""B010 to B022, B080 and B090: fire on broken folders, silent on healthy ones and where all loaders agree."""
+"""Test that B010 to B022, B080 and B090 report broken folders and are silent on healthy ones."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 import transformers
-from rule_runs import fires, run, silent, table_of
+from rule_runs import assert_fires, assert_silent, run_rule, table_of
 from tiny_checkpoints import D, V, llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
@@ -26,14 +26,14 @@ UNSAID = {"config": {FLAG: None}}
 
 
 def drifted(rows=(), noise=0.0, dtype=np.float32):
-    """The Llama's own table, with some rows drawn anew or all of them moved."""
+    """Return the Llama's table with some rows redrawn or with noise in all rows."""
     head = llama_tensors()[TABLE] + noise * table(seed=5)
     head[list(rows)] = table(seed=6)[list(rows)]
     return head.astype(dtype)
 
 
 def nested(root, text, head=None, **config):
-    """How to write a VLM's folder as transformers 4 wrote it."""
+    """Return a function that writes a VLM's folder as transformers 4 did."""
     tensors = {f"language_model.{name}": array for name, array in llama_tensors(head=head).items()}
     whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", FLAG: root}
     whole |= {"text_config": llama_config(text), "vision_config": {"model_type": "clip_vision_model", FLAG: True}}
@@ -41,13 +41,13 @@ def nested(root, text, head=None, **config):
 
 
 def of(config, **tensors):
-    """How to write a folder of a config and of tables by their modules, of which `x__y` is `x.y`."""
+    """Return a function that writes a config and tables by module, where `x__y` means `x.y`."""
     named = {f"{name.replace('__', '.')}.weight": array for name, array in tensors.items()}
     return lambda path: write_checkpoint(path, config, named)
 
 
 def factored(path, maps=True):
-    """A checkpoint of this package: a narrow table and its maps."""
+    """Write a tiewise checkpoint with a narrow table and its maps."""
     tensors = {TABLE: table(V, 4), "model.norm.weight": np.ones(16, np.float32)}
     ends = {"model.embed_tokens.in_map.weight": table(16, 4), "lm_head.out_map.weight": table(4, 16)}
     tensors |= ends if maps else {}
@@ -55,7 +55,7 @@ def factored(path, maps=True):
 
 
 def gone(*names, **more):
-    """Tensors of a Llama of which some are not stored, and others are."""
+    """Return changes of a Llama's tensors: None for the removed names, and additional tensors."""
     return dict.fromkeys(names) | {f"model.{name.replace('__', '.')}": array for name, array in more.items()}
 
 
@@ -63,7 +63,7 @@ ZEROED = np.where(np.arange(V)[:, None] == 7, 0, table())
 BF16 = ml_dtypes.bfloat16
 TIE = "tiewise tie PATH --keep input --to NEW_DIR"
 REPAIR = "tiewise repair PATH --to NEW_DIR"
-# rules, severity, place, safe to repair, how it is written, words
+# rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
     ("B010", "fatal", "input table", False, {"tensors": gone(TABLE, words__w=table(), layers__0__mlp__big=table())},
      f"vocab_size is {V}", "one of these may be: model.words.w\n"),
@@ -97,7 +97,7 @@ FIRES = [
     ("B020", "info", FLAG, True, {"config": GEMMA | {FLAG: None}}, "whose class takes true"),  # all loaders agree
     *(("B020 B011", "warning", FLAG, True, {"config": {FLAG: no_flag}}, "neither true nor false")
       for no_flag in ("true", 1, 0, [], {}, 1.5)),
-    # either level ties in LLaVA's class; transformers 4 asks the text part alone
+    # either level ties in LLaVA's class; transformers 4 reads the text part alone
     ("B021", "warning", f"text_config.{FLAG}", True, nested(True, False), "the tensors say tied\n"),
     ("B021", "info", FLAG, True, nested(False, True), "the tensors say tied\n"),
     ("B021 B012", "error", f"text_config.{FLAG}", True, nested(False, True, OTHER), "the tensors say untied\n"),
@@ -118,8 +118,8 @@ FIRES = [
 
 
 @table_of(FIRES)
-def test_fires(tmp_path, case):
-    fires(tmp_path, case)
+def test_tying_rules_report_broken_folders(tmp_path, case):
+    assert_fires(tmp_path, case)
 
 
 BERT_TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
@@ -135,10 +135,10 @@ SILENT = [
     (TYING, of(None, encoder=table())),
     ("B080", {"config": GEMMA}),
     ("B080", of(None, model__embed_tokens=table())),
-    ("B011", {"config": GEMMA | {FLAG: None}}),  # the class default counts where the flag is absent
+    ("B011", {"config": GEMMA | {FLAG: None}}),  # the class default applies if the flag is absent
     *(("B011", UNTIED | {"tensors": gone(HEAD), "config": {"architectures": [headless]}})
       for headless in ("LlamaModel", "LlamaForSequenceClassification")),
-    ("B011", UNTIED | {"tensors": gone(HEAD, ff_last=table()), "config": MINE}),  # which may be the head
+    ("B011", UNTIED | {"tensors": gone(HEAD, ff_last=table()), "config": MINE}),  # the other matrix may be the head
     ("B012", UNTIED | {"head": OTHER}),
     ("B014 B015", UNTIED | {"head": table(), "config": CLASSIFIER}),
     ("B015", UNTIED | {"head": drifted([7]), "config": CLASSIFIER}),
@@ -151,26 +151,26 @@ SILENT = [
 
 
 @table_of(SILENT)
-def test_silent(tmp_path, case):
-    silent(tmp_path, case)
+def test_tying_rules_are_silent_on_healthy_folders(tmp_path, case):
+    assert_silent(tmp_path, case)
 
 
-def test_rules_that_compare_are_silent_when_only_headers_may_be_read(tmp_path):
+def test_rules_that_compare_tables_are_silent_without_scan(tmp_path):
     path = llama(tmp_path / "a", head=OTHER)
-    assert [run(rule, path, scan=False) for rule in ("B012", "B013", "B014", "B015")] == [[]] * 4
-    assert "do not tell" in run("B021", nested(True, False, OTHER)(tmp_path / "b"), scan=False)[0].evidence
+    assert [run_rule(rule, path, scan=False) for rule in ("B012", "B013", "B014", "B015")] == [[]] * 4
+    assert "do not tell" in run_rule("B021", nested(True, False, OTHER)(tmp_path / "b"), scan=False)[0].evidence
 
 
 @pytest.mark.parametrize(("spec", "fires"), [("projected:8,untied", False), ("projected:8", True), ("nonsense", True)])
-def test_in_a_checkpoint_of_this_package_the_spec_decides(tmp_path, spec, fires):
-    """BERT keeps its flag true, as it ties more than the two ends."""
-    assert len(run("B012", llama(tmp_path, head=OTHER, config=OWN | {"tiewise_boundary": spec}))) == fires
+def test_b012_reads_tie_of_tiewise_checkpoint_from_boundary_spec(tmp_path, spec, fires):
+    """The flag cannot decide, because BERT's stays true: it ties more than the two ends."""
+    assert len(run_rule("B012", llama(tmp_path, head=OTHER, config=OWN | {"tiewise_boundary": spec}))) == fires
 
 
 SHARED = {"model.shared.weight": table()}
 
 
-def named(prefix, tied=True):
+def with_prefix(prefix, tied=True):
     return {prefix + name: array for name, array in llama_tensors(tied).items()}
 
 
@@ -181,16 +181,16 @@ def vector(count=V, value=0.0):
 @pytest.mark.parametrize(
     ("config", "tensors", "rule", "words"),
     [
-        ({}, named("_orig_mod."), "B010", "looks for model.embed_tokens.weight"),
-        ({}, named("module.", False), "B010", "looks for model.embed_tokens.weight"),
-        (GEMMA, named("language_model."), "B010", "not a name that its class is loaded from"),
-        ({"architectures": ["LlamaModel"]}, named("_orig_mod."), "B010", "drawn at random"),
+        ({}, with_prefix("_orig_mod."), "B010", "looks for model.embed_tokens.weight"),
+        ({}, with_prefix("module.", False), "B010", "looks for model.embed_tokens.weight"),
+        (GEMMA, with_prefix("language_model."), "B010", "not a name that its class is loaded from"),
+        ({"architectures": ["LlamaModel"]}, with_prefix("_orig_mod."), "B010", "drawn at random"),
         (BART, SHARED, "B011", "no output head is stored"),
         (BART, SHARED | {HEAD: OTHER}, "B010", "an untied model"),
-        ({FLAG: False}, named("") | {"model.extra.weight": table()}, "B011", "may be it: model.extra"),
-        ({FLAG: False, "quantization_config": {"bits": 4}}, named(""), "B011", "at random"),
-        ({FLAG: False}, named("") | {"model.lm_heads.weight": table()}, "B011", "no output head"),
-        ({FLAG: False}, named("") | {"output.weight": table()}, "B011", "looks for lm_head.weight"),
+        ({FLAG: False}, with_prefix("") | {"model.extra.weight": table()}, "B011", "may be it: model.extra"),
+        ({FLAG: False, "quantization_config": {"bits": 4}}, with_prefix(""), "B011", "at random"),
+        ({FLAG: False}, with_prefix("") | {"model.lm_heads.weight": table()}, "B011", "no output head"),
+        ({FLAG: False}, with_prefix("") | {"output.weight": table()}, "B011", "looks for lm_head.weight"),
         (BERT | {FLAG: False},
          {BERT_TABLE: table(), "cls.predictions.decoder.weight": OTHER, BIAS: vector()}, "B035", "starts"),
         (BERT, {BERT_TABLE: table(), BIAS: vector(), DECODER: vector(value=1)}, "B035", "the two are one"),
@@ -199,23 +199,23 @@ def vector(count=V, value=0.0):
         (BART | {FLAG: True}, SHARED | {"final_logits_bias": vector()}, "B035", "refuses"),
     ],
 )  # fmt: skip
-def test_what_a_loader_loses_is_an_error_and_named(tmp_path, config, tensors, rule, words):
+def test_check_reports_error_that_names_tensors_lost_by_loaders(tmp_path, config, tensors, rule, words):
     path = write_checkpoint(tmp_path, llama_config() | config, tensors)
     found = [finding for finding in check(path).at_least("error") if finding.rule == rule]
     assert any(words in finding.evidence for finding in found), found
 
 
-def test_two_models_in_one_file(tmp_path):
-    """TRL's wrapper saves: the policy, and the value model beside it."""
-    path = write_checkpoint(tmp_path, llama_config(), named("policy.") | named("value_model."))
+def test_b010_reports_two_models_in_one_file(tmp_path):
+    """TRL's wrapper saves the policy and the value model in one file."""
+    path = write_checkpoint(tmp_path, llama_config(), with_prefix("policy.") | with_prefix("value_model."))
     (found,) = [finding for finding in check(path).findings if finding.rule == "B010"]
     assert found.severity == "fatal"
     assert "policy.model.embed_tokens.weight is not a name" in found.evidence
     assert "value_model.model.embed_tokens.weight is such a table too" in found.evidence
 
 
-def test_a_table_that_was_trained_with_scales(tmp_path):
-    """MiniCPM as Llama: the table is stored times 12, no head, no flag; a tie would be wrong."""
+def test_b011_warns_of_wrong_logits_if_scaled_table_is_tied(tmp_path):
+    """MiniCPM saved as Llama stores its table times 12 and neither head nor flag, so a tie would be wrong."""
     for times, certain in ((1, True), (12, False)):
         path = llama(tmp_path / str(times), config={FLAG: None}, tensors={TABLE: times * table()})
         found = {finding.rule: finding for finding in check(path).findings}
@@ -227,7 +227,7 @@ def test_a_table_that_was_trained_with_scales(tmp_path):
 
 
 @pytest.mark.parametrize("head", [None, OTHER])
-def test_vllm_draws_the_head_of_nemotron_parse(tmp_path, head):
+def test_vllm_draws_missing_head_of_nemotron_parse_at_random(tmp_path, head):
     """vllm#53019: its class fills the head only from a stored one, whatever the flag."""
     config = {"model_type": "nemotron_parse", "architectures": ["NemotronParseForConditionalGeneration"], FLAG: True}
     config |= {"is_encoder_decoder": True, "decoder": {"vocab_size": V, "d_model": D, FLAG: True}}
@@ -238,7 +238,7 @@ def test_vllm_draws_the_head_of_nemotron_parse(tmp_path, head):
 
 
 @pytest.mark.parametrize("file", ["consolidated.safetensors", "model.fp16.safetensors"])
-def test_a_file_that_transformers_does_not_open(tmp_path, file):
+def test_check_reports_file_name_that_transformers_does_not_open(tmp_path, file):
     path = llama(tmp_path, False)
     (path / "model.safetensors").rename(path / file)
     audit = check(path)
@@ -249,7 +249,7 @@ def test_a_file_that_transformers_does_not_open(tmp_path, file):
         transformers.LlamaForCausalLM.from_pretrained(path)
 
 
-def test_the_file_that_an_index_hides(tmp_path):
+def test_check_reports_single_file_that_hides_indexed_shards(tmp_path):
     path = llama(tmp_path, False, shards=2)
     write_checkpoint(tmp_path / "old", llama_config(), llama_tensors(True))
     (tmp_path / "old" / "model.safetensors").rename(path / "model.safetensors")
@@ -257,10 +257,10 @@ def test_the_file_that_an_index_hides(tmp_path):
     assert "transformers opens model.safetensors" in audit.at_least("error")[0].evidence
     assert [outcome.outcome for outcome in audit.outcomes[:2]] == ["depends"] * 2
     loaded = transformers.LlamaForCausalLM.from_pretrained(path, output_loading_info=True)[1]
-    assert "lm_head.weight" in loaded["missing_keys"]  # the old file has none, the shards do
+    assert "lm_head.weight" in loaded["missing_keys"]  # the old file has no head, the shards have one
 
 
-def test_zeros_of_either_sign_are_one_number_and_nan_is_none(tmp_path):
+def test_check_treats_signed_zeros_as_equal_and_nan_as_different(tmp_path):
     zero, minus, nan = table(), table(), table()
     zero[7], minus[7], nan[7, 3] = 0.0, -0.0, np.nan
     for name, rows, head, tied in (("signs", zero, minus, True), ("nan", nan, nan, False)):

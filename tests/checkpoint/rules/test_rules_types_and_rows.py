@@ -1,11 +1,11 @@
-"""B030 to B051 and B081: tables, config and tokenizer count the same tokens; types, rows, copies, quantised ends."""
+"""Test B030 to B051 and B081 on broken and healthy folders: token counts, types, rows, copies, quantised ends."""
 
 import json
 
 import ml_dtypes
 import numpy as np
 import pytest
-from rule_runs import fires, run, silent, table_of
+from rule_runs import assert_fires, assert_silent, run_rule, table_of
 from test_rules_draft import sentence_pieces
 from test_rules_tying import factored
 from tiny_checkpoints import (
@@ -32,7 +32,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 def rows(values, **more):
-    """A Llama of 64 rows in which some, {number: value}, are replaced."""
+    """Return arguments of a Llama of 64 rows, some replaced by {number: value}."""
     made = table(64)
     for number, value in values.items():
         made[number] = value
@@ -40,7 +40,7 @@ def rows(values, **more):
 
 
 def tokens(count, *added, **more):
-    """A Llama with a tokenizer of `count` entries, and added ones (id, text, special)."""
+    """Return arguments of a Llama with a tokenizer of `count` entries and added tokens (id, text, special)."""
     return {"tokenizer": bpe_tokenizer(count, added)} | more
 
 
@@ -49,14 +49,14 @@ def bias(name, length=V, **more):
 
 
 def llava(**config):
-    """How to write a VLM's folder whose text part has this config."""
+    """Return a function that writes a VLM's folder whose text part has this config."""
     tensors = {f"language_model.{name}": array for name, array in llama_tensors().items()}
     parts = {"text_config": llama_config(**config), "vision_config": {"model_type": "clip", "vocab_size": 9}}
     return lambda path: write_checkpoint(path, LLAVA | parts, tensors)
 
 
 def composite(root, text=V, rows=V, kind="qwen2_5_vl", name="Qwen2_5_VLForConditionalGeneration", **config):
-    """How to write a vision-language model of `rows` rows whose config gives the vocabulary two sizes."""
+    """Return a function that writes a VLM of `rows` rows with two vocabulary sizes in its config."""
     tensors = {f"model.language_{name}": array for name, array in llama_tensors(rows=rows).items()}
     flags = {"architectures": [name], "model_type": kind, "tie_word_embeddings": True}
     parts = {
@@ -67,14 +67,14 @@ def composite(root, text=V, rows=V, kind="qwen2_5_vl", name="Qwen2_5_VLForCondit
     return lambda path: write_checkpoint(path, flags | parts | sizes | config, tensors)
 
 
-def holed():
-    """A tokenizer of 20 words and a token at id 30."""
+def tokenizer_with_gap():
+    """Return a tokenizer of 20 words and a token at id 30."""
     vocabulary = {f"t{number}": number for number in range(20)} | {"<lang>": 30}
     return {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}}
 
 
 def picture(kind, name, **config):
-    """How to write a composite of another family, whose config names tokens of pictures."""
+    """Return a function that writes a VLM of another family whose config names image tokens."""
     return composite(None, kind=kind, name=name, **config)
 
 
@@ -86,7 +86,7 @@ NORM = ("LayerNorm.weight", "LayerNorm.bias")
 
 
 def albert(maps=False, **config):
-    """How to write an ALBERT whose table is half as wide as the model."""
+    """Return a function that writes an ALBERT whose table is half as wide as the model."""
     tensors = {"albert.embeddings.word_embeddings.weight": table(), "predictions.bias": np.zeros(V, np.float32)}
     tensors |= {"predictions.dense.weight": table(D if maps else 16, 16)}
     tensors |= {f"predictions.{name}": np.ones(D, np.float32) for name in ("dense.bias", *NORM)}
@@ -95,10 +95,10 @@ def albert(maps=False, **config):
 
 
 def copies(*numbers):
-    """A Llama with large matrices, of which those of one number hold the same bytes."""
+    """Return arguments of a Llama with large matrices; equal numbers mean equal bytes."""
     made = [np.full((512, 512), 0.5, np.float32) for _ in numbers]  # 1 MiB
     for matrix, number in zip(made, numbers, strict=True):
-        matrix[300, 300] += number  # in no sample
+        matrix[300, 300] += number  # outside every sample
     return {"tensors": {f"model.layers.{n}.mlp.up_proj.weight": matrix for n, matrix in enumerate(made)}}
 
 
@@ -107,7 +107,7 @@ def ones(dtype, *shape):
 
 
 COMPRESSED = "compressed-tensors"
-# what each method of quantisation stores in place of a module's weight
+# tensors that each quantisation method stores instead of a module's weight
 METHODS = {
     "gptq": {"qweight": ones("i4", D // 8, V), "qzeros": ones("i4", 1, V // 8), "scales": ones("f2", 1, V),
              "g_idx": ones("i4", D)},
@@ -120,7 +120,7 @@ METHODS = {
     "mlx": {"weight": ones("u4", V, D // 8), "scales": ones("f2", V, 1), "biases": ones("f2", V, 1)},
     "integers": {"weight": ones("i1", V, D)},
 }  # fmt: skip
-# engines drop the scale of a head, or there is none
+# engines drop the scale of a head, or the method stores none
 UNREAD = {(COMPRESSED, H): " B052", ("fp8", H): " B052", ("integers", H): " B052", ("integers", E): " B052"}
 SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
 
@@ -130,7 +130,7 @@ def by(method, module):
 
 
 def quantised(*parts, without=None, tied=True, head=None, **section):
-    """A Llama with parts in place of its plain ends, less one of their tensors, and what its config says of that."""
+    """Return arguments of a Llama with quantised parts instead of plain ends, optionally without one tensor."""
     names = {name for part in parts for name in part}
     tensors = {f"{end}.weight": None for end in (E, H) if any(name.startswith(f"{end}.") for name in names)}
     for part in parts:
@@ -145,7 +145,7 @@ SKIPPED = "quantization_config.llm_int8_skip_modules"
 REACHES = f"tiewise resize PATH --vocab {V + 2} --to NEW_DIR\n"
 LLAVA_CLASS = ("llava", "LlavaForConditionalGeneration")
 NEW = (V, "<a>", True), (V + 1, "<b>", True)
-# rules, severity, place, safe to repair, how it is written, words
+# rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
     *(("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
        f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise resize PATH --vocab {V + 3} --to NEW_DIR\n")
@@ -162,9 +162,9 @@ FIRES = [
       for size in (1, -5, "2", None)),
     ("B032", "info", TABLE, False, tokens(V - 4, (V - 4, "<a>", True)),
      f"{V} rows, ids up to {V - 4}: 3 rows of padding"),
-    ("B032", "info", TABLE, False, {"tokenizer": holed(), "tensors": {TABLE: table(32)}, "rows": 32},
+    ("B032", "info", TABLE, False, {"tokenizer": tokenizer_with_gap(), "tensors": {TABLE: table(32)}, "rows": 32},
      "32 rows, ids up to 30: 11 rows of padding, 10 of them between the tokens"),
-    # the head alone decides what is sampled
+    # only the head affects sampling
     *((f"B043 {rule}", "error", TABLE, False, how, "every number is zero", loss) for rule, how, loss in (
         ("B041", {"tensors": {TABLE: np.zeros((V, D), np.float32)}}, "the first loss is ln 24 = 3.178"),
         ("B041 B014", {"tied": False, "tensors": {TABLE: np.zeros((V, D), np.float32)},
@@ -176,11 +176,11 @@ FIRES = [
      f"vocab_size is {V - 1}", f"has {V} rows"),
     ("B033", "error", "text_config.vocab_size", False, llava(vocab_size=V - 1)),
     ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
-    # a resize that wrote one level of the config; older releases read the root's (transformers#40130)
+    # a resize that changed one config level; older releases read the root level (transformers#40130)
     ("B033", "error", "text_config.vocab_size", False, composite(V, V + 8), f"is {V + 8}, and", f"has {V} rows"),
     ("B033", "error", "text_config.vocab_size", False, composite(V + 8, V, V + 8), f"is {V}, and"),
     ("B033", "warning", "vocab_size", False, composite(V + 8), f"vocab_size is {V + 8}, and text_config.vocab_size is"),
-    # tokens of pictures, which most classes look up
+    # image tokens, which most classes look up
     *(("B034", "error", key, False, picture(*LLAVA_CLASS, **{key: value}), f"{key} is {worst};",
        f"\ntiewise resize PATH --vocab {worst + 1} --to NEW_DIR, or edit config.json by hand: {key}\n")
       for key, value, worst in (("image_token_index", V, V), ("image_token_id", V + 3, V + 3),
@@ -232,7 +232,7 @@ FIRES = [
     ("B051", "warning", SKIPPED, False, quantised(tied=False, **SKIP), "it is stored plain\n"),
     ("B051", "warning", "quantization_config.ignore", False,
      quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["lm_head"]), "leaves lm_head alone"),
-    ("B051", "warning", "quantization_config.exclude_modules", False,  # of a part of the config
+    ("B051", "warning", "quantization_config.exclude_modules", False,  # the section of a config part
      quantised(by(COMPRESSED, E)) | {"config": {"text_config": {"quantization_config": {"exclude_modules": [H]}}}}),
     ("B051", "warning", "quantization_config.modules_to_not_convert", False,
      quantised(quant_method="awq", modules_to_not_convert=["model.lm_head"]),
@@ -241,8 +241,8 @@ FIRES = [
 
 
 @table_of(FIRES)
-def test_fires(tmp_path, case):
-    fires(tmp_path, case)
+def test_type_and_row_rules_report_broken_folders(tmp_path, case):
+    assert_fires(tmp_path, case)
 
 
 NO_TOKENIZERS = [[], 3, {}, {"model": 1}, {"model": {"vocab": 1}}, {"model": {"vocab": [1, [], [2]]}}]
@@ -251,7 +251,7 @@ NO_TOKENIZERS += [{"added_tokens": 1}, {"added_tokens": [1, {"id": "x"}, {"id": 
 GENERATION = {"generation_config.json": {"eos_token_id": [2, 3], "pad_token_id": None}}
 COUNTS = "B030 B031 B032 B033 B034 B035"
 QUANT = "B050 B051"
-SIZES = "B030 B031 B032 B033 B034"  # of packed numbers a shape counts no tokens
+SIZES = "B030 B031 B032 B033 B034"  # the shape of packed numbers does not count tokens
 TINY_NUMBERS = table(64) * np.float32(1e-38)
 NORMS = {name: array.astype(BF16) for name, array in llama_tensors().items() if array.ndim == 2}
 LATER = {"decoder_vocab_size": V + 9, "decoder_start_token_id": V + 8}
@@ -265,7 +265,7 @@ SILENT = [
     ("B030", {"tensors": {TABLE: np.zeros((V, 1), np.uint32)}}),  # packed
     ("B031", tokens(V - 4, (V - 4, "<a>", True))),
     *(("B032", tokens(V, tied=tied)) for tied in (True, False)),
-    # added tokens that repeat entries of the vocabulary change nothing
+    # added tokens may repeat entries of the vocabulary
     ("B031 B032", tokens(V, *((number, f"t{number}", True) for number in range(3)))),
     ("B043", {"tensors": {TABLE: np.eye(V, D, dtype=np.float32)}}),
     ("B043", {"tensors": {TABLE: np.full((V, D), -0.0, np.float32) + 1e-38}}),
@@ -276,9 +276,9 @@ SILENT = [
     ("B033", {"config": {"vocab_size": V - 1, "decoder_vocab_size": V}}),
     *(("B033 B034", composite(*sizes)) for sizes in ((None, V), (V, V), (V - 1, V))),
     ("B034", {"tied": False, "head": table(V + 9), "config": LATER}),
-    # ids of other vocabularies, of rows that are not of the table, and placeholders that the class replaces
+    # ids of other vocabularies, ids beyond the table, and placeholders that the class replaces
     ("B034", {"config": {"codebook_pad_token_id": 2050, "codec_eos_token_id": 900, "image_token_length": 900}}),
-    ("B034", {"config": {"_pad_token_id": 128_002}}),  # Idefics 3 writes its default, which nothing reads
+    ("B034", {"config": {"_pad_token_id": 128_002}}),  # the default of Idefics 3, which nothing reads
     ("B034", {"config": {"num_image_tokens": 900, "image_token_id": None, "image_token": 900}}),
     ("B034", {"config": {"image_token_id": V + 1, "additional_vocab_size": 2}}),  # Idefics
     ("B034", {"config": {"image_token_index": -200}}),
@@ -292,18 +292,18 @@ SILENT = [
         ("B040", {"config": {"dtype": claimed}})
         for claimed in ("float32", "torch.float32", "auto", 32, ["float32"], None)
     ),
-    ("B040", {"tensors": NORMS, "config": {"dtype": "bfloat16"}}),  # beside norms in fp32
-    ("B041", {"rows": 64, "tensors": {TABLE: TINY_NUMBERS}}),  # which are no zeros
+    ("B040", {"tensors": NORMS, "config": {"dtype": "bfloat16"}}),  # only the norms are fp32
+    ("B041", {"rows": 64, "tensors": {TABLE: TINY_NUMBERS}}),  # tiny numbers are not zeros
     ("B041", rows({V: 0.0}, config={"text_config": {"vocab_size": 64, "pad_token_id": V}})),
     ("B081", copies(1, 2)),
-    # the two ends are B013's, and small tensors do not count
+    # B013 reports the two ends, and B081 ignores small tensors
     ("B081", {"rows": 2**15, "head": table(2**15), "tensors": {"a": np.ones(9), "b": np.ones(9)}}),
     (QUANT, {}),
     (QUANT, quantised(quant_method="gptq", lm_head=False)),
     (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
     (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=None)),
     (QUANT, quantised(quant_method=COMPRESSED, ignore=["lm_head", "re:.*gate"])),
-    *((QUANT, quantised(by(method, H), tied=False)) for method in METHODS),  # a head of its own
+    *((QUANT, quantised(by(method, H), tied=False)) for method in METHODS),  # a separate head
     *((QUANT, quantised(by(method, E))) for method in METHODS),  # one shared, quantised table
     *((QUANT, quantised(by(method, E), by(method, H))) for method in METHODS),
     *((SIZES, quantised(by(method, E)) | {"tokenizer": bpe_tokenizer(24)}) for method in METHODS),
@@ -311,14 +311,14 @@ SILENT = [
     (QUANT, quantised(quant_method="awq", modules_to_not_convert=["vision_tower"])),  # transformers adds its default
     (QUANT, quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["gate"])),
     (QUANT, quantised(quant_method="awq", modules_to_not_convert=[E, "embed_tokens"])),
-    # of ids at other levels only numbers count
+    # ids at other levels count only if they are numbers
     ("B034", composite(None, vlm_config={"model_type": "paligemma", "pad_token_id": "none"})),
 ]
 
 
 @table_of(SILENT)
-def test_silent(tmp_path, case):
-    silent(tmp_path, case)
+def test_type_and_row_rules_are_silent_on_healthy_folders(tmp_path, case):
+    assert_silent(tmp_path, case)
 
 
 COUNTED = {
@@ -332,23 +332,23 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_tokenizers_of_every_kind_are_counted(tmp_path, name):
-    """One more id than rows, told by each kind of file."""
+def test_b031_counts_tokens_of_every_tokenizer_file(tmp_path, name):
+    """Each kind of file has one more id than the table has rows."""
     (llama(tmp_path) / name).write_text(COUNTED[name])
-    (found,) = run("B031", tmp_path)
+    (found,) = run_rule("B031", tmp_path)
     assert (found.where, f"ids up to {V}" in found.evidence) == (name, True)
 
 
-def test_a_sentencepiece_model_is_read_to_its_end(tmp_path):
+def test_b001_reports_truncated_sentencepiece_model(tmp_path):
     path, pieces = llama(tmp_path), sentence_pieces("a" * V)
     for data, found in ((pieces, []), (pieces[:-1], ["B001"])):
         (path / "tokenizer.model").write_bytes(data)
-        assert [finding.rule for finding in (*run("B031", path), *run("B001", path))] == found
+        assert [finding.rule for finding in (*run_rule("B031", path), *run_rule("B001", path))] == found
 
 
 @pytest.mark.parametrize(("root", "text", "rows", "refused"), [(V, V + 8, V, True), (V + 8, V, V, False)])
 def test_transformers_reads_the_vocab_size_of_the_text_level(tmp_path, root, text, rows, refused):
-    """As transformers 5.23 did with Qwen2.5-VL: it refuses the first and loads the second."""
+    """Transformers 5.23 refuses the first Qwen2.5-VL config and loads the second."""
     outcomes = check(composite(root, text, rows)(tmp_path)).outcomes
     (five,) = [one for one in outcomes if one.loader == "transformers" and one.versions != "4"]
     assert (five.outcome == "load error") == refused
@@ -360,7 +360,7 @@ def longer(times, row=V - 1, of=None):
     return made
 
 
-# how the folder is written beside a tokenizer of 20, where the warning is (None for none), and words of it
+# how to write a folder with a tokenizer of 20 tokens, place of the warning or None, words of the warning
 STRONG = [
     ({"tensors": {TABLE: longer(6)}}, TABLE, "padding rows of model.embed_tokens.weight are longer than the median"),
     (UNTIED | {"head": longer(6)}, HEAD, "and row 23 ("),
@@ -376,31 +376,31 @@ STRONG = [
 
 
 @pytest.mark.parametrize(("how", "where", "words"), [(how, *more, "")[:3] for how, *more in STRONG])
-def test_b032_padding_that_generation_can_sample(tmp_path, how, where, words):
+def test_b032_warns_of_padding_that_generation_can_sample(tmp_path, how, where, words):
     path = llama(tmp_path, tokenizer=bpe_tokenizer(20), **how)
-    note, *warnings = run("B032", path)
+    note, *warnings = run_rule("B032", path)
     assert note.severity == "info"
     assert [(one.severity, one.where) for one in warnings] == [("warning", where)] * (where is not None)
     assert all(words in one.evidence and "tiewise resize" in one.repair for one in warnings)
-    assert len(run("B032", path, scan=False)) == 1  # headers only
+    assert len(run_rule("B032", path, scan=False)) == 1  # headers only
 
 
-def test_b032_padding_that_was_drawn_like_the_tokens_is_no_warning(tmp_path):
+def test_b032_only_notes_padding_drawn_like_tokens(tmp_path):
     for seed in range(40):
         path = llama(tmp_path / str(seed), rows=64, tensors={TABLE: table(64, seed=seed)}, tokenizer=bpe_tokenizer(40))
-        assert [one.severity for one in run("B032", path)] == ["info"]
+        assert [one.severity for one in run_rule("B032", path)] == ["info"]
 
 
-def test_b043_reports_zeros_that_take_no_disk(tmp_path):
-    """A copy that leaves out blocks of zeros has the same bytes."""
+def test_b043_reports_zeros_of_sparse_file(tmp_path):
+    """A sparse file without its blocks of zeros has the same bytes."""
     (tmp_path / "config.json").write_text(json.dumps(llama_config(rows=2**16, width=64)))
     write_sparse(tmp_path / "model.safetensors", {TABLE: ("F32", (2**16, 64))})
-    assert [one.rule for one in run("B043", tmp_path)] == ["B043"]
+    assert [one.rule for one in run_rule("B043", tmp_path)] == ["B043"]
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "config.json").write_text(json.dumps(llama_config(rows=2**16, width=64)))
     write_sparse(begun / "model.safetensors", {TABLE: ("F32", (2**16, 64))}, {TABLE: ONE["F32"]})
-    assert run("B043", begun) == []
+    assert run_rule("B043", begun) == []
 
 
 TINY = np.random.default_rng(5).normal(0, 1e-23, (3, D)).astype(BF16)
@@ -413,8 +413,8 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("file", [*TEMPLATES, None])
-def test_b041_tokens_of_the_chat_template_that_were_never_trained(tmp_path, file):
-    """Rows of about 1e-23, all different: of a chat token, of a reserved one, and of one that no template names."""
+def test_b041_warns_of_untrained_tokens_in_chat_template(tmp_path, file):
+    """Rows 5 to 7 hold numbers of about 1e-23; the template names tokens 5 and 7 and omits 6."""
     made = table(64).astype(BF16)
     made[5:8] = TINY
     added = [(5, "<|start|>", True), (6, "<|other|>", True), (7, "<|reserved_special_token_7|>", True)]
@@ -423,13 +423,13 @@ def test_b041_tokens_of_the_chat_template_that_were_never_trained(tmp_path, file
     path = llama(tmp_path, **how)
     if file is not None:
         (path / file).write_text(TEMPLATES[file])
-    found = [(one.severity, one.evidence.split(" near zero")[0]) for one in run("B041", path)]
+    found = [(one.severity, one.evidence.split(" near zero")[0]) for one in run_rule("B041", path)]
     chat = ("warning", f"{TABLE}: 2 rows (5, 7) of tokens that the chat template names are")
     other = f"{TABLE}: 1 rows (6) of tokens in use are" if file else f"{TABLE}: 2 rows (5, 6) of tokens in use are"
     assert found == [chat] * bool(file) + [("info", other)]
 
 
-# what rows hold
+# contents of rows
 
 
 @pytest.mark.parametrize(
@@ -440,14 +440,14 @@ def test_b041_tokens_of_the_chat_template_that_were_never_trained(tmp_path, file
         (bpe_tokenizer(7), []),  # rows 7 and 40 are padding
     ],
 )
-def test_b041_rows_of_zeros_count_where_tokens_use_them(tmp_path, tokenizer, severities):
+def test_b041_reports_zero_rows_only_if_tokens_use_them(tmp_path, tokenizer, severities):
     zeros = rows({0: 0.0, 7: 0.0, 40: 0.0})  # row 0 is the config's padding id
-    found = run("B041", llama(tmp_path, tokenizer=tokenizer, **zeros))
+    found = run_rule("B041", llama(tmp_path, tokenizer=tokenizer, **zeros))
     assert [finding.severity for finding in found] == severities
     assert all("7" in finding.evidence and "(0" not in finding.evidence for finding in found)
 
 
-# Names that published tokenizers give to rows without a use, and words of BERT's vocabulary that contain them.
+# Names of unused rows in published tokenizers, and real words that contain these names.
 PLACEHOLDERS = """[PAD] <pad> <|pad|> [PAD151936] [unused12] <unused5> [UNUSED_TOKEN_145] <|reserved_200014|>
 <reserved_106> <|reserved_special_token_3|> <extra_id_7>
 <|extra_12|> <|dummy_85|> <|placeholder1|> <｜▁pad▁｜> madeupword0001"""
@@ -456,19 +456,19 @@ WORDS = "preserved reserved pad unused ##pad dummy extra padding placeholder ▁
 
 @pytest.mark.parametrize("where", ["vocabulary", "added"])
 @pytest.mark.parametrize(("texts", "count"), [(PLACEHOLDERS.split(), 0), (WORDS.split(), 13)])
-def test_b041_words_are_in_use_and_placeholders_are_not(tmp_path, where, texts, count):
+def test_b041_ignores_placeholder_tokens_and_counts_words(tmp_path, where, texts, count):
     ids = range(10, 10 + len(texts))
     tokenizer = bpe_tokenizer(10, [(i, text, True) for i, text in zip(ids, texts, strict=True) if where == "added"])
     if where == "vocabulary":
         tokenizer["model"]["vocab"] |= dict(zip(texts, ids, strict=True))
-    found = run("B041", llama(tmp_path, tokenizer=tokenizer, **rows(dict.fromkeys(ids, 0.0))))
+    found = run_rule("B041", llama(tmp_path, tokenizer=tokenizer, **rows(dict.fromkeys(ids, 0.0))))
     assert [f"{count} rows (" in finding.evidence for finding in found] == [True] * bool(count)
 
 
 def test_deep_scans_read_every_chunk(tmp_path):
-    """More rows than one chunk holds: numbers of rows count from the table's first."""
+    """The table exceeds one chunk, and row numbers count from its first row."""
     count = 2**18
     made = table(count)
     made[[2**17 + 3, count - 1]] = np.nan
-    (found,) = run("B041", llama(tmp_path, rows=count, tensors={TABLE: made}))
+    (found,) = run_rule("B041", llama(tmp_path, rows=count, tensors={TABLE: made}))
     assert f"2 rows ({2**17 + 3}, {count - 1}) hold NaN" in found.evidence
