@@ -1,9 +1,9 @@
-"""A process of its own in which damaged tokenizers are trimmed and transplanted, which a crash would end.
+"""Trim and transplant damaged tokenizers in a separate process, which a crash of the library would end.
 
     python hostile_tokenizers.py FOLDER FIRST COUNT
 
-Prints one JSON object: of each verb how many results were made and refused, and what must not have happened. Every case
-is made from its number alone, so that `FOLDER N 1` repeats it.
+The program prints one JSON object: for each verb the numbers of refusals and results, and every failed case. The number
+of a case determines the case, so `FOLDER N 1` repeats case N.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.checkpoint.hostile_child import Hang, mutate_file, mutate_record, raise_hang, remove_case, write_files
 from tokenizers import Tokenizer
-from trimmed_words import KINDS, folder, prose
+from trimmed_words import KINDS, prose, write_llama
 
 from tiewise.checkpoint.rewrite import transplant, trim
 from tiewise.checkpoint.stored import read_header
@@ -28,22 +28,22 @@ ODD = [["", "a"], ["a", ""], ["no", "such"], "a b c", "ab", ["a"], [1, 2], ["<0x
 
 
 def seeds(scratch, text):
-    """{kind: {file: bytes}} of healthy folders."""
+    """Return {kind: {file: bytes}} of healthy folders."""
     generation = {"eos_token_id": [0, 1], "suppress_tokens": [5, 6], "forced_decoder_ids": [[1, 7]], "bos_token_id": 2}
     found = {}
     for name, train in KINDS.items():
         tokenizer = train(text, 400)
         words = {"added_tokens_decoder": {"0": {}}, "eos_token": tokenizer.id_to_token(0)}
         files = {"generation_config.json": generation, "tokenizer_config.json": words}
-        made = folder(scratch / name, tokenizer, files=files)
+        made = write_llama(scratch / name, tokenizer, files=files)
         if name == "gpt2":
             tokenizer.model.save(str(made))  # vocab.json, merges.txt
         found[name] = {file.name: file.read_bytes() for file in made.iterdir()}
     return found
 
 
-def mutated(rng, name, data):
-    """Damage a file; of a tokenizer.json mostly single parts, since the library refuses most of the rest."""
+def mutate(rng, name, data):
+    """Damage a file; in a tokenizer.json mostly single parts, because the library refuses most other damage."""
     if name != "tokenizer.json" or rng.random() < 0.3:
         return mutate_file(rng, name, data)
     record = json.loads(data)
@@ -70,14 +70,14 @@ def mutated(rng, name, data):
     return json.dumps(record).encode()
 
 
-def one(rng, home, kinds, verb):
-    """Rewrite with one damaged folder: (what it was, whether a result was made, what went wrong)."""
+def rewrite_case(rng, home, kinds, verb):
+    """Rewrite with one damaged folder; return (kind of folder, whether a result was written, problem)."""
     case, made, kind = home / "case", home / "made", rng.choice(sorted(kinds))
     files = dict(kinds[kind])
     names = [name for name in files if name != "model.safetensors"]
     damaged = {rng.choice(["tokenizer.json", rng.choice(names)]) for _ in range(rng.choice([1, 1, 2]))}
     for name in sorted(damaged):
-        files[name] = mutated(rng, name, files[name])
+        files[name] = mutate(rng, name, files[name])
     write_files(case, files)
     dry = rng.random() < 0.5
     try:
@@ -113,19 +113,19 @@ def run(home, first, count):
     (home / "keep.txt").write_text("4\n5\n")
     kinds = seeds(home / "seeds", text)
     signal.signal(signal.SIGALRM, raise_hang)
-    told = {"trim": [0, 0], "transplant": [0, 0], "failed": []}
+    counts = {"trim": [0, 0], "transplant": [0, 0], "failed": []}
     before = None
     for number, verb in product(range(first, first + count), ("trim", "transplant")):
         signal.alarm(SECONDS)
-        kind, made, wrong = one(random.Random(number), home, kinds, verb)
+        kind, made, wrong = rewrite_case(random.Random(number), home, kinds, verb)
         signal.alarm(0)
-        told[verb][made] += 1
+        counts[verb][made] += 1
         remove_case(home / "case")
         left = sorted(path.name for path in home.iterdir())
         before = before or left
         if wrong is not None or left != before:
-            told["failed"].append(f"case {number} ({verb}, {kind}): {wrong or left}")
-    return told
+            counts["failed"].append(f"case {number} ({verb}, {kind}): {wrong or left}")
+    return counts
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Rewrites a folder again and again, each time in a fork that gets a signal at another line; run by test_signals.py.
+"""Rewrite a folder repeatedly, each time in a fork that gets a signal at another line.
 
     python interrupted_rewrite.py FOLDER SIGNAL STEP
 
-FOLDER/a is the source. The signal arrives at line 1, 1 + STEP, … of the lines that `untie` executes. A fork of this
-process copies little, because it does not import torch. Prints one JSON object: the number of lines, and for each
-moment the exit code of the fork and the names that it left in FOLDER. Results are moved to FOLDER-results.
+test_signals.py runs this program. FOLDER/a is the source. The signal arrives at line 1, 1 + STEP, … of the lines that
+`untie` executes. A fork of this process copies little memory, because it does not import torch. The program prints one
+JSON object: the number of lines, and for each moment the exit code of the fork and the names that it left in FOLDER.
+It moves results to FOLDER-results.
 """
 
 import itertools
@@ -23,15 +24,15 @@ TRACED = tuple(
 )
 
 
-def traced(source, to, heard):
-    """Rewrite, and call `heard` at every line of the engine, each time the same ones."""
+def untie_traced(source, to, on_line):
+    """Untie a folder and call `on_line` at every line of the engine, in a reproducible order."""
 
     def line(frame, event, argument):
         if frame.f_code.co_filename not in TRACED:
             return None
-        # Python looks for signals at calls and loops, and never at a bare `try:`
+        # Python checks for signals at calls and loops, and never at a bare `try:`
         if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != "try:":
-            heard()
+            on_line()
         return line
 
     sys.settrace(line)
@@ -41,8 +42,8 @@ def traced(source, to, heard):
         sys.settrace(None)
 
 
-def ended_at(moment, number, source, to):
-    """Rewrite in a fork, which gets a signal at one of these lines; return its exit code."""
+def exit_code_at(moment, number, source, to):
+    """Rewrite in a fork that gets a signal at the given line, and return its exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -51,7 +52,7 @@ def ended_at(moment, number, source, to):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     code = 0
     try:
-        traced(source, to, lambda: next(left) or os.kill(os.getpid(), number))
+        untie_traced(source, to, lambda: next(left) or os.kill(os.getpid(), number))
     except KeyboardInterrupt:
         code = 130
     except SystemExit as error:
@@ -61,17 +62,17 @@ def ended_at(moment, number, source, to):
 
 
 def main(folder, number, step):
-    """Rewrite once undisturbed, then with the signal at every `step`-th line; return what is printed."""
+    """Rewrite once without a signal, then with one at every `step`-th line; return the printed record."""
     source, whole = folder / "a", folder / "whole"
     results = folder.with_name(f"{folder.name}-results")
     results.mkdir()
     lines = []
-    traced(source, whole, lambda: lines.append(1))
+    untie_traced(source, whole, lambda: lines.append(1))
     whole.rename(results / "whole")
     moments = {}
     for moment in range(1, len(lines), step):
         result = folder / f"b{moment}"
-        code = ended_at(moment, number, source, result)
+        code = exit_code_at(moment, number, source, result)
         moments[moment] = {"code": code, "left": sorted({path.name for path in folder.iterdir()} - {"a"})}
         if result.exists():
             result.rename(results / result.name)

@@ -1,4 +1,4 @@
-"""Tiny models saved by transformers, verbs in another process, and folders told apart by content."""
+"""Helpers for tests of verbs: tiny saved models, verbs in a child process, and hashes of folders."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ __all__ = ["FAMILIES", "V", "build", "ends", "logits", "same_table", "saved", "t
 def saved(path, name, tied=True, dtype=torch.float32, shard="1GB", **settings):
     """Save a tiny model of a family under `path`, and return it in evaluation mode.
 
-    Where the flag shares more than the head (the stacks' input tables, the bias), only the head is untied.
+    If the flag also shares the stacks' input tables or the bias, only the head is untied.
     """
     model = build(name, tied or name in SHARING, **settings).to(dtype).eval()
     model.requires_grad_(False)
@@ -33,18 +33,18 @@ def saved(path, name, tied=True, dtype=torch.float32, shard="1GB", **settings):
 
 
 def ends(model):
-    """Modules of the two ends."""
+    """Return the modules of the input embedding and of the head."""
     return model.get_input_embeddings(), model.get_output_embeddings()
 
 
 def same_table(model):
-    """Whether both ends use one table."""
+    """Return whether both ends use one table."""
     lookup, head = ends(model)
     return lookup.weight is head.weight
 
 
 def logits(model, ids=None):
-    """Logits of fixed token ids, of the decoder given the same where there are two stacks."""
+    """Return the logits of fixed token ids, which an encoder-decoder reads in both stacks."""
     ids = torch.arange(3, 43).reshape(2, 20) % 61 if ids is None else ids
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
@@ -52,28 +52,28 @@ def logits(model, ids=None):
 
 
 def tensors(path):
-    """Every tensor of a folder, read by the safetensors library."""
+    """Return every tensor of a folder, read by the safetensors library."""
     return {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def truncated(matrix, rank):
-    """The best approximation of a rank, by numpy, in fp64."""
+    """Return the best approximation of a rank in fp64, computed by numpy."""
     u, s, vt = np.linalg.svd(np.asarray(matrix, np.float64), full_matrices=False)
     return (u[:, :rank] * s[:rank]) @ vt[:rank]
 
 
 def config_of(path):
-    """The config of a folder."""
+    """Return the config of a folder."""
     return json.loads((path / "config.json").read_text())
 
 
-def stored(folder, **arrays):
-    """Tensors of a file that holds these arrays, as our reader finds them."""
+def store(folder, **arrays):
+    """Write arrays to a file and return its tensors as tiewise reads them."""
     save_file(arrays, folder / "t.safetensors")
     return read_header(folder / "t.safetensors").tensors
 
 
-# Prints "ready", waits for a line, works, and says what was made, and how much memory of its own it took, or the error.
+# Prints "ready", waits for a line, runs the verb, and prints the files with the peak of private memory, or the error.
 CHILD = """
 import json, re, resource, signal, sys
 from tiewise.checkpoint import rewrite
@@ -94,37 +94,37 @@ print(json.dumps(made))
 """
 
 
-def start(verb, source, to, **options):
-    """Start a verb in a process of its own and wait until it stands ready; it begins when told by `go`."""
+def start_child(verb, source, to, **options):
+    """Start a child process that runs a verb after `release_child`, and wait until it is ready."""
     command = [sys.executable, "-c", CHILD, verb, str(source), str(to), json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
 
 
-def go(process):
-    """Let it begin."""
+def release_child(process):
+    """Let a child process run its verb."""
     process.stdin.write("go\n")
     process.stdin.flush()
 
 
-def child(verb, source, to, **options):
-    """Run a verb in a process of its own; return what it printed."""
-    process = start(verb, source, to, **options)
+def run_child(verb, source, to, **options):
+    """Run a verb in a child process and return its printed record."""
+    process = start_child(verb, source, to, **options)
     out, _ = process.communicate("go\n")
     assert process.returncode == 0
     return json.loads(out)
 
 
-def listing(path):
-    """{path below: SHA-256} of every file; None for a folder."""
+def hash_files(path):
+    """Return {path below: SHA-256} of every file; None for a folder."""
     digest = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.rglob("*") if file.is_file()}
     return {str(file.relative_to(path)): digest.get(file) for file in path.rglob("*")}
 
 
-def untimed(path):
-    """The listing of a result, its provenance without the times."""
+def hash_without_times(path):
+    """Return the hashes of a result, with its provenance as a record without times."""
     record = json.loads((path / "tiewise.json").read_text())
     for operation in record["operations"]:
         operation.pop("time")
-    return listing(path) | {"tiewise.json": record}
+    return hash_files(path) | {"tiewise.json": record}

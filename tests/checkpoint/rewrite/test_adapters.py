@@ -1,4 +1,4 @@
-"""`slim` and `merge` on adapters written by hand, against sums in numpy; and what each of them refuses."""
+"""Test `slim` and `merge` on handwritten adapters against sums in numpy, and their refusals."""
 
 import json
 
@@ -15,10 +15,10 @@ E, H, DOWN = "model.embed_tokens", "lm_head", "model.layers.0.mlp.down_proj"
 R = 2
 
 
-def adapter(path, tensors, **config):
-    """A LoRA folder of tensors whose names lack the prefix."""
+def write_adapter(path, tensors, **config):
+    """Write a LoRA adapter from tensors named without the prefix."""
     path.mkdir()
-    # what an adapter says of its base is never followed: what is read is what was given
+    # verbs read the given base and never follow this path
     record = {"peft_type": "LORA", "base_model_name_or_path": "/etc", "r": R, "lora_alpha": 3}
     (path / "adapter_config.json").write_text(json.dumps(record | config, indent=2))
     named = {f"base_model.model.{name}": values for name, values in tensors.items()}
@@ -33,19 +33,19 @@ def low_rank(module, rows, columns, seed=5, lookup=False):
     return {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
 
 
-def moved(rows, seed=0):
-    """The table of the tiny Llama with some rows changed."""
+def with_changed_rows(rows, seed=0):
+    """Return the table of the tiny Llama with some rows changed."""
     made = table(seed=seed)
     made[rows] += 1
     return made
 
 
-BOTH = {f"{E}.weight": moved([5, 2]), f"{H}.weight": moved([5, 2])}
+BOTH = {f"{E}.weight": with_changed_rows([5, 2]), f"{H}.weight": with_changed_rows([5, 2])}
 SAVED = {"modules_to_save": ["embed_tokens", "lm_head", "norm"]}
 
 
 def rows_of(path):
-    """(trained rows by module, what the config says of rows and of modules to save) of a slim adapter."""
+    """Return (trained rows by module, trainable_token_indices, modules_to_save) of a slim adapter."""
     stored = load_file(path / "adapter_model.safetensors")
     config = json.loads((path / "adapter_config.json").read_text())
     suffix, prefix = ".token_adapter.trainable_tokens_delta", "base_model.model."
@@ -54,12 +54,12 @@ def rows_of(path):
 
 
 def test_slim_keeps_the_rows_that_changed(tmp_path):
-    base, fat = llama(tmp_path / "base"), adapter(tmp_path / "a", BOTH | low_rank(DOWN, D, 2 * D), **SAVED)
+    base, fat = llama(tmp_path / "base"), write_adapter(tmp_path / "a", BOTH | low_rank(DOWN, D, 2 * D), **SAVED)
     (fat / "README.md").write_text("mine")
     receipt = slim(fat, tmp_path / "b", base=base)
     deltas, rows, saved = rows_of(tmp_path / "b")
     assert (rows, saved) == ({E: [2, 5]}, ["norm"])
-    assert deltas[E].tobytes() == moved([5, 2])[[2, 5]].tobytes()
+    assert deltas[E].tobytes() == with_changed_rows([5, 2])[[2, 5]].tobytes()
     assert (receipt.logit_change, receipt.input_change) == (0, 0)
     assert "2 of 24 rows of model.embed_tokens" in receipt.notes[0]
     old, new = (load_file(path / "adapter_model.safetensors") for path in (fat, tmp_path / "b"))
@@ -69,64 +69,69 @@ def test_slim_keeps_the_rows_that_changed(tmp_path):
     assert configs[1] == configs[0] | {"modules_to_save": saved, "trainable_token_indices": rows}
 
 
-def test_slim_of_two_tables_beside_rows_that_are_there(tmp_path):
-    """A list of rows alone is of the input table; a copy of the head joins it under its own name."""
-    tensors = {f"{E}.token_adapter.trainable_tokens_delta": table(1), f"{H}.weight": moved([7], seed=2)}
-    path = adapter(tmp_path / "a", tensors, trainable_token_indices=[3], modules_to_save=["lm_head"])
+def test_slim_adds_rows_of_head_copy_to_existing_rows(tmp_path):
+    """A bare list of rows belongs to the input table; the rows of the head get a separate entry."""
+    tensors = {f"{E}.token_adapter.trainable_tokens_delta": table(1), f"{H}.weight": with_changed_rows([7], seed=2)}
+    path = write_adapter(tmp_path / "a", tensors, trainable_token_indices=[3], modules_to_save=["lm_head"])
     slim(path, tmp_path / "b", base=llama(tmp_path / "base", tied=False))
     deltas, rows, saved = rows_of(tmp_path / "b")
     assert set(deltas) == {E, H}
     assert (list(rows.values()), saved) == ([[3], [7]], None)
 
 
-def test_slim_drops_what_is_the_base_itself(tmp_path):
-    """In another type too; below a low-rank update PEFT saves it for nothing."""
+def test_slim_drops_copies_equal_to_base(tmp_path):
+    """The copy may have another type; below a low-rank update PEFT saves it needlessly."""
     base = llama(tmp_path / "base", tensors={f"{E}.weight": table(dtype=ml_dtypes.bfloat16)})
     wide = table(dtype=ml_dtypes.bfloat16).astype(np.float32)
-    below = adapter(tmp_path / "a", {f"{E}.base_layer.weight": wide} | low_rank(E, V, D, lookup=True))
+    below = write_adapter(tmp_path / "a", {f"{E}.base_layer.weight": wide} | low_rank(E, V, D, lookup=True))
     slim(below, tmp_path / "b", base=base)
     left = {name.rpartition(".")[2] for name in load_file(tmp_path / "b/adapter_model.safetensors")}
     assert left == {"lora_embedding_A", "lora_embedding_B"}
-    same = adapter(tmp_path / "c", {f"{E}.weight": wide, f"{H}.weight": wide}, **SAVED)
+    same = write_adapter(tmp_path / "c", {f"{E}.weight": wide, f"{H}.weight": wide}, **SAVED)
     with pytest.raises(CheckpointError, match="nothing but the tables of the base"):
         slim(same, tmp_path / "d", base=base)
 
 
-def test_a_zero_of_another_sign_is_kept(tmp_path):
+def test_slim_keeps_zeros_of_other_sign(tmp_path):
     zeros = table()
     zeros[4] = 0
     other = zeros.copy()
     other[4] = -0.0
     base = llama(tmp_path / "base", tied=False, tensors={f"{E}.weight": zeros})
-    slim(adapter(tmp_path / "a", {f"{E}.weight": other}, **SAVED), tmp_path / "b", base=base)
+    slim(write_adapter(tmp_path / "a", {f"{E}.weight": other}, **SAVED), tmp_path / "b", base=base)
     assert rows_of(tmp_path / "b")[0][E].tobytes() == other[4:5].tobytes()
 
 
 BIASED = {"tensors": {f"{H}.bias": table(1)[0].repeat(3)}}
 NO_SLIM = [
-    ({f"{E}.weight": moved([1]), f"{H}.weight": moved([2])}, SAVED, {}, "differs, and the base has one table"),
-    ({f"{E}.weight": moved([1])}, SAVED, {}, "only model.embed_tokens has a copy"),
+    (
+        {f"{E}.weight": with_changed_rows([1]), f"{H}.weight": with_changed_rows([2])},
+        SAVED,
+        {},
+        "differs, and the base has one table",
+    ),
+    ({f"{E}.weight": with_changed_rows([1])}, SAVED, {}, "only model.embed_tokens has a copy"),
     (low_rank(DOWN, D, 2 * D), {}, {}, "no copy of a table"),
     (BOTH, SAVED | {"peft_type": "IA3"}, {}, "not LORA"),
     ({f"{E}.weight": table(seed=9)}, SAVED, {"tied": False}, "24 of 24 rows"),
     ({f"{E}.weight": table(V + 2)}, SAVED, {"tied": False}, "is no copy of"),
-    ({f"{E}.weight": moved([1]), f"x.{E}.weight": table()}, SAVED, {"tied": False}, "more than a table"),
+    ({f"{E}.weight": with_changed_rows([1]), f"x.{E}.weight": table()}, SAVED, {"tied": False}, "more than a table"),
     (BOTH, SAVED, BIASED, "the head has a bias"),
-    ({f"{E}.base_layer.weight": moved([1])} | low_rank(E, V, D, lookup=True), {}, {}, "1 rows of its own"),
+    ({f"{E}.base_layer.weight": with_changed_rows([1])} | low_rank(E, V, D, lookup=True), {}, {}, "1 rows of its own"),
 ]
 
 
 @pytest.mark.parametrize(("tensors", "config", "base", "words"), NO_SLIM)
-def test_what_slim_refuses(tmp_path, tensors, config, base, words):
-    path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
+def test_slim_refuses_unsuitable_adapters(tmp_path, tensors, config, base, words):
+    path, base = write_adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
     with pytest.raises(CheckpointError, match=words) as error:
         slim(path, tmp_path / "b", base=base)
     assert error.value.remedy
     assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "base"]
 
 
-def test_verbs_know_an_adapter_from_a_checkpoint(tmp_path):
-    path, base = adapter(tmp_path / "a", BOTH), llama(tmp_path / "base")
+def test_verbs_distinguish_adapters_from_checkpoints(tmp_path):
+    path, base = write_adapter(tmp_path / "a", BOTH), llama(tmp_path / "base")
     for call, words in (
         (lambda: tie(path, tmp_path / "b"), "tiewise merge"),
         (lambda: slim(base, tmp_path / "b", base=base), "slim is for adapters"),
@@ -138,11 +143,11 @@ def test_verbs_know_an_adapter_from_a_checkpoint(tmp_path):
             call()
 
 
-def test_a_merge_is_the_exact_sum_rounded_once(tmp_path):
-    """In bfloat16, where adding in steps would round twice; all that is not touched keeps its bytes and its file."""
+def test_merge_is_exact_sum_rounded_once(tmp_path):
+    """Adding in steps would round twice in bfloat16; untouched tensors keep their bytes and files."""
     narrow = {f"{DOWN}.weight": table(D, 2 * D, 1, ml_dtypes.bfloat16), "x.weight": table(D, D, 3)}
     base = llama(tmp_path / "base", tensors=narrow, shards=3)
-    path = adapter(tmp_path / "a", low_rank(DOWN, D, 2 * D))
+    path = write_adapter(tmp_path / "a", low_rank(DOWN, D, 2 * D))
     (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(V)))
     receipt = merge(base, tmp_path / "b", adapter=path)
     shards = ([load_file(file) for file in path.glob("*.safetensors")] for path in (base, tmp_path / "b"))
@@ -158,9 +163,9 @@ def test_a_merge_is_the_exact_sum_rounded_once(tmp_path):
     assert (tmp_path / "b/tokenizer.json").read_text() == (path / "tokenizer.json").read_text()
 
 
-def test_the_largest_logit_change_is_measured_and_predicted(tmp_path):
+def test_merge_reports_measured_and_predicted_logit_change(tmp_path):
     base = llama(tmp_path / "base", tied=False)
-    receipt = merge(base, tmp_path / "b", adapter=adapter(tmp_path / "a", low_rank(H, V, D), use_rslora=True))
+    receipt = merge(base, tmp_path / "b", adapter=write_adapter(tmp_path / "a", low_rank(H, V, D), use_rslora=True))
     said = float(next(note for note in receipt.notes if "predicted" in note).rpartition(" ")[2])
     assert receipt.logit_change == pytest.approx(said, rel=5e-3)
     assert receipt.input_change == 0
@@ -170,13 +175,13 @@ def test_the_largest_logit_change_is_measured_and_predicted(tmp_path):
 
 
 @pytest.mark.parametrize("stored", ["h.0.attn.c_proj", "transformer.h.0.attn.c_proj"])
-def test_a_square_matrix_of_gpt2_lies_turned(tmp_path, stored):
+def test_merge_transposes_update_of_square_gpt2_matrix(tmp_path, stored):
     prefix = stored.removesuffix("h.0.attn.c_proj")
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": V, "n_embd": D}
     tensors = {f"{prefix}wte.weight": table(), f"{prefix}wpe.weight": table(9), f"{stored}.weight": table(D, D, 4)}
     base = write_checkpoint(tmp_path / "base", config, tensors)
-    module = "transformer.h.0.attn.c_proj"  # as the class calls it, however the file does
-    merge(base, tmp_path / "b", adapter=adapter(tmp_path / "a", low_rank(module, D, D)))
+    module = "transformer.h.0.attn.c_proj"  # the class's name, whatever the file's prefix
+    merge(base, tmp_path / "b", adapter=write_adapter(tmp_path / "a", low_rank(module, D, D)))
     a, b = (low_rank(module, D, D)[f"{module}.lora_{end}.weight"] for end in "AB")
     found = load_file(tmp_path / "b/model.safetensors")[f"{stored}.weight"]
     np.testing.assert_allclose(found, tensors[f"{stored}.weight"] + 1.5 * (b @ a).T, atol=1e-6)
@@ -210,9 +215,9 @@ NO_MERGE = [
 
 
 @pytest.mark.parametrize(("tensors", "config", "base", "words"), NO_MERGE)
-def test_what_merge_refuses(tmp_path, tensors, config, base, words):
-    path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
-    if not words:  # where the ends stay, it need not be known whether they are tied
+def test_merge_refuses_unsuitable_adapters(tmp_path, tensors, config, base, words):
+    path, base = write_adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
+    if not words:  # the adapter leaves the ends alone, so their tie may be unknown
         merge(base, tmp_path / "b", adapter=path)
         return
     with pytest.raises(CheckpointError, match=words) as error:
@@ -221,8 +226,8 @@ def test_what_merge_refuses(tmp_path, tensors, config, base, words):
     assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "base"]
 
 
-def test_a_tokenizer_with_more_tokens_than_rows_is_refused(tmp_path):
-    path = adapter(tmp_path / "a", LORA)
+def test_merge_refuses_tokenizer_with_more_tokens_than_rows(tmp_path):
+    path = write_adapter(tmp_path / "a", LORA)
     (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(V, [(V + 2, "<new>", True)])))
     with pytest.raises(CheckpointError, match=rf"names token {V + 2}.*resize .* --vocab {V + 3} "):
         merge(llama(tmp_path / "base"), tmp_path / "b", adapter=path)
@@ -235,9 +240,9 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_refused(tmp_path):
         low_rank(DOWN, D, 2 * D) | {f"{DOWN}.lora_A.weight": np.zeros(0, np.float32)},
     ],
 )
-def test_tensors_without_numbers_are_named(tmp_path, tensors):
-    """peft#2450: saved under ZeRO-3 without gathering. A resize of the base would not help."""
-    base, empty = llama(tmp_path / "base"), adapter(tmp_path / "a", tensors, **SAVED)
+def test_merge_and_slim_name_tensors_without_numbers(tmp_path, tensors):
+    """peft#2450 was saved under ZeRO-3 without gathering, and a resize of the base would not help."""
+    base, empty = llama(tmp_path / "base"), write_adapter(tmp_path / "a", tensors, **SAVED)
     for verb in (
         lambda: merge(base, tmp_path / "b", adapter=empty),
         lambda: slim(empty, tmp_path / "b", base=base),

@@ -1,4 +1,4 @@
-"""`densify`, held against the boundary's own arithmetic in torch and against transformers loading the result."""
+"""Test `densify` against the boundary's arithmetic in torch and transformers' loads of the result."""
 
 import tempfile
 from itertools import product
@@ -24,8 +24,8 @@ SPECS = [
 ]
 
 
-def installed(path, spec, name="llama", dtype=torch.float32, shard="1GB"):
-    """Save a tiny model with a boundary whose maps have been trained a little; return it as it loads again."""
+def save_with_boundary(path, spec, name="llama", dtype=torch.float32, shard="1GB"):
+    """Save a tiny model with a boundary and perturbed maps; return the model that loads from the folder."""
     model = saved(path.parent / "plain", name, tied=not spec.startswith("untied"))
     model.requires_grad_(True)
     tiewise.install(model, spec)
@@ -42,8 +42,8 @@ def plain_class(model):
     return type(model).plain_class if hasattr(type(model), "plain_class") else type(model)
 
 
-def holds_within_one_rounding(model, path, dtype=torch.float32):
-    """The dense ends differ from the mapped ones by one rounding of each entry; what is computed, by that much."""
+def assert_within_one_rounding(model, path, dtype=torch.float32):
+    """Assert that the dense ends equal the mapped ones up to one rounding per entry; return the dense model."""
     loaded = plain_class(model).from_pretrained(path)
     assert loaded.dtype == dtype
     unit = torch.finfo(dtype).eps / 2 * (1 + 1e-9)
@@ -55,14 +55,14 @@ def holds_within_one_rounding(model, path, dtype=torch.float32):
         assert ((new - old).abs() <= unit * old.abs() + tiny).all()
         hidden = torch.randn(50, plain_head.weight.shape[1], dtype=torch.float64)
         change = (plain_head(hidden) - head(hidden)).abs()
-        # Σ |h| |U - Û| ≤ u Σ |h| |U| for U before rounding; the stored Û stands for it up to another u
+        # Σ |h| |U - Û| ≤ u Σ |h| |U| for U before rounding; the stored Û approximates U up to another u
         assert (change <= unit * (1 + 2 * unit) * hidden.abs() @ plain_head.weight.abs().T + 1e-12).all()
     return loaded
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_boundary(spec, tmp_path):
-    model = installed(tmp_path / "a", spec)
+def test_densify_equals_every_boundary_in_torch(spec, tmp_path):
+    model = save_with_boundary(tmp_path / "a", spec)
     theirs = tiewise.hf.plain_copy(model).state_dict()
     before = logits(model)
     receipt = densify(tmp_path / "a", tmp_path / "b")
@@ -71,7 +71,7 @@ def test_every_boundary(spec, tmp_path):
     assert loaded.state_dict().keys() == theirs.keys()
     for name, value in loaded.state_dict().items():
         torch.testing.assert_close(value, theirs[name], atol=3e-6, rtol=3e-6, msg=name)
-    loaded = holds_within_one_rounding(model, tmp_path / "b")
+    loaded = assert_within_one_rounding(model, tmp_path / "b")
     assert not same_table(loaded)
     assert loaded.config.tie_word_embeddings is False
     assert config_of(tmp_path / "b") == config_of(tmp_path / "plain") | {"tie_word_embeddings": False}
@@ -85,27 +85,27 @@ REST = [case for case in product(FAMILIES, KINDS) if case not in SHARING]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_shards(dtype, tmp_path):
-    model = installed(tmp_path / "a", "factored:5", dtype=dtype, shard="3KB")
+def test_densify_keeps_half_precision_and_shards(dtype, tmp_path):
+    model = save_with_boundary(tmp_path / "a", "factored:5", dtype=dtype, shard="3KB")
     densify(tmp_path / "a", tmp_path / "b")
     before, after = ([p.name for p in sorted((tmp_path / to).glob("*.safetensors"))] for to in "ab")
     assert before == after
     assert len(before) > 2
-    holds_within_one_rounding(model, tmp_path / "b", dtype)
+    assert_within_one_rounding(model, tmp_path / "b", dtype)
 
 
 @pytest.mark.parametrize(("name", "spec"), SHARING + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
-def test_every_family(name, spec, tmp_path):
-    model = installed(tmp_path / "a", spec, name)
+def test_densify_keeps_logits_of_every_family(name, spec, tmp_path):
+    model = save_with_boundary(tmp_path / "a", spec, name)
     before = logits(model)
     densify(tmp_path / "a", tmp_path / "b")
     loaded = plain_class(model).from_pretrained(tmp_path / "b")
     torch.testing.assert_close(logits(loaded), before, atol=2e-4, rtol=1e-4)
-    holds_within_one_rounding(model, tmp_path / "b")
+    assert_within_one_rounding(model, tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart"])
-def test_what_untie_made_can_be_factored_and_made_dense(name, tmp_path):
+def test_untie_factor_and_densify_give_one_truncated_table(name, tmp_path):
     model = saved(tmp_path / "a", name)
     untie(tmp_path / "a", tmp_path / "b")
     factor(tmp_path / "b", tmp_path / "c", rank=10)
@@ -121,8 +121,8 @@ def test_what_untie_made_can_be_factored_and_made_dense(name, tmp_path):
     assert set(tensors(tmp_path / "d")) == set(tensors(tmp_path / "a"))
 
 
-def test_ends_that_come_out_equal_stay_apart_where_the_class_ties_something_else_too(tmp_path):
-    """BERT's two biases were trained apart: one flag ties tables and biases."""
+def test_densify_keeps_equal_ends_untied_if_flag_also_ties_differing_biases(tmp_path):
+    """One flag of BERT ties tables and biases, and the two biases differ after training."""
     saved(tmp_path / "a", "bert")
     untie(tmp_path / "a", tmp_path / "b")
     factor(tmp_path / "b", tmp_path / "c", rank=10)
@@ -137,7 +137,7 @@ def test_ends_that_come_out_equal_stay_apart_where_the_class_ties_something_else
 
 @settings(max_examples=25)
 @given(rows=st.integers(8, 40), width=st.sampled_from([8, 12, 16]), tied=st.booleans(), seed=st.integers(0, 2**32 - 1))
-def test_factor_then_densify_is_the_truncated_matrix(rows, width, tied, seed):
+def test_factor_then_densify_gives_truncated_matrix(rows, width, tied, seed):
     rng = np.random.default_rng(seed)
     old = {"model.embed_tokens.weight": rng.normal(size=(rows, width)).astype(np.float32)}
     old |= {} if tied else {"lm_head.weight": rng.normal(size=(rows, width)).astype(np.float32)}
@@ -152,12 +152,12 @@ def test_factor_then_densify_is_the_truncated_matrix(rows, width, tied, seed):
     assert ("both ends use one table" in receipt.notes) == tied
     for name, table in old.items():
         s = np.linalg.svd(table.astype(np.float64), compute_uv=False)
-        if s[1] - s[2] > 1e-3 * s[0]:  # else the best approximation is not one
+        if s[1] - s[2] > 1e-3 * s[0]:  # otherwise the best approximation is not unique
             assert np.abs(made[name].double().numpy() - truncated(table, 2)).max() < 1e-6 * s[0]
 
 
-def test_untrained_corrections_leave_one_table(tmp_path):
-    """P = 0 and S = I are the identity: the result is the table that was there, byte by byte."""
+def test_densify_of_untrained_corrections_keeps_one_table(tmp_path):
+    """P = 0 and S = I are the identity, so the result is the old table byte for byte."""
     for spec in ("residual:3", "spd"):
         model, path = saved(tmp_path / spec / "plain", "llama"), tmp_path / spec
         old = ends(model)[0].weight.clone()
@@ -169,8 +169,8 @@ def test_untrained_corrections_leave_one_table(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "words"), [("softcap=2", "no matrix"), ("bias", "no bias")])
-def test_what_no_table_can_hold(option, words, tmp_path):
-    model = installed(tmp_path / "a", f"factored:5+{option}")
+def test_densify_refuses_softcap_and_bias_without_force(option, words, tmp_path):
+    model = save_with_boundary(tmp_path / "a", f"factored:5+{option}")
     with pytest.raises(CheckpointError, match=words):
         densify(tmp_path / "a", tmp_path / "b")
     receipt = densify(tmp_path / "a", tmp_path / "b", force=True)

@@ -1,4 +1,4 @@
-"""The engine under the rewriting verbs: what it writes, links and refuses, and what is left when it fails."""
+"""Test the engine of the rewriting verbs: written and linked files, refusals, and folders after failures."""
 
 import errno
 import hashlib
@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewrite_models import child, listing, untimed
+from rewrite_models import hash_files, hash_without_times, run_child
 from safetensors.numpy import load_file
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
@@ -57,7 +57,7 @@ VALUES = st.recursive(
     indent=st.sampled_from([None, 0, 2, "\t"]),
     nested=st.booleans(),
 )
-def test_edits_mean_what_an_edit_of_the_record_means(record, inner, key, value, indent, nested):
+def test_edit_json_equals_edit_of_parsed_record(record, inner, key, value, indent, nested):
     record = record | {"level": dict(inner)}
     text = json.dumps(record, indent=indent, ensure_ascii=False)
     made = json.loads(edit_json(text, {f"level.{key}" if nested else key: value}))
@@ -66,7 +66,7 @@ def test_edits_mean_what_an_edit_of_the_record_means(record, inner, key, value, 
     assert made == record
 
 
-def test_edits_leave_every_other_character():
+def test_edit_json_keeps_all_other_characters():
     text = '{\r\n  "a": 1.50,\r\n  "c": {"x": 1E5 , "y":[ ]},\r\n  "d": "\\u00e9"\r\n}\r\n'
     assert edit_json(text, {"b": True}) == text.replace("1.50,\r\n", '1.50,\r\n  "b": true,\r\n')
     assert edit_json(text, {"c.y": 2, "d": None}) == text.replace("[ ]", "2").replace('"\\u00e9"', "null")
@@ -74,7 +74,7 @@ def test_edits_leave_every_other_character():
     assert edit_json(text, {"d": DELETE}) == text.replace(',\r\n  "d": "\\u00e9"', "")
     assert edit_json('{"b": 1, "a": 2}', {"c": 3}) == '{"b": 1, "a": 2, "c": 3}'
     assert edit_json("{}", {"a": 1}) == '{"a": 1}'
-    assert edit_json('{"a": 1, "a": 2}', {"a": 3}) == '{"a": 1, "a": 3}'  # readers take the last
+    assert edit_json('{"a": 1, "a": 2}', {"a": 3}) == '{"a": 1, "a": 3}'  # readers use the last value
     with pytest.raises(KeyError):
         edit_json(text, {"none.x": 1})
 
@@ -82,43 +82,43 @@ def test_edits_leave_every_other_character():
 # tensor files
 
 
-def changed(path, to, **change):
+def rewrite_with(path, to, **change):
     return rewrite(path, to, lambda facts, *, force: Change(**change))
 
 
-def test_files_are_what_the_library_would_write(tmp_path):
+def test_rewrite_writes_tensor_files_that_safetensors_reads(tmp_path):
     made = {"b": table(5, 3), "a": table(3, 3).astype(np.float16), "i": np.arange(3, dtype=np.int8)}
     write_checkpoint(tmp_path / "a", llama_config(), made, metadata={"format": "pt", "who": "é", "n": "a"})
     new = {"n": table(2, 3, 9), "w": table(1, 1).astype(np.float64), "u": np.arange(5, dtype=np.uint8)}
     kinds = {"n": "F32", "w": "F64", "u": "U8"}
     put = (NewTensor(n, kinds[n], v.shape, "model.safetensors", partial(iter, [v.tobytes()])) for n, v in new.items())
-    changed(tmp_path / "a", tmp_path / "b", drop=frozenset({"i"}), put=tuple(put))
+    rewrite_with(tmp_path / "a", tmp_path / "b", drop=frozenset({"i"}), put=tuple(put))
     back, want = load_file(tmp_path / "b" / "model.safetensors"), {n: v for n, v in (made | new).items() if n != "i"}
     assert {n: (v.dtype, v.tolist()) for n, v in back.items()} == {n: (v.dtype, v.tolist()) for n, v in want.items()}
     old, header = (read_header(tmp_path / to / "model.safetensors") for to in "ab")
     assert [n for n in header.tensors if n in made] == [
         n for n in old.tensors if n != "i"
-    ]  # what is kept, in its order
-    assert header.metadata == {"format": "pt", "who": "é"}  # "n" named a tensor that was not stored, and now is
+    ]  # kept tensors keep their order
+    assert header.metadata == {"format": "pt", "who": "é"}  # drops "n", which now names a tensor
     assert header.data_start % 8 == 0
     for tensor in header.tensors.values():
         assert (tensor.start - header.data_start) % (tensor.nbytes // max(1, int(np.prod(tensor.shape)))) == 0
 
 
-def test_odd_order_stays_aligned(tmp_path):
-    """A file that another tool wrote: a narrow tensor of odd length first. What follows it must not slip."""
+def test_rewrite_keeps_tensors_aligned_after_odd_lengths(tmp_path):
+    """Another tool wrote a narrow tensor of odd length first; tensors after it must stay aligned."""
     (tmp_path / "a").mkdir()
     narrow, wide = np.arange(4, dtype=np.int8), table(2, 2)
     data = {"n": narrow.tobytes(), "w": wide.tobytes()}
     write_sparse(tmp_path / "a" / "model.safetensors", {"n": ("I8", [4]), "w": ("F32", [2, 2])}, data)
     new = NewTensor("n", "I8", (3,), "model.safetensors", lambda: iter([b"\1\2\3"]))
-    changed(tmp_path / "a", tmp_path / "b", put=(new,))
+    rewrite_with(tmp_path / "a", tmp_path / "b", put=(new,))
     header, back = (read(tmp_path / "b" / "model.safetensors") for read in (read_header, load_file))
     assert (header.tensors["w"].start - header.data_start) % 4 == 0
     assert (back["n"].tolist(), back["w"].tolist()) == ([1, 2, 3], wide.tolist())
 
 
-def test_a_shard_without_tensors_vanishes(tmp_path):
+def test_rewrite_removes_shard_without_tensors(tmp_path):
     made = {"model.embed_tokens.weight": table(), "lm_head.weight": table(), "model.norm.weight": table(1, 8)[0]}
     dedupe(write_checkpoint(tmp_path / "a", llama_config(), made, shards=3), tmp_path / "b")
     index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
@@ -141,7 +141,7 @@ def forget(facts, *, name, force=False):
     return Change(drop=frozenset({name}), notes=("a <b> note",))
 
 
-def test_a_verb_is_one_function_and_its_receipt_a_table_in_a_notebook(tmp_path):
+def test_verb_decorator_adds_arguments_and_receipt_renders_as_html_table(tmp_path):
     receipt = forget(llama(tmp_path / "a"), tmp_path / "b", name="model.norm.weight")
     assert (receipt.verb, receipt.dropped) == ("forget", ("model.norm.weight",))
     assert "model.norm.weight" not in load_file(tmp_path / "b" / "model.safetensors")
@@ -157,7 +157,7 @@ def test_a_verb_is_one_function_and_its_receipt_a_table_in_a_notebook(tmp_path):
 # other files
 
 
-def test_unchanged_weights_are_shared_and_other_files_are_copied(tmp_path):
+def test_rewrite_links_unchanged_weights_and_copies_other_files(tmp_path):
     path = llama(tmp_path / "a", shards=2, files={"generation_config.json": {"a": 1}})
     for name in ("sub/deep/words.txt", "pytorch_model.bin", ".git/HEAD"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def test_unchanged_weights_are_shared_and_other_files_are_copied(tmp_path):
     assert [any(said in note for note in receipt.notes) for said in ("pytorch_model.bin", ".git stays")] == [True] * 2
 
 
-def test_a_snapshot_of_links_becomes_files(tmp_path):
+def test_rewrite_turns_linked_snapshot_into_files(tmp_path):
     blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
     llama(blobs)
     snapshot.mkdir(parents=True)
@@ -185,7 +185,7 @@ def test_a_snapshot_of_links_becomes_files(tmp_path):
     assert made == {"config.json": False, "model.safetensors": False, "tiewise.json": False}
 
 
-def test_nothing_outside_the_folder_is_read(tmp_path):
+def test_rewrite_refuses_links_that_lead_outside_folder(tmp_path):
     path = llama(tmp_path / "a")
     (tmp_path / "secret.txt").write_text("secret")
     (path / "notes.txt").symlink_to(tmp_path / "secret.txt")
@@ -197,7 +197,7 @@ def test_nothing_outside_the_folder_is_read(tmp_path):
 # where a result may go
 
 
-def test_destinations_that_are_refused(tmp_path):
+def test_rewrite_refuses_unsuitable_destinations(tmp_path):
     path = llama(tmp_path / "a")
     llama(tmp_path / "full")
     (tmp_path / "file").write_text("x")
@@ -218,14 +218,14 @@ def test_destinations_that_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("verb_", [untie, partial(factor, rank=3), partial(resize, vocab=50), densify])
-def test_a_dry_run_writes_nothing_and_foresees_the_receipt(tmp_path, verb_):
+def test_dry_run_writes_nothing_and_predicts_receipt(tmp_path, verb_):
     path = llama(tmp_path / "a", rows=40, width=12, shards=2)
     if verb_ is densify:
         path = factor(path, tmp_path / "factored", rank=3).to
-    before = listing(tmp_path)
+    before = hash_files(tmp_path)
     foreseen = verb_(path, tmp_path / "b", dry_run=True)
-    assert listing(tmp_path) == before
-    (tmp_path / "b").mkdir()  # an empty folder is filled
+    assert hash_files(tmp_path) == before
+    (tmp_path / "b").mkdir()  # an empty folder is a valid destination
     done = verb_(path, tmp_path / "b")
     assert (tmp_path / "b" / "config.json").is_file()
     assert foreseen.record() | {"dry_run": False} == json.loads(json.dumps(done.record()))
@@ -238,25 +238,25 @@ DISK = [OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EDQUOT
 
 
 @pytest.mark.parametrize("error", [*DISK, KeyboardInterrupt("x"), MemoryError("x")], ids=repr)
-def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch, error):
+def test_failed_write_leaves_no_files(tmp_path, monkeypatch, error):
     path = llama(tmp_path / "a", shards=2)
-    before = listing(tmp_path)
+    before = hash_files(tmp_path)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
     expected = CheckpointError if error in DISK else type(error)
     with pytest.raises(expected, match=getattr(error, "strerror", "x")):
         untie(path, tmp_path / "b")
-    assert listing(tmp_path) == before
+    assert hash_files(tmp_path) == before
 
 
-def test_a_file_system_that_ends_in_the_middle(tmp_path):
+def test_full_file_system_during_write_leaves_no_files(tmp_path):
     path = llama(tmp_path / "a", rows=4096, width=64)
-    before = listing(tmp_path)
-    result = child("untie", path, tmp_path / "b", limit=1_500_000)
+    before = hash_files(tmp_path)
+    result = run_child("untie", path, tmp_path / "b", limit=1_500_000)
     assert "no space left while writing (File too large); free some" in result["error"]
-    assert listing(tmp_path) == before
+    assert hash_files(tmp_path) == before
 
 
-def test_space_is_asked_for_beforehand(tmp_path, monkeypatch):
+def test_rewrite_checks_free_space_before_writing(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
     need = sum(array.nbytes for array in llama_tensors().values()) + table().nbytes
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(free=1))
@@ -267,7 +267,7 @@ def test_space_is_asked_for_beforehand(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["grows", "shrinks", "is touched", "goes"])
-def test_a_source_that_changes_meanwhile(tmp_path, what):
+def test_rewrite_refuses_source_that_changes_while_read(tmp_path, what):
     path = llama(tmp_path / "a", rows=4096, width=64)
     source = path / "model.safetensors"
 
@@ -287,10 +287,10 @@ def test_a_source_that_changes_meanwhile(tmp_path, what):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_result_that_is_not_as_planned_or_breaks_a_rule_is_not_kept(tmp_path, monkeypatch):
+def test_rewrite_discards_result_that_breaks_rule_or_differs_from_source(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
     with pytest.raises(CheckpointError, match="the result was not kept: B011"):
-        changed(path, tmp_path / "b", config={"tie_word_embeddings": False})
+        rewrite_with(path, tmp_path / "b", config={"tie_word_embeddings": False})
     write = file_writing.write_tensors
 
     def damage(target, *rest):
@@ -306,7 +306,7 @@ def test_a_result_that_is_not_as_planned_or_breaks_a_rule_is_not_kept(tmp_path, 
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_result_that_lacks_the_new_tensor_is_not_kept(tmp_path, monkeypatch):
+def test_rewrite_discards_result_that_lacks_new_tensor(tmp_path, monkeypatch):
     path, write = llama(tmp_path / "a"), file_writing.write_tensors
     monkeypatch.setattr(
         file_writing, "write_tensors", lambda target, tensors, *rest: write(target, [*tensors][:-1], *rest)
@@ -316,21 +316,21 @@ def test_a_result_that_lacks_the_new_tensor_is_not_kept(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_somebody_else_takes_the_name(tmp_path, monkeypatch):
+def test_rewrite_fails_if_another_process_takes_destination(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
     monkeypatch.setattr(engine, "verify", lambda *given: llama(tmp_path / "b"))
     with pytest.raises(CheckpointError, match="cannot get its name"):
         untie(path, tmp_path / "b")
-    assert listing(tmp_path / "b") == listing(path)
+    assert hash_files(tmp_path / "b") == hash_files(path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_what_dead_runs_left_is_removed_and_what_is_held_is_not(tmp_path):
+def test_rewrite_removes_only_leftovers_of_dead_runs(tmp_path):
     path = llama(tmp_path / "a")
     names = {
         ".b.tiewise-999-0123abcd": False,
-        ".b.tiewise-999-4567cdef": True,  # a process that lives holds it
-        ".c.tiewise-999-0123abcd": True,  # of another destination
+        ".b.tiewise-999-4567cdef": True,  # locked by a live process
+        ".c.tiewise-999-0123abcd": True,  # belongs to another destination
         ".b.tiewise-old": True,
     }
     for name in names:
@@ -345,7 +345,7 @@ def test_what_dead_runs_left_is_removed_and_what_is_held_is_not(tmp_path):
     assert not (tmp_path / f"{held.name}.lock").exists()
 
 
-def test_without_links_files_are_copied(tmp_path, monkeypatch):
+def test_rewrite_copies_files_if_links_fail(tmp_path, monkeypatch):
     path = llama(tmp_path / "a", shards=2)
     monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     monkeypatch.setattr(new_folder, "fcntl", None)
@@ -359,14 +359,14 @@ def test_without_links_files_are_copied(tmp_path, monkeypatch):
 # provenance
 
 
-def test_provenance_tells_the_way_and_only_the_time_differs(tmp_path):
+def test_provenance_records_operations_and_differs_only_in_time(tmp_path):
     def operations(to):
         return json.loads((tmp_path / to / "tiewise.json").read_text())["operations"]
 
     path = llama(tmp_path / "a", shards=2)
     for source, verb_, to in (("a", untie, "b"), ("a", untie, "c"), ("b", tie, "d")):
         verb_(tmp_path / source, tmp_path / to)
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "c")
+    assert hash_without_times(tmp_path / "b") == hash_without_times(tmp_path / "c")
     first, second = operations("d")
     assert [first] == operations("b")
     assert (first["command"], first["added"], first["source"]["name"]) == ("untie", ["lm_head.weight"], "a")
@@ -374,7 +374,7 @@ def test_provenance_tells_the_way_and_only_the_time_differs(tmp_path):
     assert (second["command"], second["dropped"], second["config"]) == ("tie", ["lm_head.weight"], flag)
     digest = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
     assert first["source"]["sha256"]["config.json"] == digest
-    (path / "tiewise.json").write_text("not json")  # a foreign file of that name is replaced
+    (path / "tiewise.json").write_text("not json")  # an unrelated file of that name is replaced
     untie(path, tmp_path / "e")
     assert len(operations("e")) == 1
 
@@ -382,9 +382,9 @@ def test_provenance_tells_the_way_and_only_the_time_differs(tmp_path):
 @pytest.mark.parametrize(
     ("old", "names", "ordered"),
     [
-        (["a", "c", "d"], ["d", "b", "a"], ["a", "b", "d"]),  # sorted before, sorted after
-        (["d", "a"], ["a", "b", "d"], ["d", "a", "b"]),  # new ones come last
+        (["a", "c", "d"], ["d", "b", "a"], ["a", "b", "d"]),  # a sorted index stays sorted
+        (["d", "a"], ["a", "b", "d"], ["d", "a", "b"]),  # new names come last
     ],
 )
-def test_tensors_of_an_index_keep_their_order(old, names, ordered):
+def test_in_old_order_keeps_order_of_index(old, names, ordered):
     assert _in_old_order(names, old) == ordered

@@ -1,4 +1,4 @@
-"""`factor`, held against numpy's singular value decomposition and against transformers loading the result."""
+"""Test `factor` against numpy's singular value decomposition and transformers' loads of the result."""
 
 import io
 import json
@@ -17,7 +17,7 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, stored, tensors, truncated
+from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, store, tensors, truncated
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from tests.boundary.tiny_models import sizes
@@ -47,18 +47,18 @@ AUTO |= dict.fromkeys(("t5", "t5_v11", "bart", "marian"), hf.AutoModelForSeq2Seq
     shift=st.floats(-20, 20),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_basis_is_as_good_as_numpys_svd(rows, width, rank, decay, shift, seed):
+def test_low_rank_matches_error_of_numpy_svd(rows, width, rank, decay, shift, seed):
     rank = min(rank, width)
     matrix = np.random.default_rng(seed).normal(size=(rows, width)) * np.exp(-decay * np.arange(width)) + shift
     matrix = matrix.astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
-        found = low_rank(stored(Path(folder), t=matrix)["t"], rank)
+        found = low_rank(store(Path(folder), t=matrix)["t"], rank)
     wide, q = matrix.astype(np.float64), found.basis
     size = np.linalg.norm(wide)
     singular = np.zeros(width)
     singular[: min(rows, width)] = np.linalg.svd(wide, compute_uv=False)
     best = np.linalg.norm(singular[rank:])
-    # eigenvalues of WᵀW carry an error of D·ε·‖WᵀW‖, so what is a zero among them has a root of this size
+    # eigenvalues of WᵀW carry an error of D·ε·‖WᵀW‖, so the root of a zero eigenvalue may reach this size
     floor = np.sqrt(width * np.finfo(float).eps) * size
     np.testing.assert_allclose(q.T @ q, np.eye(rank), atol=1e-12)
     error = np.linalg.norm(wide - wide @ q @ q.T)
@@ -67,21 +67,21 @@ def test_basis_is_as_good_as_numpys_svd(rows, width, rank, decay, shift, seed):
     np.testing.assert_allclose(found.singular, singular, rtol=1e-6, atol=floor)
 
 
-def test_pieces_add_up_to_the_whole(tmp_path, monkeypatch):
+def test_low_rank_in_pieces_equals_whole_and_reports_progress(tmp_path, monkeypatch):
     matrix = table(301, 37, seed=3, dtype=ml_dtypes.bfloat16)
-    whole = low_rank(stored(tmp_path, t=matrix)["t"], 5)
+    whole = low_rank(store(tmp_path, t=matrix)["t"], 5)
     module = sys.modules[low_rank.__module__]
     monkeypatch.setattr(module, "GRAM_BYTES", 8 * 37 * 7)
     ticks = []
     with listen_to_progress(lambda what, done, total: ticks.append(done)), progress_of("it", matrix.nbytes):
-        pieces = low_rank(stored(tmp_path, t=matrix)["t"], 5)
+        pieces = low_rank(store(tmp_path, t=matrix)["t"], 5)
     assert len(ticks) == 43
     assert ticks[-1] == matrix.nbytes
     np.testing.assert_allclose(pieces.basis, whole.basis, atol=1e-12)
 
 
 @given(rows=st.integers(1, 10**6), width=st.integers(1, 10**4), maps=st.integers(1, 2))
-def test_largest_rank_is_the_last_that_saves(rows, width, maps):
+def test_largest_rank_returns_last_rank_that_saves_numbers(rows, width, maps):
     def numbers(k):
         return k * (rows + maps * width)
 
@@ -89,7 +89,7 @@ def test_largest_rank_is_the_last_that_saves(rows, width, maps):
     assert numbers(most) < rows * width <= numbers(most + 1)
 
 
-# the result, as transformers loads it
+# the result as transformers loads it
 
 
 SOME = [(name, True) for name in ("llama", "t5", "bert", "bart", "opt_350m")] + [("llama", False), ("t5", False)]
@@ -97,7 +97,7 @@ REST = [case for case in product(FAMILIES, (True, False)) if case not in SOME]
 
 
 @pytest.mark.parametrize(("name", "tied"), SOME + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
-def test_is_what_install_would_save_and_loads_as_the_best_approximation(name, tied, tmp_path):
+def test_factor_equals_saved_install_and_loads_as_best_approximation(name, tied, tmp_path):
     model, spec = saved(tmp_path / "a", name, tied), "factored:5" if tied else "factored-untied:5"
     assert same_table(model) == tied
     receipt = factor(tmp_path / "a", tmp_path / "b", rank=5, force=not tied)
@@ -121,7 +121,7 @@ def test_is_what_install_would_save_and_loads_as_the_best_approximation(name, ti
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_shards(dtype, tmp_path):
+def test_factor_keeps_half_precision_and_shards(dtype, tmp_path):
     model = saved(tmp_path / "a", "llama", False, dtype, "3KB")
     before = {p.name for p in (tmp_path / "a").glob("*.safetensors")}
     assert len(before) > 2
@@ -137,11 +137,11 @@ def test_half_precision_and_shards(dtype, tmp_path):
         assert np.linalg.norm(dense.weight.detach().numpy() - truncated(wide, 5)) <= rounding
 
 
-# what it says
+# reports and refusals
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_reports_what_can_be_measured_from_outside(tied, tmp_path):
+def test_factor_reports_errors_that_match_measured_ones(tied, tmp_path):
     llama(tmp_path / "a", tied, rows=64, width=12)
     counts = np.zeros(64, int)
     counts[:10], counts[10:30] = 3, 250
@@ -159,7 +159,7 @@ def test_reports_what_can_be_measured_from_outside(tied, tmp_path):
             assert not label or f" {chosen.sum()} tokens" in said
         if end == "model.embed_tokens":
             assert receipt.input_change == pytest.approx(np.linalg.norm(error, axis=1).max(), rel=1e-9)
-    # random vectors of unit root mean square, drawn anew: the largest of 64 × 64 changes cannot lie far from theirs
+    # other random vectors of unit root mean square: their largest change must be near the reported one
     hidden = np.random.default_rng(1).normal(size=(4096, 12))
     hidden /= np.sqrt(np.square(hidden).mean(1, keepdims=True))
     largest = np.abs(hidden @ error.T).max()
@@ -167,7 +167,7 @@ def test_reports_what_can_be_measured_from_outside(tied, tmp_path):
 
 
 @pytest.mark.parametrize(("seed", "spec"), [(0, "factored:7"), (9, "factored-untied:7")])
-def test_a_second_table_goes_where_it_copies_the_first_and_is_one_of_two_where_forced(seed, spec, tmp_path):
+def test_factor_drops_equal_head_and_factors_different_head_with_force(seed, spec, tmp_path):
     llama(tmp_path / "a", True, rows=40, width=12, head=table(40, 12, seed))
     receipt = factor(tmp_path / "a", tmp_path / "b", rank=7, force=bool(seed))  # the largest rank that saves
     assert receipt.dropped == (() if seed else ("lm_head.weight",))
@@ -176,7 +176,7 @@ def test_a_second_table_goes_where_it_copies_the_first_and_is_one_of_two_where_f
     assert receipt.bytes_after < receipt.bytes_before
 
 
-def test_refuses_before_it_runs_out_of_memory(tmp_path, monkeypatch):
+def test_factor_refuses_if_memory_is_insufficient(tmp_path, monkeypatch):
     llama(tmp_path / "a", rows=40, width=12)
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:       3 kB\n")
     monkeypatch.setattr("tiewise.checkpoint.untrusted.MEMINFO", str(tmp_path / "meminfo"))
@@ -187,7 +187,7 @@ def test_refuses_before_it_runs_out_of_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_needs_the_memory_that_it_announces(tmp_path):
+def test_low_rank_uses_at_most_announced_memory(tmp_path):
     width, rank = 2048, 512
     save_file({"t": table(9000, width, dtype=np.float16)}, tmp_path / "t.safetensors")
     code = (
@@ -217,7 +217,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("kind", COUNTED)
-def test_reads_counts_of_every_kind(kind, tmp_path):
+def test_read_counts_reads_every_file_format(kind, tmp_path):
     COUNTED[kind](tmp_path / f"counts{kind}")
     assert read_counts(tmp_path / f"counts{kind}", 9).tolist() == [*VALUES, 0, 0]
 
@@ -243,20 +243,20 @@ np.save(PICKLED, np.array([{"x": 1}], object), allow_pickle=True)
         ("a.txt", b"1\ntwo\n", "no token counts"),
     ],
 )
-def test_refuses_what_counts_nothing(name, data, words, tmp_path):
+def test_read_counts_refuses_files_without_valid_counts(name, data, words, tmp_path):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(CheckpointError, match=words):
         read_counts(tmp_path / name, 10)
 
 
 @pytest.mark.parametrize("counts", [[1, [2]], ["one"], [1j], 3, [1, None], None, {"x": 1}], ids=repr)
-def test_refuses_numbers_that_count_nothing(counts):
+def test_read_counts_refuses_values_that_are_no_counts(counts):
     with pytest.raises(CheckpointError, match=r"counts: .*no token counts"):
         read_counts(counts, 10)
 
 
-def test_whisper_loads_with_a_batch_that_it_runs_on(tmp_path):
-    """It does not run on token ids alone, so `load` verifies it on what it is given, or says so."""
+def test_load_of_factored_whisper_needs_batch(tmp_path):
+    """Whisper needs more than token ids, so `load` verifies it on the given batch or asks for one."""
     size = sizes("d_model=16 num_mel_bins=8 vocab_size=100 max_source_positions=20 max_target_positions=20")
     for part in ("encoder", "decoder"):
         size |= sizes(f"{part}_layers=1 {part}_attention_heads=2 {part}_ffn_dim=16")

@@ -1,4 +1,4 @@
-"""Models whose tables have different numbers of rows, or whose head is not its stored rows."""
+"""Test verbs on models whose two tables differ in rows, whose head normalises its rows, or whose head has a bias."""
 
 import pytest
 import torch
@@ -19,45 +19,45 @@ MLLAMA = "MllamaForConditionalGeneration"
 
 @pytest.fixture(scope="module")
 def mllama(tmp_path_factory):
-    """A saved Mllama, whose input table has 8 rows for pictures behind the vocabulary."""
+    """Save an Mllama, whose input table has 8 rows for images beyond the vocabulary."""
     path = tmp_path_factory.mktemp("mllama")
     sm.tiny(MLLAMA, False).save_pretrained(path)
     return path
 
 
-def test_mllama_is_healthy_and_its_rows_are_left_alone(mllama, tmp_path):
+def test_verbs_refuse_to_change_rows_of_healthy_mllama(mllama, tmp_path):
     assert not [found.rule for found in check(mllama).at_least("warning")]
     said = "gives the input table 8 rows that the head lacks"
     verbs = [
         lambda: resize(mllama, tmp_path / "b", vocab=128),
         lambda: resize(mllama, tmp_path / "b", multiple_of=64),
         lambda: transplant(mllama, tmp_path / "b", tokenizer=mllama),
-        lambda: tie(mllama, tmp_path / "b", force=True),  # its class never ties
+        lambda: tie(mllama, tmp_path / "b", force=True),  # the class never ties
     ]
     for verb in verbs:
         with pytest.raises(CheckpointError, match=said):
             verb()
 
 
-def test_mllama_after_a_resize_in_transformers_cannot_be_loaded(mllama, tmp_path):
+def test_b030_reports_mllama_that_transformers_resized_and_cannot_load(mllama, tmp_path):
     model = getattr(tr, MLLAMA).from_pretrained(mllama)
     model.resize_token_embeddings(120)
     model.save_pretrained(tmp_path / "a")
-    with pytest.raises(RuntimeError):  # its table has 120 rows, and 128 are asked for
+    with pytest.raises(RuntimeError):  # the table has 120 rows, and the class expects 128
         getattr(tr, MLLAMA).from_pretrained(tmp_path / "a")
     found = {finding.rule: finding for finding in check(tmp_path / "a").findings}
     assert found["B030"].severity == "fatal"
     assert "120 rows, and 128 rows are asked for" in found["B030"].evidence
 
 
-def test_two_vocabularies_are_named(tmp_path):
+def test_resize_refuses_model_with_two_vocabularies(tmp_path):
     sizes = {"vocab_size": 99, "decoder_vocab_size": 80, "share_encoder_decoder_embeddings": False}
     sm.tiny("MarianMTModel", False, **sizes).save_pretrained(tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"it has two vocabularies \(.*99.* rows\)"):
         resize(tmp_path / "a", tmp_path / "b", vocab=128)
 
 
-def test_a_head_whose_rows_the_class_normalises_is_not_measured(tmp_path):
+def test_verbs_refuse_head_whose_rows_the_class_normalises(tmp_path):
     config = {"model_type": "bailing_moe", "norm_head": True}
     path = llama(tmp_path / "a", False, head=table(seed=2), config=config)
     said = "norm_head is true: the class divides the rows of the head by their lengths"
@@ -77,7 +77,7 @@ def test_a_head_whose_rows_the_class_normalises_is_not_measured(tmp_path):
 BIAS = "lm_head.bias"
 
 
-def phi(path, tied, words):
+def save_phi(path, tied, words):
     """Save a Phi, whose head has a bias, with a tokenizer."""
     rows = words.get_vocab_size()
     ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -87,10 +87,10 @@ def phi(path, tied, words):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_bias_of_a_head_stays_with_its_tokens(tmp_path, tied):
+def test_verbs_keep_head_bias_with_its_tokens(tmp_path, tied):
     """Other tools drop it with a tied head (transformers#35625)."""
     words = gpt2(prose(20_000))
-    bias = phi(tmp_path / "a", tied, words)
+    bias = save_phi(tmp_path / "a", tied, words)
     if tied:
         untie(tmp_path / "a", tmp_path / "b")
     else:

@@ -1,4 +1,4 @@
-"""What no verb makes of a checkpoint: each says so in one line, and leaves nothing behind."""
+"""Test that every verb refuses unsuitable requests with a remedy and leaves no files."""
 
 import json
 from functools import partial
@@ -42,7 +42,7 @@ def t5(path):
 
 def t5_v11(path):
     saved(path, "t5_v11", tied=False)
-    # as published, and as transformers 5 reads it
+    # as published and as transformers 5 reads the flag
     (path / "config.json").write_text(json.dumps(config_of(path) | {"tie_word_embeddings": False}))
     return path
 
@@ -52,8 +52,8 @@ def quantised(module, **parts):
     return UNTIED | {"tensors": tensors}
 
 
-def changed(config=(), values=()):
-    """How to write a factored Llama of which something is changed by hand; None takes it away."""
+def changed_factored(config=(), values=()):
+    """Return a function that writes a factored Llama with changed config and tensors; None removes an entry."""
 
     def write(path):
         plain = llama(path.parent / "words" / "plain", **WIDE)
@@ -77,13 +77,13 @@ QUANTISED = [
 ]
 
 
-# what `trim` is told, how its source is written, what is said
+# options of `trim`, how to write the source, words of the refusal
 PLAIN = {"vocab": {"a": 0, "b": 1, "ab": 2, "c": 3}, "merges": [["a", "b"]], "type": "BPE"}
 ROWS = {"rows": 4, "config": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 3}}
 
 
 def model(**parts):
-    """A folder whose tokenizer has a model of these parts."""
+    """Return arguments of a Llama whose tokenizer's model has these parts."""
     return ROWS | {"tokenizer": bpe_tokenizer() | {"model": PLAIN | parts}}
 
 
@@ -130,7 +130,7 @@ NO_TRIM = [
 ]
 
 
-# what is done, how its source is written, what is said
+# verb, how to write the source, words of the refusal
 REFUSED = [
     *((partial(trim, **options), how, says) for options, how, says in NO_TRIM),
     *((verb, {}, "nothing to") for verb in (tie, dedupe)),
@@ -145,7 +145,7 @@ REFUSED = [
     (partial(tie, keep="both"), UNTIED, "keep is both; choose one of input, output, mean"),
     (untie, t5, "this family always ties, and reads the flag false as 'do not scale before the head'"),
     (partial(tie, keep="input"), t5_v11, "'scale before the head', which is now off; keep it as it is; --force"),
-    # every row points the same way, and is longer than the largest number of fp16
+    # all rows are parallel and longer than the largest fp16 number
     (TO_RANK, WIDE | {"tensors": {TABLE: np.full((40, 12), 60_000, np.float16)}}, "too long for one of rank 3 in F16"),
     (TO_RANK, WIDE | {"tensors": {TABLE: np.full((40, 12), 1e200)}}, "too large"),
     (TO_RANK, WIDE | {"tensors": {TABLE: NAN}}, "NaN or infinity in rows 0 to 39"),
@@ -185,9 +185,9 @@ REFUSED = [
         )
     ),
     (TO_ROWS, UNTIED | {"head": table(26, 8)}, "26 rows, not 24"),
-    (TO_ROWS, {"tensors": {TABLE: np.zeros((24, 8), np.float32)}}, "no row of"),  # to draw from
+    (TO_ROWS, {"tensors": {TABLE: np.zeros((24, 8), np.float32)}}, "no row of"),  # all rows are zero
     *(
-        (densify, changed(config=config), says)
+        (densify, changed_factored(config=config), says)
         for config, says in (
             ({"model_type": "llama"}, "plain already"),
             ({"tiewise_boundary": None}, "plain already"),
@@ -198,7 +198,7 @@ REFUSED = [
         )
     ),
     *(
-        (densify, changed(values=values), says)
+        (densify, changed_factored(values=values), says)
         for values, says in (
             ({IN: None}, "does not have the maps"),
             ({OUT: torch.ones(3, 12)}, "out_map.weight is F32"),
@@ -213,7 +213,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("verb", "how", "says"), REFUSED)
-def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path, monkeypatch, verb, how, says):
+def test_verb_refuses_request_with_remedy_and_leaves_no_files(tmp_path, monkeypatch, verb, how, says):
     monkeypatch.chdir(tmp_path)
     texts = {"text.txt": b"ab c a b", "wrong.txt": b"ab\nzebra\n", "ids.txt": b"1\n77", "empty.txt": b"\n"}
     for name, data in (texts | {"latin.txt": b"caf\xe9"}).items():
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path, monkeypatch, v
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_config_without_bottom(tmp_path):
+def test_trim_refuses_deeply_nested_config(tmp_path):
     path = llama(tmp_path / "a", **model())
     (path / "generation_config.json").write_text('{"bad_words_ids": ' + "[" * 980 + "1" + "]" * 980 + "}")
     with pytest.raises(CheckpointError, match=r"nested deeper|not readable"):

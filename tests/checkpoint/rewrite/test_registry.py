@@ -1,4 +1,4 @@
-"""The registry of verbs: what it lists without importing is what the files define, and its examples run."""
+"""Test that the listing of verbs matches the verbs' files and that every example runs."""
 
 import inspect
 import sys
@@ -15,7 +15,7 @@ from tiewise.checkpoint.rewrite.change import Change
 from tiewise.cli.main import command_line, commands
 
 HEAVY = ("numpy", "tiewise.checkpoint.rewrite.engine", "tiewise.checkpoint.rewrite.registry")
-# another quote style, a comment behind the decorator, and a helper above it
+# a verb with another quote style, a comment after the decorator, and a helper above it
 WRITTEN_OTHERWISE = '''
 from tiewise.checkpoint.rewrite.registry import verb
 
@@ -34,7 +34,7 @@ def throwaway(facts, *, force=False):
 '''
 
 
-def test_the_list_without_imports_is_that_of_the_loaded_verbs():
+def test_list_verbs_equals_registry_of_loaded_verbs():
     loaded = registry.verbs().values()
     listed = [(one.name, one.order, one.summary) for one in listing.list_verbs()]
     assert listed == [(verb.name, verb.order, verb.help.partition("\n\n")[0]) for verb in loaded]
@@ -42,13 +42,13 @@ def test_the_list_without_imports_is_that_of_the_loaded_verbs():
     assert len({verb.order for verb in loaded}) == len(loaded)
 
 
-def test_listing_verbs_imports_none():
+def test_list_verbs_imports_no_verb():
     code = "import sys; from tiewise.checkpoint.rewrite import listing; listing.list_verbs(); "
     code += f"print([name for name in {HEAVY} if name in sys.modules])"
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_file_in_another_folder_is_a_verb(tmp_path):
+def test_registry_finds_verb_file_in_another_folder(tmp_path):
     (tmp_path / "throwaway.py").write_text(WRITTEN_OTHERWISE)
     verbs.__path__.append(str(tmp_path))
     try:
@@ -62,14 +62,14 @@ def test_a_file_in_another_folder_is_a_verb(tmp_path):
         sys.modules.pop("tiewise.checkpoint.rewrite.verbs.throwaway", None)
 
 
-def test_every_file_is_a_verb_with_a_public_name():
+def test_every_verb_file_defines_a_public_verb():
     names = {path.stem for path in Path(verbs.__file__).parent.glob("[a-z]*.py")}
     assert names == set(registry.verbs()) == names & set(tiewise.__all__)
     assert all(getattr(tiewise, name) is registry.find(name).run for name in names)
 
 
 @pytest.mark.parametrize("name", listing.verb_names())
-def test_the_command_line_has_what_a_call_needs(name):
+def test_command_line_offers_every_required_argument_of_verb(name):
     verb = registry.find(name)
     parameters = inspect.signature(verb.run).parameters.values()
     needed = {one.name for one in parameters if one.default is one.empty} - {"source", "to"}
@@ -79,7 +79,7 @@ def test_the_command_line_has_what_a_call_needs(name):
 
 
 @pytest.mark.parametrize("name", listing.verb_names())
-def test_every_example_runs(name, tmp_path, monkeypatch):
+def test_example_of_every_verb_runs(name, tmp_path, monkeypatch):
     write_sources(tmp_path)
     monkeypatch.chdir(tmp_path)
     words = [*example_lines()[name], "--to=new", "--no-verify-load", "--json"]

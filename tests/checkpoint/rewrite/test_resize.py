@@ -1,4 +1,4 @@
-"""`resize`: old rows bit for bit, new rows from the right distribution, and transformers loading the result."""
+"""Test that `resize` keeps old rows bit for bit and draws new rows from their distribution, against scipy's tests."""
 
 import json
 from itertools import product
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, stored, tensors
+from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, store, tensors
 from scipy import stats
 from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
 
@@ -19,15 +19,15 @@ from tiewise.core.errors import CheckpointError
 # the rows that are drawn
 
 
-def drawn(part, used, count, seed=0):
+def draw_rows(part, used, count, seed=0):
     return np.concatenate(list(new_rows(part, used, count, seed)))
 
 
 def p_values(rows, mean, covariance):
-    """How likely normal rows of this mean and covariance lie as far from them as `rows` do: (mean, covariance).
+    """Return the p-values of likelihood ratio tests of the mean and the covariance of normal rows.
 
-    Likelihood ratio tests of a known normal distribution: with z = L⁻¹(x − m) and S the covariance of z around 0,
-    n·|z̄|² is χ² with p degrees of freedom and n(tr S − log det S − p) nearly so with p(p+1)/2.
+    The distribution is known: with z = L⁻¹(x − m) and S the covariance of z around 0, n·|z̄|² is χ² with p degrees of
+    freedom, and n(tr S − log det S − p) is nearly χ² with p(p+1)/2.
     """
     n, p = rows.shape
     z = np.linalg.solve(np.linalg.cholesky(covariance), (rows - mean).T)
@@ -37,7 +37,7 @@ def p_values(rows, mean, covariance):
 
 
 def population(rng, rows=1500):
-    """Input rows, output rows and biases that depend on each other, far from zero mean."""
+    """Return correlated input rows, output rows and biases, with means far from zero."""
     latent = rng.normal(size=(rows, 5))
     lookup = latent @ rng.normal(size=(5, 4)) + 0.3 * rng.normal(size=(rows, 4)) + 2
     head = latent @ rng.normal(size=(5, 3)) + 0.5 * rng.normal(size=(rows, 3)) - 1
@@ -48,20 +48,20 @@ def test_new_rows_have_the_joint_distribution_of_the_old(tmp_path):
     lookup, head, bias = population(np.random.default_rng(0))
     used = np.ones(1500, bool)
     used[1000:] = False
-    parts = stored(tmp_path, lookup=lookup, head=head, bias=bias)
-    new = [drawn(parts[name], used, 20_000).reshape(20_000, -1) for name in ("lookup", "head", "bias")]
+    parts = store(tmp_path, lookup=lookup, head=head, bias=bias)
+    new = [draw_rows(parts[name], used, 20_000).reshape(20_000, -1) for name in ("lookup", "head", "bias")]
     old = np.concatenate([lookup, head, bias[:, None]], axis=1)[:1000].astype(np.float64)
     mean, covariance = old.mean(axis=0), np.cov(old.T)
     assert min(p_values(np.concatenate(new, axis=1), mean, covariance)) > 1e-3
-    # the test can fail: with another seed at one end, with all rows, with the population's spread doubled
-    other = drawn(parts["head"], used, 20_000, seed=1)
+    # the test fails with another seed at one end and with the statistics of all rows
+    other = draw_rows(parts["head"], used, 20_000, seed=1)
     assert p_values(np.concatenate([new[0], other, new[2]], axis=1), mean, covariance)[1] < 1e-12
     everything = np.concatenate([lookup, head, bias[:, None]], axis=1).astype(np.float64)
     assert min(p_values(np.concatenate(new, axis=1), everything.mean(axis=0), np.cov(everything.T))) < 1e-6
 
 
-def test_equals_the_formula(tmp_path):
-    """The sum over all rows at once, in fp64, with the same independent normal numbers."""
+def test_new_rows_equal_the_formula(tmp_path):
+    """The oracle sums all rows at once in fp64, with the same independent normal numbers."""
     x = population(np.random.default_rng(2), 1300)[0]
     used = np.random.default_rng(3).random(1300) < 0.8
 
@@ -71,32 +71,32 @@ def test_equals_the_formula(tmp_path):
     g = np.block([[block(old, new) for new in range(2)] for old in range(3)])[:1300, :300].astype(np.float64)
     kept = x[used].astype(np.float64)
     wanted = kept.mean(axis=0) + g[used].T @ (kept - kept.mean(axis=0)) / np.sqrt(used.sum() - 1)
-    np.testing.assert_allclose(drawn(stored(tmp_path, x=x)["x"], used, 300, 7), wanted, atol=2e-5)
+    np.testing.assert_allclose(draw_rows(store(tmp_path, x=x)["x"], used, 300, 7), wanted, atol=2e-5)
 
 
-def test_rows_depend_on_seed_and_number_alone(tmp_path, monkeypatch):
-    part = stored(tmp_path, x=population(np.random.default_rng(2))[0])["x"]
+def test_new_rows_depend_only_on_seed_and_row_number(tmp_path, monkeypatch):
+    part = store(tmp_path, x=population(np.random.default_rng(2))[0])["x"]
     used = np.ones(1500, bool)
-    many = drawn(part, used, 1000)
-    np.testing.assert_array_equal(drawn(part, used, 10), many[:10])
-    assert not np.isclose(drawn(part, used, 10, seed=1), many[:10]).any()
+    many = draw_rows(part, used, 1000)
+    np.testing.assert_array_equal(draw_rows(part, used, 10), many[:10])
+    assert not np.isclose(draw_rows(part, used, 10, seed=1), many[:10]).any()
     monkeypatch.setitem(new_rows.__globals__, "SUM_BYTES", 1)
-    np.testing.assert_array_equal(drawn(part, used, 1000), many)
+    np.testing.assert_array_equal(draw_rows(part, used, 1000), many)
 
 
-def test_of_one_row_there_are_only_copies(tmp_path):
-    part = stored(tmp_path, x=table(30, 4))["x"]
+def test_new_rows_copy_single_row_in_use(tmp_path):
+    part = store(tmp_path, x=table(30, 4))["x"]
     used = np.arange(30) == 11
-    np.testing.assert_allclose(drawn(part, used, 3), np.repeat(table(30, 4)[11:12], 3, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(draw_rows(part, used, 3), np.repeat(table(30, 4)[11:12], 3, axis=0), rtol=1e-6)
 
 
-# the result, as transformers loads it
+# the result as transformers loads it
 
 
 SOME = [("llama", True), ("llama", False), ("phi", False), ("bert", True), ("bart", True), ("t5", False)]
 REST = [case for case in product(FAMILIES, (True, False)) if case not in SOME]
 CASES = [(*case, "drawn", {}) for case in SOME] + [("llama", False, "drawn", {"dtype": torch.bfloat16, "shard": "3KB"})]
-# as an engine pads a draft's vocabulary to its target's: old logits as they were, new ones exactly 0
+# zero rows, with which engines pad a draft's vocabulary, keep old logits and give new logits of 0
 CASES += [("llama", True, "zero", {}), ("phi", False, "zero", {}), ("bert", True, "zero", {})]
 BIASES = {"phi": {"lm_head.bias"}, "bert": {"cls.predictions.bias"}, "bart": {"final_logits_bias"}}
 
@@ -105,7 +105,7 @@ BIASES = {"phi": {"lm_head.bias"}, "bert": {"cls.predictions.bias"}, "bart": {"f
     ("name", "tied", "rows", "how"),
     CASES + [pytest.param(*case, "drawn", {}, marks=pytest.mark.slow) for case in REST],
 )
-def test_grows(name, tied, rows, how, tmp_path):
+def test_resize_grows_tables_and_keeps_old_logits(name, tied, rows, how, tmp_path):
     model = type(saved(tmp_path / "a", name, tied, **how)).from_pretrained(tmp_path / "a")
     receipt = resize(tmp_path / "a", tmp_path / "b", multiple_of=64, rows=rows)
     assert (receipt.logit_change, receipt.input_change) == (0, 0)
@@ -133,14 +133,14 @@ def test_grows(name, tied, rows, how, tmp_path):
         assert loaded.generate(torch.tensor([[5, 62, 63]]), max_new_tokens=3, do_sample=False).shape[1] > 3
 
 
-def test_rows_of_zeros_need_none_in_use(tmp_path):
+def test_resize_with_zero_rows_needs_no_row_in_use(tmp_path):
     llama(tmp_path / "a", rows=8, tensors={"model.embed_tokens.weight": table(8, 4) * 0}, width=4)
     with pytest.raises(CheckpointError, match="no row of"):
         resize(tmp_path / "a", tmp_path / "b", vocab=10, force=True)
     resize(tmp_path / "a", tmp_path / "b", vocab=10, rows="zero", force=True)
 
 
-def test_a_factored_checkpoint(tmp_path):
+def test_resize_grows_factored_checkpoint(tmp_path):
     saved(tmp_path / "a", "llama")
     factor(tmp_path / "a", tmp_path / "b", rank=6)
     resize(tmp_path / "b", tmp_path / "c", multiple_of=64)
@@ -149,7 +149,7 @@ def test_a_factored_checkpoint(tmp_path):
     assert torch.equal(logits(new)[..., :V], logits(old))
 
 
-def test_a_second_stored_copy_gets_the_same_rows_and_the_seed_decides_which(tmp_path):
+def test_resize_gives_stored_copy_same_rows_by_seed(tmp_path):
     llama(tmp_path / "a", True, head=table())
     made = []
     for to, seed in (("b", 3), ("c", 3), ("d", 4)):
@@ -161,11 +161,11 @@ def test_a_second_stored_copy_gets_the_same_rows_and_the_seed_decides_which(tmp_
     assert not torch.equal(one, other)
 
 
-# which rows count
+# rows in use
 
 
-def test_draws_from_rows_in_use_only(tmp_path):
-    """Padding behind the tokenizer, reserved tokens, zero rows and rows that are no numbers are left out."""
+def test_resize_draws_from_rows_in_use_only(tmp_path):
+    """Padding beyond the tokenizer, reserved tokens, zero rows and rows with NaN are excluded."""
     weights = table(40, 8)
     weights[[5, 6]] = [[0], [np.nan]]
     weights[30:] = 1e6
@@ -180,7 +180,7 @@ def test_draws_from_rows_in_use_only(tmp_path):
     assert min(p_values(new[40:].astype(np.float64), kept.mean(axis=0), np.cov(kept.T))) > 1e-3
 
 
-def test_says_how_long_the_new_rows_are(tmp_path):
+def test_resize_reports_lengths_of_new_rows(tmp_path):
     weights = table(64, 8)
     llama(tmp_path / "a", False, rows=64, tensors={"model.embed_tokens.weight": weights})
     receipt = resize(tmp_path / "a", tmp_path / "b", vocab=70)
@@ -193,7 +193,7 @@ def test_says_how_long_the_new_rows_are(tmp_path):
         assert f"in use {low:.4g} to {high:.4g}" in note
 
 
-# how many rows
+# numbers of rows
 
 
 SIZES = [
@@ -209,7 +209,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_how_many(tied, tmp_path, monkeypatch):
+def test_resize_derives_row_count_from_options(tied, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = llama(tmp_path / "a", tied, rows=24, tokenizer=bpe_tokenizer(20))
     for name, words in {"longer": bpe_tokenizer(25, [(30, "<new>", True)]), "shorter": bpe_tokenizer(10)}.items():
@@ -224,7 +224,7 @@ def test_how_many(tied, tmp_path, monkeypatch):
         assert torch.equal(cut[name], whole[name][:20] if len(whole[name]) == 24 else whole[name])
 
 
-def test_keeps_the_ids_that_configs_name(tmp_path):
+def test_resize_refuses_to_drop_ids_that_configs_name(tmp_path):
     made = {"image_token_id": 22, "eos_token_id": [2, 23]}
     source = llama(tmp_path / "a", config=made, files={"generation_config.json": {"pad_token_id": 21}})
     with pytest.raises(CheckpointError, match="name token 23"):
@@ -236,7 +236,7 @@ def test_keeps_the_ids_that_configs_name(tmp_path):
     resize(source, tmp_path / "b", vocab=22, shrink=True)
 
 
-def test_an_encoder_without_a_head(tmp_path):
+def test_resize_grows_encoder_without_head(tmp_path):
     small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "hidden_size": 16}
     hf.BertModel(hf.BertConfig(vocab_size=60, **small)).save_pretrained(tmp_path / "a")
     resize(tmp_path / "a", tmp_path / "b", multiple_of=64)
@@ -244,7 +244,7 @@ def test_an_encoder_without_a_head(tmp_path):
     assert loaded.get_input_embeddings().weight.shape == (64, 16)
 
 
-def test_refuses_to_leave_another_table_of_as_many_rows_behind(tmp_path):
+def test_resize_refuses_other_table_with_same_row_count_without_force(tmp_path):
     name = "model.ngrams.weight"
     llama(tmp_path / "a", tensors={name: table(24, 4), "model.layers.0.up_proj.weight": table(24, 4)})
     with pytest.raises(CheckpointError, match=f"{name} has 24 rows too"):
@@ -253,7 +253,7 @@ def test_refuses_to_leave_another_table_of_as_many_rows_behind(tmp_path):
     assert any(f"{name} has 24 rows too" in note for note in receipt.notes)
 
 
-def test_every_level_of_a_config_that_has_the_size(tmp_path):
+def test_resize_updates_every_config_level_with_vocab_size(tmp_path):
     config = {"model_type": "x", "vocab_size": 24, "type_vocab_size": 24, "decoder_vocab_size": 24}
     config |= {"text_config": {"vocab_size": 24, "hidden_size": 8}, "audio_config": {"vocab_size": 99}}
     write_checkpoint(tmp_path / "a", config, {"model.embed_tokens.weight": table(), "lm_head.weight": table(seed=1)})
@@ -262,7 +262,7 @@ def test_every_level_of_a_config_that_has_the_size(tmp_path):
     assert config_of(tmp_path / "b") == wanted
 
 
-def test_one_file_without_a_config(tmp_path):
+def test_resize_accepts_single_file_without_config(tmp_path):
     llama(tmp_path / "a", False)
     (tmp_path / "a" / "config.json").unlink()
     receipt = resize(tmp_path / "a" / "model.safetensors", tmp_path / "b", vocab=30)
@@ -270,7 +270,7 @@ def test_one_file_without_a_config(tmp_path):
     assert {value.shape[0] for name, value in tensors(tmp_path / "b").items() if value.dim() == 2} == {30, 8}
 
 
-def test_shrinking_keeps_every_token_that_a_list_names(tmp_path):
+def test_resize_refuses_to_drop_ids_that_generation_config_lists(tmp_path):
     ids = {"suppress_tokens": [3, 20], "forced_decoder_ids": [[1, 18]], "codebook_pad_token_id": 23}
     path = llama(tmp_path / "a", True, files={"generation_config.json": ids})
     with pytest.raises(CheckpointError, match="name token 20; choose 21 or more"):

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP at every moment of a rewrite: the result is there whole, or nothing is."""
+"""Test that SIGINT, SIGTERM and SIGHUP at any moment of a rewrite leave a complete result or none."""
 
 import json
 import signal
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from rewrite_models import listing, untimed
+from rewrite_models import hash_files, hash_without_times
 from tests.checkpoint.tiny_checkpoints import llama
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 INTERRUPTED = Path(__file__).with_name("interrupted_rewrite.py")
 
-# A verb that stops once everything is written, and would go on for a minute.
+# A verb that pauses for a minute after it has written all files.
 SLOW = """
 import sys, time
 from tiewise.checkpoint.rewrite import engine
@@ -27,43 +27,43 @@ main()
 
 @pytest.mark.parametrize("step", [17, pytest.param(4, marks=pytest.mark.slow)], ids=["some", "many"])
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
-def test_a_signal_at_any_moment_leaves_all_or_nothing(tmp_path, number, step):
+def test_signal_during_rewrite_leaves_complete_result_or_none(tmp_path, number, step):
     llama(tmp_path / "folder/a")
     command = [sys.executable, INTERRUPTED, tmp_path / "folder", str(int(number)), str(step)]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     results = tmp_path / "folder-results"
-    whole = untimed(results / "whole")
+    whole = hash_without_times(results / "whole")
     assert report["lines"] > 150
     assert len(report["moments"]) == len(range(1, report["lines"], step))
     for moment, ended in report["moments"].items():
         assert set(ended["left"]) <= {f"b{moment}"}, moment
         if ended["left"]:
-            assert untimed(results / f"b{moment}") == whole, moment
+            assert hash_without_times(results / f"b{moment}") == whole, moment
     codes = {ended["code"] for ended in report["moments"].values()}
-    # before there is anything to clean up, and after, SIGTERM and SIGHUP end the process as they always do
+    # before and after the engine's clean-up is active, SIGTERM and SIGHUP end the process directly
     assert CODES[number] in codes
     assert codes <= {CODES[number], -number}
 
 
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
-def test_the_command_says_so_and_exits_as_shells_expect(tmp_path, number):
+def test_command_reports_interruption_and_exits_with_signal_code(tmp_path, number):
     llama(tmp_path / "a")
-    before = listing(tmp_path)
+    before = hash_files(tmp_path)
     for twice in (False, True):
-        process = begun(tmp_path)
+        process = start_command(tmp_path)
         for _ in range(1 + twice):
             process.send_signal(number)
         said = process.communicate(timeout=60)[1]
         assert process.returncode == CODES[number]
         assert said == "tiewise: interrupted; a is as it was and b was not made\n"
-        assert listing(tmp_path) == before
+        assert hash_files(tmp_path) == before
 
 
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
-def test_a_signal_that_is_ignored_goes_on_being_ignored(tmp_path, number):
-    """As SIGHUP is under nohup, and SIGINT in the background of a shell."""
+def test_command_keeps_ignoring_ignored_signals(tmp_path, number):
+    """nohup ignores SIGHUP, and a shell ignores SIGINT for background jobs."""
     llama(tmp_path / "a")
-    process = begun(tmp_path, ignored=number)
+    process = start_command(tmp_path, ignored=number)
     process.send_signal(number)
     time.sleep(0.3)
     assert process.poll() is None
@@ -72,7 +72,7 @@ def test_a_signal_that_is_ignored_goes_on_being_ignored(tmp_path, number):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-# starts a program with these dispositions: nohup, or the background of a shell, may have started the suite with others
+# starts a program with these signal dispositions, because nohup or a shell may have changed those of the suite
 DISPOSED = """
 import json, os, signal, sys
 for number, handler in json.loads(sys.argv[1]).items():
@@ -81,8 +81,8 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])
 """
 
 
-def begun(folder, ignored=None):
-    """The command, once everything that it writes lies in its hidden folder."""
+def start_command(folder, ignored=None):
+    """Start the command and return its process when its hidden folder is complete."""
 
     handlers = {number: signal.SIG_IGN if number == ignored else signal.SIG_DFL for number in CODES}
     disposed = json.dumps({int(number): int(handler) for number, handler in handlers.items()})

@@ -1,4 +1,4 @@
-"""`tie`, `untie`, `dedupe` and `repair`, held against what transformers computes from their results."""
+"""Test `tie`, `untie`, `dedupe` and `repair` against the logits that transformers computes from their results."""
 
 import json
 from fractions import Fraction
@@ -30,7 +30,7 @@ def load(path, name):
 
 
 def bytes_of(path):
-    """{name: (dtype, bytes)} of a folder, read by the safetensors library."""
+    """Return {name: (dtype, bytes)} of a folder, read by the safetensors library."""
     return {n: (t.dtype, t.contiguous().view(torch.uint8).numpy().tobytes()) for n, t in tensors(path).items()}
 
 
@@ -57,7 +57,7 @@ def test_untie_keeps_every_logit_and_dedupe_restores_every_byte(tmp_path, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_types_and_shards(tmp_path, dtype):
+def test_untie_and_dedupe_keep_half_precision_and_shards(tmp_path, dtype):
     a, b, c = (tmp_path / name for name in "abc")
     saved(a, "llama", dtype=dtype, shard="4KB")
     shards = sorted(path.name for path in a.glob("*.safetensors"))
@@ -75,7 +75,7 @@ def test_narrow_types_and_shards(tmp_path, dtype):
         assert path.name == "config.json" or (c / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_nested_config(tmp_path):
+def test_untie_writes_flag_at_every_level_of_nested_config(tmp_path):
     a, b, c = (tmp_path / name for name in "abc")
     model = sm.tiny("LlavaForConditionalGeneration", True).eval()
     model.save_pretrained(a)
@@ -92,7 +92,7 @@ def test_nested_config(tmp_path):
     assert (bytes_of(c), config_of(c)) == (bytes_of(a), config_of(a))
 
 
-def test_other_words_of_the_config_stay(tmp_path):
+def test_untie_keeps_all_other_text_of_config(tmp_path):
     path = llama(tmp_path / "a")
     text = '{\n    "z": 1e-5,\n    "model_type": "llama", "vocab_size": 24,\n    "hidden_size": 8,\n    "é": [1,2]\n}'
     (path / "config.json").write_text(text)
@@ -106,7 +106,7 @@ def test_other_words_of_the_config_stay(tmp_path):
 
 @pytest.mark.parametrize("keep", ["input", "output", "mean"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "opt_350m", "bart"])
-def test_tie_keeps_what_it_is_told(tmp_path, name, keep):
+def test_tie_keeps_chosen_table_and_reports_largest_changes(tmp_path, name, keep):
     model = saved(tmp_path / "a", name, tied=False)
     lookup, head = (end.weight.detach().clone() for end in ends(model))
     receipt, back = tie(tmp_path / "a", tmp_path / "b", keep=keep), load(tmp_path / "b", name)
@@ -128,7 +128,7 @@ FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
 def nearest(value, kind):
-    """The number of a type that is nearest to a fraction, of two the one whose last bit is 0."""
+    """Return the number of a type nearest to a fraction; a tie goes to the one with last bit 0."""
     near = [np.asarray(float(value)).astype(kind)]
     with np.errstate(over="ignore"):
         near += [np.nextafter(near[0], np.asarray(end, kind)) for end in (-np.inf, np.inf)]
@@ -139,12 +139,12 @@ def nearest(value, kind):
 
 @pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize("other", FLOATS)
-def test_mean_is_the_exact_one_rounded_once_whichever_end_comes_first(tmp_path, kind, other):
+def test_tie_mean_is_exact_and_rounded_once_in_either_order(tmp_path, kind, other):
     a, b = table(400, 8, 1).astype(kind), table(400, 8, 2).astype(other)
     step = float(ml_dtypes.finfo(kind).eps)
     hard = [(1, 1 + step), (1, 1 + step + 2**-23), (1, 1 + step - 2**-24), (1 + step, 1), (1 + step, 1 + 2**-40)]
     hard += [(3 * 2.0**-24, 2.0**-60), (1, 2.0**-30), (1 + 3 * step, -(2.0**-40)), (60000, 60000), (2.0**15, step)]
-    if kind is other:  # the sum of two large numbers overflows, their mean does not
+    if kind is other:  # the sum of two large numbers overflows, although their mean is finite
         most = float(ml_dtypes.finfo(kind).max)
         hard += [(0.9 * most, 0.8 * most), (most, most)]
     for row, (one, two) in enumerate(hard):
@@ -159,7 +159,7 @@ def test_mean_is_the_exact_one_rounded_once_whichever_end_comes_first(tmp_path, 
         assert bytes_of(tmp_path / "x-tied") == bytes_of(tmp_path / "y-tied")
 
 
-def test_tie_makes_an_inverted_file_canonical(tmp_path):
+def test_tie_renames_head_without_input_table_to_input_table(tmp_path):
     made = llama_tensors()
     made["lm_head.weight"] = made.pop("model.embed_tokens.weight")
     write_checkpoint(tmp_path / "a", llama_config(), made)
@@ -168,10 +168,10 @@ def test_tie_makes_an_inverted_file_canonical(tmp_path):
     assert np.array_equal(tensors(tmp_path / "b")["model.embed_tokens.weight"], made["lm_head.weight"])
 
 
-# families that are not as the others
+# families with special cases
 
 
-def test_t5_is_flipped_where_forced(tmp_path):
+def test_untie_of_t5_with_force_notes_that_it_was_forced(tmp_path):
     saved(tmp_path / "a", "t5")
     assert any("forced" in note for note in untie(tmp_path / "a", tmp_path / "b", force=True).notes)
 
@@ -180,7 +180,7 @@ STACKS = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 
 
 @pytest.mark.parametrize(("name", "copies"), [("t5", (*STACKS, "lm_head.weight")), ("t5_v11", STACKS[1:])])
-def test_t5_copies_of_its_input_table_go_and_a_head_of_its_own_stays(tmp_path, name, copies):
+def test_dedupe_of_t5_drops_table_copies_and_keeps_separate_head(tmp_path, name, copies):
     a, b, c = (tmp_path / folder for folder in "abc")
     saved(a, name, tied=name == "t5")
     made, config = load_file(a / "model.safetensors"), config_of(a)
@@ -192,7 +192,7 @@ def test_t5_copies_of_its_input_table_go_and_a_head_of_its_own_stays(tmp_path, n
     assert torch.equal(logits(load(c, name)), logits(load(b, name)))
 
 
-def test_names_and_configs_of_any_text(tmp_path):
+def test_untie_keeps_names_and_config_keys_with_surrogates(tmp_path):
     path = llama(tmp_path / "a", config={"x.y_config": {"tie_word_embeddings": True}, "é\ud800": "\ud800"})
     held = load_file(path / "model.safetensors")
     entries = {"\ud800": ("U8", [1])} | {name: ("F32", value.shape) for name, value in held.items()}
@@ -203,14 +203,14 @@ def test_names_and_configs_of_any_text(tmp_path):
     assert set(made) == {*entries, "lm_head.weight"}
 
 
-def test_unknown_family_is_done_by_names(tmp_path):
+def test_untie_of_unknown_family_uses_usual_names(tmp_path):
     llama(tmp_path / "a", config={"model_type": "nobody_knows", "architectures": ["NobodyForCausalLM"]})
     receipt = untie(tmp_path / "a", tmp_path / "b")
     assert receipt.written == ("lm_head.weight",)
     assert any("usual names" in note for note in receipt.notes)
 
 
-def test_single_file(tmp_path):
+def test_untie_accepts_single_file(tmp_path):
     llama(tmp_path / "a")
     receipt = untie(tmp_path / "a" / "model.safetensors", tmp_path / "b")
     assert receipt.source == tmp_path / "a" / "model.safetensors"
@@ -220,13 +220,13 @@ def test_single_file(tmp_path):
     assert any("no config.json" in note for note in receipt.notes)
 
 
-# repair, beside what each rule's own row asks of it
+# `repair`, in addition to the repairs of each rule's table
 
 
 @pytest.mark.parametrize(
     ("config", "head", "dropped", "tied"),
     [
-        ({}, table(seed=5), (), False),  # tied, and another head stored
+        ({}, table(seed=5), (), False),  # tied config with a different stored head
         ({}, table(), ("lm_head.weight",), True),
         ({"tie_word_embeddings": None}, None, (), True),
     ],
@@ -239,7 +239,7 @@ def test_repair_takes_the_flag_from_the_tensors(tmp_path, config, head, dropped,
     assert bytes_of(tmp_path / "b") == kept
 
 
-def test_repair_of_bart_stores_what_the_flag_unties(tmp_path):
+def test_repair_of_bart_keeps_logits_of_transformers(tmp_path):
     saved(tmp_path / "a", "bart", tied=False)  # the flag says tied, and the head differs
     model = FAMILIES["bart"][0].from_pretrained(tmp_path / "a")
     repair(tmp_path / "a", tmp_path / "b")
@@ -247,8 +247,8 @@ def test_repair_of_bart_stores_what_the_flag_unties(tmp_path):
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], FLAG: None}])
-def test_a_head_that_was_never_trained_is_not_kept_as_a_safe_repair(tmp_path, config):
-    """Megatron-LM#7577: a tied model whose file also has a head that nothing trained."""
+def test_repair_refuses_head_that_was_never_trained(tmp_path, config):
+    """Megatron-LM#7577 wrote a tied model whose file also has an untrained head."""
     path = llama(tmp_path / "a", True, config=config, head=0.02 * table(seed=5))
     finding = next(found for found in check(path).findings if found.rule == "B012")
     assert not finding.safe
@@ -259,7 +259,7 @@ def test_a_head_that_was_never_trained_is_not_kept_as_a_safe_repair(tmp_path, co
     assert bytes_of(tmp_path / "c") == bytes_of(llama(tmp_path / "d", True))
 
 
-def test_repair_of_index_and_copies(tmp_path):
+def test_repair_restores_index_and_drops_equal_copies(tmp_path):
     path = llama(tmp_path / "a", shards=2)
     index, (first, second) = path / "model.safetensors.index.json", sorted(path.glob("*.safetensors"))
     good = json.loads(index.read_text())
@@ -269,7 +269,7 @@ def test_repair_of_index_and_copies(tmp_path):
     repair(path, tmp_path / "b")
     assert json.loads((tmp_path / "b" / index.name).read_text()) == good
     index.write_text(json.dumps(good))
-    held = load_file(second) | {"model.embed_tokens.weight": table()}  # the table lies in both shards
+    held = load_file(second) | {"model.embed_tokens.weight": table()}  # the table is in both shards
     save_file(held, second, {"format": "pt"})
     assert repair(path, tmp_path / "c").rewritten == (second.name,)
     assert json.loads((tmp_path / "c" / index.name).read_text()) == good
@@ -288,7 +288,7 @@ ZAMBAS = {
 HYBRID = {"num_hidden_layers": 6, "layers_block_type": ["mamba", "hybrid"] * 3, "num_mem_blocks": 1}
 
 
-def zamba(path, name, **changes):
+def save_zamba(path, name, **changes):
     """Save a tied model whose later hybrid layers reuse the block of the first."""
     model = sm.tiny(name, True, **HYBRID | changes).eval()
     model.save_pretrained(path)
@@ -300,9 +300,9 @@ def missing_keys(name, path):
 
 
 @pytest.mark.parametrize("name", ZAMBAS)
-def test_a_flag_that_ties_layers_too_is_not_turned_off(tmp_path, name):
+def test_untie_refuses_flag_that_also_ties_layers_without_force(tmp_path, name):
     a, b, c = (tmp_path / folder for folder in "abc")
-    zamba(a, name)
+    save_zamba(a, name)
     block = ZAMBAS[name]
     reason = (
         rf"also ties model.layers.#.{block} of several layers, stored here as model.layers.1.{block}: under a false"
@@ -311,25 +311,25 @@ def test_a_flag_that_ties_layers_too_is_not_turned_off(tmp_path, name):
         untie(a, b)
     receipt = untie(a, b, force=True)
     assert any("forced" in note and block in note for note in receipt.notes)
-    missing = missing_keys(name, b)  # that is why
+    missing = missing_keys(name, b)  # the reason for the refusal
     assert {key.split(".")[2] for key in missing} == {"3", "5"}
     assert all(block in key for key in missing)
-    tie(b, c)  # the way back from it
+    tie(b, c)  # undoes the forced untie
     assert bytes_of(c) == bytes_of(a)
     assert not missing_keys(name, c)
 
 
 @pytest.mark.parametrize("name", ZAMBAS)
-def test_a_flag_that_ties_layers_too_is_not_turned_on(tmp_path, name):
+def test_tie_refuses_to_set_flag_that_also_ties_layers(tmp_path, name):
     model = sm.tiny(name, False, **HYBRID)
-    model.save_pretrained(tmp_path / "a")  # each layer has a block of its own
+    model.save_pretrained(tmp_path / "a")  # each layer has a separate block
     with pytest.raises(CheckpointError, match=r"also ties .* stored here as model\.layers\.1\..* and|keep it untied"):
         tie(tmp_path / "a", tmp_path / "b", keep="input")
 
 
-def test_repair_does_not_turn_off_a_flag_that_ties_layers_too(tmp_path):
+def test_repair_does_not_unset_flag_that_also_ties_layers(tmp_path):
     a = tmp_path / "a"
-    zamba(a, "ZambaForCausalLM")
+    save_zamba(a, "ZambaForCausalLM")
     held = load_file(a / "model.safetensors")
     held["lm_head.weight"] = held["model.embed_tokens.weight"][::-1].copy()
     save_file(held, a / "model.safetensors", {"format": "pt"})
@@ -346,7 +346,7 @@ def test_repair_does_not_turn_off_a_flag_that_ties_layers_too(tmp_path):
         repair(a, tmp_path / "b")
 
 
-def test_a_parameter_beside_the_table_is_stored_for_both_stacks(tmp_path):
+def test_untie_of_t5gemma2_stores_all_parameters_of_both_stacks(tmp_path):
     """T5Gemma2 saves its encoder's table under another name than the module has."""
     name = "T5Gemma2ForConditionalGeneration"
     sm.tiny(name, True).save_pretrained(tmp_path / "a")
@@ -354,26 +354,26 @@ def test_a_parameter_beside_the_table_is_stored_for_both_stacks(tmp_path):
     assert not missing_keys(name, tmp_path / "b")
 
 
-# a quarter of the classes that transformers can tie: whatever they look for is stored
+# a quarter of the classes that transformers can tie: results store every tensor that they load
 
-EVERY = 4  # one class of four: the whole sweep takes minutes
+EVERY = 4  # one class of four, because the full sweep takes minutes
 
 
-def _tied(name):
-    """A tiny model of the class with its ends tied; None where it cannot be built, has no head, or never ties."""
+def tied_model(name):
+    """Return a tied tiny model of the class; None if it cannot be built, has no head, or never ties."""
     try:
         model = sm.tiny(name, True).eval()
-    except Exception:  # some configs cannot be shrunk; those classes are not what is tested
+    except Exception:  # some configs cannot be shrunk, and the test skips these classes
         return None
     tables, head = sm.ends(model)
     return model if head is not None and any(table.weight is head.weight for table in tables) else None
 
 
 @pytest.mark.slow
-def test_untied_it_loads_whole_and_deduped_it_is_what_it_was(tmp_path):
+def test_untie_and_dedupe_round_trip_every_fourth_class(tmp_path):
     refused, done = {}, 0
     for name in sm.classes()[::EVERY]:
-        model = _tied(name)
+        model = tied_model(name)
         if model is None:
             continue
         source, apart, back = (tmp_path / name / folder for folder in ("a", "b", "c"))

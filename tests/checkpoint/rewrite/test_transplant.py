@@ -1,4 +1,4 @@
-"""`transplant`: shared rows bit for bit, the rest as it says, by the library's tokenizers and transformers' models."""
+"""Test the rows that `transplant` copies and computes, with tokenizers and transformers as oracles."""
 
 import json
 from types import SimpleNamespace
@@ -25,32 +25,32 @@ OLD = ["Ġ", "a", "b", "c", "g", "i", "n", "q", "u", "Ġa", "qu", "ab", "Ġab", 
 
 
 def byte_level(folder, pieces, **special):
-    """A byte-level BPE of these pieces, then special tokens by role; merges make every piece of its letters."""
+    """Write a byte-level BPE of these pieces, whose merges form every piece, and special tokens by role."""
     vocab = {piece: number for number, piece in enumerate(pieces)}
     merges = [(p[:n], p[n:]) for p in pieces for n in range(1, len(p)) if p[:n] in vocab and p[n:] in vocab]
     engine = Tokenizer(models.BPE(vocab, merges))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
-    return kept(folder, engine, special)
+    return save_tokenizer(folder, engine, special)
 
 
 def sentence_pieces(folder, pieces, **special):
-    """A BPE as SentencePiece has it: ▁ for spaces, bytes by number, then special tokens by role."""
+    """Write a SentencePiece BPE with ▁ for spaces, byte tokens, and special tokens by role."""
     vocab = {piece: number for number, piece in enumerate(pieces)}
     engine = Tokenizer(models.BPE(vocab, [], byte_fallback=True, fuse_unk=True))
     engine.pre_tokenizer = pre_tokenizers.Metaspace()
     engine.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return kept(folder, engine, special)
+    return save_tokenizer(folder, engine, special)
 
 
-def kept(folder, engine, special):
+def save_tokenizer(folder, engine, special):
     PreTrainedTokenizerFast(tokenizer_object=engine, **special).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
 def source(tmp_path):
-    """A llama of 61 rows with the old vocabulary; config and generation config name its ends."""
+    """Save a Llama of 61 rows with the old vocabulary, whose configs name its begin and end token."""
     path = tmp_path / "source"
     saved(path, "llama", tied=False)
     byte_level(path, OLD, bos_token="<s>", eos_token="</s>")
@@ -60,7 +60,7 @@ def source(tmp_path):
     return path
 
 
-def test_a_vocabulary_is_what_its_tokens_write(tmp_path):
+def test_read_token_bytes_returns_bytes_roles_and_rows(tmp_path):
     ours = read_token_bytes(open_folder(byte_level(tmp_path / "a", ["Ġthe", "Ã", "©", "Ã©"], eos_token="<e>")))
     assert dict(ours.writes) == {0: b" the", 1: b"\xc3", 2: b"\xa9", 3: "é".encode()}
     assert (ours.roles, ours.pieces[4], ours.rows) == ({"eos_token": 4}, "<e>", 5)
@@ -71,11 +71,11 @@ def test_a_vocabulary_is_what_its_tokens_write(tmp_path):
 
 @settings(max_examples=60)
 @given(st.binary(max_size=12), st.sets(st.binary(min_size=1, max_size=3), max_size=8))
-def test_pieces_spell_what_they_can(writes, known):
+def test_spell_returns_known_pieces_in_order(writes, known):
     ids = {piece: number for number, piece in enumerate(sorted(known))}
     texts = sorted(known)
     found = spell(writes, ids, 3)
-    rest = writes  # the pieces stand in it in this order; between them is nothing that begins a piece
+    rest = writes  # contains the pieces in this order; no piece starts between them
     for number in found:
         before, piece, rest = rest.partition(texts[number])
         assert piece
@@ -84,7 +84,7 @@ def test_pieces_spell_what_they_can(writes, known):
         assert b"".join(texts[number] for number in found) == writes
 
 
-def test_shared_rows_are_copied_and_others_made_of_pieces(source, tmp_path):
+def test_transplant_copies_shared_rows_and_averages_pieces_for_others(source, tmp_path):
     new = ["c", "Ġab", "quing", "b", "é", "z"]
     byte_level(tmp_path / "new", [*new[:4], "Ã", "z"], eos_token="<end>", pad_token="<pad>")
     receipt = transplant(source, tmp_path / "to", tokenizer=tmp_path / "new")
@@ -94,11 +94,11 @@ def test_shared_rows_are_copied_and_others_made_of_pieces(source, tmp_path):
         assert b.shape == (8, a.shape[1])
         for row, text in ((0, "c"), (1, "Ġab"), (3, "b")):
             assert torch.equal(b[row], a[OLD.index(text)])
-        assert torch.equal(b[6], a[len(OLD) + 1])  # the end is the end, whatever it is called
+        assert torch.equal(b[6], a[len(OLD) + 1])  # the end token is matched by role, not by name
         shared = a[[OLD.index("b"), OLD.index("c"), OLD.index("Ġab"), len(OLD) + 1]].double().mean(0)
         pieces = a[[OLD.index("qu"), OLD.index("ing")]].double().mean(0)
         torch.testing.assert_close(b[2], (pieces / 2 + shared / 2).float(), rtol=1e-6, atol=1e-7)
-        for row in (4, 5, 7):  # nothing of the old vocabulary spells these
+        for row in (4, 5, 7):  # the old vocabulary spells none of these
             torch.testing.assert_close(b[row], shared.float(), rtol=1e-6, atol=1e-7)
     assert {n for n in made if not torch.equal(made[n], old[n])} == {"model.embed_tokens.weight", "lm_head.weight"}
     assert receipt.notes[:3] == (
@@ -108,8 +108,8 @@ def test_shared_rows_are_copied_and_others_made_of_pieces(source, tmp_path):
     )
 
 
-def test_a_vocabulary_that_leaves_out_ids(source, tmp_path):
-    """The last token is at its id, and rows of left-out ids hold the mean."""
+def test_transplant_fills_rows_of_omitted_ids_with_mean(source, tmp_path):
+    """The last token keeps its id, and rows of omitted ids hold the mean."""
     file = byte_level(tmp_path / "new", ["c", "b"], eos_token="<end>") / "tokenizer.json"
     record = json.loads(file.read_text())
     record["model"]["vocab"]["Ġab"] = 9
@@ -125,7 +125,7 @@ def test_a_vocabulary_that_leaves_out_ids(source, tmp_path):
     assert not any("nothing that the old vocabulary spells" in note for note in receipt.notes)
 
 
-def test_the_result_speaks_of_the_new_tokens_only(source, tmp_path):
+def test_transplant_writes_ids_and_files_of_new_tokenizer_only(source, tmp_path):
     (source / "merges.txt").write_text("old")
     byte_level(tmp_path / "new", OLD[::-1], eos_token="<end>", pad_token="<pad>")
     (tmp_path / "new" / "chat_template.jinja").write_text("{{ messages }}")
@@ -144,19 +144,19 @@ def test_the_result_speaks_of_the_new_tokens_only(source, tmp_path):
     old = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     ids, before = (t(text, return_tensors="pt").input_ids for t in (tokenizer, old[1]))
     assert tokenizer.decode(ids[0]) == text
-    # every token is in both vocabularies: the model says the same, in other places
+    # every token is in both vocabularies, so the logits are equal in another order
     places = [tokenizer.convert_tokens_to_ids(piece) for piece in OLD]
     assert torch.equal(logits(model, ids)[..., places], logits(old[0], before)[..., : len(OLD)])
 
 
-def test_the_same_tokenizer_changes_no_row(source, tmp_path):
+def test_transplant_of_same_tokenizer_changes_no_row(source, tmp_path):
     transplant(source, tmp_path / "to", tokenizer=source)
     old, made = tensors(source), tensors(tmp_path / "to")
     for name, table in made.items():
         assert torch.equal(table, old[name][: len(table)])
 
 
-def test_spellings_of_two_kinds_meet(source, tmp_path):
+def test_transplant_matches_byte_level_and_sentencepiece_tokens(source, tmp_path):
     sentence_pieces(tmp_path / "new", ["<unk>", "<0x61>", "<0x7A>", "▁a", "▁ab", "a", "▁"], unk_token="<unk>")
     transplant(source, tmp_path / "to", tokenizer=tmp_path / "new")
     a, b = tensors(source)["lm_head.weight"], tensors(tmp_path / "to")["lm_head.weight"]
@@ -165,7 +165,7 @@ def test_spellings_of_two_kinds_meet(source, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("gpt2", True), ("phi", False)])
-def test_families_stay_tied_and_biases_go_along(kind, tied, tmp_path):
+def test_transplant_keeps_tie_of_family_and_computes_biases(kind, tied, tmp_path):
     saved(tmp_path / "source", kind, tied=tied, dtype=torch.bfloat16)
     byte_level(tmp_path / "source", OLD, eos_token="</s>")
     byte_level(tmp_path / "new", ["ab", "quing", "c"], eos_token="</s>")
@@ -182,7 +182,7 @@ def test_families_stay_tied_and_biases_go_along(kind, tied, tmp_path):
         assert torch.equal(made["lm_head.bias"], expected.to(torch.bfloat16))
 
 
-def test_a_factored_table_is_transplanted_as_it_is(source, tmp_path):
+def test_transplant_keeps_factored_table_factored(source, tmp_path):
     factor(source, tmp_path / "narrow", rank=4)
     byte_level(tmp_path / "new", ["ab", "quing"], eos_token="</s>")
     transplant(tmp_path / "narrow", tmp_path / "to", tokenizer=tmp_path / "new")
@@ -193,8 +193,8 @@ def test_a_factored_table_is_transplanted_as_it_is(source, tmp_path):
 # with a donor
 
 
-def donor_of(path, source, new, turn):
-    """A model with the new tokenizer whose rows of old tokens are those of `source`, turned; of others, sums of two."""
+def write_donor(path, source, new, turn):
+    """Write a donor whose old tokens have the rotated rows of `source`, and new ones a sum of two rows."""
     table = tensors(source)["model.embed_tokens.weight"].double()
     rows = torch.stack([table[OLD.index(p)] if p in OLD else 2 * table[1] - 0.5 * table[3] for p in new])
     rows = torch.cat([rows, table[-1:]]) @ turn
@@ -202,22 +202,22 @@ def donor_of(path, source, new, turn):
     return llama(path, rows=len(rows), width=rows.shape[1], tensors=values)
 
 
-def test_a_donor_gives_the_coefficients(source, tmp_path):
+def test_transplant_with_donor_uses_its_coefficients(source, tmp_path):
     new = [*OLD[:9], "zzz", *OLD[9:]]
     width = tensors(source)["lm_head.weight"].shape[1]
     turn = torch.linalg.qr(torch.randn(2 * width, width, dtype=torch.float64, generator=torch.manual_seed(0)))[0].T
-    donor = donor_of(tmp_path / "donor", source, new, turn)
+    donor = write_donor(tmp_path / "donor", source, new, turn)
     byte_level(donor, new, eos_token="</s>")
     receipt = transplant(source, tmp_path / "to", tokenizer=donor, donor=donor)
     old, made = tensors(source), tensors(tmp_path / "to")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        # the donor's space is another one and wider, and what combines there combines here, at both ends alike
+        # the donor's space is wider and rotated, and its coefficients hold at both ends of the source
         torch.testing.assert_close(made[name][9], 2 * old[name][1] - 0.5 * old[name][3], rtol=1e-4, atol=1e-5)
     said = f"1 combine the rows of at most {2 * width // 8} shared tokens, as they do in donor; there 0%"
     assert receipt.notes[1].startswith(said)
 
 
-# refused
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ def test_a_donor_gives_the_coefficients(source, tmp_path):
         ({"tokenizer": "new", "donor": "nowhere"}, "no such file or folder"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(arguments, says, source, tmp_path, monkeypatch):
+def test_transplant_refuses_unsuitable_arguments_in_one_line(arguments, says, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     byte_level(tmp_path / "new", ["ab", "zz"], eos_token="</s>")
     byte_level(tmp_path / "alien", ["x", "y"])
-    kept(tmp_path / "words", Tokenizer(models.WordPiece({"[UNK]": 0, "##a": 1}, unk_token="[UNK]")), {})
+    save_tokenizer(tmp_path / "words", Tokenizer(models.WordPiece({"[UNK]": 0, "##a": 1}, unk_token="[UNK]")), {})
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(CheckpointError, match=says) as e:
@@ -249,7 +249,7 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, says, source, tmp_path
 
 
 def by_definition(anchors, x, most):
-    """Anchors chosen and their coefficients, with a least-squares problem of its own at every step."""
+    """Return the chosen anchors and coefficients, solving one least-squares problem per step."""
     unit = anchors / np.linalg.norm(anchors, axis=1, keepdims=True)
     chosen, rest, c = [], x, np.zeros(0)
     for _ in range(most):
@@ -263,7 +263,7 @@ def by_definition(anchors, x, most):
 
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(2, 12), st.integers(1, 5))
-def test_it_is_what_its_definition_says(seed, count, width, most):
+def test_pursue_equals_definition_by_least_squares(seed, count, width, most):
     draw = np.random.default_rng(seed)
     anchors, targets = draw.normal(size=(count, width)) * draw.uniform(0.1, 9, (count, 1)), draw.normal(size=(3, width))
     places, coefficients = pursue(anchors, targets, most)
@@ -275,7 +275,7 @@ def test_it_is_what_its_definition_says(seed, count, width, most):
         np.testing.assert_allclose(c @ anchors[chosen], its @ anchors[wanted], rtol=1e-6, atol=1e-9)
 
 
-def test_a_sparse_combination_is_found_again():
+def test_pursue_recovers_sparse_combination():
     draw = np.random.default_rng(0)
     anchors = np.linalg.qr(draw.normal(size=(64, 64)))[0] * draw.uniform(1, 3, (64, 1))
     chosen = np.stack([draw.choice(64, 4, replace=False) for _ in range(20)])
@@ -286,10 +286,10 @@ def test_a_sparse_combination_is_found_again():
     np.put_along_axis(found, places, coefficients, 1)
     np.put_along_axis(wanted, chosen, c, 1)
     np.testing.assert_allclose(found, wanted, atol=1e-6)
-    assert (coefficients != 0).sum(axis=1).max() == 4  # what four make needs no fifth
+    assert (coefficients != 0).sum(axis=1).max() == 4  # four anchors are exact, so there is no fifth
 
 
-def test_equal_anchors_and_zero_targets_make_no_nonsense():
+def test_pursue_stays_finite_for_equal_anchors_and_zero_targets():
     anchors = np.array([[1.0, 0, 0], [2, 0, 0], [1, 1e-9, 0]])
     places, coefficients = pursue(anchors, np.array([[3.0, 0, 0], [0, 0, 0], [1, 0, 5]]), 3)
     made = np.einsum("nk,nkd->nd", coefficients, anchors[places])
@@ -298,7 +298,7 @@ def test_equal_anchors_and_zero_targets_make_no_nonsense():
 
 
 @pytest.mark.parametrize("size", [1, 10**9])
-def test_blocks_change_nothing_and_tell_how_far_they_are(size, monkeypatch):
+def test_pursue_gives_same_result_in_blocks_and_reports_progress(size, monkeypatch):
     draw, said = np.random.default_rng(1), []
     anchors, targets = draw.normal(size=(40, 8)), draw.normal(size=(7, 8))
     whole = pursue(anchors, targets, 3)
@@ -311,7 +311,7 @@ def test_blocks_change_nothing_and_tell_how_far_they_are(size, monkeypatch):
     assert len(said) == (7 if size == 1 else 1)
 
 
-def test_lists_and_maps_of_ids_lose_what_the_new_vocabulary_lacks():
+def test_new_id_values_drops_ids_that_new_vocabulary_lacks():
     record = {
         "eos_token_id": [3, 4],
         "suppress_tokens": [3, 9, 4],

@@ -1,4 +1,4 @@
-"""Adapters as PEFT itself makes, loads and merges them: `slim`, `merge` and `lora_config` against it."""
+"""Test `slim`, `merge` and `lora_config` against adapters that PEFT makes, loads and merges."""
 
 import json
 
@@ -15,9 +15,9 @@ from tiewise.core.errors import CheckpointError
 
 peft = pytest.importorskip("peft", exc_type=ImportError)
 pytestmark = [
-    # peft asks for the flag by transformers' former name
+    # peft reads the flag under transformers' former name
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    # the adapters part the ends of tied bases, name missing ends and have odd shapes on purpose; peft warns of each
+    # peft warns of adapters that separate tied ends, name missing ends or have odd shapes, which is intended here
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer is part of the adapter"),
     pytest.mark.filterwarnings("ignore:You have requested `ensure_weight_tying`, but no tied modules are added"),
     pytest.mark.filterwarnings("ignore:Adapter 'default'. 4 LoRA tensor.s. have invalid shape"),
@@ -30,7 +30,7 @@ IDS = torch.arange(V)[None]
 
 @pytest.fixture
 def bases(tmp_path):
-    """Save a base and return (its folder, a function that loads it anew)."""
+    """Return a function that saves a base and returns (its folder, a function that loads it)."""
 
     def made(tied, family="llama", **config):
         torch.manual_seed(0)
@@ -43,8 +43,8 @@ def bases(tmp_path):
     return made
 
 
-def trained(base, path, change, **config):
-    """Save an adapter with random numbers in its low-rank updates, and what `change` makes of its model."""
+def save_adapter(base, path, change, **config):
+    """Save an adapter with random low-rank updates and the changes of `change`; return its path."""
     adapted = peft.get_peft_model(base, peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj"]} | config))
     torch.manual_seed(1)
     with torch.no_grad():
@@ -58,12 +58,12 @@ def trained(base, path, change, **config):
 
 @torch.no_grad()
 def logits(base, path=None):
-    """In fp64, so that nothing but what is stored differs."""
+    """Return the logits in fp64, so that only differences of stored numbers matter."""
     return (base if path is None else peft.PeftModel.from_pretrained(base, path)).double()(IDS).logits
 
 
 def shift(rows, *ends):
-    """Move some rows of the copies at these ends, the same at each."""
+    """Return a function that shifts some rows of the copies at these ends equally."""
 
     def change(adapted):
         for end in ends:
@@ -83,9 +83,9 @@ COPIES = [
 
 
 @pytest.mark.parametrize(("tied", "saved", "config", "ends", "rows"), COPIES)
-def test_a_slim_adapter_does_the_same(tmp_path, bases, tied, saved, config, ends, rows):
+def test_slim_adapter_gives_same_logits_in_peft(tmp_path, bases, tied, saved, config, ends, rows):
     base, load = bases(tied)
-    fat = trained(load(), tmp_path / "fat", shift([3, 90], *ends), modules_to_save=saved, **config)
+    fat = save_adapter(load(), tmp_path / "fat", shift([3, 90], *ends), modules_to_save=saved, **config)
     assert {found.rule for found in check(fat, base=base).findings} >= {"B063"}
     receipt = slim(fat, tmp_path / "slim", base=base)
     assert receipt.bytes_after < receipt.bytes_before
@@ -94,11 +94,11 @@ def test_a_slim_adapter_does_the_same(tmp_path, bases, tied, saved, config, ends
     assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
     assert not torch.equal(logits(load()), logits(load(), fat))
     found = check(tmp_path / "slim", base=base).at_least("info")
-    assert {finding.rule for finding in found} == {"B064"}  # trained rows, which llama.cpp does not convert
+    assert {finding.rule for finding in found} == {"B064"}  # llama.cpp does not convert trained rows
 
 
 def rows(adapted):
-    """Move every trained row."""
+    """Shift every trained row."""
     for name, parameter in adapted.named_parameters():
         if "trainable_tokens_delta" in name and parameter.requires_grad:
             parameter += 0.5
@@ -108,8 +108,8 @@ def nothing(adapted):
     pass
 
 
-def close(found, wanted, within):
-    """Within a share of the largest number, each tensor."""
+def assert_close(found, wanted, within):
+    """Assert that tensors agree within a share of each one's largest number."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         error = (found[name].double() - tensor.double()).abs().max()
@@ -118,22 +118,22 @@ def close(found, wanted, within):
 
 @pytest.fixture
 def merging(tmp_path, bases):
-    """A function that merges an adapter: (receipt, the result, PEFT's model), once both models say the same."""
+    """Return a function that merges an adapter, compares the logits with PEFT's, and returns both models."""
 
     def made(tied, chosen, change, **config):
         base, load = bases(tied, **config)
-        path = trained(load(), tmp_path / "a", change, **chosen)
+        path = save_adapter(load(), tmp_path / "a", change, **chosen)
         receipt = merge(base, tmp_path / "merged", adapter=path)
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-        close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
+        assert_close({"logits": logits(merged)}, {"logits": logits(load(), path)}, 1e-5)
         return receipt, merged, peft.PeftModel.from_pretrained(load(), path)
 
     return made
 
 
 LINEARS = {"target_modules": "all-linear"}
-GPT2 = {"family": "gpt2", "n_positions": 128}  # whose layers lie turned, some of them square
-OPT = {"family": "opt", "word_embed_proj_dim": D, "ffn_dim": 32}  # which has biases, and a body of its own
+GPT2 = {"family": "gpt2", "n_positions": 128}  # stores its layers transposed, and some are square
+OPT = {"family": "opt", "word_embed_proj_dim": D, "ffn_dim": 32}  # has biases and another body prefix
 FORMS = [
     (False, {}, LINEARS, nothing),
     (True, {}, LINEARS, nothing),
@@ -153,9 +153,11 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("tied", "config", "chosen", "change"), FORMS)
-def test_a_merge_is_that_of_peft(tmp_path, merging, tied, config, chosen, change):
+def test_merge_equals_merge_of_peft(tmp_path, merging, tied, config, chosen, change):
     merging(tied, chosen, change, **config)[2].merge_and_unload().save_pretrained(tmp_path / "theirs")
-    close(load_file(tmp_path / "merged/model.safetensors"), load_file(tmp_path / "theirs/model.safetensors"), 1e-6)
+    assert_close(
+        load_file(tmp_path / "merged/model.safetensors"), load_file(tmp_path / "theirs/model.safetensors"), 1e-6
+    )
     assert not check(tmp_path / "merged").at_least("error")
 
 
@@ -171,13 +173,13 @@ APART = [
 
 
 @pytest.mark.parametrize(("config", "chosen", "change"), APART)
-def test_what_parts_the_ends_of_a_tied_base_unties_it(merging, config, chosen, change):
+def test_merge_unties_base_if_adapter_separates_ends(merging, config, chosen, change):
     receipt, merged, _ = merging(True, chosen, change, **config)
     assert any("two tables" in note for note in receipt.notes)
     assert merged.config.tie_word_embeddings is False
 
 
-def test_ends_that_share_their_factors_stay_one_table(merging):
+def test_merge_keeps_tie_if_ends_share_factors(merging):
     chosen = {"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}
     receipt, merged, _ = merging(True, chosen, nothing)
     assert merged.config.tie_word_embeddings is True
@@ -187,7 +189,7 @@ def test_ends_that_share_their_factors_stay_one_table(merging):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("from_folder", [True, False])
 @pytest.mark.parametrize("asked", [{"new_tokens": [3, 90]}, {"tables": True}, {}])
-def test_a_step_with_the_suggested_config_keeps_the_tie(tmp_path, bases, tied, from_folder, asked):
+def test_training_with_lora_config_keeps_tie(tmp_path, bases, tied, from_folder, asked):
     base, load = bases(tied)
     adapted = peft.get_peft_model(load(), peft.LoraConfig(**lora_config(base if from_folder else load(), **asked)))
     optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=1.0)
@@ -201,36 +203,36 @@ def test_a_step_with_the_suggested_config_keeps_the_tie(tmp_path, bases, tied, f
     old = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
     moved = (stored["model.embed_tokens.weight"] != old).any(1).nonzero()[:, 0].tolist()
     assert moved == asked.get("new_tokens", moved if asked else [])
-    assert len(moved) >= V - 1 or not asked.get("tables")  # the last token of the text is read and predicts nothing
-    assert ("lm_head.weight" in stored) is not tied  # one table still, or two
+    assert len(moved) >= V - 1 or not asked.get("tables")  # the last token of the text predicts nothing
+    assert ("lm_head.weight" in stored) is not tied  # the number of tables is unchanged
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    close({"logits": logits(merged)}, {"logits": logits(load(), tmp_path / "a")}, 1e-5)
+    assert_close({"logits": logits(merged)}, {"logits": logits(load(), tmp_path / "a")}, 1e-5)
     assert not check(tmp_path / "a", base=base).at_least("warning")
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_copies_below_low_rank_updates_go(tmp_path, bases, tied):
+def test_slim_drops_copies_below_low_rank_updates(tmp_path, bases, tied):
     base, load = bases(tied)
-    fat = trained(load(), tmp_path / "fat", nothing, target_modules=["embed_tokens", "lm_head"])
+    fat = save_adapter(load(), tmp_path / "fat", nothing, target_modules=["embed_tokens", "lm_head"])
     receipt = slim(fat, tmp_path / "slim", base=base)
     assert len(receipt.dropped) == 2
     assert torch.equal(logits(load(), fat), logits(load(), tmp_path / "slim"))
 
 
-def test_merge_does_not_turn_off_a_flag_that_ties_layers_too(tmp_path):
+def test_merge_does_not_unset_flag_that_also_ties_layers(tmp_path):
     """Zamba shares a transformer block between layers by the flag that ties its head."""
     hybrid = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2}
     base = sm.tiny("ZambaForCausalLM", True, **hybrid)
     base.save_pretrained(tmp_path / "base")
-    trained(base, tmp_path / "adapter", lambda adapted: None, target_modules=["lm_head"])
+    save_adapter(base, tmp_path / "adapter", lambda adapted: None, target_modules=["lm_head"])
     with pytest.raises(CheckpointError, match="the flag also ties"):
         merge(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
     assert not (tmp_path / "merged").exists()
 
 
-def test_merge_takes_its_arguments_in_the_order_of_the_command_line_too(bases, tmp_path):
+def test_merge_accepts_arguments_in_command_line_order(bases, tmp_path):
     base, load = bases(True)
-    adapter = trained(load(), tmp_path / "adapter", lambda adapted: None, target_modules=["q_proj"])
+    adapter = save_adapter(load(), tmp_path / "adapter", lambda adapted: None, target_modules=["q_proj"])
     one = merge(base, tmp_path / "one", adapter=adapter)
     other = merge(adapter, tmp_path / "other", base=base)
     assert (

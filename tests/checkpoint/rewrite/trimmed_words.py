@@ -1,4 +1,4 @@
-"""Tokenizers of each kind, trained or drawn at random, and their words."""
+"""Tokenizers of each kind, trained or random, and helpers that compare how they split words."""
 
 import itertools
 import json
@@ -19,38 +19,38 @@ _SOURCE, _READ = builtin_texts(), []
 
 
 def prose(letters, skip=0):
-    """So many letters of the documentation that Python carries, from a place on."""
+    """Return `letters` characters of Python's bundled documentation after the first `skip`."""
     while sum(map(len, _READ)) < skip + letters:
         _READ.append(next(_SOURCE)[1] + "\n\n")
     return "".join(_READ)[skip : skip + letters]
 
 
-def trained(made, text, trainer, **options):
-    """The tokenizer, trained on a text."""
+def train_on(made, text, trainer, **options):
+    """Train a tokenizer on a text and return it."""
     made.train_from_iterator([text], trainer(show_progress=False, **options))
     return made
 
 
 def gpt2(text, size=700):
-    """Byte-level, the end in the vocabulary."""
+    """Return a byte-level BPE with the end token in its vocabulary."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.post_processor = processors.ByteLevel(trim_offsets=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": size, "special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet}
-    return trained(made, text, trainers.BpeTrainer, **options)
+    return train_on(made, text, trainers.BpeTrainer, **options)
 
 
 def tiktoken_like(text, size, normalizer=None):
-    """Every pair of tokens that makes a token is a merge, as in files that were converted from tiktoken's."""
+    """Return a record as converted from tiktoken, where every pair of tokens that forms a token is a merge."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizer
     split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    record = json.loads(trained(made, text, trainers.BpeTrainer, vocab_size=size, initial_alphabet=alphabet).to_str())
+    record = json.loads(train_on(made, text, trainers.BpeTrainer, vocab_size=size, initial_alphabet=alphabet).to_str())
     ids = record["model"]["vocab"]
     cuts = [(token[:i], token[i:]) for token in ids for i in range(1, len(token))]
     merges = ([a, b] for a, b in cuts if a in ids and b in ids)
@@ -59,11 +59,11 @@ def tiktoken_like(text, size, normalizer=None):
 
 
 def llama3(text, size=700):
-    """Words that are tokens are taken at once; specials behind the vocabulary, a beginning before every text."""
+    """Return a Llama 3 tokenizer: whole-word tokens first, special tokens last, a begin token before every text."""
     record = tiktoken_like(text, size)
     record["model"]["ignore_merges"] = True
     ids = record["model"]["vocab"]
-    for word in ("Ġzyzzyva", "Ġqopxkj"):  # which no merge makes
+    for word in ("Ġzyzzyva", "Ġqopxkj"):  # tokens that no merge produces
         ids[word] = len(ids)
     made = Tokenizer.from_str(json.dumps(record))
     made.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
@@ -74,7 +74,7 @@ def llama3(text, size=700):
 
 
 def qwen(text, size=700):
-    """NFC, and added tokens that are not special."""
+    """Return a Qwen tokenizer, with NFC and with added tokens that are not special."""
     made = Tokenizer.from_str(json.dumps(tiktoken_like(text, size, normalizers.NFC())))
     made.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     made.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
@@ -82,12 +82,12 @@ def qwen(text, size=700):
 
 
 def sentencepiece_bpe(text, size=900):
-    """Letters that are no token become bytes; a word is a whole text."""
+    """Return a SentencePiece BPE with byte fallback and without a split into words."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # so that training ends
     options = {"vocab_size": size, "special_tokens": ["<unk>", "<s>", "</s>", *BYTES], "limit_alphabet": 70}
-    record = json.loads(trained(made, text, trainers.BpeTrainer, **options).to_str())
+    record = json.loads(train_on(made, text, trainers.BpeTrainer, **options).to_str())
     record["pre_tokenizer"] = None
     record["added_tokens"] = record["added_tokens"][:3]
     made = Tokenizer.from_str(json.dumps(record))
@@ -98,26 +98,26 @@ def sentencepiece_bpe(text, size=900):
 
 
 def unigram(text, size=700):
-    """T5's kind: an end behind every text."""
+    """Return a Unigram tokenizer as of T5, with an end token after every text."""
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
     options = {"vocab_size": size, "special_tokens": ["<pad>", "</s>", "<unk>"], "unk_token": "<unk>"}
-    trained(made, text, trainers.UnigramTrainer, **options)
+    train_on(made, text, trainers.UnigramTrainer, **options)
     end = ("</s>", made.token_to_id("</s>"))
     made.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [end])
     return made
 
 
 def wordpiece(text, size=700):
-    """BERT's."""
+    """Return BERT's WordPiece tokenizer."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trained(made, text, trainers.WordPieceTrainer, vocab_size=size, special_tokens=special)
+    train_on(made, text, trainers.WordPieceTrainer, vocab_size=size, special_tokens=special)
     ends = [(token, made.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
     made.post_processor = processors.BertProcessing(*ends)
     return made
@@ -127,8 +127,8 @@ KINDS = {"gpt2": gpt2, "llama3": llama3, "qwen": qwen, "sentencepiece": sentence
 KINDS |= {"unigram": unigram, "wordpiece": wordpiece}
 
 
-def folder(path, tokenizer, rows=None, **written):
-    """A Llama of a few numbers with this tokenizer; its path."""
+def write_llama(path, tokenizer, rows=None, **written):
+    """Write a tiny Llama with this tokenizer and return its path."""
     rows = tokenizer.get_vocab_size() if rows is None else rows
     return llama(path, rows=rows, tokenizer=json.loads(tokenizer.to_str()), **written)
 
@@ -138,14 +138,14 @@ def ids_of(tokenizer, text):
 
 
 def words_of(text):
-    """Words with the space before them, and what stands between: what no pre-tokenizer here joins."""
+    """Split a text into words with their leading space, spaces and punctuation, which no pre-tokenizer here joins."""
     return re.findall(r" ?\w+|\s+| ?[^\w\s]+", text)
 
 
-def same_where_kept(old, new, words):
-    """How many words are of kept tokens alone and cut as before, and how many have a token that is gone.
+def assert_same_split(old, new, words):
+    """Assert that words of kept tokens split as before; return the numbers of such words and of the others.
 
-    Every word of either kind reads back as it did.
+    Every word must decode to the same text as before.
     """
     names, left = old.get_vocab(), new.get_vocab()
     to = {number: left[token] for token, number in names.items() if token in left}
@@ -162,7 +162,7 @@ def same_where_kept(old, new, words):
 
 
 def random_bpe(seed, letters="abcd", size=40, **settings):
-    """Merges drawn at random, some tokens made by several of them, and some by none; no pre-tokenizer."""
+    """Return a BPE with random merges, where several merges or none may form a token, without pre-tokenizer."""
     rng = random.Random(seed)
     tokens, merges = list(letters), []
     while len(tokens) < size:
@@ -170,7 +170,7 @@ def random_bpe(seed, letters="abcd", size=40, **settings):
         if len(a + b) < 9 and (a, b) not in merges:
             merges.append((a, b))
             tokens += [a + b] if a + b not in tokens else []
-    rng.shuffle(merges)  # a merge may stand before those that make its parts
+    rng.shuffle(merges)  # a merge may precede those that form its parts
     tokens += [word for word in ("acbd", "ddca", "cacab") if word not in tokens]
     order = tokens[:]
     rng.shuffle(order)
@@ -180,7 +180,7 @@ def random_bpe(seed, letters="abcd", size=40, **settings):
 
 
 def random_unigram(seed, letters="abcd", size=30):
-    """Pieces with few scores, so that many paths are equally good."""
+    """Return a Unigram with few distinct scores, so that many paths tie."""
     rng = random.Random(seed)
     texts = {"".join(rng.choices(letters, k=rng.randint(2, 5))) for _ in range(size)}
     pieces = [("<unk>", 0.0), *((text, -rng.randint(1, 6) / 2) for text in [*letters, *sorted(texts)])]
@@ -190,6 +190,6 @@ def random_unigram(seed, letters="abcd", size=30):
 
 
 def short_texts(letters="abcd", most=6):
-    """Every text of up to so many letters."""
+    """Yield every text of up to `most` letters."""
     for length in range(1, most + 1):
         yield from map("".join, itertools.product(letters, repeat=length))

@@ -1,4 +1,4 @@
-"""The example of every verb, and checkpoints for it: tests that try all verbs take their command lines from here.
+"""The example of every verb and the checkpoints that it needs, for tests that run all verbs.
 
 An example starts with the name of one of these folders; its options may name others.
 
@@ -49,7 +49,7 @@ def write_adapter(folder, table):
 
 
 def byte_level(folder):
-    """Put a byte-level tokenizer.json into a folder: " é" is a token, and half of it too."""
+    """Write a byte-level tokenizer.json in which " é" and both of its bytes are tokens."""
     texts = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ã", "©", "Ã©", "ĠÃ©", "Ġab", "ab"]
     merges = [("Ã", "©"), ("Ġ", "Ã©"), ("a", "b"), ("Ġ", "ab")]
     tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(texts)}, merges))
