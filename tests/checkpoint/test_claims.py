@@ -124,7 +124,7 @@ CLAIMED = [
     # a part without a type has the type its root expects; an absent part has its class's default, OPT
     ({"model_type": "blip-2", "text_config": {"vocab_size": 5}}, "text_config", True, {"default": True}),
     ({"model_type": "blip-2"}, "text_config", True, {}),
-    # either flag is enough where the root's class passes its flag down
+    # one true flag is enough, because transformers 5 lifts the flag of text_config to the root
     ({"model_type": "llava", FLAG: False, "text_config": {"model_type": "llama", FLAG: True}}, "text_config", True, {}),
     ({"model_type": "t5", FLAG: False}, "", True, {"t5_like": True, "fixed": True}),
     ({"model_type": "rembert", FLAG: True}, "", False, {"t5_like": False, "fixed": False}),

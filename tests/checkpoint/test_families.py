@@ -59,7 +59,7 @@ def test_family_data_lists_every_class_as_built_or_not_built():
     unknown = set(make_families.class_names()) - set(CLASSES) - set(DATA["not_built"])
     assert len(CLASSES) >= 350
     assert len(DATA["not_built"]) <= 20
-    tokenless = ("PreTraining", "Musicgen")  # speech, images; several codebooks
+    tokenless = ("PreTraining", "Musicgen")  # models of speech and images, and of several codebooks
     assert all(any(word in name for word in tokenless) for name in unknown), unknown
 
 

@@ -47,7 +47,7 @@ MADE = [
       for kind, words in LLAMA_CPP.items() for head, word in zip((None, table(), OTHER), words, strict=True)),
     ("vLLM", "gemma2", True, OTHER, "load error", "read"),  # its class has no head that could load the tensor
     ("vLLM", "llama", True, OTHER, "kept with a warning", "read"),
-    ("mlx-lm", "granite", True, table(), "tied", "run"),  # mlx-lm#1298, which fixes a refusal, is merged
+    ("mlx-lm", "granite", True, table(), "tied", "run"),  # mlx-lm#1298, about the refusal, is merged
     ("mlx-lm", "gemma2", True, table(), "load error", "run"),  # a merge that stores a copy of the head: mergekit#385
     ("mlx-lm", "gemma3_text", True, OTHER, "untied", "run"),
     ("mlx-lm", "llama", None, OTHER, "head dropped", "run"),  # an absent flag counts as true

@@ -116,7 +116,7 @@ BODY = {"wpe.weight": (8, 4), "h.0.attn.bias": (1, 1, 8, 8)}
 STACKS = "decoder.embed_tokens shared encoder.embed_tokens"
 MARIAN = "model.decoder.embed_tokens model.encoder.embed_tokens"
 PEFT = "base_model.model.model.embed_tokens.base_layer", "base_model.model.lm_head.modules_to_save.default"
-# matrices by their modules; config; other tensors; modules of all inputs and of the output; further roles
+# modules of matrices, config, other tensors, modules of all input tables, module of the output, further roles
 ENDS = [
     (f"a.b.{E} a.b.lm_head c", {"model_type": "nobody"}, {}, f"a.b.{E}", f"a.b.{H}", {"source": BY_NAMES}),
     ("x.pos_embed x.words x.to_logits", {"vocab_size": 9}, {}, "x.words", "x.to_logits",

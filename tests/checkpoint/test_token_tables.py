@@ -29,13 +29,13 @@ def facts_of(config, modules):
     ("config", "modules", "found"),
     [
         (V3, FURTHER, dict(zip(FURTHER, NAMED, strict=True))),
-        # a further layer's norm and projection are no tables
+        # norm and projection of a further layer are not tables
         (V3, {"model.layers.3.shared_head.norm": (D,), "model.layers.3.eh_proj": (D, 2 * D)}, {}),
         (V3, {"model.layers.2.embed_tokens": (V, D)}, {"model.layers.2.embed_tokens": "per-layer table"}),
         ({}, {"mtp.embed_tokens": (V, D), "mtp.head": (V, D)}, {"mtp.embed_tokens": NAMED[0], "mtp.head": NAMED[1]}),
         ({}, {"model.mtp_layers.0.embed_tokens": (V, D)}, {"model.mtp_layers.0.embed_tokens": NAMED[0]}),
         ({}, {"mtp.lm_head": (V - 2, D)}, {"mtp.lm_head": NAMED[1]}),  # it has other rows and is still a table
-        ({}, {"mtp.head": (5, 6), "mtp.fc": (D, 2 * D)}, {}),  # neither as long nor as wide as an end
+        ({}, {"mtp.head": (5, 6), "mtp.fc": (D, 2 * D)}, {}),  # neither the rows nor the width of an end
         ({}, {"model.embed_tokens_per_layer": (V, 12)}, {"model.embed_tokens_per_layer": "per-layer table"}),
         ({}, {"model.ngram_embeddings.embedders.1": (163, 2), "model.ngram_embeddings.post_projs.1": (D, 2)},
          {"model.ngram_embeddings.embedders.1": "n-gram table"}),
@@ -45,7 +45,7 @@ def facts_of(config, modules):
         ({}, {"model.encoder_hash_tok_embedding": (600, D)}, {"model.encoder_hash_tok_embedding": "n-gram table"}),
         ({}, {"model.embed_vision.embedding": (4, D)}, {"model.embed_vision.embedding": "modality table"}),
         ({}, {"d2t": (16,), "t2d": (V,)}, {"d2t": "draft map", "t2d": "draft map"}),
-        ({}, {f"model.layers.{'9' * 5000}.embed_tokens": (V, D)}, {}),  # no number that any model has
+        ({}, {f"model.layers.{'9' * 5000}.embed_tokens": (V, D)}, {}),  # an implausible layer number
     ],
 )  # fmt: skip
 def test_indexed_tensors_are_identified_by_config_name_and_shape(config, modules, found):

@@ -194,7 +194,7 @@ def test_rewrite_refuses_links_that_lead_outside_folder(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-# where a result may go
+# destinations
 
 
 def test_rewrite_refuses_unsuitable_destinations(tmp_path):

@@ -35,7 +35,7 @@ AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
 AUTO |= dict.fromkeys(("t5", "t5_v11", "bart", "marian"), hf.AutoModelForSeq2SeqLM)
 
 
-# the algebra
+# linear algebra
 
 
 @settings(max_examples=60)
@@ -194,7 +194,7 @@ def test_low_rank_uses_at_most_announced_memory(tmp_path):
         "import re, sys; import numpy as np\n"
         "from tiewise.checkpoint.stored import read_header\n"
         "from tiewise.checkpoint.rewrite.low_rank import low_rank\n"
-        "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # what the library needs once is no part of it
+        "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # excludes the library's one-time memory
         "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         f"before = peak(); low_rank(read_header(sys.argv[1]).tensors['t'], {rank}); print(peak() - before)"
     )

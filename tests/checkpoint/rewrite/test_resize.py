@@ -16,7 +16,7 @@ from tiewise.checkpoint.rewrite import factor, resize
 from tiewise.checkpoint.rewrite.verbs.resize import new_rows
 from tiewise.core.errors import CheckpointError
 
-# the rows that are drawn
+# drawn rows
 
 
 def draw_rows(part, used, count, seed=0):

@@ -71,7 +71,7 @@ def assert_rows(before, after, kept):
     return cut
 
 
-# in transformers
+# loads with transformers
 
 
 def assert_same_logits(path, words, model, text):
@@ -140,7 +140,7 @@ def test_trim_of_bert_cuts_bias_and_vocab_txt(tmp_path):
     assert (tmp_path / "b/vocab.txt").read_text(encoding="utf-8").splitlines() == [names[number] for number in kept]
 
 
-# a head bias [V] and one [1, V], tables of two stacks, and those of all layers
+# families with a head bias [V] or [1, V], with tables of two stacks, and with per-layer tables
 BESIDE = {"llama": None, "phi": "lm_head.bias", "bart": "final_logits_bias", "t5": None}
 BESIDE |= dict.fromkeys(("Gemma3nForCausalLM", "Gemma4ForCausalLM"), "model.embed_tokens_per_layer.weight")
 BESIDE |= {"Gemma4ForConditionalGeneration": "model.language_model.embed_tokens_per_layer.weight"}
@@ -367,7 +367,7 @@ def test_two_trims_give_same_files_as_one_trim(tmp_path):
     assert "tokenizer.json" in operations[0]["source"]["sha256"]
 
 
-# damaged
+# damaged tokenizers
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ IDS = torch.arange(V)[None]
 
 
 @pytest.fixture
-def bases(tmp_path):
+def save_base(tmp_path):
     """Return a function that saves a base and returns (its folder, a function that loads it)."""
 
     def made(tied, family="llama", **config):
@@ -83,8 +83,8 @@ COPIES = [
 
 
 @pytest.mark.parametrize(("tied", "saved", "config", "ends", "rows"), COPIES)
-def test_slim_adapter_gives_same_logits_in_peft(tmp_path, bases, tied, saved, config, ends, rows):
-    base, load = bases(tied)
+def test_slim_adapter_gives_same_logits_in_peft(tmp_path, save_base, tied, saved, config, ends, rows):
+    base, load = save_base(tied)
     fat = save_adapter(load(), tmp_path / "fat", shift([3, 90], *ends), modules_to_save=saved, **config)
     assert {found.rule for found in check(fat, base=base).findings} >= {"B063"}
     receipt = slim(fat, tmp_path / "slim", base=base)
@@ -117,11 +117,11 @@ def assert_close(found, wanted, within):
 
 
 @pytest.fixture
-def merging(tmp_path, bases):
+def merge_and_compare(tmp_path, save_base):
     """Return a function that merges an adapter, compares the logits with PEFT's, and returns both models."""
 
     def made(tied, chosen, change, **config):
-        base, load = bases(tied, **config)
+        base, load = save_base(tied, **config)
         path = save_adapter(load(), tmp_path / "a", change, **chosen)
         receipt = merge(base, tmp_path / "merged", adapter=path)
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
@@ -153,8 +153,8 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("tied", "config", "chosen", "change"), FORMS)
-def test_merge_equals_merge_of_peft(tmp_path, merging, tied, config, chosen, change):
-    merging(tied, chosen, change, **config)[2].merge_and_unload().save_pretrained(tmp_path / "theirs")
+def test_merge_equals_merge_of_peft(tmp_path, merge_and_compare, tied, config, chosen, change):
+    merge_and_compare(tied, chosen, change, **config)[2].merge_and_unload().save_pretrained(tmp_path / "theirs")
     assert_close(
         load_file(tmp_path / "merged/model.safetensors"), load_file(tmp_path / "theirs/model.safetensors"), 1e-6
     )
@@ -173,15 +173,15 @@ APART = [
 
 
 @pytest.mark.parametrize(("config", "chosen", "change"), APART)
-def test_merge_unties_base_if_adapter_separates_ends(merging, config, chosen, change):
-    receipt, merged, _ = merging(True, chosen, change, **config)
+def test_merge_unties_base_if_adapter_separates_ends(merge_and_compare, config, chosen, change):
+    receipt, merged, _ = merge_and_compare(True, chosen, change, **config)
     assert any("two tables" in note for note in receipt.notes)
     assert merged.config.tie_word_embeddings is False
 
 
-def test_merge_keeps_tie_if_ends_share_factors(merging):
+def test_merge_keeps_tie_if_ends_share_factors(merge_and_compare):
     chosen = {"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}
-    receipt, merged, _ = merging(True, chosen, nothing)
+    receipt, merged, _ = merge_and_compare(True, chosen, nothing)
     assert merged.config.tie_word_embeddings is True
     assert any("predicted from B·A" in note for note in receipt.notes)
 
@@ -189,8 +189,8 @@ def test_merge_keeps_tie_if_ends_share_factors(merging):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("from_folder", [True, False])
 @pytest.mark.parametrize("asked", [{"new_tokens": [3, 90]}, {"tables": True}, {}])
-def test_training_with_lora_config_keeps_tie(tmp_path, bases, tied, from_folder, asked):
-    base, load = bases(tied)
+def test_training_with_lora_config_keeps_tie(tmp_path, save_base, tied, from_folder, asked):
+    base, load = save_base(tied)
     adapted = peft.get_peft_model(load(), peft.LoraConfig(**lora_config(base if from_folder else load(), **asked)))
     optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=1.0)
     for _ in range(2):
@@ -211,8 +211,8 @@ def test_training_with_lora_config_keeps_tie(tmp_path, bases, tied, from_folder,
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_slim_drops_copies_below_low_rank_updates(tmp_path, bases, tied):
-    base, load = bases(tied)
+def test_slim_drops_copies_below_low_rank_updates(tmp_path, save_base, tied):
+    base, load = save_base(tied)
     fat = save_adapter(load(), tmp_path / "fat", nothing, target_modules=["embed_tokens", "lm_head"])
     receipt = slim(fat, tmp_path / "slim", base=base)
     assert len(receipt.dropped) == 2
@@ -230,8 +230,8 @@ def test_merge_does_not_unset_flag_that_also_ties_layers(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_merge_accepts_arguments_in_command_line_order(bases, tmp_path):
-    base, load = bases(True)
+def test_merge_accepts_arguments_in_command_line_order(save_base, tmp_path):
+    base, load = save_base(True)
     adapter = save_adapter(load(), tmp_path / "adapter", lambda adapted: None, target_modules=["q_proj"])
     one = merge(base, tmp_path / "one", adapter=adapter)
     other = merge(adapter, tmp_path / "other", base=base)

@@ -85,7 +85,7 @@ def sentencepiece_bpe(text, size=900):
     """Return a SentencePiece BPE with byte fallback and without a split into words."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # so that training ends
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # training would not end without it
     options = {"vocab_size": size, "special_tokens": ["<unk>", "<s>", "</s>", *BYTES], "limit_alphabet": 70}
     record = json.loads(train_on(made, text, trainers.BpeTrainer, **options).to_str())
     record["pre_tokenizer"] = None

@@ -6,7 +6,7 @@ An example starts with the name of one of these folders; its options may name ot
     untied      two tables
     equal       one table, stored twice
     wrong       the config claims one table, and two that differ are stored
-    factored    a narrow table and maps, made of `untied`
+    factored    a narrow table and maps, factored from `untied`
     adapter     a PEFT adapter of `tied`: copies of its table in which one row was trained
 """
 

@@ -47,7 +47,7 @@ def test_read_gguf_returns_values_of_every_type_and_all_tensors(tmp_path):
 
 
 def test_block_sizes_match_layouts_of_ggml():
-    # (values, bytes) by adding up the fields of each block in ggml-common.h
+    # (values, bytes), the sum of the fields of each block in ggml-common.h
     sizes = {"Q4_0": (32, 2 + 16), "Q5_1": (32, 2 + 2 + 4 + 16), "Q8_0": (32, 2 + 32), "Q8_1": (32, 2 + 2 + 32)}
     sizes |= {"Q2_K": (256, 16 + 64 + 4), "Q3_K": (256, 32 + 64 + 12 + 2), "Q4_K": (256, 4 + 12 + 128)}
     sizes |= {"Q5_K": (256, 4 + 12 + 32 + 128), "Q6_K": (256, 128 + 64 + 16 + 2), "Q8_K": (256, 4 + 256 + 32)}
