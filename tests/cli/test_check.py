@@ -16,7 +16,7 @@ def folders(tmp_path, monkeypatch):
     llama(tmp_path / "differ", head=np.where(np.arange(24)[:, None] == 5, table() + 1, table()))
 
 
-def test_says_what_is_stored_twice_and_how_to_drop_it(tiewise):
+def test_check_reports_table_stored_twice_and_dedupe_command(tiewise):
     said = tiewise("check", "twice")
     assert (said.code, said.err) == (0, "")
     assert "identical, byte by byte; 768 bytes stored twice" in said.out
@@ -24,7 +24,7 @@ def test_says_what_is_stored_twice_and_how_to_drop_it(tiewise):
     assert "tiewise dedupe twice --to NEW_DIR" in " ".join(said.out.split())
 
 
-def test_a_draft_against_its_target(tiewise, tmp_path):
+def test_check_compares_draft_with_its_target(tiewise, tmp_path):
     ids = np.array([0, 2, 5])
     maps = {"d2t": ids - np.arange(3), "t2d": np.isin(np.arange(24), ids), "lm_head.weight": table(3)}
     llama(tmp_path / "draft", False, config={"draft_vocab_size": 3}, tensors=maps)
@@ -48,13 +48,13 @@ def test_a_draft_against_its_target(tiewise, tmp_path):
         ("--headers", 0),
     ],
 )
-def test_exits_1_on_an_error_unless_told_otherwise(tiewise, options, code):
+def test_check_exits_1_on_error_unless_options_exclude_it(tiewise, options, code):
     said = tiewise("check", "differ", *options.split())
     assert said.code == code
     assert ("not compared (headers only)" in said.out) == (options == "--headers")
 
 
-def test_a_quantisation_is_judged_before_it_is_carried_out(tiewise, tmp_path):
+def test_check_quantise_reports_problems_of_planned_quantisation(tiewise, tmp_path):
     (tmp_path / "gptq.json").write_text('{"quant_method": "gptq", "lm_head": true}')
     said = tiewise("check", "twice", "--quantise", "gptq.json", "--select", "B053", "--fail-on", "warning")
     assert said.code == 1
@@ -63,28 +63,28 @@ def test_a_quantisation_is_judged_before_it_is_carried_out(tiewise, tmp_path):
     assert (said.code, said.out, said.err) == (2, "", "tiewise: absent.json: no such file; check the path\n")
 
 
-def test_an_unreadable_path_does_not_keep_the_others_back(tiewise):
+def test_check_reports_readable_path_despite_unreadable_one(tiewise):
     said = tiewise("check", "none", "twice")
     assert said.code == 2
     assert "no such file" in said.err
     assert "identical" in said.out
 
 
-def test_explains_every_rule(tiewise):
+def test_check_explain_prints_every_rule(tiewise):
     assert len(tiewise("check", "--explain", "all").out.splitlines()) >= 30
     one = tiewise("check", "--explain", "b013").out
     assert "What to do:" in one
     assert "Sources:" in one
 
 
-def test_markup_in_names_is_printed_as_it_is(tiewise, tmp_path):
+def test_check_prints_markup_in_names_unchanged(tiewise, tmp_path):
     (tmp_path / "twice").rename(tmp_path / "[red]model")
     said = tiewise("check", "[red]model")
     assert not said.err
     assert "[red]model" in said.out
 
 
-def test_dedupe_then_untie_gives_the_tensors_back(tiewise, tree, tmp_path):
+def test_dedupe_then_untie_restores_tensors_exactly(tiewise, tree, tmp_path):
     before = tree()
     said = tiewise("dedupe", "twice", "--to", "once", "--dry-run")
     assert (said.code, "would write" in said.out, tree()) == (0, True, before)

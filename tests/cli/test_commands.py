@@ -42,7 +42,7 @@ def elsewhere(tmp_path, *folders, module="transformers"):
 
 
 @pytest.mark.parametrize("arm", ["factored:8", pytest.param("residual:4+output_scale=0.5", marks=pytest.mark.slow)])
-def test_what_transformers_cannot_load_is_exported_beside_it(compare, tmp_path, arm):
+def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compare, tmp_path, arm):
     said = compare(f"--arms=tied,{arm}", "--seeds=1", "--out=run")
     name = folder_name(arm)
     run = tmp_path / "run" / name / "seed-1"
@@ -60,7 +60,7 @@ def test_what_transformers_cannot_load_is_exported_beside_it(compare, tmp_path, 
     torch.testing.assert_close(logits, own[:], atol=1e-5, rtol=1e-5)
 
 
-def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_us(compare, tmp_path):
+def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
     said = compare("--arms=tied,untied,factored:8", "--seeds=1", "--out=run")
     assert said.code == 0
     assert re.search(r"validation nll +\d\.\d{4}", said.out)
@@ -86,7 +86,7 @@ def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_u
     assert elsewhere(tmp_path, factored, module="tiewise.hf")[0] == ["TiewiseLlamaForCausalLM tied with"]
 
 
-def test_quiet_leaves_the_result_and_json_is_one_object_on_stdout(compare, tiewise, text):
+def test_quiet_prints_result_alone_and_json_prints_one_object(compare, tiewise, text):
     said = compare("--arms=tied,untied", "--seeds=1", "--quiet")
     assert said.err == ""
     assert "validation nll" in said.out
@@ -103,7 +103,7 @@ def test_quiet_leaves_the_result_and_json_is_one_object_on_stdout(compare, tiewi
     assert (record["arm"], record["model"], record["dense"]) == ("tied", "b/tied/seed-1/final", None)
 
 
-def test_training_one_model(tiewise, text, tmp_path):
+def test_train_prints_validation_loss_and_writes_model(tiewise, text, tmp_path):
     said = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
     assert said.code == 0
     assert re.match(r"validation nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
@@ -114,7 +114,7 @@ def test_training_one_model(tiewise, text, tmp_path):
     assert again.out == said.out
 
 
-def test_a_run_that_diverges_is_said_to(compare, tiewise, text):
+def test_compare_and_train_report_divergence(compare, tiewise, text):
     said = compare("--arms=tied,untied", "--seeds=1", "--set=learning_rate=1e30", "--out=run")
     assert said.code == 0
     assert said.out.count("diverged") >= 4
@@ -124,7 +124,7 @@ def test_a_run_that_diverges_is_said_to(compare, tiewise, text):
     assert said.out.startswith("diverged")
 
 
-def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
+def test_compare_reads_several_text_files_and_stdin(tiewise, text, tmp_path):
     rows = "".join(json.dumps({"body": f"row number {i} of some rows that are all alike"}) + "\n" for i in range(200))
     (tmp_path / "rows.jsonl").write_text(rows)
     said = tiewise("compare", "-t", text, "-t", "rows.jsonl:body", *TINY, "--arms=tied", "--seeds=1", "--out=a")
@@ -146,7 +146,7 @@ def test_kernels_are_compiled_only_on_demand(tiewise, monkeypatch):
     assert builds == ["compiled"]
 
 
-def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
+def test_compare_refuses_too_few_minutes_and_runs_tuning_trials(tiewise, compare, text, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.training.short_trials.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.short_trials.RATE_FACTORS", (1.0,))
     monkeypatch.setattr("tiewise.training.least_time.refuse_impossible_minutes", lambda settings: None)
@@ -161,7 +161,7 @@ def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
     assert said.err.count("tune tied: init ") == 3
 
 
-def test_a_model_of_a_config_json(compare, tmp_path):
+def test_compare_builds_model_from_config_json(compare, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_key_value_heads": 1}
     Qwen2Config(**sizes, num_attention_heads=2).save_pretrained(tmp_path / "qwen2")
     arms = ["--arms=tied,untied,factored:8", "--seeds=1"]
@@ -170,7 +170,7 @@ def test_a_model_of_a_config_json(compare, tmp_path):
     assert json.loads(said.out)["runs"][0]["parameters"]["shared table"] == 257 * 32
 
 
-def test_settings_from_yaml_set_and_options_in_that_order(tiewise, text, tmp_path):
+def test_options_override_set_and_set_overrides_yaml_settings(tiewise, text, tmp_path):
     (tmp_path / "mine.yaml").write_text("arms: [untied]\nwidth: 8\nlearning_rate: 1e-3\nsteps: 3\nseeds: 1\n")
     said = tiewise(
         *("compare", "-t", text, *TINY[1:5], "--tokenizer=bytes", "--config=mine.yaml"),
@@ -195,11 +195,11 @@ def test_settings_from_yaml_set_and_options_in_that_order(tiewise, text, tmp_pat
         ("none,all:cycle=2,ends=1+rank=4,sandwich,ffn", ["none", "all:cycle=2,ends=1+rank=4", "sandwich", "ffn"]),
     ],
 )
-def test_commas_between_specs_and_within_them(text, arms):
+def test_split_specs_separates_specs_but_not_their_arguments(text, arms):
     assert split_specs(text) == arms
 
 
-def test_every_command_takes_what_the_readme_says():
+def test_every_command_has_options_and_python_name_as_readme_states():
     modules = {name: module for group in commands().values() for name, module in group.items()}
     for name, module in modules.items():
         assert {"json_", "quiet"} <= set(inspect.signature(function_of(name, module)).parameters), name
@@ -210,7 +210,7 @@ def test_every_command_takes_what_the_readme_says():
     assert all(callable(getattr(tiewise_package, name)) for name in modules.keys() - no_calls)
 
 
-def test_the_readme_has_the_command_of_the_test_suite_that_the_gate_runs():
+def test_readme_names_the_test_command_that_ci_runs():
     root = Path(__file__).parents[2]
     for text in ((root / ".ci/run").read_text(), (root / "README.md").read_text(encoding="utf-8")):
         assert re.search(r"^make test\b", text, re.M)
@@ -218,7 +218,7 @@ def test_the_readme_has_the_command_of_the_test_suite_that_the_gate_runs():
 
 @pytest.mark.parametrize("screen", [True, False])
 @pytest.mark.parametrize("no_open", [True, False])
-def test_explore_opens_a_browser_where_there_is_a_screen_unless_asked_not_to(tiewise, monkeypatch, screen, no_open):
+def test_explore_opens_browser_if_display_exists_unless_no_open_is_given(tiewise, monkeypatch, screen, no_open):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
@@ -237,7 +237,7 @@ def test_explore_opens_a_browser_where_there_is_a_screen_unless_asked_not_to(tie
     ("answer", "right"),
     [("v * d, v * d / (2 * v * d + 12 * layers * d * d)", True), ("v * d, 7.0", False)],
 )
-def test_exercise_says_in_json_whether_an_answer_is_right(tiewise, tmp_path, answer, right):
+def test_exercise_json_reports_whether_answer_is_right(tiewise, tmp_path, answer, right):
     """V·D of 2·V·D + 12·L·D², the formula of docs/errata.md, worked out here."""
     (tmp_path / "answer.py").write_text(f"def saved(v, d, layers):\n    return {answer}\n")
     said = tiewise("exercise", "1", "answer.py", "--json")

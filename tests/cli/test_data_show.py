@@ -24,7 +24,7 @@ def show(*arguments):
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
-def test_rows(objective, source, capsys):
+def test_data_show_json_labels_match_order_of_sentences(objective, source, capsys):
     show("-t", source, "--objective", objective, "--length", "60", "-n", "12", "--json")
     found = json.loads(capsys.readouterr().out)
     assert (found["documents"], found["sentences"]) == (found["documents"], 6 * found["documents"])
@@ -43,7 +43,7 @@ def test_rows(objective, source, capsys):
     assert expected[objective] in {words for _, words in said}
 
 
-def test_for_people(source, capsys):
+def test_data_show_prints_rows_and_masks_as_text(source, capsys):
     show("-t", source, "-n", "1", "--masking", "0.9", "--length", "40")
     out = capsys.readouterr().out
     assert "rows per epoch" in out

@@ -46,7 +46,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", SAID)
-def test_no_encoding_stops_a_command(command, folders, tmp_path, monkeypatch):
+def test_command_exits_alike_in_every_encoding_and_prints_substitutes(command, folders, tmp_path, monkeypatch):
     arguments, code, letter = SAID[command]
     said = {}
     for encoding in ("utf-8", "cp1252", "ascii"):
@@ -65,5 +65,5 @@ def test_no_encoding_stops_a_command(command, folders, tmp_path, monkeypatch):
     assert [said["cp1252"].count("?"), said["ascii"].count("?")] == [marks, marks]  # all else has a stand-in
 
 
-def test_every_command_is_tried():
+def test_encoding_examples_cover_every_command():
     assert set(SAID) == {name for panel in commands().values() for name in panel}

@@ -26,7 +26,7 @@ def undisturbed(tmp_path, text):
 
 # A checkpoint takes 600 kB: too little for the text, then for events, a first checkpoint, a second, an optimizer.
 @pytest.mark.parametrize(("count", "size"), [(1, 20), (1, 60), (1, 150), (1, 400), (1, 1200), (1, 1800), (2, 400)])
-def test_a_run_on_a_full_disk_goes_on_when_there_is_room(tmp_path, text, disk, undisturbed, count, size):
+def test_train_on_full_disk_exits_2_and_resumes_when_there_is_room(tmp_path, text, disk, undisturbed, count, size):
     out = disk(size) / "run"
     (code, said, err), *others = ended(launch(tmp_path, count, "train", "-t", text, *TINY, *RUN, f"--out={out}"))
     assert (code, said, others) == (2, "", [(2, "", "")] * (count - 1))
@@ -54,7 +54,7 @@ def model(tmp_path):
 
 @pytest.mark.skipif(not Path(FULL).exists(), reason="no such device here")
 @pytest.mark.parametrize("line", LINES)
-def test_a_stdout_that_takes_no_more_is_one_line_and_exit_2(model, tmp_path, line):
+def test_command_with_full_stdout_prints_one_line_and_exits_2(model, tmp_path, line):
     command = [sys.executable, "-m", "tiewise", *line.split()]
     with open(FULL, "w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -64,7 +64,7 @@ def test_a_stdout_that_takes_no_more_is_one_line_and_exit_2(model, tmp_path, lin
 
 
 @pytest.mark.parametrize("out", ["run", "some/where/run"])
-def test_an_inspection_on_a_full_disk_leaves_nothing(model, tmp_path, disk, out):
+def test_inspect_on_full_disk_exits_2_and_leaves_nothing(model, tmp_path, disk, out):
     place = disk(100)  # the page takes megabytes
     ((code, said, err),) = ended(launch(tmp_path, 1, "inspect", model, "--only=alignment", "--out", place / out))
     assert (code, said) == (2, "")

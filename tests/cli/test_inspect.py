@@ -43,7 +43,7 @@ def here(tiewise, made, tmp_path):
     return lambda *arguments, **named: tiewise("inspect", *arguments, **named)
 
 
-def test_one_model_without_a_text(here):
+def test_inspect_without_text_measures_tables_and_omits_other_sections(here):
     said = here("untied", "--json", "--samples", "100", "--held-out", "0")
     assert (said.code, said.err) == (0, "")
     sections = strict(said.out)["sections"]
@@ -57,7 +57,7 @@ def test_one_model_without_a_text(here):
 
 
 @pytest.mark.slow
-def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
+def test_inspect_of_two_models_prints_text_and_writes_page_and_json(here, tmp_path):
     options = ["-t", "text.txt", "--tokens", "new, york", "--length", "16", "--windows", "40", "--lens-steps", "20"]
     said = here("tied", "untied", *options, "--samples", "100", "--out", "seen")
     assert said.code == 0, said.err
@@ -76,7 +76,7 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}
 
 
-def test_a_shared_layer_applied_more_or_less_often(here, tmp_path):
+def test_inspect_measures_loss_by_number_of_applications_of_shared_layer(here, tmp_path):
     model = LlamaForCausalLM.from_pretrained(tmp_path / "untied")
     share_layers(model, "all")
     model.save_pretrained(tmp_path / "shared")
@@ -110,7 +110,7 @@ def check_in_a_browser(path):
         chromium.close()
 
 
-def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here):
+def test_inspect_refuses_only_evidence_before_it_reads_any_model(here):
     refused(here("nowhere", "--only", "tokens,evidence"), "evidence is drawn from them")
 
 
@@ -132,7 +132,7 @@ def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here):
         (["headless"], "headless: a model without an output head"),
     ],
 )
-def test_what_cannot_be_inspected_is_one_line(here, tree, tmp_path, arguments, line):
+def test_inspect_refuses_unusable_input_with_one_line_and_writes_nothing(here, tree, tmp_path, arguments, line):
     (tmp_path / "short.txt").write_text("new york san diego a")
     (tmp_path / "empty").mkdir()
     write_model(tmp_path / "headless", architectures=["LlamaModel"])
@@ -141,7 +141,7 @@ def test_what_cannot_be_inspected_is_one_line(here, tree, tmp_path, arguments, l
     assert tree() == before
 
 
-def test_one_standard_input_for_two_models_and_null_for_the_interval_of_one_batch(here, made):
+def test_inspect_reads_stdin_for_two_models_and_reports_null_interval_of_one_batch(here, made):
     options = ["-t", "-", "--windows", "8", "--length", "16", "--only", "gradients", "--json"]
     said = here("tied", "untied", *options, stdin=(made / "text.txt").read_bytes())
     assert (said.code, said.err) == (0, "")
@@ -153,7 +153,7 @@ def test_one_standard_input_for_two_models_and_null_for_the_interval_of_one_batc
         assert [q["n"] for q in others if q["name"] == "loss"] == [8 * 15]  # tokens that are predicted
 
 
-def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
+def test_inspect_omits_sections_and_tokens_with_nan_values(here, tmp_path):
     path = tmp_path / "untied/model.safetensors"
     tensors = load_file(path)
     tensors["lm_head.weight"][5] = np.nan
@@ -169,7 +169,7 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["measure_sections", "open_models"])
-def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
+def test_interrupted_inspect_exits_130_and_writes_nothing(here, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -179,7 +179,7 @@ def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
     assert not (tmp_path / "seen").exists()
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp_path, monkeypatch):
+def test_inspect_refuses_unwritable_out_before_it_measures(here, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.inspection.measure_sections", lambda *_: pytest.fail("it was measured"))
     refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp
     refused(here("tied", "--out", "a/b"), line)
 
 
-def test_an_earlier_result_is_replaced_only_where_asked(here, tree, tmp_path):
+def test_inspect_replaces_earlier_result_only_with_overwrite(here, tree, tmp_path):
     options = ["--only", "direct_path", "--samples", "50", "--out", "seen"]
     assert here("untied", *options).code == 0
     before = tree()
@@ -205,7 +205,7 @@ def test_an_earlier_result_is_replaced_only_where_asked(here, tree, tmp_path):
     refused(here("tied", *options[:-1], "other"), "cannot write other/inspection.json")
 
 
-def test_the_last_line_says_how_to_get_what_is_not_there_yet(here):
+def test_last_line_of_inspect_names_options_for_tables_and_page(here):
     said = here("untied", "--samples=100").out
     assert said.splitlines()[-1].strip() == "--full prints the tables, --out DIR writes them with figures as a page."
     said = here("untied", "--samples=100", "--out=page").out

@@ -52,7 +52,7 @@ def assert_alike(one, other, bound):
     ],
     ids=lambda arguments: arguments[-1],
 )
-def test_two_processes_have_the_figures_of_one(tmp_path, text, arguments):
+def test_two_processes_train_to_figures_of_one_process(tmp_path, text, arguments):
     """The global batch is the same, so only the order of sums differs: in fp32 some 1e-7 a step."""
     one, two = (results(tmp_path, count, *arguments, "--seeds=1", f"--out=run{count}") for count in (1, 2))
     assert (one["env"]["processes"], two["env"]["processes"]) == (1, 2)
@@ -75,9 +75,7 @@ ARMS = ["--arms=tied,untied,residual:4", "--set=accumulate=2"]
     ],
     ids=lambda value: value if isinstance(value, int) else value[-1],
 )
-def test_processes_that_hold_each_model_between_them_have_the_figures_of_one(
-    tmp_path, text, count, sharding, arguments
-):
+def test_sharded_training_gives_figures_of_one_process(tmp_path, text, count, sharding, arguments):
     arguments = [*arguments, "--seeds=1"]
     one = results(tmp_path, 1, *arguments, "--out=run1")
     two = results(tmp_path, count, *arguments, "--out=run2", *sharding)
@@ -92,7 +90,7 @@ def test_processes_that_hold_each_model_between_them_have_the_figures_of_one(
         assert all(np.allclose(left[name], right[name], atol=2e-4) for name in left)
 
 
-def test_held_out_text_is_measured_once_and_whole(tmp_path, text):
+def test_two_processes_measure_each_heldout_token_exactly_once(tmp_path, text):
     run = results(tmp_path, 2, "--arms=tied", "--seeds=1", "--out=run")["runs"][0]
     data = load_prepared(tmp_path / "run" / "data")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "tied" / "seed-1" / "final")
@@ -111,7 +109,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
-def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text, undisturbed, told):
+def test_ctrl_c_to_any_rank_stops_all_and_resumed_run_gives_same_figures(tmp_path, text, undisturbed, told):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run")
     until(trains(tmp_path), *processes)
     for rank in told:
@@ -132,7 +130,7 @@ def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text,
     ("held", "others"),
     [("--fsdp=2", [(2, "--fsdp=2"), (2, "--tp=2"), (2,), (1,)]), ("--tp=2", [(4, "--tp=2", "--fsdp=2"), (1,)])],
 )
-def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path, text, undisturbed, held, others):
+def test_sharded_run_resumes_with_any_number_of_processes(tmp_path, text, undisturbed, held, others):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", held)
     until(trains(tmp_path), *processes)
     processes[1].send_signal(signal.SIGINT)
@@ -151,7 +149,7 @@ def test_what_processes_hold_between_them_is_gone_on_with_by_any_number(tmp_path
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count):
+def test_ctrl_c_during_text_preparation_leaves_no_files(tmp_path, text, count):
     paragraphs = (f"{i} {line}" for i in range(400) for line in (tmp_path / text).read_text().split("\n\n"))
     (tmp_path / "long.txt").write_text("\n\n".join(paragraphs))  # seconds to prepare, and none a repetition
     before = sorted(tmp_path.rglob("*"))
@@ -181,7 +179,7 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count)
         (["--fsdp=2", "--recipe=albert-small"], "--fsdp in an ALBERT run; leave it out"),
     ],
 )
-def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, says):
+def test_refused_run_exits_2_in_all_ranks_and_prints_one_line(tmp_path, text, more, says):
     arguments = more if "-t" in more else ["-t", text, *more]
     (code, out, err), other = ended(launch(tmp_path, 2, "train", *TINY, "--out=run", *arguments))
     assert (code, out, other) == (2, "", (2, "", ""))
@@ -192,7 +190,7 @@ def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, say
 
 
 @pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"]), (0, ["--tp=2"])])
-def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank, sharding):
+def test_rank_exits_2_if_the_other_is_killed_and_run_resumes(tmp_path, text, rank, sharding):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", *sharding)
     until(trains(tmp_path), *processes)
     processes[rank].kill()
@@ -216,7 +214,7 @@ ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=4", "--num
     ],
     ids=["torchrun", "accelerate"],
 )
-def test_launchers_of_processes(tmp_path, text, launcher, sharding):
+def test_torchrun_and_accelerate_launch_train(tmp_path, text, launcher, sharding):
     command = [Path(sys.executable).with_name(launcher[0]), *launcher[1:], "-m", "tiewise", "train", "-t", text]
     command += [*TINY, *sharding, "--out=run", "--json"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)

@@ -64,7 +64,7 @@ def all_gone(processes):
 
 
 @pytest.mark.slow
-def test_a_worker_of_ray_and_a_run_that_are_killed_are_taken_up_and_counted_once(tmp_path, long, monkeypatch):
+def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_path, long, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     options, undisturbed = long
@@ -93,7 +93,7 @@ def test_a_worker_of_ray_and_a_run_that_are_killed_are_taken_up_and_counted_once
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_tasks_with_checkpoints_that_any_launcher_takes_up(tmp_path, long):
+def test_ctrl_c_ends_ray_tasks_with_checkpoints_that_local_launcher_resumes(tmp_path, long):
     options, undisturbed = long
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2")
     begun = lambda: [path.parent for path, size in curves(tmp_path).items() if size]  # noqa: E731
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_all_tasks_with_checkpoints_that_any_launcher_takes_up(tmp_p
 
 # Too little for four models and their checkpoints: a run finds the disk full on its machine, then the head does.
 @pytest.mark.slow
-def test_a_full_disk_under_the_run_folder_ends_in_one_line_and_loses_nothing(tmp_path, long, disk):
+def test_ray_run_on_full_disk_exits_2_and_resumes_with_same_figures(tmp_path, long, disk):
     options, undisturbed = long
     out = disk(900) / "run"
     [(code, said, err)] = ended(launch(tmp_path, 1, "compare", *options, f"--out={out}", "--launcher=ray", "--jobs=2"))
@@ -130,7 +130,7 @@ def test_a_full_disk_under_the_run_folder_ends_in_one_line_and_loses_nothing(tmp
 
 
 @pytest.mark.slow
-def test_a_cluster_that_does_not_see_the_run_folder_is_refused_before_any_step(tmp_path, monkeypatch):
+def test_compare_refuses_ray_cluster_that_does_not_see_run_folder(tmp_path, monkeypatch):
     """Its one machine has another file system where the command has the run's folder."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     port = free_port()
@@ -171,7 +171,7 @@ def stand_in(folder, name, line):
 
 
 @pytest.mark.slow
-def test_the_array_script_of_the_docs_trains_every_run_once_and_the_report_follows(compare, tiewise, tmp_path):
+def test_array_script_of_docs_trains_each_run_once_and_resume_collects_results(compare, tiewise, tmp_path):
     """A stand-in for Slurm runs one element. Another process has the third run when it is started."""
     said = compare(*ARMS, "--out=run", "--element=0")
     out = tmp_path / "run"
@@ -205,7 +205,7 @@ def test_the_array_script_of_the_docs_trains_every_run_once_and_the_report_follo
     assert figures(said.out) == figures(whole.out)
 
 
-def test_the_sky_task_of_the_docs_gives_each_node_its_share_and_each_run_one_node(tmp_path):
+def test_sky_task_of_docs_trains_each_run_on_exactly_one_node(tmp_path):
     task = yaml.safe_load(recipe("name: tiewise"))
     assert (task["num_nodes"], *task["file_mounts"]) == (4, "~/run")
     stand_in(tmp_path, "tiewise", 'last() { shift $(($# - 1)); echo "$1"; }; last "$@"; [ "$7" != 2 ]')
@@ -218,7 +218,7 @@ def test_the_sky_task_of_the_docs_gives_each_node_its_share_and_each_run_one_nod
     assert trained == [list(range(first, 21, 4)) for first in (1, 2, 3, 4)]
 
 
-def test_ray_that_is_missing_or_out_of_reach_is_refused(compare, tmp_path, monkeypatch):
+def test_compare_refuses_missing_or_unreachable_ray(compare, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     assert "a client outside the cluster shares no folder" in refused(compare("--launcher=ray", "--out=run"))
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
@@ -240,7 +240,7 @@ def test_ray_that_is_missing_or_out_of_reach_is_refused(compare, tmp_path, monke
         ([16], [2], 12, 3, "jobs = 3 where the cluster has 2 GPUs and 16 cores; give 2 or fewer, or auto"),
     ],
 )
-def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_path, cores, gpus, runs, asked, expected):
+def test_ray_launcher_chooses_jobs_and_threads_from_cluster_resources(tmp_path, cores, gpus, runs, asked, expected):
     made = OnRay(asked, tmp_path, print)
     made.ray = "begun"
     made.nodes = [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)]
@@ -254,7 +254,7 @@ def test_as_many_at_a_time_as_asked_or_as_there_are_with_the_most_threads(tmp_pa
     assert (made.count, made.threads, made.settle_count(runs)) == (*expected, "")
 
 
-def test_a_machine_that_sees_another_folder_or_has_other_packages_says_so(tmp_path, monkeypatch):
+def test_remote_worker_reports_other_folder_or_package_versions(tmp_path, monkeypatch):
     (tmp_path / remote_worker.TOKEN).write_text("mine")
     assert remote_worker.find_mismatch(str(tmp_path), "mine", remote_worker.installed_versions()) is None
     monkeypatch.setattr(remote_worker, "_PATIENCE", 0.1)
@@ -277,7 +277,7 @@ def waits(folder):
 
 
 @pytest.mark.slow
-def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_lost(tmp_path):
+def test_cancelled_task_stops_its_worker_and_killed_worker_is_reported_lost(tmp_path):
     (tmp_path / remote_worker.TOKEN).write_text("mine")
     call = pickle.dumps(partial(waits, str(tmp_path)))
     task = remote_worker.stream_messages(call, {}, str(tmp_path), "mine", remote_worker.installed_versions())
@@ -293,7 +293,7 @@ def test_a_task_that_is_cancelled_has_its_worker_stop_and_one_that_is_killed_is_
     assert remote_worker._idle == {}
 
 
-def test_a_stopped_element_names_the_command_that_resumes_it(tmp_path):
+def test_resume_command_includes_element_or_launcher(tmp_path):
     parameters = {"out": tmp_path / "a run", "resume": True}
     whole = _TrainingCommand("compare", parameters)
     one = _TrainingCommand("compare", {**parameters, "element": 3})

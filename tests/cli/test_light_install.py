@@ -67,26 +67,26 @@ def said(tmp_path_factory):
 
 
 @pytest.mark.parametrize("line", WORK)
-def test_what_works(said, line):
+def test_light_install_runs_command(said, line):
     found = said[line]
     assert (found["code"], found["err"]) == (0, "")
     assert found["out"]
 
 
 @pytest.mark.parametrize("line", LACK)
-def test_what_it_lacks_is_one_line(said, line):
+def test_light_install_names_missing_extra_in_one_line(said, line):
     found = said[line]
     assert (found["code"], found["out"], found["err"].count("\n")) == (2, "", 1)
     assert found["err"].startswith("tiewise: ")
     assert LACK[line] in found["err"]
 
 
-def test_every_command_is_tried():
+def test_light_install_examples_cover_every_command():
     known = {name for panel in commands().values() for name in panel}
     assert {line.split()[0] for line in [*WORK, *LACK]} == known
 
 
-def test_inspection_measures_tables_and_says_what_all_else_needs(said):
+def test_inspect_without_torch_measures_tables_and_names_missing_packages(said):
     out = said["inspect untied --samples=50"]["out"]
     for title in (
         "Tie or not?",
@@ -101,13 +101,13 @@ def test_inspection_measures_tables_and_says_what_all_else_needs(said):
     assert set(sections["which_end"]["found"]) == {"tied"}
 
 
-def test_a_name_that_needs_more_says_what():
+def test_import_error_of_public_name_names_missing_extra():
     code = "import sys; sys.modules['torch'] = None; import tiewise; tiewise.check; tiewise.inspect; tiewise.install"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stderr.splitlines()[-1] == f"ImportError: tiewise.install needs torch: {TORCH}"
 
 
-def test_tokens_read_the_same_without_the_library(tmp_path, monkeypatch):
+def test_token_texts_are_equal_without_tokenizers_library(tmp_path, monkeypatch):
     folder = open_folder(byte_level(write_model(tmp_path / "a")))
     ids = range(40)
     expected = token_texts.read_as(folder, ids)

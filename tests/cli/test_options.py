@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_missing_package_is_named_with_the_extra_that_brings_it():
+def test_need_names_missing_package_and_its_extra():
     options.need("json")
     for named, extra in (({}, "torch"), ({"extra": "plots"}, "plots")):
         with pytest.raises(RunError, match=rf"needs no_such_package; pip install 'tiewise\[{extra}\]'"):
@@ -23,7 +23,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it():
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_one_bar_whatever_is_told(reads, monkeypatch):
+def test_progress_bar_shows_one_bar_for_all_tasks(reads, monkeypatch):
     """Several bars would move the cursor up; one that stands still at the first would keep its name on the screen."""
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
@@ -36,7 +36,7 @@ def test_one_bar_whatever_is_told(reads, monkeypatch):
     assert "\x1b[1A" not in terminal.getvalue().rpartition("third")[0]
 
 
-def test_no_bar_where_nobody_looks(capsys):
+def test_progress_bar_prints_nothing_without_terminal(capsys):
     with options.progress_bar(False, reads=False, soon=0):
         report_progress("first", 0, 9)
     assert capsys.readouterr().err == ""

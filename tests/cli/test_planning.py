@@ -20,7 +20,7 @@ def cells(said, label):
     return line.strip().removeprefix(label).split()
 
 
-def test_a_model_of_the_catalogue_side_by_side(tiewise):
+def test_plan_prints_boundaries_of_catalogue_model_in_columns(tiewise):
     said = tiewise("plan", "--like", "GPT2", "--boundary", "tied,untied,factored:128")
     assert (said.code, said.err) == (0, "")
     assert max(map(len, said.out.splitlines())) <= 100
@@ -37,14 +37,14 @@ def test_a_model_of_the_catalogue_side_by_side(tiewise):
     assert "tying changes no FLOPs" in said.out
 
 
-def test_a_model_of_the_catalogue_at_other_sizes(tiewise):
+def test_plan_like_model_accepts_other_sizes(tiewise):
     said = tiewise("plan", "--like=gpt2", "--width=1024", "--layers=24", "--heads=16", "--boundary=tied")
     assert said.out.startswith("like gpt2: V 50,257, D 1,024, L 24; as it is tied\n")
     assert cells(said, "total") == ["354,823,168"]
     assert "\n  gpt2 " in tiewise("plan", "--like=gpt2", "--layers=13").out  # a neighbour as any other
 
 
-def test_what_it_prints_is_what_python_gives(tiewise):
+def test_plan_json_equals_record_of_python_plan(tiewise):
     choices = "--like=qwen3-0.6b --boundary=tied,factored:64 --share=none,all:groups=2 --init=0.01 "
     choices += "--world=8 --tp=4 --fsdp=2 --batch=2 --length=256 --dtype=bfloat16"
     record = json.loads(tiewise("plan", *choices.split(), "--json").out)
@@ -54,7 +54,7 @@ def test_what_it_prints_is_what_python_gives(tiewise):
     assert len(record["neighbours"]) == 6
 
 
-def test_a_config_its_folder_and_the_same_sizes(tiewise, tmp_path):
+def test_plan_counts_config_file_folder_and_size_options_alike(tiewise, tmp_path):
     config = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -68,7 +68,7 @@ def test_a_config_its_folder_and_the_same_sizes(tiewise, tmp_path):
     assert totals[1] == [float(f"{total - norms:.3g}") for total in totals[0]]
 
 
-def test_many_choices_stand_below_each_other(tiewise):
+def test_plan_wraps_many_choices_into_tables_of_100_columns(tiewise):
     said = tiewise("plan", "--like=gpt2", "--boundary=tied,untied,factored:64,spd", "--share=none,attention,ffn,all")
     assert max(map(len, said.out.splitlines())) <= 100
     totals = [line for line in said.out.splitlines() if line.strip().startswith("total")]
@@ -76,7 +76,7 @@ def test_many_choices_stand_below_each_other(tiewise):
     assert sum(len(line.split()) - 1 for line in totals) == 16
 
 
-def test_a_family_that_no_reader_knows_can_be_built(tiewise, tmp_path):
+def test_plan_build_counts_family_without_reader_exactly(tiewise, tmp_path):
     """XGLM is estimated from its config, and exact once built."""
     import torch
     from transformers import AutoModelForCausalLM, XGLMConfig
@@ -92,7 +92,7 @@ def test_a_family_that_no_reader_knows_can_be_built(tiewise, tmp_path):
     assert "built on the meta device" in tiewise("plan", "config.json", "--build").out
 
 
-def test_a_page(tiewise, tmp_path):
+def test_plan_plot_writes_page_and_replaces_it_only_with_overwrite(tiewise, tmp_path):
     said = tiewise("plan", "--like=gpt2", "--plot=plan.html", "--json")
     assert (said.code, said.err) == (0, "page: plan.html\n")
     json.loads(said.out)
@@ -104,7 +104,7 @@ def test_a_page(tiewise, tmp_path):
     assert f"tiewise {again}" in (tmp_path / "plan.html").read_text()
 
 
-def test_every_model_on_one_line_of_a_hundred_columns(tiewise):
+def test_models_prints_every_model_on_one_line_of_100_columns(tiewise):
     said = tiewise("models")
     assert (said.code, said.err) == (0, "")
     lines = [line.rstrip() for line in said.out.splitlines()]
@@ -119,14 +119,14 @@ def test_every_model_on_one_line_of_a_hundred_columns(tiewise):
     assert lines[-1] == BETTER
 
 
-def test_eighty_columns_cut_no_figure(tiewise, monkeypatch):
+def test_models_cuts_no_figure_in_80_columns(tiewise, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     said = tiewise("models").out
     assert max(map(len, said.splitlines())) <= 80
     assert ("…" in said, " 262,144 " in said) == (False, True)
 
 
-def test_a_row_says_what_it_should(tiewise):
+def test_models_row_of_pythia_70m_has_its_sizes_shares_and_status(tiewise):
     said = tiewise("models", "--family", "pythia").out
     (line,) = [line for line in said.splitlines() if line.startswith("pythia-70m")]
     assert line.split()[10] == "verified"
@@ -140,12 +140,12 @@ def test_a_row_says_what_it_should(tiewise):
         ("--untied --min-size 600 --sort=name", "deepseek-v3 kimi-k2"),
     ],
 )
-def test_filters_and_sort_reach_the_rows(tiewise, chosen, names):
+def test_models_filters_and_sorts_rows(tiewise, chosen, names):
     record = json.loads(tiewise("models", *chosen.split(), "--json").out)
     assert [row["name"] for row in record["models"]] == names.split()
 
 
-def test_json_holds_everything_once(tiewise):
+def test_models_json_is_one_line_with_every_model_and_field(tiewise):
     said = tiewise("models", "--json")
     record = json.loads(said.out)
     assert said.out.count("\n") == 1
@@ -160,7 +160,7 @@ def test_json_holds_everything_once(tiewise):
 @pytest.mark.parametrize(
     ("width", "left_out"), [(60, "status"), (50, "tables, V/D, status"), (40, "tied, tables, V/D, status")]
 )
-def test_a_narrow_terminal_loses_whole_columns_and_no_digit(tiewise, monkeypatch, width, left_out):
+def test_models_drops_whole_columns_and_no_digit_on_narrow_terminal(tiewise, monkeypatch, width, left_out):
     monkeypatch.setenv("COLUMNS", str(width))
     said = tiewise("models", "--family=pythia").out
     lines = said.splitlines()
@@ -174,7 +174,7 @@ def test_a_narrow_terminal_loses_whole_columns_and_no_digit(tiewise, monkeypatch
     assert all(f" {model.width:,} " in every for model in models())
 
 
-def test_nothing_found_is_said(tiewise):
+def test_models_reports_zero_matches_and_refuses_unknown_family(tiewise):
     assert "0 models" in tiewise("models", "--family=pythia", "--tied").out
     said = tiewise("models", "--family=lama")
     refused(said, "no model's name or type begins with 'lama'; did you mean llama?")

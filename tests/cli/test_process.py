@@ -28,7 +28,7 @@ COMMAND = shutil.which("tiewise", path=str(Path(sys.executable).parent)) or "tie
 HEAVY = {"torch", "transformers", "jax", "numpy", "datasets", "tokenizers", "plotly", "yaml"}
 
 
-def test_importing_loads_nothing_heavy():
+def test_import_tiewise_loads_no_heavy_library():
     code = f"import sys, tiewise; dir(tiewise); print({HEAVY!r} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
@@ -46,7 +46,7 @@ def test_importing_loads_nothing_heavy():
         ("models", 0, "gpt2", set()),
     ],
 )
-def test_a_command_loads_only_what_it_needs(tmp_path, line, code, says, loads):
+def test_command_loads_only_libraries_it_needs(tmp_path, line, code, says, loads):
     program = f"""
 import sys, atexit
 from tiewise.cli.main import main
@@ -60,14 +60,14 @@ main()
     assert "\x1b" not in said.stdout
 
 
-def test_every_public_name_is_listed():
+def test_dir_lists_every_public_name():
     assert set(tiewise.__all__) <= set(dir(tiewise))
     with pytest.raises(AttributeError, match="no attribute 'glue'"):
         tiewise.glue  # noqa: B018
 
 
 @pytest.mark.parametrize("command", [commands.compare, commands.train])
-def test_the_help_names_the_defaults_of_the_settings(command):
+def test_help_shows_defaults_of_settings(command):
     settings = Settings()
     for name, parameter in inspect.signature(command).parameters.items():
         shown = parameter.default.show_default
@@ -89,7 +89,7 @@ def begun(folder, text, *more):
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("flax", marks=pytest.mark.slow)])
-def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, text, backend):
+def test_ctrl_c_writes_checkpoint_exits_130_and_prints_resume_command(tmp_path, text, backend):
     process = begun(tmp_path, tmp_path / text, f"--backend={backend}")
     process.send_signal(signal.SIGINT)
     [(code, out, err)] = ended([process])
@@ -107,7 +107,7 @@ def workers_of(process, folder):
 
 
 @pytest.mark.slow
-def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_second_or_at_a_kill(tmp_path, text):
+def test_two_jobs_write_checkpoints_at_ctrl_c_and_end_at_second_ctrl_c_or_kill(tmp_path, text):
     process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
     workers_of(process, tmp_path)
     process.send_signal(signal.SIGINT)
@@ -128,7 +128,7 @@ def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_secon
 
 
 @pytest.mark.slow
-def test_ctrl_c_twice_stops_at_once(tmp_path, text):
+def test_second_ctrl_c_stops_training_at_once(tmp_path, text):
     process = begun(tmp_path, tmp_path / text, "--set=batch=64", "--set=accumulate=1", "--set=length=64")
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -138,7 +138,7 @@ def test_ctrl_c_twice_stops_at_once(tmp_path, text):
 
 
 @pytest.mark.slow
-def test_interrupted_and_killed_by_turns_it_ends_with_the_same_figures(tmp_path, text):
+def test_compare_interrupted_and_killed_in_turn_ends_with_same_figures(tmp_path, text):
     for name, signals in (("whole", []), ("cut", [signal.SIGINT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL])):
         folder = tmp_path / name
         folder.mkdir()
@@ -200,17 +200,17 @@ main()
 
 
 @pytest.mark.parametrize("moment", ["typer", "tiewise.cli.check", "numpy", "numpy._core.umath", "ml_dtypes", 200])
-def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(tmp_path, moment):
+def test_ctrl_c_during_import_of_command_exits_130_without_message(tmp_path, moment):
     assert pressed(tmp_path, AT_A_MODULE, moment, "check", "model") == ""
 
 
-def test_ctrl_c_while_a_dataclass_is_made(tmp_path):
+def test_ctrl_c_during_dataclass_creation_exits_130_without_message(tmp_path):
     assert pressed(tmp_path, IN_TEXT, 1, "check", "model") == ""
 
 
 @pytest.mark.parametrize("line", ["exercise 1", "exercise 1 --json", "models"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_closes_early_ends_the_command_with_exit_1_and_no_message(tmp_path, line, unbuffered):
+def test_closed_stdout_pipe_ends_command_with_exit_1_and_no_message(tmp_path, line, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     command, environment = [sys.executable, "-m", "tiewise", *line.split()], {"PYTHONUNBUFFERED": unbuffered}
@@ -221,7 +221,7 @@ def test_a_reader_that_closes_early_ends_the_command_with_exit_1_and_no_message(
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_libraries_are_imported(tmp_path, text):
+def test_ctrl_c_during_import_of_libraries_exits_130_without_traceback(tmp_path, text):
     process = begun(tmp_path, tmp_path / text)
     process.kill()
     ended([process])
@@ -264,7 +264,7 @@ def on_a_terminal(folder, *arguments, **environment):
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 
-def test_bars_on_a_terminal(tmp_path, text):
+def test_compare_shows_progress_bars_on_terminal(tmp_path, text):
     arguments = ("compare", "-t", text, *TINY, "--steps=100", "--arms=tied,untied", "--seeds=1", "--out=run")
     code, seen = on_a_terminal(tmp_path, *arguments)
     assert code == 0
@@ -273,6 +273,6 @@ def test_bars_on_a_terminal(tmp_path, text):
     assert re.search(r"1/2 tied seed 1, nll \d\.\d{3}", seen)
 
 
-def test_help_has_colour_on_a_terminal_unless_asked_not_to(tmp_path):
+def test_help_has_colour_on_terminal_unless_no_color_is_set(tmp_path):
     assert COLOUR.search(on_a_terminal(tmp_path, "--help")[1])
     assert not COLOUR.search(on_a_terminal(tmp_path, "--help", NO_COLOR="1")[1])

@@ -34,7 +34,7 @@ def corpus(tmp_path):
     return "corpus"
 
 
-def test_a_run_says_what_became_unknown_and_what_it_leaves(tiewise, corpus, tmp_path):
+def test_recipe_run_reports_unknown_words_and_writes_tokenizer(tiewise, corpus, tmp_path):
     said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", "untied", *TINY, "-o", "out")
     assert said.code == 0
     assert "<unk>" in said.err
@@ -48,7 +48,7 @@ def trained(folder):
 
 
 @pytest.mark.parametrize("freeze", ["", "+freeze"])
-def test_pretrained_vectors_are_frozen_or_tuned(freeze, tiewise, corpus, vectors, tmp_path, caplog):
+def test_recipe_trains_pretrained_vectors_unless_frozen(freeze, tiewise, corpus, vectors, tmp_path, caplog):
     boundary = f"tied+vectors={vectors('eight', 8)}{freeze}"
     said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out")
     assert said.code == 0
@@ -61,7 +61,7 @@ def test_pretrained_vectors_are_frozen_or_tuned(freeze, tiewise, corpus, vectors
     assert torch.equal(rows, written) == bool(freeze)
 
 
-def test_other_vectors_change_the_table_and_the_two_maps_alone(tiewise, corpus, vectors, tmp_path):
+def test_width_of_vectors_changes_only_shapes_of_table_and_maps(tiewise, corpus, vectors, tmp_path):
     shapes = {}
     for width in (300, 50):
         boundary = f"projected:{width}+vectors={vectors(f'{width}.txt', width)}"
@@ -87,13 +87,13 @@ def test_other_vectors_change_the_table_and_the_two_maps_alone(tiewise, corpus, 
         ("tied+vectors=absent.txt", "absent.txt: no such file"),
     ],
 )
-def test_vectors_that_do_not_fit_are_one_line(boundary, said, tiewise, corpus, vectors):
+def test_train_refuses_missing_or_misfit_vectors_with_one_line(boundary, said, tiewise, corpus, vectors):
     vectors("five.txt", 5)
     vectors("nine.txt", 9)
     refused(tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out"), said)
 
 
-def test_a_comparison_has_the_papers_arms_and_a_report(tiewise, corpus, tmp_path):
+def test_compare_recipe_trains_arms_of_paper_and_writes_report(tiewise, corpus, tmp_path):
     said = tiewise("compare", "--recipe", "press-wolf-small", corpus, *TINY, "--seeds", "1", "-o", "out", "--json")
     assert said.code == 0
     record = json.loads(said.out)
@@ -115,7 +115,7 @@ def albert(tiewise, tmp_path):
     return lambda command, *more: tiewise(command, "--recipe=albert-small", "--text=text.jsonl", *tiny, *more)
 
 
-def test_every_sharing_with_every_boundary(albert, tmp_path):
+def test_compare_trains_every_sharing_with_every_boundary(albert, tmp_path):
     said = albert("compare", "--share=none,all:groups=2+rank=2", "--boundary=factored:8,tied", "--seeds=1", "--json")
     assert said.code == 0
     arms = [f"{end}+share={share}" for end in ("factored:8", "tied") for share in ("none", "all:groups=2+rank=2")]
@@ -126,6 +126,6 @@ def test_every_sharing_with_every_boundary(albert, tmp_path):
     assert sizes[0] < sizes[2]
 
 
-def test_sharings_with_the_recipe_s_own_boundary(albert, tmp_path):
+def test_train_share_keeps_boundary_of_recipe(albert, tmp_path):
     assert albert("train", "--share=ffn").code == 0
     assert yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["arms"] == ["factored:64+share=ffn"]

@@ -249,13 +249,13 @@ CASES = [(f"{command} {rest}", says) for command, rows in WRONG for rest, says i
 
 
 @pytest.mark.parametrize(("line", "says"), CASES)
-def test_what_cannot_be_used(refuses, tmp_path, line, says):
+def test_command_refuses_wrong_arguments_with_one_line_and_changes_nothing(refuses, tmp_path, line, says):
     if "pipe" in line:
         os.mkfifo(tmp_path / "pipe")
     refuses(says, *shlex.split(line))
 
 
-def test_a_folder_that_holds_a_run(compare, tiewise, refuses, tmp_path):
+def test_compare_refuses_existing_locked_or_damaged_run_folder(compare, tiewise, refuses, tmp_path):
     small, resume = [*SMALL[:-2], "-t", "text.txt", "--out=run"], ["compare", "--out=run", "--resume"]
     assert compare("--arms=tied", "--seeds=1", "--out=run").code == 0
     refuses("--resume to finish it, --overwrite to replace it", *small, "--arms=tied")

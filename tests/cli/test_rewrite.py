@@ -8,7 +8,7 @@ from tests.checkpoint.tiny_checkpoints import llama, llama_tensors, table
 
 
 @pytest.mark.parametrize("command", ["repair", "dedupe", "tie", "resize --vocab 24"])
-def test_nothing_to_do_is_no_failure(tiewise, tmp_path, command):
+def test_rewrite_with_nothing_to_do_exits_0_and_writes_no_folder(tiewise, tmp_path, command):
     llama(tmp_path / "a[1]", True)
     verb, *options = command.split()
     said = tiewise(verb, "a[1]", "--to", "b", *options)
@@ -20,14 +20,14 @@ def test_nothing_to_do_is_no_failure(tiewise, tmp_path, command):
     assert (said.code, json.loads(said.out)["verb"]) == (0, verb)
 
 
-def test_what_must_be_repaired_by_hand_is_a_failure(tiewise, tmp_path):
+def test_repair_exits_2_if_fault_needs_manual_repair(tiewise, tmp_path):
     llama(tmp_path / "a", True, head=0.02 * table(seed=5))
     said = tiewise("repair", "a", "--to", "b")
     assert (said.code, said.out) == (2, "")
     assert "nothing to repair; by hand: B012" in said.err
 
 
-def test_factor_says_what_was_lost_and_what_comes_next(tiewise, tmp_path):
+def test_factor_reports_lost_share_and_heal_command(tiewise, tmp_path):
     llama(tmp_path / "a", True)
     said = tiewise("factor", "a", "--rank", 3, "--to", "new dir", "--json")
     receipt = json.loads(said.out)
@@ -40,7 +40,7 @@ def test_factor_says_what_was_lost_and_what_comes_next(tiewise, tmp_path):
 
 
 @pytest.mark.parametrize(("keep", "ends"), [("input", "o"), ("output", "i"), ("mean", "oi")])
-def test_tie_says_what_was_lost_and_what_comes_next(tiewise, tmp_path, keep, ends):
+def test_tie_reports_lost_share_and_heal_command(tiewise, tmp_path, keep, ends):
     llama(tmp_path / "a", False, head=table(seed=7))
     receipt = json.loads(tiewise("tie", "a", "--to", "b", "--keep", keep, "--json").out)
     lookup, head = (array.astype(np.float64) for array in (table(), table(seed=7)))
@@ -52,7 +52,7 @@ def test_tie_says_what_was_lost_and_what_comes_next(tiewise, tmp_path, keep, end
     assert receipt["next_command"] == "tiewise heal b --teacher a"
 
 
-def test_where_nothing_is_lost_nothing_is_to_be_healed(tiewise, tmp_path):
+def test_untie_reports_no_loss_and_no_next_command(tiewise, tmp_path):
     llama(tmp_path / "a", True)
     receipt = json.loads(tiewise("untie", "a", "--to", "b", "--json").out)
     assert (receipt["lost"], receipt["next_command"]) == ([], None)

@@ -39,7 +39,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
+def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_path):
     said = tiewise("sweep", grid(), "--out=s", "--jobs=1")
     assert said.code == 0, said.err
     assert "cell 2/2 train_tokens=4000" in said.err
@@ -85,7 +85,7 @@ def test_every_cell_is_a_comparison_and_a_row(tiewise, grid, tmp_path):
     assert [row["width"] for row in rows(tmp_path / "s")] == ["8"]
 
 
-def test_a_cell_that_cannot_be_leaves_nothing_and_is_named(tiewise, grid, tree):
+def test_sweep_names_impossible_cell_and_writes_nothing(tiewise, grid, tree):
     name = grid({"train_tokens": [1000, 99999]})
     before = tree()
     refused(tiewise("sweep", name, "--out=s", "-q"), "cell train_tokens=99999: the text has")
@@ -93,7 +93,7 @@ def test_a_cell_that_cannot_be_leaves_nothing_and_is_named(tiewise, grid, tree):
 
 
 @pytest.mark.parametrize("moment", [1, 3])
-def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, monkeypatch, moment):
+def test_sweep_interrupted_while_it_moves_folder_into_place_resumes(tiewise, grid, tmp_path, monkeypatch, moment):
     real, calls = lab.replace_path, []
 
     def replaced(*paths):
@@ -111,7 +111,7 @@ def test_stopped_while_it_is_put_in_place_it_goes_on(tiewise, grid, tmp_path, mo
     assert not (tmp_path / "s" / ".starting").exists()
 
 
-def test_stopped_while_it_prepares_it_leaves_nothing(tiewise, grid, tree, monkeypatch):
+def test_sweep_interrupted_during_preparation_leaves_nothing(tiewise, grid, tree, monkeypatch):
     name = grid()
     before = tree()
     monkeypatch.setattr(StudyGrid, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -120,7 +120,7 @@ def test_stopped_while_it_prepares_it_leaves_nothing(tiewise, grid, tree, monkey
 
 
 @pytest.mark.slow
-def test_interrupted_and_killed_by_turns_it_ends_with_the_same_table(tmp_path, grid):
+def test_sweep_interrupted_and_killed_in_turn_ends_with_same_table(tmp_path, grid):
     name = grid(steps=400)
     [(code, _, err)] = ended(launch(tmp_path, 1, "sweep", name, "--out=whole", "--jobs=1"))
     assert code == 0, err
@@ -141,7 +141,7 @@ def test_interrupted_and_killed_by_turns_it_ends_with_the_same_table(tmp_path, g
 
 
 @pytest.mark.slow
-def test_the_command_of_a_row_repeats_it(tiewise, grid, tmp_path):
+def test_command_of_sweep_row_reproduces_its_result(tiewise, grid, tmp_path):
     axes = {"match": ["width", "flops"], "tokenizer": ["bytes", "bpe:300"]}
     name = grid(axes, arms=["untied", "tied+alpha=4", "factored:4"], train_tokens=1500)
     assert tiewise("sweep", name, "--out=s", "--jobs=1", "-q").code == 0
@@ -154,7 +154,7 @@ def test_the_command_of_a_row_repeats_it(tiewise, grid, tmp_path):
         assert d["mean"] == pytest.approx(float(row["heldout"]), abs=1e-3)
 
 
-def test_a_sweep_with_a_grid_begins_a_study_unless_it_is_resumed(tmp_path, monkeypatch):
+def test_sweep_with_grid_prepares_study_unless_resume_is_given(tmp_path, monkeypatch):
     grid = StudyGrid.named("quick")
     begun = []
     monkeypatch.setattr(lab, "_prepare_study", lambda grid, out, display, overwrite: begun.append((grid, overwrite)))

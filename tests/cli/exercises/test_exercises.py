@@ -358,7 +358,7 @@ def written(folder, number, text):
     return path
 
 
-def test_all_are_here():
+def test_every_exercise_has_text_and_tested_answers():
     assert sorted(EXERCISES) == sorted(RIGHT) == sorted(WRONG) == list(range(1, 14))
     assert all(len(RIGHT[n]) == len(WRONG[n]) == len(EXERCISES[n].mistakes or WRONG[n]) == 3 or n == 7 for n in RIGHT)
     titles = {EXERCISES[n].text()[0] for n in EXERCISES}
@@ -368,7 +368,7 @@ def test_all_are_here():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", EXERCISES)
-def test_what_is_right_is_accepted_and_three_mistakes_are_told(tmp_path, number):
+def test_checker_accepts_right_answers_and_explains_three_mistakes(tmp_path, number):
     seconds = 600  # the machine may be busy
     for text in (solution(number), *RIGHT[number]):
         assert check(number, written(tmp_path, number, text), seconds) is None, text
@@ -391,17 +391,17 @@ def test_what_is_right_is_accepted_and_three_mistakes_are_told(tmp_path, number)
         ("def saved(v, d, layers):\n    raise SystemExit('gone')", "gone"),
     ],
 )
-def test_a_file_that_cannot_answer_is_told_why(tmp_path, text, says):
+def test_checker_names_reason_for_unusable_answer_file(tmp_path, text, says):
     with pytest.raises(RunError, match=says):
         check(1, written(tmp_path, 1, text))
 
 
-def test_a_loop_that_does_not_end_is_told(tmp_path):
+def test_checker_stops_endless_loop(tmp_path):
     with pytest.raises(RunError, match=r"answer1\.py took more than 1 s; look for a loop"):
         check(1, written(tmp_path, 1, "while True: pass"), seconds=1)
 
 
-def test_other_mistakes_are_told_by_place_and_shape(tmp_path):
+def test_checker_reports_position_or_shape_of_other_mistakes(tmp_path):
     print_first = "print('words of its own')\n"
     wrong = check(1, written(tmp_path, 1, print_first + "def saved(v, d, layers):\n    return v*d, 7"))
     assert wrong == "saved(32000, 1024, 12): it is 7 at (1,), and should be 0.151332"
@@ -409,7 +409,7 @@ def test_other_mistakes_are_told_by_place_and_shape(tmp_path):
     assert wrong == "saved(32000, 1024, 12): its shape is (), and should be (2,)"
 
 
-def test_the_command(tmp_path):
+def test_exercise_command_lists_prints_and_checks_exercises(tmp_path):
     def run(*arguments):
         return CliRunner().invoke(command_line(["exercise"]), ["exercise", *map(str, arguments)])
 
@@ -427,13 +427,13 @@ def test_the_command(tmp_path):
     assert isinstance(run(99).exception, RunError)
 
 
-def test_oracles_against_a_count_by_hand():
+def test_answer_to_exercise_13_matches_sampled_count():
     draws = np.random.default_rng(0).choice(3, p=[0.5, 0.3, 0.2], size=(200_000, 4))
     mean = np.mean([(draws == token).any(1) for token in range(3)], 1).sum()
     assert EXERCISES[13].answer(np.array([5, 3, 2]), 4) == pytest.approx(mean, abs=5e-3)
 
 
-def test_the_page_is_that_of_the_exercises():
+def test_exercises_page_equals_generated_page():
     root = Path(__file__).parents[3]
     page = runpy.run_path(str(root / "tools" / "make_exercises.py"))["page"]()
     assert (root / "docs" / "exercises.md").read_text(encoding="utf-8") == page, "run python tools/make_exercises.py"
