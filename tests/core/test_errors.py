@@ -50,7 +50,7 @@ def of_its_own():
         raise ImportError("no such module") from error
 
 
-def test_it_is_behind_itself_and_what_came_from_it_and_not_behind_other_errors():
+def test_is_caused_by_ctrl_c_follows_cause_and_context_of_error():
     assert all(
         map(is_caused_by_ctrl_c, (KeyboardInterrupt(), Interrupted("run"), raised(by_cause), raised(by_context)))
     )
@@ -61,7 +61,7 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_press_that_was_swallowed_is_remembered(listening):
+def test_swallowed_ctrl_c_is_remembered(listening):
     with pytest.raises(KeyboardInterrupt):
         press()
     assert is_caused_by_ctrl_c(raised(of_its_own))
@@ -69,7 +69,7 @@ def test_a_press_that_was_swallowed_is_remembered(listening):
         assert interrupt.pressed
 
 
-def test_training_that_nobody_interrupted_begins_so(listening):
+def test_interrupt_starts_unpressed_and_records_ctrl_c(listening):
     with Interrupt() as interrupt:
         assert not interrupt.pressed
         press()
@@ -77,7 +77,7 @@ def test_training_that_nobody_interrupted_begins_so(listening):
     assert not was_ctrl_c_pressed()
 
 
-def test_a_process_that_ignores_it_goes_on_ignoring_it():
+def test_listen_for_ctrl_c_keeps_ignored_sigint_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         listen_for_ctrl_c()
@@ -87,7 +87,7 @@ def test_a_process_that_ignores_it_goes_on_ignoring_it():
     assert not was_ctrl_c_pressed()
 
 
-def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
+def test_ctrl_c_within_finalizer_is_recorded_and_not_printed(listening, capsys):
     class Last:
         def __init__(self, work):
             self.work = work
@@ -102,7 +102,7 @@ def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
     assert "no such module" in capsys.readouterr().err
 
 
-def test_a_command_says_how_it_was_left_whatever_became_of_the_press_and_lets_other_errors_through(capsys):
+def test_interruptible_reports_interruption_and_passes_other_errors_on(capsys):
     for work, code in ((by_cause, 130), (lambda: sys.exit(143), 143)):
         with pytest.raises(typer.Exit) as ended, interruptible("; nothing was written"):
             work()
@@ -113,7 +113,7 @@ def test_a_command_says_how_it_was_left_whatever_became_of_the_press_and_lets_ot
     assert capsys.readouterr().err == ""
 
 
-def test_the_nearest_name_comes_first_and_all_names_after_it():
+def test_suggest_choices_puts_nearest_name_first():
     known = ["untied", "tied", "factored"]
     assert suggest_choices("teid", known) == "did you mean tied? choose one of untied, tied, factored"
     assert suggest_choices("TIED", known).startswith("did you mean tied?")

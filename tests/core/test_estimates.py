@@ -42,7 +42,7 @@ def covered(of_models, of_pairs, n, beside, partners=None):
 
 @pytest.mark.parametrize("n", [3, 5, 9])
 @pytest.mark.parametrize("kind", KINDS)
-def test_pairs_of_seeds_trained_again(kind, n):
+def test_jackknife_interval_over_seed_pairs_covers_truth(kind, n):
     share = covered(*KINDS[kind], n, list(combinations(range(n), 2)))
     assert share >= 0.93
     if kind == "models":
@@ -51,12 +51,12 @@ def test_pairs_of_seeds_trained_again(kind, n):
 
 @pytest.mark.parametrize("n", [3, 5])
 @pytest.mark.parametrize("alike", [0.0, 1.0])
-def test_two_arms_whose_models_of_one_seed_are_alike_or_not(alike, n):
+def test_jackknife_interval_of_two_arms_covers_truth_for_any_correlation(alike, n):
     """A tied model beside the untied models of all other seeds."""
     assert 0.93 <= covered(1.0, 0.0, n, list(permutations(range(n), 2)), alike) <= 0.97
 
 
-def test_what_the_pairs_taken_as_independent_would_cover():
+def test_student_interval_of_chained_pairs_covers_too_little():
     """Pairs 1→2, 2→3, … with Student's interval fall far short: the simulation can tell."""
     for n in (3, 5, 9):
         a = np.random.default_rng(n).standard_normal((DRAWS, n))
@@ -65,7 +65,7 @@ def test_what_the_pairs_taken_as_independent_would_cover():
         assert np.mean(np.abs(pairs.mean(1)) <= half) < 0.86
 
 
-def test_the_jackknife_of_a_mean_is_students_interval():
+def test_jackknife_of_mean_equals_student_interval():
     values = np.array([0.3, -1.2, 2.5, 0.9, 4.0])
     found = jackknife(lambda kept: values[list(kept)].mean(), range(5))
     low, high = stats.t.interval(0.95, 4, values.mean(), stats.sem(values))
@@ -74,7 +74,7 @@ def test_the_jackknife_of_a_mean_is_students_interval():
     assert np.isnan(jackknife(lambda kept: np.nan if len(kept) < 4 else 1.0, range(4)).value)
 
 
-def test_intervals_of_means_are_students():
+def test_mean_interval_equals_student_interval_of_scipy():
     found = mean_interval([1.0, 2.0, 4.0])
     low, high = stats.t.interval(0.95, 2, 7 / 3, stats.sem([1, 2, 4]))
     assert (found.value, found.low, found.high) == pytest.approx((7 / 3, low, high))
@@ -92,7 +92,7 @@ def synthetic_documents(draw, sigma):
 
 @pytest.mark.parametrize("sigma", [0.3, 0.8, 1.27])  # the built-in text: 1.27
 @pytest.mark.parametrize("documents", [12, 40, 150])
-def test_a_share_over_documents_covers_however_unequal_they_are(documents, sigma):
+def test_ratio_interval_covers_share_for_documents_of_unequal_length(documents, sigma):
     """Documents drawn 2,000 times. Blocks of their tokens taken as independent cover half of the time."""
     draw = np.random.default_rng([documents, int(100 * sigma)])
     lengths, covered = synthetic_documents(draw, sigma)
@@ -108,7 +108,7 @@ def test_a_share_over_documents_covers_however_unequal_they_are(documents, sigma
 
 
 @pytest.mark.parametrize(("n", "fails", "share"), [(5, 0.0, 0.95), (5, 0.2, 0.87), (3, 0.2, 0.90)])
-def test_students_interval_covers_less_where_a_seed_fails(n, fails, share):
+def test_mean_interval_covers_less_if_a_seed_fails(n, fails, share):
     """As its docstring says: one seed in five, 5 standard deviations off."""
     draw = np.random.default_rng(n)
     values = draw.standard_normal((DRAWS, n)) + 5 * (draw.random((DRAWS, n)) < fails)
@@ -116,7 +116,7 @@ def test_students_interval_covers_less_where_a_seed_fails(n, fails, share):
     assert np.mean([e.low <= 5 * fails <= e.high for e in found]) == pytest.approx(share, abs=0.02)
 
 
-def test_a_ratio_of_few_or_one_sided_units_has_no_interval():
+def test_ratio_interval_is_nan_for_few_or_dominated_units():
     assert math.isnan(ratio_interval([1, 2, 3, 4], [10, 10, 10, 10]).low)
     assert not math.isnan(ratio_interval([1, 2, 3, 4, 5], [10, 10, 10, 10, 10]).low)
     assert math.isnan(ratio_interval(np.ones(40), [1000, *[1] * 39]).low)
@@ -139,7 +139,7 @@ def share_that_covers(draw, times=600):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "skewed_at_least"), [(8, 0.84), (20, 0.89), (100, 0.91)])
-def test_the_bootstrap_of_pairs_covers_with_few_rows(n, skewed_at_least):
+def test_paired_bootstrap_covers_few_rows_better_than_percentiles(n, skewed_at_least):
     """Percentiles of the resampled mean do not: over 20 normal rows they cover 90 %, over log-normal ones 85 %."""
     generator = np.random.default_rng(n)
     covers, by_percentiles = share_that_covers(lambda: generator.standard_normal(n))
@@ -151,7 +151,7 @@ def test_the_bootstrap_of_pairs_covers_with_few_rows(n, skewed_at_least):
         assert skewed > by_percentiles_skewed + 0.03
 
 
-def test_the_bootstrap_of_few_pairs_is_as_wide_as_students_interval():
+def test_paired_bootstrap_of_ten_rows_is_as_wide_as_student_interval():
     """Of normal values. Percentiles of the resampled mean are a fifth narrower for ten of them."""
     generator, wide = np.random.default_rng(0), []
     for seed in range(20):
@@ -161,14 +161,14 @@ def test_the_bootstrap_of_few_pairs_is_as_wide_as_students_interval():
     assert 0.95 < np.mean(wide) < 1.15
 
 
-def test_the_bootstrap_where_nothing_varies():
+def test_paired_bootstrap_has_zero_width_for_constants_and_nan_for_few_rows():
     same = paired_bootstrap(np.zeros(5), np.ones(5))
     assert (same.value, same.low, same.high) == (1, 1, 1)
     assert math.isnan(paired_bootstrap(np.zeros(1), np.ones(1)).low)
     assert math.isnan(paired_bootstrap(np.zeros(2), np.array([1.0, 2.0])).low)  # not an interval of no width
 
 
-def test_fishers_interval_is_of_normal_rows():
+def test_correlation_interval_covers_normal_rows_but_not_heavy_tails():
     """With ρ = 0.5, as its docstring says: right for normal rows, too narrow for elliptical t with 4 degrees."""
     draw, hits = np.random.default_rng(0), {"normal": [], "t4": []}
     for _ in range(1500):
@@ -181,7 +181,7 @@ def test_fishers_interval_is_of_normal_rows():
     assert 0.71 <= np.mean(hits["t4"]) <= 0.84
 
 
-def test_wilson_covers():
+def test_wilson_interval_covers_true_share():
     generator = np.random.default_rng(0)
     for true in (0.01, 0.3, 0.9):
         draws = generator.binomial(200, true, DRAWS) / 200
@@ -210,14 +210,14 @@ def mean_over_errors(found, df):
 
 
 @pytest.mark.parametrize("df", [*range(1, 13), 29, 30, 99, 500])
-def test_students_t(df):
+def test_critical_t_and_p_value_match_printed_table_and_scipy(df):
     assert critical_t(df) == pytest.approx(PRINTED.get(df, stats.t.ppf(0.975, df)), abs=5e-4)
     for t in (0.0, 0.3, -2.1, 12.7, 1e9):
         assert two_sided_p(t, df) == pytest.approx(2 * stats.t.sf(abs(t), df), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("df", "level"), [(2, 0.05), (2, 0.05 / 12), (4, 0.05 / 6), (99, 0.05)])
-def test_the_detectable_difference_has_the_power_that_is_stated(df, level):
+def test_detectable_difference_has_80_percent_power(df, level):
     """Both standard errors are estimates: the one that the difference is a multiple of, and that of the test."""
     c = stats.t.ppf(1 - level / 2, df)
     assert critical_t(df, level) == pytest.approx(c, rel=1e-9)
@@ -227,7 +227,7 @@ def test_the_detectable_difference_has_the_power_that_is_stated(df, level):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "rows"), [(2, 1), (3, 1), (3, 4), (5, 6), (5, 20)])
-def test_a_study_finds_the_detectable_difference_in_80_of_100_repetitions(seeds, rows):
+def test_simulated_study_finds_detectable_difference_in_80_percent_of_runs(seeds, rows):
     """Simulated: one study estimates the error, another has one such difference among rows of none, tested by Holm."""
     draw, sigma, times = np.random.default_rng([seeds, rows]), 0.02, 4000
     detected = 0
@@ -251,7 +251,7 @@ def stepped_down(p, alpha, place):
 
 
 @given(st.lists(st.floats(0, 0.2), min_size=1, max_size=8), st.integers(0, 7))
-def test_the_level_of_each_test_is_where_holm_begins_to_reject_it(p, place):
+def test_holm_levels_are_thresholds_of_step_down_procedure(p, place):
     place %= len(p)
     level = holm_levels(p)[place]
     for own, rejected in ((level * (1 - 1e-9), True), (level * (1 + 1e-9), False)):
@@ -259,12 +259,12 @@ def test_the_level_of_each_test_is_where_holm_begins_to_reject_it(p, place):
         assert stepped_down(beside, 0.05, place) == rejected
 
 
-def test_many_seeds_approach_the_normal_distribution():
+def test_critical_t_and_detectable_difference_approach_normal_limits():
     assert critical_t(100_000) == pytest.approx(stats.norm.ppf(0.975), rel=1e-4)
     assert detectable_difference(100_000) == pytest.approx(stats.norm.ppf(0.975) + stats.norm.ppf(0.8), rel=1e-4)
 
 
-def test_holm_on_figures_written_down():
+def test_holm_adjusted_matches_values_computed_by_hand():
     """By hand: 4·0.005, 3·0.01, 2·0.03, then 0.04 raised to the one before."""
     assert holm_adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm_adjusted([0.6, 0.9]) == [1.0, 1.0]
@@ -272,7 +272,7 @@ def test_holm_on_figures_written_down():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.sampled_from([0.01, 0.05, 0.2]))
-def test_holm_rejects_what_stepping_down_rejects(p, alpha):
+def test_holm_adjusted_rejects_what_step_down_procedure_rejects(p, alpha):
     rejected, left = set(), sorted(range(len(p)), key=lambda i: p[i])
     while left and p[left[0]] * len(left) < alpha:
         rejected.add(left.pop(0))

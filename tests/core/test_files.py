@@ -13,7 +13,7 @@ def interrupted(path):
     raise KeyboardInterrupt
 
 
-def test_a_block_that_raises_leaves_the_old_file(tmp_path):
+def test_atomic_replacement_keeps_old_file_if_block_raises(tmp_path):
     path = tmp_path / "a"
     write_atomically(path, "é")
     with pytest.raises(KeyboardInterrupt), atomic_replacement(path) as made:
@@ -22,7 +22,7 @@ def test_a_block_that_raises_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_after(tmp_path, monkeypatch):
+def test_write_atomically_syncs_bytes_before_rename_and_folder_after(tmp_path, monkeypatch):
     seen = []
 
     def fsync(descriptor):
@@ -36,7 +36,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_after(tmp_path, 
     assert (folder, after) == (tmp_path.name, ["a"])
 
 
-def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monkeypatch):
+def test_sync_error_is_ignored_for_folder_and_raised_for_file(tmp_path, monkeypatch):
     def fsync(descriptor):
         raise OSError(errno.EINVAL, "Invalid argument")
 
@@ -62,12 +62,12 @@ def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monk
         (2.62144e17, "262,144 TB"),
     ],
 )
-def test_size(value, text):
+def test_format_bytes_rounds_to_three_digits_with_unit(value, text):
     assert format_bytes(value) == text
 
 
 @pytest.mark.parametrize(("variable", "folder"), [(None, "home/.cache"), ("", "home/.cache"), ("other", "other")])
-def test_an_empty_variable_of_the_cache_is_as_none(tmp_path, monkeypatch, variable, folder):
+def test_cache_folder_treats_empty_xdg_variable_as_unset(tmp_path, monkeypatch, variable, folder):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

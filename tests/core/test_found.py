@@ -22,5 +22,5 @@ from tiewise.core.measurement import plain, signed
         (signed, math.inf, 2, "–"),
     ],
 )
-def test_a_figure_is_told(told, value, digits, text):
+def test_plain_and_signed_format_numbers(told, value, digits, text):
     assert told(value, digits) == text

@@ -24,7 +24,7 @@ def started():
     dist.destroy_process_group()
 
 
-def test_alone_everything_is_what_it_is():
+def test_ranks_functions_change_nothing_in_one_process():
     before = signal.getsignal(signal.SIGINT)
     ranks.join()
     assert (ranks.size(), ranks.is_first(), ranks.rows_per_rank(7)) == (1, True, 7)
@@ -43,7 +43,7 @@ def test_alone_everything_is_what_it_is():
 
 
 @pytest.mark.parametrize(("size", "rank"), [("", ""), ("1", "0"), ("2", ""), ("2", "1")])
-def test_who_is_launched(monkeypatch, size, rank):
+def test_is_launched_requires_world_size_above_one_and_rank(monkeypatch, size, rank):
     for name, number in (("WORLD_SIZE", size), ("RANK", rank)):
         monkeypatch.delenv(name, raising=False)
         if number:
@@ -51,21 +51,21 @@ def test_who_is_launched(monkeypatch, size, rank):
     assert ranks.is_launched() is ((size, rank) == ("2", "1"))
 
 
-def test_a_batch_is_divided_or_refused(group):
+def test_rows_per_rank_divides_batch_or_refuses_it(group):
     group.size = 3
     assert ranks.rows_per_rank(12) == 4
     with pytest.raises(RunError, match="a batch of 8 cannot be divided between 3 processes; use --set batch=9"):
         ranks.rows_per_rank(8)
 
 
-def test_ranks_of_one_tp_take_the_same_rows(group):
+def test_rows_per_rank_counts_tensor_parallel_group_once(group):
     group.size, group.fsdp, group.tp = 12, 2, 3
     assert (ranks.sharded(), ranks.rows_per_rank(8)) == ((2, 2, 3), 2)
     with pytest.raises(RunError, match="a batch of 6 cannot be divided between 4 groups of 3; use --set batch=8"):
         ranks.rows_per_rank(6)
 
 
-def test_a_group_that_somebody_else_has_started_is_met_and_left_as_it_was(started):
+def test_existing_group_uses_running_process_group_and_leaves_it_open(started):
     alone = ranks._group
     with ranks.existing_group("x was saved", "start again"):
         assert ranks._group.dist is dist
@@ -78,14 +78,14 @@ def test_a_group_that_somebody_else_has_started_is_met_and_left_as_it_was(starte
     assert dist.is_initialized()
 
 
-def test_a_process_that_is_gone_is_said_in_one_line(group):
+def test_existing_group_reports_lost_process_in_one_line(group):
     group.size = 2
     said = "another process ended while x was saved; start again"
     with pytest.raises(RunError, match=said), ranks.existing_group("x was saved", "start again"):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
 
 
-def test_a_press_before_the_work_of_the_first_ends_it_undone(started, monkeypatch):
+def test_ctrl_c_before_work_of_rank_zero_prevents_the_work(started, monkeypatch):
     monkeypatch.setattr(ranks, "_group", group := ranks._Group(dist))
     done = []
     group.press(signal.SIGINT, None)

@@ -11,7 +11,7 @@ sizes = st.integers(0, 10_000)
 
 
 @given(st.sampled_from(["attention", "ffn", "all"]), st.booleans(), st.integers(1, 10_000), sizes, sizes)
-def test_parse_reads_what_str_prints(kind, in_turn, distinct, ends, rank):
+def test_sharing_spec_parse_reads_what_str_prints(kind, in_turn, distinct, ends, rank):
     spec = SharingSpec(kind, **{"cycle" if in_turn else "groups": distinct}, ends=ends, rank=rank)
     assert SharingSpec.parse(str(spec)) == spec
 
@@ -28,7 +28,7 @@ def test_parse_reads_what_str_prints(kind, in_turn, distinct, ends, rank):
         ("ffn:ends=2,cycle=3+rank=4", "ffn:cycle=3,ends=2+rank=4"),
     ],
 )
-def test_canonical_form(text, canonical):
+def test_sharing_spec_prints_canonical_form(text, canonical):
     assert str(SharingSpec.parse(text)) == canonical
 
 
@@ -48,14 +48,14 @@ def test_canonical_form(text, canonical):
         ("all+groups=2", "unknown option 'groups'"),
     ],
 )
-def test_refusals_say_the_way_out(text, says):
+def test_sharing_spec_refuses_invalid_text_with_remedy(text, says):
     with pytest.raises(SpecError, match=says.replace("(", r"\(").replace(")", r"\)")) as caught:
         SharingSpec.parse(text)
     assert caught.value.remedy
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_groups_are_consecutive_and_even(groups, layers):
+def test_sharing_groups_are_consecutive_and_even(groups, layers):
     spec = SharingSpec("all", groups)
     if groups > layers:
         with pytest.raises(SpecError, match="groups of"):
@@ -68,7 +68,7 @@ def test_groups_are_consecutive_and_even(groups, layers):
 
 
 @given(st.integers(2, 12), st.integers(0, 4), st.integers(1, 30))
-def test_a_cycle_is_a_block_repeated_between_the_ends(cycle, ends, layers):
+def test_sharing_cycle_repeats_block_between_unshared_end_layers(cycle, ends, layers):
     spec = SharingSpec("all", cycle=cycle, ends=ends)
     if layers - 2 * ends < cycle:
         with pytest.raises(SpecError):
@@ -80,6 +80,6 @@ def test_a_cycle_is_a_block_repeated_between_the_ends(cycle, ends, layers):
     assert len(set(of)) == cycle + 2 * ends
 
 
-def test_an_empty_middle_is_refused():
+def test_group_of_refuses_ends_that_leave_no_middle_layer():
     with pytest.raises(SpecError, match="two ends of 2 in 4 layers"):
         SharingSpec.parse("all:ends=2").group_of(0, 4)

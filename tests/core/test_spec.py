@@ -40,7 +40,7 @@ options = st.fixed_dictionaries(
 
 
 @given(kinds, options)
-def test_parse_reads_what_str_prints(kind, chosen):
+def test_boundary_spec_parse_reads_what_str_prints(kind, chosen):
     spec = BoundarySpec(**kind, **chosen)
     assert BoundarySpec.parse(str(spec)) == spec
 
@@ -58,7 +58,7 @@ def test_parse_reads_what_str_prints(kind, chosen):
         ("untied+tie_at=100", "untied+tie_at=100"),
     ],
 )
-def test_canonical_form(text, canonical):
+def test_boundary_spec_prints_canonical_form(text, canonical):
     assert str(BoundarySpec.parse(text)) == canonical
 
 
@@ -81,18 +81,18 @@ def test_canonical_form(text, canonical):
         ("", "unknown boundary ''"),
     ],
 )
-def test_refusals_name_the_reason(text, says):
+def test_boundary_spec_refuses_invalid_text_with_reason_and_remedy(text, says):
     with pytest.raises(SpecError, match=says) as caught:
         BoundarySpec.parse(text)
     assert caught.value.remedy
 
 
-def test_a_factor_wider_than_the_model_is_refused_with_the_model_width():
+def test_maps_refuses_factor_wider_than_model():
     with pytest.raises(SpecError, match="k = 256 exceeds the model width 128"):
         BoundarySpec.parse("factored:256").maps(128)
 
 
-def test_scales_follow_the_width():
+def test_scales_are_computed_from_model_width():
     assert BoundarySpec.parse("tied+input_scale=sqrt_d+output_scale=1/sqrt_d").scales(64) == (8.0, 0.125)
     assert BoundarySpec.parse("tied+input_scale=2.5").scales(64) == (2.5, 1.0)
 
@@ -109,5 +109,5 @@ def test_scales_follow_the_width():
         ("spd", {"out_map.factor": (32, 32)}),
     ],
 )
-def test_shapes_of_the_maps_in_a_model_of_width_32(text, shapes):
+def test_map_shapes_returns_shapes_for_model_of_width_32(text, shapes):
     assert BoundarySpec.parse(text).map_shapes(32) == shapes
