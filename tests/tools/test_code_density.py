@@ -33,11 +33,11 @@ def figure(tmp_path, source, name):
     return DENSITY["figures"](measured(tmp_path, source))[name]
 
 
-def test_statements_are_counted_without_imports_docstrings_asserts_and_bare_annotations(tmp_path):
+def test_measure_counts_statements_without_imports_docstrings_and_asserts(tmp_path):
     assert measured(tmp_path, PLAIN).statements == 2
 
 
-def test_syntax_nodes_are_counted_one_by_one(tmp_path):
+def test_measure_counts_every_syntax_node(tmp_path):
     # Module, Assign, Name, Store, BinOp, Constant, Add, Constant
     assert measured(tmp_path, "z = 1 + 2\n").nodes == 8
     assert figure(tmp_path, "z = 1 + 2\n", "syntax nodes per statement") == 8
@@ -68,14 +68,14 @@ def test_syntax_nodes_are_counted_one_by_one(tmp_path):
         ("with a: b()", 0),
     ],
 )
-def test_decisions_of_one_statement(tmp_path, source, decisions):
+def test_measure_counts_decisions_of_one_statement(tmp_path, source, decisions):
     assert measured(tmp_path, source).decisions == decisions
 
 
 BRANCHES = "\n".join(f"    if a == {number}: b()" for number in range(11))
 
 
-def test_bodies_with_many_decisions_are_functions_classes_and_modules(tmp_path):
+def test_measure_counts_decisions_per_function_class_and_module(tmp_path):
     counts = measured(
         tmp_path, f"def f(a):\n{BRANCHES}\nclass C:\n{BRANCHES}\n    def g(self): return 1 if self else 2\n"
     )
@@ -92,13 +92,13 @@ def test_an_inner_function_counts_for_itself_and_for_the_outer_one(tmp_path):
     assert sorted(body.decisions for body in bodies) == [0, 1, 1]
 
 
-def test_the_worst_bodies_come_first_and_the_longest_among_equals(tmp_path):
+def test_worst_bodies_sorts_by_decisions_then_by_length(tmp_path):
     counts = measured(tmp_path, "def f(): return 1\ndef g(a): return a or 1\ndef h(a):\n    return a or 1\n")
     assert [body.where.rpartition(" ")[2] for body in DENSITY["worst_bodies"](counts, 3)] == ["h", "g", "f"]
 
 
 @pytest.mark.parametrize(("count", "crowded"), [(15, 0), (16, 1)])
-def test_functions_with_many_local_names(tmp_path, count, crowded):
+def test_measure_counts_functions_with_many_local_names(tmp_path, count, crowded):
     body = "\n".join(f"    x{number} = x0 = 1" for number in range(count))
     assert measured(tmp_path, f"def f(a, b):\n{body}\n").crowded_functions == crowded
 
@@ -112,11 +112,11 @@ def test_functions_with_many_local_names(tmp_path, count, crowded):
         ("f(a, b, c, d, e, f, g)", 0),
     ],
 )
-def test_private_functions_with_many_parameters(tmp_path, signature, wide):
+def test_measure_counts_private_functions_with_many_parameters(tmp_path, signature, wide):
     assert measured(tmp_path, f"def {signature}: pass\n").wide_private_functions == wide
 
 
-def test_conditional_expressions_and_nested_ones(tmp_path):
+def test_measure_counts_conditional_expressions_and_nested_ones(tmp_path):
     counts = measured(tmp_path, "x = a if b else c\ny = a if b else (c if d else e)\nz = [a if b else c]\n")
     assert (counts.conditional_expressions, counts.nested_conditional_expressions) == (4, 1)
 
@@ -135,7 +135,7 @@ def test_conditional_expressions_and_nested_ones(tmp_path):
         ("foundation = 1", 0),
     ],
 )
-def test_names_that_say_nothing(tmp_path, source, vague):
+def test_measure_counts_vague_names(tmp_path, source, vague):
     assert measured(tmp_path, source).vague_names == vague
 
 
@@ -154,17 +154,17 @@ SENTENCE = "One two three four five six seven eight nine ten eleven twelve thirt
         ("It stands beside one of its own; a bystander does not.", (1, 0, 0, 3)),
     ],
 )
-def test_docstrings(tmp_path, docstring, counts):
+def test_measure_counts_faults_of_docstrings(tmp_path, docstring, counts):
     made = measured(tmp_path, f'def f():\n    """{docstring}"""\n')
     assert (made.docstrings, made.long_first_sentences, made.bad_openings, made.listed_phrases) == counts
 
 
-def test_public_definitions_without_docstring(tmp_path):
+def test_measure_counts_public_definitions_without_docstring(tmp_path):
     source = "class A:\n    def b(self): pass\n    def _c(self): pass\nclass _D: pass\n"
     assert measured(tmp_path, source).public_without_docstring == 3  # module, A, b
 
 
-def test_folders_named_tests_are_left_out_and_a_file_is_measured_alone(tmp_path):
+def test_measure_skips_tests_folders_and_accepts_single_file(tmp_path):
     for name in ("a/x.py", "a/y.py", "b/tests/z.py", "c.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
@@ -198,7 +198,7 @@ def git(folder, *arguments):
     subprocess.run(["git", *settings, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def test_commit_subjects_are_those_of_the_repository_that_tracks_the_folder(tmp_path):
+def test_commit_subjects_come_from_repository_that_tracks_the_folder(tmp_path):
     folder = tmp_path / "here"
     folder.mkdir()
     git(folder, "init", "-q")
@@ -242,7 +242,7 @@ def test_check_fails_if_the_package_is_worse_than_committed(copy):
     assert "decisions per 100 statements                                50.0   committed 100.0\n" in done.stdout
 
 
-def test_json_has_every_figure_and_a_path_is_not_compared(copy):
+def test_json_has_every_figure_and_check_refuses_a_path(copy):
     done = json.loads(run(copy, "--json", "--worst", "1").stdout)
     assert done["figures"]["decisions per 100 statements"] == 100
     assert done["totals"]["statements"] == 1

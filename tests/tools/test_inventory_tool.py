@@ -117,7 +117,7 @@ def run(toy, *arguments):
     return subprocess.run([sys.executable, TOOL, *arguments], cwd=toy, capture_output=True, text=True)
 
 
-def test_every_difference_is_reported(toy):
+def test_inventory_reports_every_difference(toy):
     done = run(toy, "A", "B", "--renames", "renames.txt")
     assert done.stdout == EXPECTED, done.stderr
     assert done.returncode == 1
@@ -126,11 +126,11 @@ def test_every_difference_is_reported(toy):
     assert len(listed.stdout.splitlines()) == 1
 
 
-def test_reasons_can_be_in_another_file(toy):
+def test_inventory_reads_reasons_from_another_file(toy):
     assert run(toy, "A", "B", "--renames", "renames.txt", "--removed", "enough.md").returncode == 0
 
 
-def test_a_revision_that_does_not_collect_is_refused(toy):
+def test_inventory_refuses_revision_that_does_not_collect(toy):
     folder = toy / "broken"
     git(toy, "clone", "-q", str(toy), str(folder))
     commit(folder, {"tests/test_all.py": "import nowhere\n"}, "C")
@@ -140,7 +140,7 @@ def test_a_revision_that_does_not_collect_is_refused(toy):
     assert run(folder, "no-such-revision", "C").returncode == 2
 
 
-def test_a_package_of_another_folder_is_refused(toy, tmp_path):
+def test_inventory_refuses_package_imported_from_another_folder(toy, tmp_path):
     folder = tmp_path / "astray"
     git(toy, "clone", "-q", str(toy), str(folder))
     other = f"import sys\nsys.path.insert(0, {str(toy / 'src')!r})\nimport toy\n"
@@ -164,7 +164,7 @@ def test_a_package_of_another_folder_is_refused(toy, tmp_path):
         (r"/test_(\w+)/  test_\1_of", "test_a[1.5]", None),
     ],
 )
-def test_a_row_of_renames(tmp_path, row, test, renamed):
+def test_rename_row_maps_old_name_to_new_name(tmp_path, row, test, renamed):
     (tmp_path / "renames").write_text(row)
     (made,) = INVENTORY["read_renames"](tmp_path / "renames")
     assert made.apply(test) == renamed
@@ -182,7 +182,7 @@ def test_a_row_of_renames(tmp_path, row, test, renamed):
         ("read_reasons", "- `test_a`: ", "is no reason"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_refused(tmp_path, reader, text, says):
+def test_readers_refuse_malformed_lines_of_renames_and_reasons(tmp_path, reader, text, says):
     (tmp_path / "file").write_text(text)
     with pytest.raises(INVENTORY["InventoryError"], match=says):
         INVENTORY[reader](tmp_path / "file")
@@ -199,20 +199,20 @@ def test_a_line_that_cannot_be_read_is_refused(tmp_path, reader, text, says):
         ((1, 1), (1, 1), (0, 0, 0, 0)),
     ],
 )
-def test_tests_of_one_name_are_counted(before, after, expected):
+def test_compare_counts_tests_of_one_name(before, after, expected):
     suites = [INVENTORY["Suites"](Counter(t=quick), Counter(t=slow)) for quick, slow in (before, after)]
     made = INVENTORY["compare"](*suites)
     assert tuple(part["t"] for part in (made.removed, made.added, made.to_slow, made.to_quick)) == expected
 
 
-def test_two_tests_that_get_one_name_are_two():
+def test_rename_tests_counts_two_tests_that_get_one_name():
     (row,) = [INVENTORY["Rename"](INVENTORY["Pattern"].parse("test_*"), "test_all")]
     renamed, uses = INVENTORY["rename_tests"](Counter(["test_a", "test_b", "other"]), [row])
     assert renamed == {"test_all": 2, "other": 1}
     assert uses == {row: 2}
 
 
-def test_addresses_and_temporary_paths_are_left_out_of_names():
+def test_without_places_removes_addresses_and_paths_from_names():
     clean = INVENTORY["without_places"]
     folder = Path(os.sep) / "srv" / "tree"
     assert clean("test_a[<A at 0x7f00aa11>-0x1]", folder) == "test_a[<A at 0x…>-0x1]"

@@ -82,7 +82,7 @@ def test_every_operator_is_used_by_these_examples():
     assert used == set(operators.OPERATORS)
 
 
-def test_a_change_that_does_not_parse_or_changes_nothing_is_refused():
+def test_is_change_rejects_edits_that_do_not_parse_or_change_nothing():
     source = operators.Source("a = 1\nb = 2\n")
     assert not source.is_change(operators.Edit("any", 1, 0, 1, "("))
     assert not source.is_change(operators.Edit("any", 1, 4, 5, "1 "))
@@ -110,7 +110,7 @@ def far(a: int = 1) -> bool:
 '''
 
 
-def test_lines_of_a_file():
+def test_edits_of_lists_executable_lines_with_their_properties():
     lines = {line.line: line for line in operators.edits_of(operators.Source(LONG))}
     assert list(lines) == [2, 4, 8, 10, 14, 18]
     assert [number for number, line in lines.items() if line.at_import] == [2, 4, 8]
@@ -142,7 +142,7 @@ def executable(first, last=None, **more):
     return operators.ExecutableLine(first, last or first, **{"at_import": False, "is_cached": False, **more})
 
 
-def test_tests_of_a_line():
+def test_tests_of_returns_tests_that_execute_a_line():
     seen = coverage(
         {"t.py::a": [5, 6], "t.py::b": [6], "u.py::c": [9]},
         {"u.py::d": [5]},
@@ -158,7 +158,7 @@ def test_tests_of_a_line():
         assert choice.has_tests(line, "f.py", seen) == bool(choice.tests_of(line, "f.py", seen))
 
 
-def test_specific_tests_come_first_and_the_rest_is_spread():
+def test_choose_takes_specific_tests_first_and_spreads_the_rest():
     lines = {f"t{n}.py::test[{case}]": range(10 * n + 1, 20 * n + 2) for n in range(20) for case in range(40)}
     seen = coverage(lines, seconds=dict.fromkeys(lines, 0.5))
     chosen = choice.choose(dict.fromkeys(lines, 0), seen)
@@ -169,7 +169,7 @@ def test_specific_tests_come_first_and_the_rest_is_spread():
     assert (first, rest) == (chosen[:10], chosen[10:])
 
 
-def test_a_single_long_test_is_chosen():
+def test_choose_takes_one_test_if_it_is_long():
     seen = coverage({"t.py::long": [1], "t.py::other": [1, 2]}, seconds={"t.py::long": 300.0, "t.py::other": 1.0})
     assert choice.choose({"t.py::long": 0, "t.py::other": 0}, seen) == ["t.py::long"]
 
@@ -189,12 +189,12 @@ def test_a_single_long_test_is_chosen():
         ("none", 5, ("survived", "passed")),
     ],
 )
-def test_verdicts(reported, expected, verdict):
+def test_verdict_classifies_reported_outcome(reported, expected, verdict):
     assert mutate.Judge(coverage({}), set()).verdict(reported, expected) == verdict
 
 
 @pytest.mark.parametrize(("killed", "drawn"), [(0, 10), (150, 200), (7, 7)])
-def test_the_interval_is_that_of_scipy(killed, drawn):
+def test_wilson_matches_scipy_interval(killed, drawn):
     expected = scipy.stats.binomtest(killed, drawn).proportion_ci(method="wilson")
     assert results.wilson(killed, drawn) == pytest.approx(tuple(expected), abs=1e-12)
 
@@ -221,7 +221,7 @@ def test_results_survive_a_kill_in_the_middle_of_a_line(tmp_path):
         again.begin({"seed": 2})
 
 
-def test_a_summary_counts_and_names_the_survivors(tmp_path):
+def test_summary_counts_mutants_and_lists_survivors(tmp_path):
     file = results.ResultFile(tmp_path / "results.jsonl")
     file.begin({"seed": 1, "lines": {"executable lines": 12}})
     for one in (result(1), result(2), result(4, "survived"), result(5, "gone")):
@@ -339,7 +339,7 @@ def test_a_draw_is_reproducible_and_a_larger_one_continues_it(project):
         ("    number = 0", "    import os; os._exit(0)", "killed", "crashed"),
     ],
 )
-def test_outcomes(project, started, original, mutated, outcome, how):
+def test_judge_reports_outcome_of_mutant(project, started, original, mutated, outcome, how):
     mutant = mutant_of(original, mutated)
     judge = mutate.Judge(mutate.read_coverage(project / ".cache" / "mutate"), set(), cpu_seconds=1.5)
     found = judge.judge(started[0], mutant, mutate.selection(project, mutant, judge.coverage))
@@ -352,7 +352,7 @@ def outcomes(path):
     return {found.mutant.original: found.outcome for found in results.ResultFile(path).results.values()}
 
 
-def test_a_run_resumes_and_is_checked_again(project, bare_pytest, tmp_path, capsys):
+def test_main_resumes_run_and_rechecks_its_results(project, bare_pytest, tmp_path, capsys):
     path = tmp_path / "results.jsonl"
     words = ["--root", str(project), "--workers", "1", "--limit", "1", "--preload"]
     assert mutate.main(["--seed", "7", "--count", "7", "--results", str(path), *words]) == 0

@@ -66,13 +66,13 @@ def run(kit, text):
     return RUN["run"](page, kit)
 
 
-def test_a_page_that_is_right_passes(kit):
+def test_run_accepts_correct_page(kit):
     assert run(kit, GOOD) is None
     assert run(kit, "no code") is None
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_told_with_its_line(kit, what):
+def test_run_reports_fault_of_page_with_its_line(kit, what):
     old, new, says = WRONG[what]
     assert GOOD.count(old) == 1
     told = run(kit, GOOD.replace(old, new))
@@ -88,11 +88,11 @@ def test_what_is_wrong_is_told_with_its_line(kit, what):
         ("It took 3.5 s.\n", "line 1: 3.5: no source is named"),
     ],
 )
-def test_a_fence_says_what_it_is_and_a_number_where_it_is_from(kit, text, says):
+def test_run_requires_kind_of_code_block_and_source_of_number(kit, text, says):
     assert says in run(kit, text)
 
 
-def test_the_numbers_of_a_page_are_told_with_what_makes_them(tmp_path):
+def test_numbers_lists_printed_numbers_with_their_expressions(tmp_path):
     (tmp_path / "page.md").write_text(GOOD)
     found = [(one["line"], one["said"], one["made by"]) for one in RUN["numbers"](tmp_path / "page.md")]
     assert found == [(2, "4", "2 + 2"), (2, "5", "size"), (9, "6", "size + 1"), (23, "1", "cat count.txt text.txt")]
@@ -139,18 +139,18 @@ Rates are 0.01.
         ("arXiv:2603", "2603", None),
     ],
 )
-def test_a_measured_number_stands_in_the_source_that_its_page_names(tmp_path, old, new, says):
+def test_problems_reports_numbers_missing_from_named_source(tmp_path, old, new, says):
     (tmp_path / "source.md").write_text(SOURCE)
     assert old in RIGHT
     found = HOLD["problems"](tmp_path / "page.md", RIGHT.replace(old, new, 1))
     assert not found if says is None else says in found[0]
 
 
-def test_every_measured_number_of_the_book_is_in_its_source():
+def test_every_measured_number_in_docs_is_in_its_source():
     assert [f"{page.name}: {one}" for page in PAGES for one in HOLD["problems"](page, page.read_text())] == []
 
 
-def test_a_wrong_digit_anywhere_in_the_book_is_seen():
+def test_faults_detects_wrong_last_digit_of_most_numbers_in_docs():
     """The last digit of each number in turn is another: of all that are held, and of each page, most must be told."""
     seen = {}
     for page in PAGES:
@@ -167,7 +167,7 @@ def test_a_wrong_digit_anywhere_in_the_book_is_seen():
     assert [name for name, page in seen.items() if len(page) >= 20 and sum(page) / len(page) < 0.9] == []
 
 
-def test_a_drawing_that_is_not_what_its_command_draws_is_told(tmp_path):
+def test_drawn_otherwise_reports_drawing_that_its_script_does_not_reproduce(tmp_path):
     script = tmp_path / "make_line.py"
     script.write_text("import pathlib; pathlib.Path(__file__).with_name('line.svg').write_text('<svg/>')")
     (tmp_path / "line.svg").write_text("<svg/>")
@@ -178,7 +178,7 @@ def test_a_drawing_that_is_not_what_its_command_draws_is_told(tmp_path):
     assert "ZeroDivisionError" in RUN["drawn_otherwise"]([script])[0]
 
 
-def test_every_page_is_in_the_book():
+def test_navigation_lists_every_page_of_docs():
     told = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
     assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == told
 
@@ -191,18 +191,18 @@ def sentences(page):
     return [s for one in paragraphs for s in re.split(r"(?<=[.!?])[\s*\")]+(?=\S)", one.strip()) if re.search(r"\w", s)]
 
 
-def test_sentences_are_counted_as_a_reader_would():
+def test_sentences_splits_prose_and_skips_code_titles_and_tables():
     page = "# Title\n\nOne two `a b`. Three\nfour [five](x.md)?\n\n- six\n- seven eight\n\n| no |\n\n```sh\nno.\n```\n"
     assert [len(s.split()) for s in sentences(page)] == [3, 3, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["index", "start", "decide"])
-def test_the_first_pages_are_easy_to_read(name):
+def test_first_pages_average_at_most_22_words_a_sentence(name):
     lengths = [len(s.split()) for s in sentences((ROOT / "docs" / f"{name}.md").read_text())]
     assert sum(lengths) / len(lengths) <= 22
 
 
-def test_the_diagrams_are_what_their_command_draws():
+def test_committed_diagrams_equal_output_of_their_script():
     drawings = runpy.run_path(str(ROOT / "docs" / "make_diagrams.py"))["DRAWINGS"]
     for name, drawing in drawings.items():
         assert drawing() == (ROOT / "docs" / f"{name}.svg").read_text()
@@ -210,13 +210,13 @@ def test_the_diagrams_are_what_their_command_draws():
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the prose is that of Python 3.11")
-def test_the_first_picture_is_what_its_command_draws():
+def test_committed_heatmap_equals_output_of_its_script():
     picture, said = runpy.run_path(str(ROOT / "docs" / "make_heatmaps.py"))["made"]()
     assert said in (ROOT / "docs" / "start.md").read_text()
     assert picture == (ROOT / "docs" / "one-table.svg").read_text()
 
 
-def test_the_kit_says_where_it_may_be_made(tmp_path):
+def test_kit_refuses_folder_that_is_not_empty(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     done = subprocess.run([sys.executable, ROOT / "examples/kit.py", tmp_path], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"{tmp_path} is not empty\n")

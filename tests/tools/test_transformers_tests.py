@@ -121,7 +121,7 @@ def _without_seconds(text):
     return re.sub(r"\(\d+ s\)", "(… s)", text)
 
 
-def test_what_differs_is_named(checkout):
+def test_tool_lists_tests_that_differ_after_install(checkout):
     ran = _run(checkout, "--families", "toy")
     lines = _without_seconds(ran.stdout).splitlines()
     assert ran.returncode == 1, ran.stderr
@@ -143,7 +143,7 @@ def test_what_differs_is_named(checkout):
 
 
 @pytest.mark.slow
-def test_nothing_differs_after_uninstall(checkout):
+def test_tool_reports_no_difference_after_uninstall(checkout):
     ran = _run(checkout / "tests", "--families", "toy", "--models", "uninstalled")
     lines = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -151,7 +151,7 @@ def test_nothing_differs_after_uninstall(checkout):
     assert lines[-2:] == ["  0 of 7 tests differ", "1 of 1 families have the same outcomes"]
 
 
-def test_a_run_that_does_not_finish(checkout, run_here):
+def test_tool_reports_run_that_does_not_finish(checkout, run_here):
     ran = run_here(checkout, "--families", "toy", "--timeout", "0")
     assert ran.returncode == 1
     assert "  the plain run did not finish: stopped after 0 s" in ran.stdout.splitlines()
@@ -184,7 +184,7 @@ def _renamed(folder):
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_folder_that_cannot_be_used(checkout, wrong, run_here):
+def test_tool_refuses_unusable_checkout_with_one_line(checkout, wrong, run_here):
     make, reason = WRONG[wrong]
     ran = (_run if wrong == "no folder" else run_here)(make(checkout), "--families", "toy")
     assert ran.returncode == 2
