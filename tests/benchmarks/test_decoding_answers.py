@@ -9,13 +9,13 @@ from tiewise.boundary.ops.exact_top import ExactTop
 
 @pytest.mark.parametrize("k", [1, 20])
 @pytest.mark.parametrize("name", ["flat", "zipf", "peaked"])
-def test_every_query_of_a_named_spectrum(name, k):
+def test_exact_top_answers_every_query_of_named_spectrum(name, k):
     table, hidden = table_of(name, 5000, 96)
     assert wrong(ExactTop(table), hidden, k) == 0
     assert wrong(ExactTop(table.bfloat16()), hidden.bfloat16(), k) == 0
 
 
-def test_a_wrong_answer_is_seen():
+def test_wrong_counts_incorrect_answers():
     table, hidden = table_of("flat", 500, 32)
     top = ExactTop(table)
     top.top = lambda h, k: (torch.zeros(len(h), k), torch.zeros(len(h), k, dtype=torch.long))
@@ -23,7 +23,7 @@ def test_a_wrong_answer_is_seen():
 
 
 @pytest.mark.slow
-def test_ten_thousand_queries_of_a_trained_model():
+def test_exact_top_answers_10000_queries_of_trained_model():
     table, hidden = trained(10_000)
     top = ExactTop(table)
     assert wrong(top, hidden, 1) == 0

@@ -9,7 +9,7 @@ import torch
 from benchmarks import gpu
 
 
-def test_the_dry_run_on_a_cpu_finds_every_figure_right(tmp_path, capsys):
+def test_cpu_dry_run_finds_every_figure_right(tmp_path, capsys):
     out, flag = tmp_path / "gpu.json", torch.backends.mkldnn.matmul.fp32_precision
     assert gpu.main(["--device", "cpu", "--out", str(out)]) == 0
     assert torch.backends.mkldnn.matmul.fp32_precision == flag  # other tests of this process rely on it
@@ -23,7 +23,7 @@ def test_the_dry_run_on_a_cpu_finds_every_figure_right(tmp_path, capsys):
     assert "12 right, 4 not run" in capsys.readouterr().out
 
 
-def test_a_wrong_figure_is_exit_1_and_named(tmp_path, capsys, monkeypatch):
+def test_main_exits_1_and_names_wrong_figure(tmp_path, capsys, monkeypatch):
     right = gpu.linear_cross_entropy
 
     def wrong(*given, **options):
@@ -38,7 +38,7 @@ def test_a_wrong_figure_is_exit_1_and_named(tmp_path, capsys, monkeypatch):
     assert "1 right, 1 wrong" in said
 
 
-def test_a_check_that_raises_or_gives_nan_is_wrong():
+def test_run_reports_check_that_raises_or_returns_nan_as_wrong():
     place = gpu.Place("cpu", 2, 3, 4)
 
     def raises(place):
@@ -51,7 +51,7 @@ def test_a_check_that_raises_or_gives_nan_is_wrong():
     assert gpu.run(lambda place: [gpu.Figure("x", 0.0, 0.0)], place).state == "right"
 
 
-def test_without_a_gpu_or_a_package_one_line_says_so(tmp_path, capsys, monkeypatch):
+def test_main_reports_missing_gpu_or_package_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "gpu.json")]) == 2
     assert "--device cpu" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def _by_distributions(p, name, logits):
 
 
 @pytest.mark.parametrize("name", ["loss", "tied", "policy", "kl", "jsd"])
-def test_the_truth_is_autograd_s_in_fp64(name):
+def test_truth_matches_autograd_in_fp64(name):
     p = Problem(*SHAPE, torch.float32)
     w = p.w.double().requires_grad_()
     h = torch.nn.functional.embedding(p.ids, w) if name == "tied" else p.h.double().requires_grad_()
@@ -53,14 +53,14 @@ def _errors(name, kind):
         if row.truth and row.make and kind in row.kinds
     ],
 )
-def test_every_row_computes_what_it_says(name, kind):
+def test_benchmark_row_matches_fp64_reference(name, kind):
     for wrong in _errors(name, kind):
         assert wrong["loss"] < (1e-6 if kind == "fp32" else 0.05)
         assert wrong["table"] < (1e-5 if kind == "fp32" else 0.05)
         assert wrong.get("features", 0) < (1e-5 if kind == "fp32" else 0.05)
 
 
-def test_the_page_is_that_of_the_committed_results():
+def test_performance_page_equals_page_of_committed_results():
     assert performance.PAGE.read_text(encoding="utf-8") == performance.page(performance.results(performance.RESULTS))
 
 
@@ -71,7 +71,7 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_another_machine_adds_its_table_and_leaves_the_others(results, monkeypatch):
+def test_results_of_another_machine_add_a_table_and_keep_the_others(results, monkeypatch):
     monkeypatch.setattr(performance, "PAGE", results / "page.md")
     pages, names = [], ["tiewise", "tied step, tiewise", "tied step, paths tracked"]
     found = loss.measure(SHAPE, "fp32", names, 1, 60.0)
@@ -90,7 +90,7 @@ def test_another_machine_adds_its_table_and_leaves_the_others(results, monkeypat
     assert "| plain |  |  |  |  | 30 |" in one
 
 
-def test_a_row_is_measured_again_by_itself_and_keeps_its_memory(results):
+def test_keep_replaces_times_of_measured_row_and_keeps_its_memory(results):
     row = {"error": {"loss": 1e-8}, "seconds": [1.0], "products": [1.0], "run": "1", "machine": "this"}
     loss.keep(SHAPE, "fp32", {"tiewise": row | {"megabytes": 3.0}, "plain": row})
     loss.keep(
@@ -106,7 +106,7 @@ def test_a_row_is_measured_again_by_itself_and_keeps_its_memory(results):
     assert performance.over(m.kinds["fp32"]["tiewise"], m.kinds["fp32"]["plain"]) == 2.0
 
 
-def test_rows_that_would_take_too_long_are_run_once():
+def test_measure_runs_slow_rows_once():
     found = loss.measure(SHAPE, "fp32", ["tiewise"], 1, 0.0)["tiewise"]
     assert found["missing"] == "0.0 s, once"
     assert "seconds" not in found

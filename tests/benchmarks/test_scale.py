@@ -7,7 +7,7 @@ V, E, N = 128_000, 8192, 1_000_000
 SIZES = Sizes(V, E, 1)
 
 
-def test_a_thousand_ranks_by_hand():
+def test_rank_matches_traffic_and_memory_computed_by_hand_for_1000_ranks():
     averaged = scale.rank(SIZES, N, 1000, "data parallel")
     assert averaged["sent_for_tables"] == 2 * 999 * V * E * 2 // 1000
     assert averaged["table_memory"]["total"] == 16 * V * E
@@ -24,7 +24,7 @@ def test_a_thousand_ranks_by_hand():
     assert scale.rank(SIZES, N, 8, "fsdp × vocabulary parallel", tp=8, fsdp=0) is None
 
 
-def test_the_best_group_is_the_root_of_v_over_2n():
+def test_traffic_is_least_for_fsdp_group_of_root_v_over_2n_ranks():
     def sent(ranks):
         return scale.rank(SIZES, N, 1000, "fsdp, tables kept sharded", fsdp=ranks)["sent_for_tables"]
 

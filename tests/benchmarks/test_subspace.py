@@ -23,7 +23,7 @@ def ids():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_the_augmented_loss_alone_draws_the_output_table_into_the_input_table_s_span(beta, ids):
+def test_only_augmented_loss_moves_output_table_into_span_of_input_table(beta, ids):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,7 +47,7 @@ def projector(table):
     return table @ np.linalg.pinv(table)
 
 
-def test_equals_the_projectors_and_the_principal_angles():
+def test_subspace_distance_matches_projectors_and_principal_angles():
     found = subspace_distance(A, B)
     assert math.isclose(found.distance, np.linalg.norm(projector(A) - projector(B)) / math.sqrt(14), rel_tol=1e-10)
     sines = np.sin(subspace_angles(A, B))
@@ -56,25 +56,25 @@ def test_equals_the_projectors_and_the_principal_angles():
     assert math.isclose(found.residual_a, np.linalg.norm(A - projector(B) @ A) / np.linalg.norm(A), rel_tol=1e-10)
 
 
-def test_one_span_in_two_bases_and_scales():
+def test_subspace_distance_is_zero_for_one_span_in_two_bases():
     found = subspace_distance(A, 100 * A @ RNG.normal(size=(7, 7)))
     assert found.distance < 1e-12
     assert found.residual_b < 1e-12
 
 
-def test_a_planted_small_angle_is_exact():
+def test_subspace_distance_is_exact_for_small_angle():
     q = np.linalg.qr(RNG.normal(size=(80, 6)))[0]
     turned = math.cos(1e-9) * q[:, :3] + math.sin(1e-9) * q[:, 3:]
     assert math.isclose(subspace_distance(q[:, :3], turned).distance, 1e-9, rel_tol=1e-5)
 
 
-def test_unrelated_tables_are_apart_by_chance():
+def test_subspace_distance_of_random_tables_equals_chance():
     found = [subspace_distance(RNG.normal(size=(200, 40)), RNG.normal(size=(200, 40))) for _ in range(30)]
     squares = [f.distance**2 for f in found]
     assert abs(np.mean(squares) - found[0].chance ** 2) < 4 * np.std(squares) / math.sqrt(30)
 
 
-def test_ranks_are_counted_and_the_smaller_one_matters():
+def test_subspace_distance_counts_ranks_and_uses_the_smaller_one():
     found = subspace_distance(A, A[:, [0, 1, 1]])
     assert found.ranks == (7, 2)
     assert found.distance < 1e-12
@@ -85,6 +85,6 @@ def test_ranks_are_counted_and_the_smaller_one_matters():
     ("a", "said"),
     [(A[:100], "common words"), (A[0], "common words"), (0 * A, "spans nothing"), (A * np.nan, "not finite")],
 )
-def test_what_cannot_be_compared(a, said):
+def test_subspace_distance_refuses_tables_it_cannot_compare(a, said):
     with pytest.raises(DataError, match=said):
         subspace_distance(a, B)

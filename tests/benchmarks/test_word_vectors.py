@@ -15,7 +15,7 @@ TEXT = [random.Random(line).choices("abcdefg", [9, 6, 4, 3, 2, 2, 1], k=12) for 
 WORDS = {word: i for i, word in enumerate("abcdefg")}
 
 
-def test_information_is_that_of_pairs_counted_one_by_one():
+def test_information_matches_pairs_counted_one_by_one():
     pairs = Counter((line[i], line[j]) for line in TEXT for i in range(12) for j in range(12) if 1 <= abs(i - j) <= 5)
     often = Counter()
     for (word, _), n in pairs.items():
@@ -29,7 +29,7 @@ def test_information_is_that_of_pairs_counted_one_by_one():
             assert found[i, j] == pytest.approx(max(expected, 0.0), abs=1e-12)
 
 
-def test_rows_are_written_for_a_table_at_the_scale_of_a_random_start(tmp_path, monkeypatch):
+def test_main_writes_vectors_at_scale_of_random_initialisation(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("\n".join(" ".join(line) for line in TEXT))
     out = tmp_path / "vectors"
     monkeypatch.setattr(
