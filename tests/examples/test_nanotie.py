@@ -110,7 +110,7 @@ def step(boundary, ids, targets, dtype=torch.float64, **options):
 
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("spec", SPECS)
-def test_nanotie_is_the_naive_formula(spec, name, monkeypatch):
+def test_nanotie_matches_naive_formula(spec, name, monkeypatch):
     monkeypatch.setattr(nanotie, "LOGITS_AT_ONCE", 7 * V)  # chunks of 7, 7, 7, 7 and 2 tokens
     ids, targets = make_batch(name)
     boundary = make_boundary(spec)
@@ -140,7 +140,7 @@ def test_nanotie_is_the_naive_formula(spec, name, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 29, 30, 1000])
-def test_the_loss_does_not_depend_on_the_chunk_and_leaves_its_inputs_alone(chunk):
+def test_loss_is_independent_of_chunk_and_leaves_inputs_unchanged(chunk):
     torch.manual_seed(0)
     hidden, table = torch.randn(N, D, dtype=torch.float64), torch.randn(V, D, dtype=torch.float64)
     targets = torch.randint(0, V, (N,))
@@ -159,7 +159,7 @@ def test_the_loss_does_not_depend_on_the_chunk_and_leaves_its_inputs_alone(chunk
         nanotie.FusedCrossEntropy.backward(loss.grad_fn, torch.ones(()))
 
 
-def test_a_path_that_is_cut_leaves_the_other():
+def test_detached_path_leaves_gradient_of_the_other_path():
     ids, targets = make_batch("plain")
     boundary = make_boundary("tied")
     _, true, _ = naive(boundary, ids, targets)
@@ -171,7 +171,7 @@ def test_a_path_that_is_cut_leaves_the_other():
         assert_near(boundary.table_in.grad, true["table_out" if cut == "lookup" else "table_in"], 1e-12)
 
 
-def test_bf16_is_summed_in_fp32():
+def test_bf16_loss_and_gradients_accumulate_in_fp32():
     """Loss and gradients are at most as far from fp64 as those of plain bf16, and the loss is fp32's."""
     torch.manual_seed(0)
     hidden, table = torch.randn(4000, 16).bfloat16(), (torch.randn(V, 16) / 4).bfloat16()
@@ -199,7 +199,7 @@ def test_bf16_is_summed_in_fp32():
     assert all(a <= b for a, b in zip(ours, naive_ones, strict=True))
 
 
-def test_one_table_gets_one_buffer():
+def test_tied_gradient_reuses_buffer_of_loss():
     """No [V, E] tensor is made between the loss's own buffer and `.grad`."""
     ids, targets = make_batch("plain")
     boundary = make_boundary("tied")
@@ -216,7 +216,7 @@ def test_one_table_gets_one_buffer():
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_library_is_nanotie(spec, name, dtype):
+def test_library_matches_nanotie(spec, name, dtype):
     ids, targets = make_batch(name)
     oracle = make_boundary(spec, dtype)
     library = tiewise.Boundary(spec, V, D).to(dtype)
@@ -246,7 +246,7 @@ def test_the_library_is_nanotie(spec, name, dtype):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_both_start_alike(spec):
+def test_library_and_nanotie_initialise_with_equal_scale(spec):
     torch.manual_seed(5)
     oracle = nanotie.Boundary(spec, 3000, 64)
     library = tiewise.Boundary(spec, 3000, 64)
@@ -257,7 +257,7 @@ def test_both_start_alike(spec):
 
 
 @pytest.mark.parametrize("spec", ["tied:3", "factored", "factored:65", "factored:0", "residual", "residual:x", "spam"])
-def test_both_refuse_the_same_specs(spec):
+def test_library_and_nanotie_refuse_the_same_specs(spec):
     with pytest.raises(ValueError, match=spec.partition(":")[0]):
         nanotie.Boundary(spec, V, 64)
     with pytest.raises(tiewise.TiewiseError):
@@ -290,7 +290,7 @@ CURVES = [(spec, torch.float64) for spec in KINDS] + [("tied", torch.float32)]
 
 
 @pytest.mark.parametrize(("spec", "dtype"), CURVES, ids=str)
-def test_fifty_steps_with_the_library_s_boundary(spec, dtype):
+def test_library_boundary_reproduces_training_curve_of_nanotie(spec, dtype):
     oracle = nanotie.LanguageModel(spec, V, seed=1).to(dtype)
     library = nanotie.LanguageModel(spec, V, seed=1).to(dtype)
     state = library.boundary.state_dict()
@@ -303,7 +303,7 @@ def test_fifty_steps_with_the_library_s_boundary(spec, dtype):
 
 
 @pytest.mark.parametrize("spec", KINDS)
-def test_fifty_steps_of_an_installed_llama(spec):
+def test_installed_llama_reproduces_training_curve_of_nanotie(spec):
     """The library inside a Hugging Face model, and nanotie's boundary around the same model's body."""
     config = transformers.LlamaConfig(
         vocab_size=V,
@@ -350,7 +350,7 @@ def map_parameter(model, key):
 
 @pytest.mark.parametrize("n", [2, 3, 5, 12, 60])
 @pytest.mark.parametrize("error_rate", [0.05, 0.0125])
-def test_the_interval_is_scipy_s(n, error_rate):
+def test_paired_interval_matches_scipy_and_library(n, error_rate):
     values = np.random.default_rng(n).normal(0.3, 1.0, n)
     got = nanotie.paired_interval(values.tolist(), error_rate)
     low, high = scipy.stats.t.interval(1 - error_rate, n - 1, values.mean(), scipy.stats.sem(values))
@@ -374,7 +374,7 @@ def runs_of(differences, last=None, parameters=(200, 100)):
     }
 
 
-def test_a_verdict_names_the_winner_with_its_interval():
+def test_verdict_names_winner_with_its_interval():
     won = nanotie.verdict(runs_of([-0.1, -0.12, -0.11, -0.09]), "tied")
     assert won.startswith("tied wins on this text: its held-out loss is 0.105 nats/token lower than that of untied")
     assert "95 % interval 0.084 to 0.126, 4 seeds" in won
@@ -384,7 +384,7 @@ def test_a_verdict_names_the_winner_with_its_interval():
     assert "with 100 % more parameters" in lost
 
 
-def test_an_interval_with_zero_is_undecided_and_not_no_difference():
+def test_verdict_is_undecided_if_interval_contains_zero():
     said = nanotie.verdict(runs_of([-0.1, 0.12, 0.01, -0.03]), "tied")
     half = scipy.stats.t.ppf(0.975, 3) * scipy.stats.sem([-0.1, 0.12, 0.01, -0.03])
     assert said.startswith("Undecided: the 95 % interval of tied - untied")
@@ -392,13 +392,13 @@ def test_an_interval_with_zero_is_undecided_and_not_no_difference():
     assert f"likely to miss an effect of less than {half:.3f} nats/token" in said
 
 
-def test_overfitting_after_the_best_step_decides_nothing():
+def test_verdict_ignores_overfitting_after_best_step():
     runs = runs_of([0.01, -0.01, 0.02, -0.02], last=[-0.5, -0.52, -0.51, -0.49])
     assert nanotie.difference(runs, "tied", "last_loss").high < 0
     assert nanotie.verdict(runs, "tied").startswith("Undecided")
 
 
-def test_several_arms_share_the_error():
+def test_difference_divides_error_rate_between_arms():
     runs = runs_of([-0.1, -0.12, -0.11, -0.09])
     alone = nanotie.difference(runs, "tied", "best_loss")
     runs["other"] = runs["untied"]
@@ -410,7 +410,7 @@ def test_several_arms_share_the_error():
 # --- what the comments say
 
 
-def test_one_parameter_and_the_counts_of_the_table_of_kinds():
+def test_boundary_has_documented_parameter_counts_and_one_tied_table():
     tied = nanotie.Boundary("tied", V, D)
     assert tied.table_out is tied.table_in
     assert [name for name, _ in tied.named_parameters()] == ["table_in"]
@@ -449,7 +449,7 @@ def test_a_tied_direct_path_is_symmetric():
     assert nanotie.asymmetry(boundary, ids) == pytest.approx(true.item(), rel=1e-5)
 
 
-def test_arms_of_a_seed_are_pairs():
+def test_arms_of_one_seed_share_body_and_batches():
     bodies = [nanotie.LanguageModel(spec, V, seed=2).body.state_dict() for spec in KINDS]
     for body in bodies[1:]:
         torch.testing.assert_close(body, bodies[0], rtol=0, atol=0)
@@ -471,7 +471,7 @@ def make_text(paragraphs=300):
     return "\n\n".join(" ".join(f"w{i}" for i in rng.integers(0, 40, 12)) for _ in range(paragraphs))
 
 
-def test_a_corpus_is_split_without_repeats_and_numbered_by_its_training_text():
+def test_make_corpus_drops_repeats_and_numbers_words_by_training_text():
     text = make_text() + "\n\nlast only_heldout " + "end " * 60
     corpus = nanotie.make_corpus(text + "\n\n" + text)
     once = nanotie.make_corpus(text)
@@ -503,7 +503,7 @@ def test_the_command_prints_its_verdict_first(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 11, 20])
-def test_any_number_of_steps_trains(steps):
+def test_train_accepts_any_number_of_steps(steps):
     """The rate's schedule divides by no length that is zero for few steps, and ends above zero."""
     run = nanotie.train("tied", nanotie.make_corpus(make_text()), seed=0, steps=steps)
     assert len(run.curve) == steps
@@ -518,7 +518,7 @@ def test_path_norms_need_a_record():
         nanotie.path_norms(boundary)
 
 
-def test_a_scale_reaches_the_gradient_before_fp16_rounds_it():
+def test_loss_scale_reaches_gradient_before_fp16_rounding():
     """As a loss scaler needs it: each gradient is below fp16's least number until the scale lifts it."""
     hidden = torch.full((4096, 2), 1e-3, dtype=torch.float16, requires_grad=True)
     table = torch.full((4096, 2), 1e-3, dtype=torch.float16)
@@ -531,7 +531,7 @@ def test_a_scale_reaches_the_gradient_before_fp16_rounds_it():
     torch.testing.assert_close(hidden.grad.double(), true, rtol=2e-3, atol=0)
 
 
-def test_a_run_knows_its_best_step(monkeypatch):
+def test_train_records_best_step(monkeypatch):
     corpus = nanotie.make_corpus(make_text())
     monkeypatch.setattr(nanotie, "loss_on", lambda tokens, model: next(losses))
     losses = iter([5.0, 5.5, 3.0, 3.5, 4.0, 3.2])  # tuning and held-out, at steps 0, 1 and 2
@@ -556,7 +556,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG)
-def test_a_wrong_argument_is_one_line(arguments, tmp_path, monkeypatch, capsys):
+def test_main_refuses_wrong_argument_with_one_line(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("two words")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
@@ -569,7 +569,7 @@ def test_a_wrong_argument_is_one_line(arguments, tmp_path, monkeypatch, capsys):
     assert WRONG[arguments] in printed.err
 
 
-def test_an_interrupt_ends_without_a_traceback(monkeypatch, type_command):
+def test_interrupted_script_exits_130(monkeypatch, type_command):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -580,7 +580,7 @@ def test_an_interrupt_ends_without_a_traceback(monkeypatch, type_command):
     assert ended.value.code == 130
 
 
-def test_the_file_is_short_and_plain_pytorch():
+def test_nanotie_has_at_most_600_lines_and_imports_only_torch():
     source = inspect.getsource(nanotie)
     assert source.count("\n") <= 600
     imported = set()
@@ -592,7 +592,7 @@ def test_the_file_is_short_and_plain_pytorch():
     assert imported - set(sys.stdlib_module_names) == {"torch"}
 
 
-def test_the_counterparts_it_names_exist():
+def test_counterparts_named_in_nanotie_docstring_exist():
     named = set(re.findall(r"tiewise(?:\.\w+)+", nanotie.__doc__))
     assert len(named) >= 9
     for name in named:
