@@ -27,7 +27,7 @@ def _parameters():
 
 
 @pytest.mark.parametrize("case", _parameters())
-def test_answer(case, place):
+def test_answer_matches_recorded_answer(case, place):
     was = recorded(case.command).get(case.name, {})
     now = record.as_recorded(record.answer(case, place, package.check_schema))
     lines = list(differences(was, now, COMMITTED[case.tolerance]))

@@ -55,13 +55,13 @@ CHANGES = [
 
 @pytest.mark.parametrize(("path", "to", "message"), CHANGES)
 @pytest.mark.parametrize("tolerance", [EXACT, WORDS, ONE_MACHINE["exact"], ONE_MACHINE["trained"]])
-def test_a_change_is_one_difference(path, to, message, tolerance):
+def test_differences_reports_a_change(path, to, message, tolerance):
     lines = list(differences(ANSWER, changed(*path, to=to), tolerance))
     assert lines
     assert lines[0].startswith(message)
 
 
-def test_the_same_answer_has_no_difference():
+def test_differences_is_empty_for_equal_answers():
     for tolerance in (EXACT, TRAINED, WORDS):
         assert list(differences(ANSWER, changed(LINE, "exit", to=0), tolerance)) == []
 
@@ -77,14 +77,14 @@ def test_the_same_answer_has_no_difference():
         ((LINE, "stdout"), ["2 tables of 1,025 rows", "cosine 0.123"], {"trained"}),
     ],
 )
-def test_figures_have_a_tolerance(path, to, passes):
+def test_differences_accepts_numbers_within_tolerance(path, to, passes):
     equal = {
         name for name, tolerance in COMMITTED.items() if not list(differences(ANSWER, changed(*path, to=to), tolerance))
     }
     assert equal == passes
 
 
-def test_one_machine_allows_less():
+def test_tolerance_of_one_machine_is_stricter():
     strict = ONE_MACHINE["exact"]
     assert list(differences({"x": 1.5}, {"x": 1.5 * (1 + 1e-8)}, strict))
     assert not list(differences({"x": 1.5}, {"x": 1.5 * (1 + 1e-10)}, strict))
@@ -94,18 +94,18 @@ def test_one_machine_allows_less():
 
 
 @pytest.mark.parametrize("tolerance", [*COMMITTED.values(), *ONE_MACHINE.values()])
-def test_a_number_with_fewer_digits_is_a_difference(tolerance):
+def test_differences_reports_another_number_of_digits(tolerance):
     for line in ("1.23", "1.2345", "1"):
         assert list(differences({"stdout": ["1.234"]}, {"stdout": [line]}, tolerance))
 
 
 @pytest.mark.parametrize("line", ["1.2", "1.21", "1.19"])
-def test_zeros_at_the_end_need_not_be_printed(line):
+def test_differences_accepts_missing_zeros_at_the_end(line):
     assert list(differences({"stdout": ["1.20"]}, {"stdout": [line]}, TRAINED)) == []
 
 
 @pytest.mark.parametrize("place", [0, 7, 40])
-def test_a_long_list_is_compared_by_all_of_its_entries(place):
+def test_differences_compares_all_entries_of_long_list(place):
     numbers = [0.1 * n for n in range(50)]
     moved = [*numbers[:place], numbers[place] + 0.5, *numbers[place + 1 :]]
     swapped = [*numbers[1:], numbers[0]]
@@ -116,13 +116,13 @@ def test_a_long_list_is_compared_by_all_of_its_entries(place):
     assert list(differences(describe.leaves({"x": records}), describe.leaves({"x": renamed}), EXACT))
 
 
-def test_numbers_are_parted_from_words():
+def test_parts_separates_numbers_from_words():
     split = texts.parts("B012: 1,024 of w7, −0.5 ± 1e-3 and 30%")
     assert [texts.value(number) for number in split.numbers] == [1024, -0.5, 1e-3, 30]
     assert split.words == "B012: # of w7, # ± # and #%"
 
 
-def test_what_the_run_decides_becomes_a_placeholder(tmp_path):
+def test_normalised_replaces_text_that_differs_between_runs(tmp_path):
     folder = tmp_path / "here"
     text = f"\x1b[1m{folder}/a in 3.2 s at 2026-01-02 03:04, torch {texts.version('torch')}"
     assert texts.normalised(text, folder) == "FOLDER/a in TIME at DATE, torch VERSION"
@@ -132,7 +132,7 @@ def test_what_the_run_decides_becomes_a_placeholder(tmp_path):
     assert texts.normalised(text, folder) == "pip install 'tiewise[torch]==VERSION'"
 
 
-def test_sums_are_compared_by_the_magnitude_of_their_terms():
+def test_differences_compares_sums_by_magnitude_of_their_terms():
     """Terms of either sign cancel, so that rounding moves a sum by a large share of itself."""
     terms = [1.0, -1.0, 1e-6]
     rounded, other = [1.0, -1.0, 3e-6], [1.0, -1.0, 1e-3]
@@ -142,7 +142,7 @@ def test_sums_are_compared_by_the_magnitude_of_their_terms():
 
 
 @pytest.mark.parametrize("script", ["range = [0, 0.9]", "range = [0, 2]"])
-def test_a_small_number_of_a_page_counts_next_to_large_ones(script):
+def test_differences_reports_small_number_of_page_next_to_large_ones(script):
     page = "<p>1,234,567,890 and 2</p><script>const total = 1234567890; range = [0, 1]</script>"
     other = page.replace("range = [0, 1]", script)
     pages = [describe.page_leaf(text, trained=False) for text in (page, other)]
@@ -151,7 +151,7 @@ def test_a_small_number_of_a_page_counts_next_to_large_ones(script):
     assert list(differences(pages[0], in_text, EXACT))
 
 
-def test_a_number_in_full_may_have_one_digit_less():
+def test_same_accepts_full_precision_number_with_one_digit_less():
     assert same("cell,0.26666704739133484", "cell,0.2666670473913349", EXACT)
     assert not same("cell,0.26666704739133484", "cell,0.26667", EXACT)
     assert not same("cell,0.26666704739133484", "cell,0.2667670473913349", EXACT)

@@ -53,7 +53,7 @@ CASES = ("--only", "check explain b042", "check explain b041")
 
 
 @pytest.mark.slow
-def test_it_prints_what_differs_between_two_revisions(repository):
+def test_tool_prints_differences_between_two_revisions(repository):
     done = compare(repository, "HEAD~1", "HEAD", *CASES)
     assert done.returncode == 1, done.stderr
     assert "check explain b042: " in done.stdout
@@ -62,12 +62,12 @@ def test_it_prints_what_differs_between_two_revisions(repository):
 
 
 @pytest.mark.slow
-def test_equal_trees_have_no_difference(repository):
+def test_tool_prints_no_difference_for_equal_trees(repository):
     done = compare(repository, "HEAD", ".", *CASES)
     assert (done.returncode, done.stdout) == (0, "no difference\n"), done.stderr
 
 
-def test_an_unknown_revision_cannot_run(repository):
+def test_tool_exits_2_for_unknown_revision(repository):
     done = compare(repository, "nowhere", "HEAD", *CASES)
     assert done.returncode == 2
     assert "no revision 'nowhere'" in done.stderr

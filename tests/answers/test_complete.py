@@ -69,7 +69,7 @@ def everything():
 
 
 @pytest.mark.parametrize("command", package.commands())
-def test_every_option_is_used(command):
+def test_cases_use_every_option(command):
     missing = [
         name
         for (of, name), spellings in package.options().items()
@@ -85,7 +85,7 @@ def test_every_command_has_cases_and_help():
     assert missing == [], f"run {RECORD} {shlex.join(missing)}"
 
 
-def test_every_verb_is_run_and_refuses():
+def test_cases_include_success_and_refusal_of_every_verb():
     codes = {verb: _exit_codes(verb) for verb in package.verbs()}
     missing = [verb for verb, codes_of_verb in codes.items() if not {0, 2} <= codes_of_verb]
     names = [case.name for case in CASES.values() if case.command in missing]
@@ -108,7 +108,7 @@ def test_every_rule_fires_in_a_recorded_case(rule):
     assert f"check explain {rule.lower()}" in CASES
 
 
-def test_every_section_is_measured():
+def test_cases_measure_every_section():
     measured = set()
     for answer in record_of("inspect").values():
         for line in answer.values():
@@ -117,7 +117,7 @@ def test_every_section_is_measured():
     assert missing == set(), f"run {RECORD} {' '.join(repr(f'inspect {name}') for name in sorted(missing))}"
 
 
-def test_every_kind_of_run_is_trained():
+def test_cases_train_every_kind_of_run():
     missing = set(package.kinds()) - _trained_kinds()
     names = " ".join(repr(f"train kind {kind}") for kind in sorted(missing))
     assert missing == set(), f"run {RECORD} {names}; if one does not train so, add a row for it to cases.py"
@@ -138,7 +138,7 @@ def _named_kinds(files):
     return {line.partition(": ")[2] for line in settings if line.startswith(("kind: ", "backend: "))}
 
 
-def test_every_setting_is_used():
+def test_cases_use_every_setting():
     text = everything()
     missing = [name for name in package.settings() if not _is_set(name, text) and name not in EXEMPT_SETTINGS]
     row = '"train NAME": f"train {DECODER} --set=kind=KIND --set=SETTING=VALUE -o out"'
@@ -150,14 +150,14 @@ def _is_set(name, text):
     return f"--set={name}=" in text or f" {option}=" in text or f" {option} " in text
 
 
-def test_every_recipe_is_recorded():
+def test_cases_use_every_recipe():
     text = everything()
     missing = [name for name in package.recipes() if f"--recipe {name} " not in text and name not in EXEMPT_RECIPES]
     assert missing == []
 
 
 @pytest.mark.parametrize("form", sorted(package.spec_options()))
-def test_every_spec_option_is_used(form):
+def test_cases_use_every_spec_option(form):
     specs = python_names.SHARINGS if form.startswith("sharing") else [*python_names.SPECS, *_arms()]
     is_used = any(_has_form(spec, form) for spec in specs)
     assert is_used, f"add a spec with {form} to SPEC_ARMS of tests/answers/cases.py and record its case"
@@ -189,7 +189,7 @@ def _arms():
     return arms
 
 
-def test_every_public_name_is_recorded():
+def test_cases_use_every_public_name():
     text = (python_names.__doc__ or "") + Path(python_names.__file__).read_text(encoding="utf-8")
     commands = set(package.commands())
     import tiewise
