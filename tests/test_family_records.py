@@ -62,7 +62,7 @@ def names_of(kind):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_plan_counts_a_family_exactly_or_says_why_not(kind):
+def test_plan_counts_family_exactly_or_reports_why_not(kind):
     known = FAMILIES[kind]
     if known.reader is not None:
         assert known.reader.name in READERS
@@ -79,7 +79,7 @@ def test_plan_counts_a_family_exactly_or_says_why_not(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in ("tiewise", "kyutai_speech_to_text")])
-def test_inspect_applies_the_final_norm_or_says_why_not(kind, tmp_path):
+def test_inspect_applies_final_norm_or_reports_why_not(kind, tmp_path):
     known = FAMILIES[kind]
     folder = open_folder(write(tmp_path / "m", names_of(kind), model_type=kind, hidden_size=D))
     if known.final_norm is not None and known.final_norm.stored:
@@ -91,7 +91,7 @@ def test_inspect_applies_the_final_norm_or_says_why_not(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_first_mlp_is_named_or_refused(kind):
+def test_first_block_uses_first_mlp_of_family_or_refuses(kind):
     class Model(torch.nn.Module):
         config = transformers.PretrainedConfig(model_type=kind)
         base_model = torch.nn.Module()
@@ -103,7 +103,7 @@ def test_the_first_mlp_is_named_or_refused(kind):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_check_knows_the_classes_or_the_family_has_none(kind):
+def test_family_record_has_classes_or_is_tokenless(kind):
     known = family(kind)
     assert known is FAMILIES[kind]
     assert known.model_type == kind
@@ -114,7 +114,7 @@ def test_check_knows_the_classes_or_the_family_has_none(kind):
     assert known.unit_table in ("", "scaled", "not scaled", "scaled if tied")
 
 
-def test_every_family_of_transformers_is_known():
+def test_family_has_facts_for_every_family_of_transformers():
     generated = [*family_data()["families"], *family_data()["tokenless"]]
     assert len(generated) > 700
     assert all(family(kind).has_facts for kind in generated)
@@ -122,7 +122,7 @@ def test_every_family_of_transformers_is_known():
 
 
 @pytest.mark.parametrize("kind", ["acme", "", None, 5, ["llama"], {}])
-def test_what_is_no_family_has_an_empty_record(kind):
+def test_family_returns_empty_record_for_unknown_type(kind):
     assert not family(kind).has_facts
     assert not family(kind).is_headless
     assert family(kind).ends == FamilyEnds()
@@ -152,26 +152,26 @@ def test_no_other_module_has_a_table_of_families():
 # a family that nobody knows
 
 
-def test_plan_estimates_an_unknown_family_and_says_so():
+def test_plan_reports_estimates_for_unknown_family():
     plan = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES})
     assert certainty_sentence(plan.record()).startswith(f"{UNKNOWN}: figures marked ≈ are estimates")
     assert plan.record()["model"]["notes"][0].startswith(f"{UNKNOWN}: attention and ffn matrices alone")
 
 
-def test_plan_of_an_unknown_family_without_sizes_is_refused():
+def test_plan_refuses_unknown_family_without_sizes():
     with pytest.raises(PlanError, match=f"^{UNKNOWN}: the config has no hidden_size or d_model; .*--vocab"):
         tiewise.plan({"model_type": "acme", "vocab_size": V, "dim": D})
     with pytest.raises(PlanError, match=f"^{UNKNOWN}, and transformers has no class of this type"):
         count_on_meta({"model_type": "acme", "vocab_size": V})
 
 
-def test_plan_of_an_unknown_family_with_uncounted_parts_says_both():
+def test_plan_reports_unknown_family_and_uncounted_parts():
     record = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES, "num_experts": 4}).record()
     assert certainty_sentence(record).startswith(f"{UNKNOWN}. Not counted")
 
 
 @pytest.mark.parametrize(("names", "source"), [(USUAL, "usual names"), (ODD, "shapes")])
-def test_check_says_it(names, source, tmp_path):
+def test_check_reports_unknown_family_and_source_of_its_ends(names, source, tmp_path):
     audit = tiewise.check(acme(tmp_path / "m", names, tied=False))
     screen = io.StringIO()
     Console(file=screen, width=300).print(audit_view(audit))
@@ -179,12 +179,12 @@ def test_check_says_it(names, source, tmp_path):
     assert audit.outcomes[0].sentence == f"{UNKNOWN}: its own code decides."
 
 
-def test_inspect_says_it(tmp_path):
+def test_inspect_reports_unknown_family_and_applies_no_final_norm(tmp_path):
     path = open_path(open_folder(acme(tmp_path / "m")))
     assert path.notes[0].startswith(f"{UNKNOWN}: no final norm is applied")
 
 
-def test_the_first_mlp_of_an_unknown_family_is_refused():
+def test_first_block_refuses_unknown_family():
     class Model(torch.nn.Module):
         config = transformers.PretrainedConfig()
 
@@ -205,7 +205,7 @@ class AcmeForCausalLM(transformers.LlamaForCausalLM):
     config_class = AcmeConfig
 
 
-def test_install_works_and_says_it():
+def test_install_accepts_unknown_family_and_notes_it():
     model = AcmeForCausalLM(AcmeConfig(vocab_size=V, **SIZES))
     made = tiewise.install(model, "tied")
     assert made.notes[0].startswith(f"{UNKNOWN}: its ends come from the model's own methods")
@@ -216,12 +216,12 @@ def test_install_works_and_says_it():
     assert torch.equal(table_in, table_out)
 
 
-def test_install_has_nothing_to_say_of_a_known_family():
+def test_install_adds_no_note_for_known_family():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, **SIZES))
     assert tiewise.install(model).notes == ()
 
 
-def test_untie_and_tie_use_the_usual_names_and_say_so(tmp_path):
+def test_untie_and_tie_use_usual_names_and_note_unknown_family(tmp_path):
     untied = tiewise.untie(acme(tmp_path / "m"), tmp_path / "untied")
     assert untied.notes[0] == f"{UNKNOWN}: the two ends were identified by usual names, {USUAL[0]} and {USUAL[1]}"
     tensors = load_file(tmp_path / "untied" / "model.safetensors")
@@ -231,14 +231,14 @@ def test_untie_and_tie_use_the_usual_names_and_say_so(tmp_path):
     assert load_file(tmp_path / "tied" / "model.safetensors").keys() == {USUAL[0]}
 
 
-def test_repair_and_resize_say_it(tmp_path):
+def test_repair_and_resize_note_unknown_family(tmp_path):
     made = write(tmp_path / "m", ODD[:1], model_type="acme")  # no flag, so repair writes one
     assert tiewise.repair(made, tmp_path / "repaired").notes[0].startswith(f"{UNKNOWN}: the two ends")
     assert tiewise.resize(made, tmp_path / "longer", vocab=V + 8).notes[0].startswith(f"{UNKNOWN}: the two ends")
 
 
 @pytest.mark.parametrize("verb", ["untie", "tie", "dedupe"])
-def test_a_head_without_a_known_name_is_not_denied(verb, tmp_path):
+def test_verbs_refuse_head_without_known_name_and_suggest_install(verb, tmp_path):
     source = acme(tmp_path / "m", ODD[:1])
     with pytest.raises(CheckpointError) as refused:
         getattr(tiewise, verb)(source, tmp_path / "new")
@@ -249,7 +249,7 @@ def test_a_head_without_a_known_name_is_not_denied(verb, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_known_class_without_a_head_is_still_said_to_have_none(tmp_path):
+def test_untie_refuses_known_class_without_head(tmp_path):
     source = write(tmp_path / "m", ["embed_tokens.weight"], model_type="llama", architectures=["LlamaModel"])
     with pytest.raises(CheckpointError, match="a model without a token head has one end only"):
         tiewise.untie(source, tmp_path / "new")

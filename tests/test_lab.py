@@ -20,7 +20,7 @@ def text(tmp_path_factory):
     return str(path)
 
 
-def test_a_comparison(text, tmp_path, capfd):
+def test_compare_returns_comparison_and_writes_report(text, tmp_path, capfd):
     found = tiewise.compare(tmp_path / "run", arms=["tied", "untied"], seeds=2, text=text, **TINY)
     assert found.folder == tmp_path / "run"
     assert json.loads((found.folder / "results.json").read_text()) == found.record()
@@ -34,7 +34,7 @@ def test_a_comparison(text, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_one_run(text, tmp_path):
+def test_train_returns_single_run_with_loadable_model(text, tmp_path):
     trained = tiewise.train(tmp_path / "run", boundary="factored:8", text=text, quiet=True, **TINY)
     assert trained.record()["model"] == str(trained.model)
     assert trained.result.arm == "factored:8"
@@ -52,20 +52,20 @@ def test_one_run(text, tmp_path):
         ({"text": []}, "text in the settings must be a list of text"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_leaves_nothing(settings, says, tmp_path):
+def test_compare_refuses_wrong_settings_with_one_line_and_leaves_nothing(settings, says, tmp_path):
     with pytest.raises(tiewise.TiewiseError, match=says) as refused:
         tiewise.compare(tmp_path / "run", quiet=True, **settings)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_text_in_the_place_of_the_folder_is_told_at_once(text):
+def test_compare_and_train_refuse_text_file_as_folder(text):
     for call in (tiewise.compare, tiewise.train):
         with pytest.raises(RunError, match=rf"tiewise.{call.__name__}\(text='{text}'\)"):
             call(text)
 
 
-def test_arms_are_a_list_or_text_and_boundary_names_them_too(text, tmp_path):
+def test_compare_accepts_arms_as_list_or_string_and_boundary(text, tmp_path):
     settings = {**TINY, "text": text, "seeds": 1, "quiet": True}
     assert list(tiewise.compare(tmp_path / "a", arms="tied,factored:4", **settings).arms) == ["tied", "factored:4"]
     assert list(tiewise.compare(tmp_path / "b", boundary="tied", **settings).arms) == ["tied"]

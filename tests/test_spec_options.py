@@ -443,7 +443,7 @@ def test_a_backend_that_computes_honours_the_option(backend, name, shared_folder
 
 
 @pytest.mark.parametrize("backend", COMPUTE)
-def test_tables_start_with_the_scale_the_rows_and_the_zero_row_of_the_spec(backend, vectors, tmp_path):
+def test_tables_start_with_scale_vectors_and_zero_pad_row_of_spec(backend, vectors, tmp_path):
     start = {
         name: COMPUTE[backend](PAIRS[name][1], parameters(PAIRS[name][1]), tmp_path / name).start
         for name in ("init", "pad", "vectors")
@@ -547,7 +547,7 @@ ENTER = {
 }
 
 
-def test_every_backend_of_the_table_is_entered_here():
+def test_refusal_cases_cover_every_backend():
     assert ENTER.keys() == BACKENDS
     assert COMPUTE.keys() == MODULES
     assert all(row.backends <= BACKENDS for row in ROWS.values())
@@ -565,14 +565,14 @@ def test_a_backend_refuses_the_option_by_name(backend, name, tmp_path):
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("backend", ENTER)
 @pytest.mark.usefixtures("with_throwaway")
-def test_a_row_without_behaviour_is_refused_everywhere(backend, kind, tmp_path):
+def test_every_backend_refuses_option_without_behaviour(backend, kind, tmp_path):
     with pytest.raises(TiewiseError, match=f"{backend} does not honour 'throwaway'") as caught:
         ENTER[backend](f"{kind}+throwaway=2", tmp_path)
     assert "leave it out" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("with_throwaway")
-def test_other_entries_refuse_the_row_too(tmp_path):
+def test_load_verbs_and_sharding_refuse_option_without_behaviour(tmp_path):
     with pytest.raises(SpecError, match="a sharded model does not honour 'throwaway'"):
         plan_rows("tied+throwaway=2", tmp_path)
     with pytest.raises(SpecError, match="install does not honour 'throwaway'"):
@@ -589,7 +589,7 @@ def test_other_entries_refuse_the_row_too(tmp_path):
 
 
 @pytest.mark.usefixtures("with_throwaway")
-def test_the_row_is_read_printed_and_known_to_the_properties_of_a_spec():
+def test_new_option_row_is_parsed_printed_and_validated():
     spec = BoundarySpec.parse("tied+throwaway=2+bias")
     assert str(spec) == "tied+bias+throwaway=2"
     assert not spec.plain
@@ -605,7 +605,7 @@ def test_the_row_is_read_printed_and_known_to_the_properties_of_a_spec():
 @pytest.mark.parametrize(
     "name", [row.field for row in ROWS.values() if row.other_tools != AS_SAVED and row.field != "out_map"]
 )
-def test_factor_takes_no_boundary_and_names_the_one_that_it_meets(name, tmp_path):
+def test_factor_refuses_model_with_boundary_and_names_it(name, tmp_path):
     spec = two(ROWS[name])[1]
     folder = saved(spec, parameters(spec), tmp_path)
     with pytest.raises(TiewiseError) as caught:
@@ -621,7 +621,7 @@ def run_of(spec):
 
 @pytest.mark.parametrize("name", [row.field for row in ROWS.values() if RUN in row.backends])
 @pytest.mark.usefixtures("vectors")
-def test_a_run_installs_what_the_arm_says(name):
+def test_run_installs_boundary_of_its_arm(name):
     spec = two(ROWS[name])[1]
     check_run(spec)
     made = run_of(spec)
@@ -637,7 +637,7 @@ def test_a_run_installs_what_the_arm_says(name):
         assert not table[3].any()
 
 
-def test_the_page_has_the_table():
+def test_boundary_page_has_the_row_of_every_option():
     page = (ROOT / "docs" / "boundary.md").read_text(encoding="utf-8")
     lines = []
     for row in ROWS.values():
@@ -648,7 +648,7 @@ def test_the_page_has_the_table():
     assert after == lines
 
 
-def test_what_other_tools_load_follows_from_the_table():
+def test_plain_specs_are_those_that_other_tools_load_as_saved():
     for key, row in options(BoundarySpec).items():
         spec = BoundarySpec.parse(two(row)[1])
         assert spec.plain == (row.other_tools == AS_SAVED), key

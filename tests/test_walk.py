@@ -11,12 +11,12 @@ NAMED = re.findall(r"`((?:[a-z_]+/)*[a-z_*]+\.py)(?:: (\w+))?`", PAGE)
 
 
 @pytest.mark.parametrize(("file", "begin"), NAMED)
-def test_a_file_of_the_walk_is_there(file, begin):
+def test_file_named_on_walk_page_exists(file, begin):
     found = list((ROOT / "src" / "tiewise").glob(file if "/" in file else f"**/{file}"))
     assert found
     if begin:
         assert re.search(rf"^(?:class|def) {begin}\b", found[0].read_text(encoding="utf-8"), re.M)
 
 
-def test_it_names_many():
+def test_walk_page_names_more_than_30_files():
     assert len(NAMED) > 30

@@ -82,12 +82,12 @@ NO_CALLS |= {"Audit", "Comparison", "Explorer", "SingleRun", "Inspection", "Inst
 NO_CALLS |= {"Plan", "Probe", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
 
 
-def test_every_public_name_is_asked():
+def test_wrong_type_cases_cover_every_public_name():
     assert set(CALLS) | NO_CALLS == set(tiewise.__all__)
     assert all(getattr(tiewise, name) for name in tiewise.__all__)
 
 
-def test_type_checkers_are_told_the_same_names():
+def test_stub_file_declares_the_public_names():
     tree = ast.parse(Path(tiewise.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     told = {alias.asname: node.module for node in tree.body[1:] for alias in node.names}
     assert told == tiewise._MODULES
@@ -95,7 +95,7 @@ def test_type_checkers_are_told_the_same_names():
 
 @pytest.mark.parametrize("wrong", [None, ["tied"], 1.5, nn.Linear(3, 4)], ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
+def test_public_name_refuses_main_argument_of_wrong_type(name, wrong):
     call, said = CALLS[name]
     if name in {*LIVE, "diff"} and isinstance(wrong, nn.Module):
         said = CheckpointError
@@ -122,7 +122,7 @@ LIVE = dict.fromkeys(listing.verb_names(), "save_pretrained") | {
 
 
 @pytest.mark.parametrize("name", LIVE)
-def test_a_live_model_is_shown_the_way_to_its_own_verb(name):
+def test_verb_refuses_live_model_and_names_the_call_for_it(name):
     with pytest.raises(CheckpointError, match=f"a live Linear; .*{LIVE[name]}") as e:
         getattr(tiewise, name)(nn.Linear(3, 4))
     assert "\n" not in str(e.value)
@@ -143,11 +143,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_other_arguments(case):
+def test_public_name_refuses_wrong_value_of_another_argument(case):
     call, said = OTHERS[case]
     with pytest.raises(TiewiseError, match=said):
         call()
 
 
-def test_a_boundary_takes_numpy_s_whole_numbers():
+def test_boundary_accepts_numpy_integers():
     assert tiewise.Boundary("tied", torch.tensor(10).numpy()[()], 4).table_in.shape == (10, 4)
