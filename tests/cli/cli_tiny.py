@@ -1,4 +1,4 @@
-"""Options that make a run of a second, a text for it, and what a refusal looks like."""
+"""Options of a run that takes a second, a text for it, and a check of refusals."""
 
 import random
 
@@ -15,11 +15,11 @@ def write_text(folder):
     return path.name
 
 
-def refused(said, says=""):
-    """The one line of a command that refuses: exit 2, nothing else printed."""
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("tiewise: ")
-    assert said.err.count("\n") == 1
-    assert "Traceback" not in said.err
-    assert says in said.err
-    return said.err
+def assert_refused(result, message=""):
+    """Check that a command printed one line on stderr and exited with code 2; return the line."""
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("tiewise: ")
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+    assert message in result.err
+    return result.err

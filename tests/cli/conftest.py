@@ -1,3 +1,5 @@
+"""Fixtures that run commands in this process, in an empty folder."""
+
 import os
 import subprocess
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import_module("tiewise.training.compare")
 
 @dataclass
 class Observation:
-    """How a command ended and what it wrote."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -25,7 +27,7 @@ class Observation:
 def tiewise(tmp_path, monkeypatch, capfd, type_command, pipe_in):
     """Run a command line in this process, in an empty folder, without a terminal."""
     monkeypatch.chdir(tmp_path)
-    # the command sets these; this puts them back
+    # the command sets these; monkeypatch restores them
     for name in ("TOKENIZERS_PARALLELISM", "TF_CPP_MIN_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "false"))
     verbosity = transformers.logging.get_verbosity()
@@ -51,31 +53,31 @@ def text(tmp_path):
 
 @pytest.fixture
 def compare(tiewise, text):
-    """Run a comparison of a second; arguments are added."""
+    """Return a function that runs a comparison of a second with further arguments."""
     return lambda *arguments, **named: tiewise("compare", "-t", text, *TINY, *arguments, **named)
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """What the folder holds, file by file."""
+    """Return a function that reads all files of the folder."""
     return lambda: {str(p): p.read_bytes() if p.is_file() else None for p in sorted(tmp_path.rglob("*"))}
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """Make a file system of so many kB, or resize it; only root can."""
-    made = tmp_path / "disk"
-    made.mkdir()
+    """Return a function that mounts or resizes a file system of so many kB; only root can."""
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
     mounted = []
 
-    def sized(size):
+    def resize(size):
         options = f"{'remount,' if mounted else ''}size={size}k"
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", made], capture_output=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", mount_point], capture_output=True)
         if done.returncode:
             pytest.skip("only root can mount")
         mounted.append(size)
-        return made
+        return mount_point
 
-    yield sized
+    yield resize
     if mounted:
-        subprocess.run(["umount", "-l", made], check=True)
+        subprocess.run(["umount", "-l", mount_point], check=True)

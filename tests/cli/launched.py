@@ -1,4 +1,4 @@
-"""The command as one process or as several, as a launcher starts them, so that each one's end can be seen."""
+"""Start commands as one process or as several ranks, and return the exit code and output of each."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from glob import glob
 
-PATIENCE = 900  # seconds, which only what hangs takes, however busy the machine is
+PATIENCE = 900  # seconds; only a process that hangs takes so long, even on a busy machine
 
 
 def free_port():
@@ -19,43 +19,43 @@ def free_port():
 
 def launch(folder, count, *arguments):
     """Start `python -m tiewise …` as `count` processes of one run in `folder`."""
-    met = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = [met | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
+    rendezvous = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ranks = [rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
     command = [sys.executable, "-m", "tiewise", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return [subprocess.Popen(command, cwd=folder, env=environment | rank, **pipes) for rank in ranks]
 
 
-def until(condition, *processes):
-    """Wait for what these processes do."""
+def wait_until(condition, *processes):
+    """Wait until a condition is true while the processes run."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert all(process.poll() is None for process in processes), ended(processes)
+        assert all(process.poll() is None for process in processes), wait_for_exit(processes)
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 def curves(folder):
-    """Bytes of each run's curve, by its path below a folder that runs lie in."""
-    found = {}
-    for path in sorted(glob("*/*/*/metrics.jsonl", root_dir=folder)):  # pathlib's raises where a folder moves just then
+    """Return the size of each run's curve file in bytes, by path, for all runs below a folder."""
+    sizes = {}
+    for path in sorted(glob("*/*/*/metrics.jsonl", root_dir=folder)):  # pathlib raises if a folder moves
         with suppress(FileNotFoundError):
-            found[folder / path] = (folder / path).stat().st_size
-    return found
+            sizes[folder / path] = (folder / path).stat().st_size
+    return sizes
 
 
-def trains(folder):
-    """A condition: something was measured since now."""
+def training_advances(folder):
+    """Return a condition: since this call, a run below the folder has written a measurement."""
     before = sum(curves(folder).values())
     return lambda: sum(curves(folder).values()) > before
 
 
-def ended(processes):
-    """(exit code, stdout, stderr) of each; all are gone afterwards."""
+def wait_for_exit(processes):
+    """Return (exit code, stdout, stderr) of each process; kill those that do not end."""
     try:
-        said = [process.communicate(timeout=PATIENCE) for process in processes]
+        outputs = [process.communicate(timeout=PATIENCE) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+    return [(process.returncode, *texts) for process, texts in zip(processes, outputs, strict=True)]

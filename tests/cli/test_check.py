@@ -1,4 +1,4 @@
-"""`tiewise check` and the rewriting verbs as a person meets them."""
+"""Test the output and exit codes of `tiewise check`, `dedupe` and `untie`."""
 
 import json
 
@@ -10,18 +10,18 @@ from tests.checkpoint.tiny_checkpoints import llama, table
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    """A checkpoint that stores its table twice, and one whose two tables differ."""
+    """Write a checkpoint that stores its table twice, and one whose two tables differ."""
     monkeypatch.setenv("COLUMNS", "100")
     llama(tmp_path / "twice", head=table())
     llama(tmp_path / "differ", head=np.where(np.arange(24)[:, None] == 5, table() + 1, table()))
 
 
 def test_check_reports_table_stored_twice_and_dedupe_command(tiewise):
-    said = tiewise("check", "twice")
-    assert (said.code, said.err) == (0, "")
-    assert "identical, byte by byte; 768 bytes stored twice" in said.out
-    assert "B013 warning" in said.out
-    assert "tiewise dedupe twice --to NEW_DIR" in " ".join(said.out.split())
+    result = tiewise("check", "twice")
+    assert (result.code, result.err) == (0, "")
+    assert "identical, byte by byte; 768 bytes stored twice" in result.out
+    assert "B013 warning" in result.out
+    assert "tiewise dedupe twice --to NEW_DIR" in " ".join(result.out.split())
 
 
 def test_check_compares_draft_with_its_target(tiewise, tmp_path):
@@ -29,12 +29,12 @@ def test_check_compares_draft_with_its_target(tiewise, tmp_path):
     maps = {"d2t": ids - np.arange(3), "t2d": np.isin(np.arange(24), ids), "lm_head.weight": table(3)}
     llama(tmp_path / "draft", False, config={"draft_vocab_size": 3}, tensors=maps)
     llama(tmp_path / "reset", False, config={"draft_vocab_size": 3}, tensors=maps | {"d2t": ids * 0})
-    said = tiewise("check", "draft", "--target", "twice")
-    assert (said.code, said.err) == (0, "")
-    assert "nothing found" in said.out
-    said = tiewise("check", "reset", "--target", "twice")
-    assert (said.code, said.err) == (1, "")
-    assert "d2t is all zeros: its 3 rows stand for the first 3 tokens" in " ".join(said.out.split())
+    result = tiewise("check", "draft", "--target", "twice")
+    assert (result.code, result.err) == (0, "")
+    assert "nothing found" in result.out
+    result = tiewise("check", "reset", "--target", "twice")
+    assert (result.code, result.err) == (1, "")
+    assert "d2t is all zeros: its 3 rows stand for the first 3 tokens" in " ".join(result.out.split())
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,25 @@ def test_check_compares_draft_with_its_target(tiewise, tmp_path):
     ],
 )
 def test_check_exits_1_on_error_unless_options_exclude_it(tiewise, options, code):
-    said = tiewise("check", "differ", *options.split())
-    assert said.code == code
-    assert ("not compared (headers only)" in said.out) == (options == "--headers")
+    result = tiewise("check", "differ", *options.split())
+    assert result.code == code
+    assert ("not compared (headers only)" in result.out) == (options == "--headers")
 
 
 def test_check_quantise_reports_problems_of_planned_quantisation(tiewise, tmp_path):
     (tmp_path / "gptq.json").write_text('{"quant_method": "gptq", "lm_head": true}')
-    said = tiewise("check", "twice", "--quantise", "gptq.json", "--select", "B053", "--fail-on", "warning")
-    assert said.code == 1
-    assert "the quantisation packs lm_head and leaves model.embed_tokens plain" in " ".join(said.out.split())
-    said = tiewise("check", "twice", "--quantise", "absent.json")
-    assert (said.code, said.out, said.err) == (2, "", "tiewise: absent.json: no such file; check the path\n")
+    result = tiewise("check", "twice", "--quantise", "gptq.json", "--select", "B053", "--fail-on", "warning")
+    assert result.code == 1
+    assert "the quantisation packs lm_head and leaves model.embed_tokens plain" in " ".join(result.out.split())
+    result = tiewise("check", "twice", "--quantise", "absent.json")
+    assert (result.code, result.out, result.err) == (2, "", "tiewise: absent.json: no such file; check the path\n")
 
 
 def test_check_reports_readable_path_despite_unreadable_one(tiewise):
-    said = tiewise("check", "none", "twice")
-    assert said.code == 2
-    assert "no such file" in said.err
-    assert "identical" in said.out
+    result = tiewise("check", "none", "twice")
+    assert result.code == 2
+    assert "no such file" in result.err
+    assert "identical" in result.out
 
 
 def test_check_explain_prints_every_rule(tiewise):
@@ -79,17 +79,17 @@ def test_check_explain_prints_every_rule(tiewise):
 
 def test_check_prints_markup_in_names_unchanged(tiewise, tmp_path):
     (tmp_path / "twice").rename(tmp_path / "[red]model")
-    said = tiewise("check", "[red]model")
-    assert not said.err
-    assert "[red]model" in said.out
+    result = tiewise("check", "[red]model")
+    assert not result.err
+    assert "[red]model" in result.out
 
 
 def test_dedupe_then_untie_restores_tensors_exactly(tiewise, tree, tmp_path):
     before = tree()
-    said = tiewise("dedupe", "twice", "--to", "once", "--dry-run")
-    assert (said.code, "would write" in said.out, tree()) == (0, True, before)
-    said = tiewise("dedupe", "twice", "--to", "once")
-    assert (said.code, "largest change 0" in said.out) == (0, True)
+    result = tiewise("dedupe", "twice", "--to", "once", "--dry-run")
+    assert (result.code, "would write" in result.out, tree()) == (0, True, before)
+    result = tiewise("dedupe", "twice", "--to", "once")
+    assert (result.code, "largest change 0" in result.out) == (0, True)
     assert "lm_head.weight" not in load_file(tmp_path / "once/model.safetensors")
     receipt = json.loads(tiewise("untie", "once", "--to", "again", "--json").out)
     assert (receipt["written"], receipt["logit_change"]) == (["lm_head.weight"], 0.0)

@@ -1,4 +1,4 @@
-"""The two commands from end to end: what they print where, what they leave, and that others can read it."""
+"""Test `compare` and `train` end to end: their output, their files, and models that other programs load."""
 
 import inspect
 import json
@@ -19,7 +19,7 @@ from tiewise.cli.options import split_specs
 from tiewise.training.folder import folder_name
 from tiewise.training.results import Comparison
 
-ELSEWHERE = """
+LOAD_SCRIPT = """
 import sys, torch
 from importlib import import_module
 from transformers import pipeline
@@ -34,26 +34,29 @@ torch.save(model(input_ids=torch.arange(16).view(2, 8)).logits, sys.argv[2])
 """
 
 
-def elsewhere(tmp_path, *folders, module="transformers"):
-    """What a process that imports this alone makes of folders: their classes, ends and whether we helped; logits."""
-    code = [sys.executable, "-c", ELSEWHERE, module, str(tmp_path / "logits"), *map(str, folders)]
-    said = subprocess.run(code, capture_output=True, text=True, check=True)
-    return said.stdout.splitlines(), torch.load(tmp_path / "logits")
+def load_in_new_process(tmp_path, *folders, module="transformers"):
+    """Load folders in a process that imports only `module`.
+
+    Return a line for each folder (class, tied or untied, with or without tiewise), and logits of the last model.
+    """
+    code = [sys.executable, "-c", LOAD_SCRIPT, module, str(tmp_path / "logits"), *map(str, folders)]
+    result = subprocess.run(code, capture_output=True, text=True, check=True)
+    return result.stdout.splitlines(), torch.load(tmp_path / "logits")
 
 
 @pytest.mark.parametrize("arm", ["factored:8", pytest.param("residual:4+output_scale=0.5", marks=pytest.mark.slow)])
 def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compare, tmp_path, arm):
-    said = compare(f"--arms=tied,{arm}", "--seeds=1", "--out=run")
+    result = compare(f"--arms=tied,{arm}", "--seeds=1", "--out=run")
     name = folder_name(arm)
     run = tmp_path / "run" / name / "seed-1"
     size = sum(path.stat().st_size for path in (run / "dense").iterdir())
-    assert said.out.splitlines()[-1] == (
+    assert result.out.splitlines()[-1] == (
         f"models: run/ARM/seed-N/final; {name} loads with tiewise.load, "
         f"dense beside it ({size / 1000:.1f} kB) with any transformers"
     )
     tied = tmp_path / "run" / "tied" / "seed-1"
     assert not (tied / "dense").exists()
-    found, logits = elsewhere(tmp_path, tied / "final", run / "dense")
+    found, logits = load_in_new_process(tmp_path, tied / "final", run / "dense")
     assert found == ["LlamaForCausalLM tied without", "LlamaForCausalLM untied without"]
     with torch.no_grad():
         own = tiewise_package.load(run / "final").eval()(input_ids=torch.arange(16).view(2, 8)).logits
@@ -61,11 +64,11 @@ def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compa
 
 
 def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
-    said = compare("--arms=tied,untied,factored:8", "--seeds=1", "--out=run")
-    assert said.code == 0
-    assert re.search(r"validation nll +\d\.\d{4}", said.out)
-    assert "report: run/report.html" in said.out
-    lines = said.err.splitlines()
+    result = compare("--arms=tied,untied,factored:8", "--seeds=1", "--out=run")
+    assert result.code == 0
+    assert re.search(r"validation nll +\d\.\d{4}", result.out)
+    assert "report: run/report.html" in result.out
+    lines = result.err.splitlines()
     assert lines[0].startswith("text: text.txt; bytes tokens: train ")
     assert [line.partition(":")[0] for line in lines[1:3]] == ["1/3 tied seed 1", "2/3 untied seed 1"]
     assert len(lines) == 4
@@ -80,61 +83,63 @@ def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
         *("run.yaml", "env.json", "data", "results.json", "report.html"),
         *("tied", "untied", "factored-8"),
     }
-    assert {"\x1b", "\r"}.isdisjoint(said.out + said.err)
+    assert {"\x1b", "\r"}.isdisjoint(result.out + result.err)
     untied, factored = (tmp_path / "run" / arm / "seed-1/final" for arm in ("untied", "factored-8"))
-    assert elsewhere(tmp_path, untied)[0] == ["LlamaForCausalLM untied without"]
-    assert elsewhere(tmp_path, factored, module="tiewise.hf")[0] == ["TiewiseLlamaForCausalLM tied with"]
+    assert load_in_new_process(tmp_path, untied)[0] == ["LlamaForCausalLM untied without"]
+    assert load_in_new_process(tmp_path, factored, module="tiewise.hf")[0] == ["TiewiseLlamaForCausalLM tied with"]
 
 
 def test_quiet_prints_result_alone_and_json_prints_one_object(compare, tiewise, text):
-    said = compare("--arms=tied,untied", "--seeds=1", "--quiet")
-    assert said.err == ""
-    assert "validation nll" in said.out
-    assert "report: runs/compare/report.html" in said.out
-    resume = ("compare", "--out=runs/compare", "--resume", "-q")  # a finished one is printed again
+    result = compare("--arms=tied,untied", "--seeds=1", "--quiet")
+    assert result.err == ""
+    assert "validation nll" in result.out
+    assert "report: runs/compare/report.html" in result.out
+    resume = ("compare", "--out=runs/compare", "--resume", "-q")  # prints the result of a finished run
     again = tiewise(*resume)
-    assert (again.code, again.out, again.err) == (0, said.out, "")
+    assert (again.code, again.out, again.err) == (0, result.out, "")
     found = tiewise(*resume, "--json")
     assert (found.code, found.out.count("\n"), found.err) == (0, 1, "")
     assert Comparison.from_dict(json.loads(found.out)).arms == ["tied", "untied"]
-    said = tiewise("train", "-t", text, *TINY, "--json", "-q", "--out=b")
-    assert (said.code, said.err) == (0, "")
-    record = json.loads(said.out)
+    result = tiewise("train", "-t", text, *TINY, "--json", "-q", "--out=b")
+    assert (result.code, result.err) == (0, "")
+    record = json.loads(result.out)
     assert (record["arm"], record["model"], record["dense"]) == ("tied", "b/tied/seed-1/final", None)
 
 
 def test_train_prints_validation_loss_and_writes_model(tiewise, text, tmp_path):
-    said = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
-    assert said.code == 0
-    assert re.match(r"validation nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
-    assert said.out.splitlines()[-1] == "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load"
+    result = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
+    assert result.code == 0
+    assert re.match(
+        r"validation nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", result.out
+    )
+    assert result.out.splitlines()[-1] == "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load"
     assert not (tmp_path / "run" / "factored-8+bias" / "seed-4" / "dense").exists()  # Llama's head has no bias
     assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()
     again = tiewise("train", "--out=run", "--resume")
-    assert again.out == said.out
+    assert again.out == result.out
 
 
 def test_compare_and_train_report_divergence(compare, tiewise, text):
-    said = compare("--arms=tied,untied", "--seeds=1", "--set=learning_rate=1e30", "--out=run")
-    assert said.code == 0
-    assert said.out.count("diverged") >= 4
+    result = compare("--arms=tied,untied", "--seeds=1", "--set=learning_rate=1e30", "--out=run")
+    assert result.code == 0
+    assert result.out.count("diverged") >= 4
     again = tiewise("compare", "--out=run", "--resume", "--json")
     assert [run["heldout_nll"] for run in json.loads(again.out)["runs"]] == [None, None]
-    said = tiewise("train", "-t", text, *TINY, "--set=learning_rate=1e30")
-    assert said.out.startswith("diverged")
+    result = tiewise("train", "-t", text, *TINY, "--set=learning_rate=1e30")
+    assert result.out.startswith("diverged")
 
 
 def test_compare_reads_several_text_files_and_stdin(tiewise, text, tmp_path):
     rows = "".join(json.dumps({"body": f"row number {i} of some rows that are all alike"}) + "\n" for i in range(200))
     (tmp_path / "rows.jsonl").write_text(rows)
-    said = tiewise("compare", "-t", text, "-t", "rows.jsonl:body", *TINY, "--arms=tied", "--seeds=1", "--out=a")
-    assert said.code == 0
+    result = tiewise("compare", "-t", text, "-t", "rows.jsonl:body", *TINY, "--arms=tied", "--seeds=1", "--out=a")
+    assert result.code == 0
     assert json.loads((tmp_path / "a" / "data" / "data.json").read_text())["texts"] == [text, "rows.jsonl:body"]
     piped = (tmp_path / text).read_bytes()
-    said = tiewise("compare", "-t", "-", *TINY, "--arms=tied", "--seeds=1", "--out=b", "--json", stdin=piped)
-    assert said.code == 0
+    result = tiewise("compare", "-t", "-", *TINY, "--arms=tied", "--seeds=1", "--out=b", "--json", stdin=piped)
+    assert result.code == 0
     again = tiewise("compare", "--out=b", "--resume", "--json")
-    assert json.loads(again.out)["runs"] == json.loads(said.out)["runs"]
+    assert json.loads(again.out)["runs"] == json.loads(result.out)["runs"]
 
 
 def test_kernels_are_compiled_only_on_demand(tiewise, monkeypatch):
@@ -152,36 +157,38 @@ def test_compare_refuses_too_few_minutes_and_runs_tuning_trials(tiewise, compare
     monkeypatch.setattr("tiewise.training.least_time.refuse_impossible_minutes", lambda settings: None)
     tiny = [item for item in TINY if not item.startswith("--steps")]
     arms = ["--arms=tied,untied", "--seeds=1"]
-    said = tiewise("compare", "-t", text, *tiny, *arms, "--minutes=0.005", "--tune", "--out=a")
-    assert said.code == 2
-    assert re.search(r"--minutes 0.005 does not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", said.err)
+    result = tiewise("compare", "-t", text, *tiny, *arms, "--minutes=0.005", "--tune", "--out=a")
+    assert result.code == 2
+    assert re.search(
+        r"--minutes 0.005 does not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", result.err
+    )
     assert not (tmp_path / "a").exists()
-    said = compare("--arms=tied", "--seeds=1", "--tune", "--steps=4", "--out=b")
-    assert said.code == 0
-    assert said.err.count("tune tied: init ") == 3
+    result = compare("--arms=tied", "--seeds=1", "--tune", "--steps=4", "--out=b")
+    assert result.code == 0
+    assert result.err.count("tune tied: init ") == 3
 
 
 def test_compare_builds_model_from_config_json(compare, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_key_value_heads": 1}
     Qwen2Config(**sizes, num_attention_heads=2).save_pretrained(tmp_path / "qwen2")
     arms = ["--arms=tied,untied,factored:8", "--seeds=1"]
-    said = compare(*arms, "--json", "--model=qwen2/config.json", "--match=parameters")
-    assert said.code == 0
-    assert json.loads(said.out)["runs"][0]["parameters"]["shared table"] == 257 * 32
+    result = compare(*arms, "--json", "--model=qwen2/config.json", "--match=parameters")
+    assert result.code == 0
+    assert json.loads(result.out)["runs"][0]["parameters"]["shared table"] == 257 * 32
 
 
 def test_options_override_set_and_set_overrides_yaml_settings(tiewise, text, tmp_path):
     (tmp_path / "mine.yaml").write_text("arms: [untied]\nwidth: 8\nlearning_rate: 1e-3\nsteps: 3\nseeds: 1\n")
-    said = tiewise(
+    result = tiewise(
         *("compare", "-t", text, *TINY[1:5], "--tokenizer=bytes", "--config=mine.yaml"),
         *("--set=width=32", "--set=learning_rate=2e-3", "--steps=5", "--out=run"),
     )
-    assert said.code == 0
+    assert result.code == 0
     record = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     wanted = {"arms": ["untied"], "width": 32, "learning_rate": 0.002, "steps": 5, "seeds": 1}
     assert {name: record[name] for name in wanted} == wanted
-    said = tiewise("train", "--config=run/run.yaml", "--out=single", "--json")  # the settings of one for the other
-    assert json.loads(said.out)["arm"] == "untied"
+    result = tiewise("train", "--config=run/run.yaml", "--out=single", "--json")  # the settings of `compare`
+    assert json.loads(result.out)["arm"] == "untied"
 
 
 @pytest.mark.parametrize(
@@ -226,9 +233,9 @@ def test_explore_opens_browser_if_display_exists_unless_no_open_is_given(tiewise
     if screen:
         monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr(sys, "platform", "linux")
-    said = tiewise("explore", "--out=page.html", "--json", *["--no-open"] * no_open)
-    assert said.code == 0, said.err
-    record = json.loads(said.out)
+    result = tiewise("explore", "--out=page.html", "--json", *["--no-open"] * no_open)
+    assert result.code == 0, result.err
+    record = json.loads(result.out)
     assert record["opened"] == (screen and not no_open)
     assert [address.rpartition("/")[2] for address in opened] == ["page.html"] * record["opened"]
 
@@ -238,9 +245,9 @@ def test_explore_opens_browser_if_display_exists_unless_no_open_is_given(tiewise
     [("v * d, v * d / (2 * v * d + 12 * layers * d * d)", True), ("v * d, 7.0", False)],
 )
 def test_exercise_json_reports_whether_answer_is_right(tiewise, tmp_path, answer, right):
-    """V·D of 2·V·D + 12·L·D², the formula of docs/errata.md, worked out here."""
+    """The right answer is V·D of 2·V·D + 12·L·D², the formula of docs/errata.md."""
     (tmp_path / "answer.py").write_text(f"def saved(v, d, layers):\n    return {answer}\n")
-    said = tiewise("exercise", "1", "answer.py", "--json")
-    record = json.loads(said.out)
-    assert (said.code, record["exercise"], record["right"]) == (int(not right), 1, right)
+    result = tiewise("exercise", "1", "answer.py", "--json")
+    record = json.loads(result.out)
+    assert (result.code, record["exercise"], record["right"]) == (int(not right), 1, right)
     assert (record["wrong"] is None) == right

@@ -1,4 +1,4 @@
-"""`tiewise data show`: rows as they are trained on."""
+"""Test that `tiewise data show` prints training rows with their labels and masks."""
 
 import json
 import re
@@ -26,21 +26,21 @@ def show(*arguments):
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 def test_data_show_json_labels_match_order_of_sentences(objective, source, capsys):
     show("-t", source, "--objective", objective, "--length", "60", "-n", "12", "--json")
-    found = json.loads(capsys.readouterr().out)
-    assert (found["documents"], found["sentences"]) == (found["documents"], 6 * found["documents"])
-    said = set()
-    for row in found["rows"]:
-        whole = re.sub(r"\[[^\]|]*\|([^\]]*)\]", r"\1", row["a"] + row["b"])
-        assert whole.startswith("[CLS]")
-        a, b = (re.findall(r"Row (\d+) has line (\d)", part) for part in whole.split("[SEP]")[:2])
+    record = json.loads(capsys.readouterr().out)
+    assert (record["documents"], record["sentences"]) == (record["documents"], 6 * record["documents"])
+    seen_labels = set()
+    for row in record["rows"]:
+        row_text = re.sub(r"\[[^\]|]*\|([^\]]*)\]", r"\1", row["a"] + row["b"])
+        assert row_text.startswith("[CLS]")
+        a, b = (re.findall(r"Row (\d+) has line (\d)", part) for part in row_text.split("[SEP]")[:2])
         label = row["label"]
-        said.add((label, row["says"]))
+        seen_labels.add((label, row["says"]))
         if a and b and label is not None:
             same, ordered = a[-1][0] == b[0][0], a[-1][1] < b[0][1]
             assert (same and ordered) == bool(label)
         assert row["predicted"] == sum(wanted != -100 for wanted in row["labels"]) > 0
     expected = {"sop": "label 0: swapped", "nsp": "label 0: B is from another document", "none": "no label"}
-    assert expected[objective] in {words for _, words in said}
+    assert expected[objective] in {words for _, words in seen_labels}
 
 
 def test_data_show_prints_rows_and_masks_as_text(source, capsys):

@@ -1,4 +1,4 @@
-"""Terminals of few letters: every command ends as it does in UTF-8, and says the same in what the encoding has."""
+"""Test commands on terminals without UTF-8: the same exit code, and substitutes for missing characters."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from tiewise.cli.main import commands, main
 from tiewise.training.data.tokenizer import make_tokenizer
 
 RUN = ["-t", "text.txt", *TINY, "--seeds=2", "--arms=tied,untied", "--out=made"]
-SAID = {  # a command line of each command, its exit code, and a letter of its output that ASCII lacks
+COMMAND_LINES = {  # a line of each command, its exit code, and a character of its output that ASCII lacks
     "compare": (["compare", *RUN], 0, "−"),
     "train": (["train", "-t", "no…where.txt", *TINY], 2, "…"),
     "heal": (["heal", "no…where", "--teacher=tied"], 2, "…"),
@@ -37,7 +37,7 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("letters")
     text = (folder / write_text(folder)).read_text()
     (folder / "dots.txt").write_text(text.replace(" a", " … a"), encoding="utf-8")
-    # enough documents of about one length for an interval, which is printed with a dash
+    # enough documents of about the same length for an interval, which is printed with a dash
     lines = [json.dumps({"text": f"{number} {text[:200]}"}) for number in range(200)]
     (folder / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
     make_tokenizer("bytes").backend_tokenizer.save(str(folder / "words.json"))
@@ -45,10 +45,10 @@ def folders(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", SAID)
+@pytest.mark.parametrize("command", COMMAND_LINES)
 def test_command_exits_alike_in_every_encoding_and_prints_substitutes(command, folders, tmp_path, monkeypatch):
-    arguments, code, letter = SAID[command]
-    said = {}
+    arguments, code, letter = COMMAND_LINES[command]
+    printed = {}
     for encoding in ("utf-8", "cp1252", "ascii"):
         shutil.copytree(folders, tmp_path / encoding)
         monkeypatch.chdir(tmp_path / encoding)
@@ -58,12 +58,12 @@ def test_command_exits_alike_in_every_encoding_and_prints_substitutes(command, f
         monkeypatch.setattr(sys, "stderr", streams[1])
         with pytest.raises(SystemExit) as end:
             main()
-        said[encoding] = "".join(stream.buffer.getvalue().decode(encoding) for stream in streams)
-        assert end.value.code == code, said[encoding]
-    assert letter in said["utf-8"]
-    marks = said["utf-8"].count("?") + said["utf-8"].count("\ufffd")
-    assert [said["cp1252"].count("?"), said["ascii"].count("?")] == [marks, marks]  # all else has a stand-in
+        printed[encoding] = "".join(stream.buffer.getvalue().decode(encoding) for stream in streams)
+        assert end.value.code == code, printed[encoding]
+    assert letter in printed["utf-8"]
+    marks = printed["utf-8"].count("?") + printed["utf-8"].count("\ufffd")
+    assert [printed["cp1252"].count("?"), printed["ascii"].count("?")] == [marks, marks]  # others have a substitute
 
 
 def test_encoding_examples_cover_every_command():
-    assert set(SAID) == {name for panel in commands().values() for name in panel}
+    assert set(COMMAND_LINES) == {name for panel in commands().values() for name in panel}

@@ -1,4 +1,4 @@
-"""`tiewise inspect`: what it prints and writes, and how it refuses."""
+"""Test the output, the files and the error messages of `tiewise inspect`."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from cli_tiny import refused
+from cli_tiny import assert_refused
 from safetensors.numpy import load_file, save_file
 from tests.answers import inputs
 from tests.inspection.tiny_folders import write_model
@@ -20,8 +20,8 @@ RUNNING = ["bigrams", "gradients", "bottleneck", "precision", "lens", "refinemen
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A tied and an untied model of one vocabulary of words, and a text."""
+def models(tmp_path_factory):
+    """Write a tied and an untied model with the same word vocabulary, and a text."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("tied", "untied"):
         inputs.word_llama(name == "tied").save_pretrained(folder / name)
@@ -31,61 +31,63 @@ def made(tmp_path_factory):
     return folder
 
 
-def strict(text):
-    """JSON of which every number is one."""
+def parse_strict_json(text):
+    """Parse JSON; fail on NaN and infinity."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 @pytest.fixture
-def here(tiewise, made, tmp_path):
-    """Run `tiewise inspect` beside copies of the models."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def run_inspect(tiewise, models, tmp_path):
+    """Return a function that runs `tiewise inspect` in a folder with copies of the models."""
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
     return lambda *arguments, **named: tiewise("inspect", *arguments, **named)
 
 
-def test_inspect_without_text_measures_tables_and_omits_other_sections(here):
-    said = here("untied", "--json", "--samples", "100", "--held-out", "0")
-    assert (said.code, said.err) == (0, "")
-    sections = strict(said.out)["sections"]
+def test_inspect_without_text_measures_tables_and_omits_other_sections(run_inspect):
+    result = run_inspect("untied", "--json", "--samples", "100", "--held-out", "0")
+    assert (result.code, result.err) == (0, "")
+    sections = parse_strict_json(result.out)["sections"]
     of_tables = {"evidence", "direct_path", "first_mlp", "alignment", "tokens"}
     assert of_tables <= {name for name in sections if sections[name]["found"]}
     for name in RUNNING:
         assert sections[name]["left_out"] == {"untied": "needs a text; give --text"}
     assert sections["direct_path"]["found"]["untied"]["answer"].startswith("it can: two tables")
     alignment = {q["name"]: q for q in sections["alignment"]["found"]["untied"]["quantities"]}
-    assert alignment["after the best rotation"]["why"].startswith("tokens that the map was fitted on")  # none held out
+    assert alignment["after the best rotation"]["why"].startswith(
+        "tokens that the map was fitted on"
+    )  # no token is held out
 
 
 @pytest.mark.slow
-def test_inspect_of_two_models_prints_text_and_writes_page_and_json(here, tmp_path):
+def test_inspect_of_two_models_prints_text_and_writes_page_and_json(run_inspect, tmp_path):
     options = ["-t", "text.txt", "--tokens", "new, york", "--length", "16", "--windows", "40", "--lens-steps", "20"]
-    said = here("tied", "untied", *options, "--samples", "100", "--out", "seen")
-    assert said.code == 0, said.err
-    assert said.err == "page: seen/report.html\n"
+    result = run_inspect("tied", "untied", *options, "--samples", "100", "--out", "seen")
+    assert result.code == 0, result.err
+    assert result.err == "page: seen/report.html\n"
     record = json.loads((tmp_path / "seen/inspection.json").read_text())
     for name in ("direct_path", "first_mlp", "tokens", *RUNNING):
         assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
     assert set(record["sections"]["which_end"]["found"]) == {"tied"}
     page = (tmp_path / "seen/report.html").read_text()
     for title in ("Tie or not?", "Does the direct path know", "How much of the prediction can be read off"):
-        assert title in said.out
+        assert title in result.out
         assert title in page
-    said_first = "One model cannot tell: `tiewise compare` trains tied and untied side by side."
-    assert said_first in " ".join(said.out.split())
+    advice = "One model cannot tell: `tiewise compare` trains tied and untied side by side."
+    assert advice in " ".join(result.out.split())
     check_in_a_browser(tmp_path / "seen/report.html")
     assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}
 
 
-def test_inspect_measures_loss_by_number_of_applications_of_shared_layer(here, tmp_path):
+def test_inspect_measures_loss_by_number_of_applications_of_shared_layer(run_inspect, tmp_path):
     model = LlamaForCausalLM.from_pretrained(tmp_path / "untied")
     share_layers(model, "all")
     model.save_pretrained(tmp_path / "shared")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tmp_path / "untied" / name, tmp_path / "shared")
     options = ["-t", "text.txt", "--only", "applications", "--length", "16", "--windows", "10", "--out", "seen"]
-    said = here("shared", "untied", *options)
-    assert said.code == 0, said.err
-    assert "nll of 150 next tokens in 10 windows" in " ".join(said.out.split())
+    result = run_inspect("shared", "untied", *options)
+    assert result.code == 0, result.err
+    assert "nll of 150 next tokens in 10 windows" in " ".join(result.out.split())
     section = json.loads((tmp_path / "seen/inspection.json").read_text())["sections"]["applications"]
     assert [curve["x"] for curve in section["found"]["shared"]["curves"]] == [list(range(1, 25))] * 3
     assert "every layer has parameters of its own" in section["left_out"]["untied"]
@@ -94,7 +96,7 @@ def test_inspect_measures_loss_by_number_of_applications_of_shared_layer(here, t
 
 
 def check_in_a_browser(path):
-    """Every figure is drawn, offline, without a complaint."""
+    """Check that a browser draws every figure of the page without errors and without network requests."""
     if BROWSER is None:
         return
     playwright = pytest.importorskip("playwright.sync_api")
@@ -110,8 +112,8 @@ def check_in_a_browser(path):
         chromium.close()
 
 
-def test_inspect_refuses_only_evidence_before_it_reads_any_model(here):
-    refused(here("nowhere", "--only", "tokens,evidence"), "evidence is drawn from them")
+def test_inspect_refuses_only_evidence_before_it_reads_any_model(run_inspect):
+    assert_refused(run_inspect("nowhere", "--only", "tokens,evidence"), "evidence is drawn from them")
 
 
 @pytest.mark.parametrize(
@@ -132,35 +134,35 @@ def test_inspect_refuses_only_evidence_before_it_reads_any_model(here):
         (["headless"], "headless: a model without an output head"),
     ],
 )
-def test_inspect_refuses_unusable_input_with_one_line_and_writes_nothing(here, tree, tmp_path, arguments, line):
+def test_inspect_refuses_unusable_input_with_one_line_and_writes_nothing(run_inspect, tree, tmp_path, arguments, line):
     (tmp_path / "short.txt").write_text("new york san diego a")
     (tmp_path / "empty").mkdir()
     write_model(tmp_path / "headless", architectures=["LlamaModel"])
     before = tree()
-    refused(here(*arguments), line)
+    assert_refused(run_inspect(*arguments), line)
     assert tree() == before
 
 
-def test_inspect_reads_stdin_for_two_models_and_reports_null_interval_of_one_batch(here, made):
+def test_inspect_reads_stdin_for_two_models_and_reports_null_interval_of_one_batch(run_inspect, models):
     options = ["-t", "-", "--windows", "8", "--length", "16", "--only", "gradients", "--json"]
-    said = here("tied", "untied", *options, stdin=(made / "text.txt").read_bytes())
-    assert (said.code, said.err) == (0, "")
-    found = strict(said.out)["sections"]["gradients"]["found"]
+    result = run_inspect("tied", "untied", *options, stdin=(models / "text.txt").read_bytes())
+    assert (result.code, result.err) == (0, "")
+    found = parse_strict_json(result.out)["sections"]["gradients"]["found"]
     assert found.keys() == {"tied", "untied"}
     for model in found.values():
         share, *others = model["quantities"]
         assert (share["n"], share["low"], 0 < share["value"] < 1) == (1, None, True)
-        assert [q["n"] for q in others if q["name"] == "loss"] == [8 * 15]  # tokens that are predicted
+        assert [q["n"] for q in others if q["name"] == "loss"] == [8 * 15]  # each window predicts 15 tokens
 
 
-def test_inspect_omits_sections_and_tokens_with_nan_values(here, tmp_path):
+def test_inspect_omits_sections_and_tokens_with_nan_values(run_inspect, tmp_path):
     path = tmp_path / "untied/model.safetensors"
     tensors = load_file(path)
     tensors["lm_head.weight"][5] = np.nan
     save_file(tensors, path, {"format": "pt"})
-    said = here("untied", "-t", "text.txt", "--length", "16", "--lens-steps", "20", "--json")
-    assert said.code == 0, said.err
-    sections = json.loads(said.out)["sections"]
+    result = run_inspect("untied", "-t", "text.txt", "--length", "16", "--lens-steps", "20", "--json")
+    assert result.code == 0, result.err
+    sections = json.loads(result.out)["sections"]
     for name in ("direct_path", "first_mlp", "tokens", *RUNNING):
         assert sections[name]["found"] == {}
         assert "number" in sections[name]["left_out"]["untied"]
@@ -169,45 +171,45 @@ def test_inspect_omits_sections_and_tokens_with_nan_values(here, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["measure_sections", "open_models"])
-def test_interrupted_inspect_exits_130_and_writes_nothing(here, tmp_path, monkeypatch, where):
+def test_interrupted_inspect_exits_130_and_writes_nothing(run_inspect, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"tiewise.inspection.inspection.{where}", interrupted)
-    said = here("tied", "--out", "seen")
-    assert (said.code, said.out, said.err) == (130, "", "tiewise: interrupted; nothing was written\n")
+    result = run_inspect("tied", "--out", "seen")
+    assert (result.code, result.out, result.err) == (130, "", "tiewise: interrupted; nothing was written\n")
     assert not (tmp_path / "seen").exists()
 
 
-def test_inspect_refuses_unwritable_out_before_it_measures(here, tmp_path, monkeypatch):
+def test_inspect_refuses_unwritable_out_before_it_measures(run_inspect, tmp_path, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.inspection.measure_sections", lambda *_: pytest.fail("it was measured"))
-    refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
+    assert_refused(run_inspect("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
 
     def read_only(**_):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     line = f"cannot write in {tmp_path}: Read-only file system; choose another --out"
-    refused(here("tied", "--out", "a/b"), line)
+    assert_refused(run_inspect("tied", "--out", "a/b"), line)
 
 
-def test_inspect_replaces_earlier_result_only_with_overwrite(here, tree, tmp_path):
+def test_inspect_replaces_earlier_result_only_with_overwrite(run_inspect, tree, tmp_path):
     options = ["--only", "direct_path", "--samples", "50", "--out", "seen"]
-    assert here("untied", *options).code == 0
+    assert run_inspect("untied", *options).code == 0
     before = tree()
-    refused(here("tied", *options), "seen holds an inspection already; add --overwrite to replace it")
+    assert_refused(run_inspect("tied", *options), "seen holds an inspection already; add --overwrite to replace it")
     assert tree() == before
-    assert here("tied", *options, "--overwrite").code == 0
+    assert run_inspect("tied", *options, "--overwrite").code == 0
     assert set(json.loads((tmp_path / "seen/inspection.json").read_text())["subjects"]) == {"tied"}
-    (tmp_path / "seen/inspection.json").unlink()  # as a comparison's folder: a report that is no inspection
-    refused(here("tied", *options, "--overwrite"), "seen/report.html is no inspection of tiewise")
+    (tmp_path / "seen/inspection.json").unlink()  # like the report of a comparison
+    assert_refused(run_inspect("tied", *options, "--overwrite"), "seen/report.html is no inspection of tiewise")
     (tmp_path / "other/inspection.json").mkdir(parents=True)
-    refused(here("tied", *options[:-1], "other"), "cannot write other/inspection.json")
+    assert_refused(run_inspect("tied", *options[:-1], "other"), "cannot write other/inspection.json")
 
 
-def test_last_line_of_inspect_names_options_for_tables_and_page(here):
-    said = here("untied", "--samples=100").out
-    assert said.splitlines()[-1].strip() == "--full prints the tables, --out DIR writes them with figures as a page."
-    said = here("untied", "--samples=100", "--out=page").out
-    assert "--out DIR" not in said
-    assert said.splitlines()[-1].strip() == "--full prints the tables; the page has them, with figures."
+def test_last_line_of_inspect_names_options_for_tables_and_page(run_inspect):
+    result = run_inspect("untied", "--samples=100").out
+    assert result.splitlines()[-1].strip() == "--full prints the tables, --out DIR writes them with figures as a page."
+    result = run_inspect("untied", "--samples=100", "--out=page").out
+    assert "--out DIR" not in result
+    assert result.splitlines()[-1].strip() == "--full prints the tables; the page has them, with figures."

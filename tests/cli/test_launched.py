@@ -1,4 +1,4 @@
-"""`train` and `compare` as two processes: the same figures as in one, one voice, one end."""
+"""Test `train` and `compare` in several processes against the figures of one process."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_tiny import TINY, write_text
-from launched import PATIENCE, ended, launch, trains, until
+from launched import PATIENCE, launch, training_advances, wait_for_exit, wait_until
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
@@ -23,15 +23,17 @@ LONG = ["--steps=400", "--arms=tied", "--seeds=1"]
 
 
 def results(folder, count, *arguments):
-    """Results of a comparison by `count` processes, of which one speaks."""
-    (code, out, err), *others = ended(launch(folder, count, "compare", "-t", "text.txt", *TINY, *arguments, "--json"))
+    """Return the results of a comparison by `count` processes; only the first one prints."""
+    (code, out, err), *others = wait_for_exit(
+        launch(folder, count, "compare", "-t", "text.txt", *TINY, *arguments, "--json")
+    )
     assert (code, others) == (0, [(0, "", "")] * (count - 1)), err
     assert err.count("validation nll") == len(json.loads(out)["runs"])
     return json.loads(out)
 
 
 def assert_alike(one, other, bound):
-    """Figures of two comparisons, and their curves, within `bound`."""
+    """Check that the figures and curves of two comparisons differ by at most `bound`."""
     for left, right in zip(one["runs"], other["runs"], strict=True):
         assert (left["arm"], left["seed"]) == (right["arm"], right["seed"])
         for name in ("initial_nll", "heldout_nll", "train_nll", "bits_per_byte"):
@@ -53,7 +55,7 @@ def assert_alike(one, other, bound):
     ids=lambda arguments: arguments[-1],
 )
 def test_two_processes_train_to_figures_of_one_process(tmp_path, text, arguments):
-    """The global batch is the same, so only the order of sums differs: in fp32 some 1e-7 a step."""
+    """The global batch is the same. Only the order of sums differs: about 1e-7 a step in fp32."""
     one, two = (results(tmp_path, count, *arguments, "--seeds=1", f"--out=run{count}") for count in (1, 2))
     assert (one["env"]["processes"], two["env"]["processes"]) == (1, 2)
     assert_alike(one, two, 2e-5)
@@ -82,7 +84,7 @@ def test_sharded_training_gives_figures_of_one_process(tmp_path, text, count, sh
     assert_alike(one, two, 2e-5)
     for name in ("parameters", "total_parameters", "bytes", "trainable_parameters"):
         assert [run[name] for run in one["runs"]] == [run[name] for run in two["runs"]]
-    plain = set() if "--model=gpt2" in arguments else {"tied", "untied"}  # GPT-2's keys' biases are Adam's noise alone
+    plain = set() if "--model=gpt2" in arguments else {"tied", "untied"}  # key biases of GPT-2 are noise of Adam
     for arm in plain & {run["arm"] for run in one["runs"]}:
         finals = [tmp_path / run / arm / "seed-1" / "final" / "model.safetensors" for run in ("run1", "run2")]
         left, right = map(load_file, finals)
@@ -102,7 +104,7 @@ def test_two_processes_measure_each_heldout_token_exactly_once(tmp_path, text):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Results of the long comparison by two processes."""
+    """Return the results of the long comparison by two processes."""
     folder = tmp_path_factory.mktemp("whole")
     write_text(folder)
     return results(folder, 2, *LONG, "--out=run")
@@ -111,16 +113,16 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
 def test_ctrl_c_to_any_rank_stops_all_and_resumed_run_gives_same_figures(tmp_path, text, undisturbed, told):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run")
-    until(trains(tmp_path), *processes)
+    wait_until(training_advances(tmp_path), *processes)
     for rank in told:
         processes[rank].send_signal(signal.SIGINT)
-    (code, out, err), other = ended(processes)
+    (code, out, err), other = wait_for_exit(processes)
     assert (code, out) == (130, "")
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
     assert err.splitlines()[1:] == [line]
     assert other == (130, "", "")
     assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
-    (code, out, err), other = ended(launch(tmp_path, 2, "compare", "--out=run", "--resume", "--json"))
+    (code, out, err), other = wait_for_exit(launch(tmp_path, 2, "compare", "--out=run", "--resume", "--json"))
     assert (code, other) == (0, (0, "", "")), err
     for name in ("heldout_nll", "train_nll"):
         assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=1e-6)
@@ -132,16 +134,16 @@ def test_ctrl_c_to_any_rank_stops_all_and_resumed_run_gives_same_figures(tmp_pat
 )
 def test_sharded_run_resumes_with_any_number_of_processes(tmp_path, text, undisturbed, held, others):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", held)
-    until(trains(tmp_path), *processes)
+    wait_until(training_advances(tmp_path), *processes)
     processes[1].send_signal(signal.SIGINT)
-    assert [code for code, *_ in ended(processes)] == [130, 130]
+    assert [code for code, *_ in wait_for_exit(processes)] == [130, 130]
     kept = list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*"))
     assert kept
     assert all((checkpoint / "sharded").is_dir() for checkpoint in kept)
     for count, *sharding in others:
         folder = tmp_path / f"{count}{sharding}"
         shutil.copytree(tmp_path / "run", folder / "run")
-        everyone = ended(launch(folder, count, "compare", "--out=run", "--resume", "--json", *sharding))
+        everyone = wait_for_exit(launch(folder, count, "compare", "--out=run", "--resume", "--json", *sharding))
         assert [code for code, *_ in everyone] == [0] * count, everyone
         out = everyone[0][1]
         for name in ("heldout_nll", "train_nll"):
@@ -151,13 +153,13 @@ def test_sharded_run_resumes_with_any_number_of_processes(tmp_path, text, undist
 @pytest.mark.parametrize("count", [1, 2])
 def test_ctrl_c_during_text_preparation_leaves_no_files(tmp_path, text, count):
     paragraphs = (f"{i} {line}" for i in range(400) for line in (tmp_path / text).read_text().split("\n\n"))
-    (tmp_path / "long.txt").write_text("\n\n".join(paragraphs))  # seconds to prepare, and none a repetition
+    (tmp_path / "long.txt").write_text("\n\n".join(paragraphs))  # takes seconds to prepare, and no paragraph repeats
     before = sorted(tmp_path.rglob("*"))
     processes = launch(tmp_path, count, "compare", "-t", "long.txt", *TINY, *LONG, "--tokenizer=bpe:2000", "--out=run")
-    until((tmp_path / "run" / ".starting").exists, *processes)
+    wait_until((tmp_path / "run" / ".starting").exists, *processes)
     for process in processes:
         process.send_signal(signal.SIGINT)
-    assert ended(processes) == [(130, "", "")] * count
+    assert wait_for_exit(processes) == [(130, "", "")] * count
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -181,7 +183,7 @@ def test_ctrl_c_during_text_preparation_leaves_no_files(tmp_path, text, count):
 )
 def test_refused_run_exits_2_in_all_ranks_and_prints_one_line(tmp_path, text, more, says):
     arguments = more if "-t" in more else ["-t", text, *more]
-    (code, out, err), other = ended(launch(tmp_path, 2, "train", *TINY, "--out=run", *arguments))
+    (code, out, err), other = wait_for_exit(launch(tmp_path, 2, "train", *TINY, "--out=run", *arguments))
     assert (code, out, other) == (2, "", (2, "", ""))
     assert says in err
     assert err.startswith("tiewise: ")
@@ -192,13 +194,13 @@ def test_refused_run_exits_2_in_all_ranks_and_prints_one_line(tmp_path, text, mo
 @pytest.mark.parametrize(("rank", "sharding"), [(0, []), (1, []), (1, ["--fsdp=2"]), (0, ["--tp=2"])])
 def test_rank_exits_2_if_the_other_is_killed_and_run_resumes(tmp_path, text, rank, sharding):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run", *sharding)
-    until(trains(tmp_path), *processes)
+    wait_until(training_advances(tmp_path), *processes)
     processes[rank].kill()
-    code, out, err = ended(processes)[1 - rank]
+    code, out, err = wait_for_exit(processes)[1 - rank]
     assert (code, out) == (2, "")
     line = "another process of this run has ended; tiewise compare --out run --resume goes on from the last checkpoint"
     assert err.splitlines()[-1] == f"tiewise: {line}"
-    resumed = ended(launch(tmp_path, 2, "compare", "--out=run", "--resume", *sharding))
+    resumed = wait_for_exit(launch(tmp_path, 2, "compare", "--out=run", "--resume", *sharding))
     assert [code for code, *_ in resumed] == [0, 0]
 
 
@@ -209,7 +211,7 @@ ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=4", "--num
     ("launcher", "sharding"),
     [
         (["torchrun", "--nproc_per_node=2"], []),
-        # without GPUs too, where --cpu would start one process
+        # --multi_gpu works without GPUs, while --cpu would start one process
         ([*ACCELERATE, "--mixed_precision=no", "--dynamo_backend=no"], ["--tp=2", "--fsdp=2"]),
     ],
     ids=["torchrun", "accelerate"],
@@ -217,6 +219,6 @@ ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes=4", "--num
 def test_torchrun_and_accelerate_launch_train(tmp_path, text, launcher, sharding):
     command = [Path(sys.executable).with_name(launcher[0]), *launcher[1:], "-m", "tiewise", "train", "-t", text]
     command += [*TINY, *sharding, "--out=run", "--json"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
-    assert said.returncode == 0, said.stderr
-    assert json.loads(said.stdout)["steps"] == 12
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["steps"] == 12

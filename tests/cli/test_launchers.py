@@ -1,4 +1,4 @@
-"""Runs as Ray tasks and as jobs of other schedulers give the local launcher's figures, whatever is killed or full."""
+"""Test that Ray tasks and recipes for schedulers give the figures of the local launcher, also after failures."""
 
 import contextlib
 import json
@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from cli_tiny import TINY, refused, write_text
-from launched import PATIENCE, curves, ended, free_port, launch, trains, until
+from cli_tiny import TINY, assert_refused, write_text
+from launched import PATIENCE, curves, free_port, launch, training_advances, wait_for_exit, wait_until
 
 from tiewise.cli.train_command import _TrainingCommand
 from tiewise.core.errors import RunError
@@ -35,17 +35,17 @@ def figures(printed):
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    """Options of four runs of some seconds, and what the local launcher finds in them, undisturbed."""
+def long_runs(tmp_path_factory):
+    """Return the options of four runs of some seconds, and their figures by the local launcher."""
     folder = tmp_path_factory.mktemp("local")
     options = ["-t", folder / write_text(folder), *TINY, *ARMS, "--steps=1000"]
-    [(code, out, err)] = ended(launch(folder, 1, "compare", *options, "--jobs=2", "--json"))
+    [(code, out, err)] = wait_for_exit(launch(folder, 1, "compare", *options, "--jobs=2", "--json"))
     assert code == 0, err
     return options, figures(out)
 
 
-def below(process, called="", recursive=True):
-    """Processes that one has started, those that are called so."""
+def descendants(process, called="", recursive=True):
+    """Return the child processes whose command line contains `called`."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive):
@@ -54,9 +54,9 @@ def below(process, called="", recursive=True):
     return found
 
 
-def serving(ray):
-    """Processes in which runs are being trained: those of tasks, not those that are kept for the next one."""
-    return [child for task in below(ray, "streamed") for child in below(task, "serve(", recursive=False)]
+def training_processes(ray):
+    """Return the processes that train a run now, without idle ones that wait for the next task."""
+    return [child for task in descendants(ray, "streamed") for child in descendants(task, "serve(", recursive=False)]
 
 
 def all_gone(processes):
@@ -64,20 +64,20 @@ def all_gone(processes):
 
 
 @pytest.mark.slow
-def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_path, long, monkeypatch):
+def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_path, long_runs, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    options, undisturbed = long
+    options, undisturbed = long_runs
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2", "--json")
-    until(lambda: len(serving(ray)) == 2, ray)
-    until(trains(tmp_path), ray)
-    before, (task, *_) = below(ray), below(ray, "streamed")
+    wait_until(lambda: len(training_processes(ray)) == 2, ray)
+    wait_until(training_advances(tmp_path), ray)
+    before, (task, *_) = descendants(ray), descendants(ray, "streamed")
     task.kill()
     assert all_gone([task])
-    until(trains(tmp_path), ray)
-    during = below(ray)
-    serving(ray)[0].kill()
-    [(code, out, err)] = ended([ray])
+    wait_until(training_advances(tmp_path), ray)
+    during = descendants(ray)
+    training_processes(ray)[0].kill()
+    [(code, out, err)] = wait_for_exit([ray])
     assert code == 0, err
     assert figures(out) == undisturbed
     said = [line for line in err.splitlines() if "taken up again" in line]
@@ -93,31 +93,35 @@ def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_ray_tasks_with_checkpoints_that_local_launcher_resumes(tmp_path, long):
-    options, undisturbed = long
+def test_ctrl_c_ends_ray_tasks_with_checkpoints_that_local_launcher_resumes(tmp_path, long_runs):
+    options, undisturbed = long_runs
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2")
-    begun = lambda: [path.parent for path, size in curves(tmp_path).items() if size]  # noqa: E731
-    left = lambda runs: [run for run in runs if not (run / "result.json").exists()]  # noqa: E731
-    until(lambda: len(left(begun())) == 2, ray)  # on a busy machine one may end before the other begins
-    processes = below(ray)
+    started_runs = lambda: [path.parent for path, size in curves(tmp_path).items() if size]  # noqa: E731
+    unfinished = lambda runs: [run for run in runs if not (run / "result.json").exists()]  # noqa: E731
+    wait_until(
+        lambda: len(unfinished(started_runs())) == 2, ray
+    )  # on a busy machine one run may end before the other starts
+    processes = descendants(ray)
     ray.send_signal(signal.SIGINT)
-    [(code, out, err)] = ended([ray])
+    [(code, out, err)] = wait_for_exit([ray])
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume --launcher ray goes on"
     assert (code, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
-    stopped = left(begun())
+    stopped = unfinished(started_runs())
     assert stopped
     assert all(list(run.glob("checkpoint-*/trainer_state.json")) for run in stopped)
     assert all_gone(processes)
-    [(code, out, err)] = ended(launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2", "--json"))
+    [(code, out, err)] = wait_for_exit(launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2", "--json"))
     assert (code, figures(out)) == (0, undisturbed), err
 
 
-# Too little for four models and their checkpoints: a run finds the disk full on its machine, then the head does.
+# 900 kB are too little for four models and their checkpoints: first a worker, then the head finds the disk full.
 @pytest.mark.slow
-def test_ray_run_on_full_disk_exits_2_and_resumes_with_same_figures(tmp_path, long, disk):
-    options, undisturbed = long
+def test_ray_run_on_full_disk_exits_2_and_resumes_with_same_figures(tmp_path, long_runs, disk):
+    options, undisturbed = long_runs
     out = disk(900) / "run"
-    [(code, said, err)] = ended(launch(tmp_path, 1, "compare", *options, f"--out={out}", "--launcher=ray", "--jobs=2"))
+    [(code, said, err)] = wait_for_exit(
+        launch(tmp_path, 1, "compare", *options, f"--out={out}", "--launcher=ray", "--jobs=2")
+    )
     fix = f"make room there, then tiewise compare --out {out} --resume --launcher ray"
     assert (code, said, "Traceback" in err) == (2, "", False), err
     assert "No space left on device" in err.splitlines()[-1]
@@ -125,29 +129,29 @@ def test_ray_run_on_full_disk_exits_2_and_resumes_with_same_figures(tmp_path, lo
     assert not list(out.glob(".token"))
     disk(60_000)
     again = ["--resume", f"--out={out}", "--launcher=ray", "--jobs=2", "--json"]
-    [(code, said, err)] = ended(launch(tmp_path, 1, "compare", *again))
+    [(code, said, err)] = wait_for_exit(launch(tmp_path, 1, "compare", *again))
     assert (code, figures(said)) == (0, undisturbed), err
 
 
 @pytest.mark.slow
 def test_compare_refuses_ray_cluster_that_does_not_see_run_folder(tmp_path, monkeypatch):
-    """Its one machine has another file system where the command has the run's folder."""
+    """The only machine of the cluster has another file system mounted on the folder of the run."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     port = free_port()
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    with tempfile.TemporaryDirectory() as short:  # sockets lie there, whose names may not be long
+    with tempfile.TemporaryDirectory() as short:  # Ray puts sockets there, whose paths must be short
         ray = f"{Path(sys.executable).parent}/ray start --head --block --num-cpus=1 --include-dashboard=false"
         ray += f" --disable-usage-stats --port={port} --temp-dir={short}"
         mounted = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs tmpfs {tmp_path} && exec {ray}"]
         head = subprocess.Popen(mounted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in head.stdout:
-            if "--block" in line:  # it stands
+            if "--block" in line:  # the head node has started
                 break
         else:
             pytest.skip("only root can mount")
         try:
             options = ["-t", tmp_path / write_text(tmp_path), *TINY, *ARMS, "--out=run", "--launcher=ray"]
-            [(code, out, err)] = ended(launch(tmp_path, 1, "compare", *options))
+            [(code, out, err)] = wait_for_exit(launch(tmp_path, 1, "compare", *options))
         finally:
             head.terminate()
             head.communicate(timeout=PATIENCE)
@@ -157,14 +161,14 @@ def test_compare_refuses_ray_cluster_that_does_not_see_run_folder(tmp_path, monk
     assert not list(tmp_path.glob("run/*/seed-1"))
 
 
-def recipe(begins):
-    """Return the one script of docs/many-machines.md that begins so."""
+def script_of_docs(begins):
+    """Return the only script of docs/many-machines.md that begins with `begins`."""
     page = (Path(__file__).parents[2] / "docs" / "many-machines.md").read_text(encoding="utf-8")
     [script] = re.findall(rf"^```\w+\n({begins}.*?)^```", page, re.MULTILINE | re.DOTALL)
     return script
 
 
-def stand_in(folder, name, line):
+def write_stand_in(folder, name, line):
     """Write a program of one line."""
     (folder / name).write_text(f"#!/bin/sh\n{line}\n")
     (folder / name).chmod(0o755)
@@ -172,17 +176,17 @@ def stand_in(folder, name, line):
 
 @pytest.mark.slow
 def test_array_script_of_docs_trains_each_run_once_and_resume_collects_results(compare, tiewise, tmp_path):
-    """A stand-in for Slurm runs one element. Another process has the third run when it is started."""
+    """A stand-in for Slurm runs one element. Another process holds the lock of the third run when it starts."""
     said = compare(*ARMS, "--out=run", "--element=0")
     out = tmp_path / "run"
     prepared = "4 runs are prepared in run\ntrain each: tiewise compare --out run --resume --element N\n"
     assert (said.code, said.out) == (0, prepared)
     assert not list(out.glob("*/seed-*"))
     before = (out / "run.yaml").read_text()
-    script = recipe("#!/bin/bash").replace("/shared/run", str(out))
+    script = script_of_docs("#!/bin/bash").replace("/shared/run", str(out))
     assert "#SBATCH --array=" in script
-    stand_in(tmp_path, "srun", 'shift\nexec "$@"')
-    stand_in(tmp_path, "tiewise", f'exec {sys.executable} -m tiewise "$@"')
+    write_stand_in(tmp_path, "srun", 'shift\nexec "$@"')
+    write_stand_in(tmp_path, "tiewise", f'exec {sys.executable} -m tiewise "$@"')
     slurm = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1", "SLURM_ARRAY_TASK_ID": "1"}
     env = os.environ | slurm | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     done = subprocess.run(["bash", "-c", script], env=env, cwd="/", capture_output=True, text=True, timeout=PATIENCE)
@@ -199,30 +203,32 @@ def test_array_script_of_docs_trains_each_run_once_and_resume_collects_results(c
         assert (out / "run.yaml").read_text() == before
     for number in (3, 4):
         assert tiewise("compare", "--out=run", "--resume", f"--element={number}").code == 0
-    assert tiewise("compare", "--out=run", "--resume", "--element=1").out == done.stdout  # at once: it is finished
+    assert tiewise("compare", "--out=run", "--resume", "--element=1").out == done.stdout  # already finished
     said = tiewise("compare", "--out=run", "--resume", "--json")
     whole = compare(*ARMS, "--out=whole", "--jobs=1", "--json")
     assert figures(said.out) == figures(whole.out)
 
 
 def test_sky_task_of_docs_trains_each_run_on_exactly_one_node(tmp_path):
-    task = yaml.safe_load(recipe("name: tiewise"))
+    task = yaml.safe_load(script_of_docs("name: tiewise"))
     assert (task["num_nodes"], *task["file_mounts"]) == (4, "~/run")
-    stand_in(tmp_path, "tiewise", 'last() { shift $(($# - 1)); echo "$1"; }; last "$@"; [ "$7" != 2 ]')
+    write_stand_in(tmp_path, "tiewise", 'last() { shift $(($# - 1)); echo "$1"; }; last "$@"; [ "$7" != 2 ]')
     trained = []
     for rank in range(4):
         sky = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NUM_NODES": "4"}
         done = subprocess.run(["bash", "-c", task["run"]], env=os.environ | sky, capture_output=True, text=True)
         trained.append([int(number) for number in done.stdout.split()])
-        assert (done.returncode != 0) == (rank == 1), done.stderr  # one of its runs failed, and the next was trained
+        assert (done.returncode != 0) == (rank == 1), done.stderr  # one run failed, the next trained
     assert trained == [list(range(first, 21, 4)) for first in (1, 2, 3, 4)]
 
 
 def test_compare_refuses_missing_or_unreachable_ray(compare, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    assert "a client outside the cluster shares no folder" in refused(compare("--launcher=ray", "--out=run"))
+    assert "a client outside the cluster shares no folder" in assert_refused(compare("--launcher=ray", "--out=run"))
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
-    assert "--launcher ray needs ray; pip install 'tiewise[ray]'" in refused(compare("--launcher=ray", "--out=run"))
+    assert "--launcher ray needs ray; pip install 'tiewise[ray]'" in assert_refused(
+        compare("--launcher=ray", "--out=run")
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -241,17 +247,17 @@ def test_compare_refuses_missing_or_unreachable_ray(compare, tmp_path, monkeypat
     ],
 )
 def test_ray_launcher_chooses_jobs_and_threads_from_cluster_resources(tmp_path, cores, gpus, runs, asked, expected):
-    made = OnRay(asked, tmp_path, print)
-    made.ray = "begun"
-    made.nodes = [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)]
+    launcher = OnRay(asked, tmp_path, print)
+    launcher.ray = "begun"
+    launcher.nodes = [{"Resources": {"CPU": float(c), "GPU": g}} for c, g in zip(cores, gpus, strict=True)]
     if isinstance(expected, str):
         with pytest.raises(RunError, match=re.escape(expected)):
-            made.settle_count(runs)
+            launcher.settle_count(runs)
         return
     threads = f"{expected[1]} thread{'s' * (expected[1] > 1)} each"
     machines = f"{len(cores)} machine{'s' * (len(cores) > 1)}"
-    assert made.settle_count(runs) == f"Ray: {expected[0]} at a time on {machines}, {threads}"
-    assert (made.count, made.threads, made.settle_count(runs)) == (*expected, "")
+    assert launcher.settle_count(runs) == f"Ray: {expected[0]} at a time on {machines}, {threads}"
+    assert (launcher.count, launcher.threads, launcher.settle_count(runs)) == (*expected, "")
 
 
 def test_remote_worker_reports_other_folder_or_package_versions(tmp_path, monkeypatch):
@@ -268,8 +274,8 @@ def test_remote_worker_reports_other_folder_or_package_versions(tmp_path, monkey
     assert (said, "does not see" in str(pickle.loads(error))) == ("error", True)
 
 
-def waits(folder):
-    """What a worker is asked to do here: to wait for Ctrl-C, and then to note it."""
+def wait_for_ctrl_c(folder):
+    """Wait for Ctrl-C in a worker, then write a file."""
     with contextlib.suppress(KeyboardInterrupt):
         report_progress("waiting", 0, 1)
         time.sleep(PATIENCE)
@@ -279,7 +285,7 @@ def waits(folder):
 @pytest.mark.slow
 def test_cancelled_task_stops_its_worker_and_killed_worker_is_reported_lost(tmp_path):
     (tmp_path / remote_worker.TOKEN).write_text("mine")
-    call = pickle.dumps(partial(waits, str(tmp_path)))
+    call = pickle.dumps(partial(wait_for_ctrl_c, str(tmp_path)))
     task = remote_worker.stream_messages(call, {}, str(tmp_path), "mine", remote_worker.installed_versions())
     assert next(task) == ("at", "waiting", 0, 1)
     task.close()

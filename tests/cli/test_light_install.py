@@ -1,4 +1,4 @@
-"""A light install (`pip install tiewise`): every command works, or says in one line what it lacks and how to get it."""
+"""Test a light install (`pip install tiewise`): each command works or names the missing extra in one line."""
 
 import json
 import subprocess
@@ -53,8 +53,8 @@ LACK = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What each command line said, all in one process."""
+def outputs(tmp_path_factory):
+    """Return the exit code and output of each command line; all run in one process."""
     folder = tmp_path_factory.mktemp("light")
     write_sources(folder)
     (folder / "text.txt").write_text("a b")
@@ -67,18 +67,18 @@ def said(tmp_path_factory):
 
 
 @pytest.mark.parametrize("line", WORK)
-def test_light_install_runs_command(said, line):
-    found = said[line]
-    assert (found["code"], found["err"]) == (0, "")
-    assert found["out"]
+def test_light_install_runs_command(outputs, line):
+    output = outputs[line]
+    assert (output["code"], output["err"]) == (0, "")
+    assert output["out"]
 
 
 @pytest.mark.parametrize("line", LACK)
-def test_light_install_names_missing_extra_in_one_line(said, line):
-    found = said[line]
-    assert (found["code"], found["out"], found["err"].count("\n")) == (2, "", 1)
-    assert found["err"].startswith("tiewise: ")
-    assert LACK[line] in found["err"]
+def test_light_install_names_missing_extra_in_one_line(outputs, line):
+    output = outputs[line]
+    assert (output["code"], output["out"], output["err"].count("\n")) == (2, "", 1)
+    assert output["err"].startswith("tiewise: ")
+    assert LACK[line] in output["err"]
 
 
 def test_light_install_examples_cover_every_command():
@@ -86,8 +86,8 @@ def test_light_install_examples_cover_every_command():
     assert {line.split()[0] for line in [*WORK, *LACK]} == known
 
 
-def test_inspect_without_torch_measures_tables_and_names_missing_packages(said):
-    out = said["inspect untied --samples=50"]["out"]
+def test_inspect_without_torch_measures_tables_and_names_missing_packages(outputs):
+    out = outputs["inspect untied --samples=50"]["out"]
     for title in (
         "Tie or not?",
         "Does the direct path know the order of words?",
@@ -96,7 +96,7 @@ def test_inspect_without_torch_measures_tables_and_names_missing_packages(said):
     ):
         assert f"\n{title}\n" in out
     assert " ".join(out.split()).count("needs torch and transformers: pip install 'tiewise[torch]'") == 1
-    sections = json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]
+    sections = json.loads(outputs["inspect untied tied --samples=50 --json"]["out"])["sections"]
     assert set(sections) == {"evidence", *section_names()}
     assert set(sections["which_end"]["found"]) == {"tied"}
 

@@ -1,4 +1,4 @@
-"""The progress bar of a command: one, whatever it is told of."""
+"""Test the progress bar of commands and the message about missing packages."""
 
 import io
 import sys
@@ -24,7 +24,7 @@ def test_need_names_missing_package_and_its_extra():
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_progress_bar_shows_one_bar_for_all_tasks(reads, monkeypatch):
-    """Several bars would move the cursor up; one that stands still at the first would keep its name on the screen."""
+    """Several bars would move the cursor up; a bar that stops at the first task would keep its name on the screen."""
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)

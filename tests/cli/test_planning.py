@@ -1,9 +1,9 @@
-"""`tiewise plan` and `tiewise models`: their tables, JSON and page, and what they refuse."""
+"""Test the tables, the JSON, the page and the error messages of `tiewise plan` and `tiewise models`."""
 
 import json
 
 import pytest
-from cli_tiny import refused
+from cli_tiny import assert_refused
 
 import tiewise as package
 from tiewise.planning.catalogue import BETTER, models
@@ -15,16 +15,16 @@ def columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def cells(said, label):
-    (line,) = [line for line in said.out.splitlines() if line.strip().startswith(label + " ")]
+def cells(result, label):
+    (line,) = [line for line in result.out.splitlines() if line.strip().startswith(label + " ")]
     return line.strip().removeprefix(label).split()
 
 
 def test_plan_prints_boundaries_of_catalogue_model_in_columns(tiewise):
-    said = tiewise("plan", "--like", "GPT2", "--boundary", "tied,untied,factored:128")
-    assert (said.code, said.err) == (0, "")
-    assert max(map(len, said.out.splitlines())) <= 100
-    assert said.out.startswith("gpt2: V 50,257, D 768, L 12; as it is tied\n")
+    result = tiewise("plan", "--like", "GPT2", "--boundary", "tied,untied,factored:128")
+    assert (result.code, result.err) == (0, "")
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert result.out.startswith("gpt2: V 50,257, D 768, L 12; as it is tied\n")
     for label, shown in {
         "input table": "38,597,376 38,597,376 6,432,896",
         "output table": "– 38,597,376 –",
@@ -32,16 +32,16 @@ def test_plan_prints_boundaries_of_catalogue_model_in_columns(tiewise):
         "saved": "38,597,376 0 70,565,248",
         "float32": "498 MB 652 MB 370 MB",
     }.items():
-        assert cells(said, label) == shown.split()
-    assert "roberta-base" in said.out
-    assert "tying changes no FLOPs" in said.out
+        assert cells(result, label) == shown.split()
+    assert "roberta-base" in result.out
+    assert "tying changes no FLOPs" in result.out
 
 
 def test_plan_like_model_accepts_other_sizes(tiewise):
-    said = tiewise("plan", "--like=gpt2", "--width=1024", "--layers=24", "--heads=16", "--boundary=tied")
-    assert said.out.startswith("like gpt2: V 50,257, D 1,024, L 24; as it is tied\n")
-    assert cells(said, "total") == ["354,823,168"]
-    assert "\n  gpt2 " in tiewise("plan", "--like=gpt2", "--layers=13").out  # a neighbour as any other
+    result = tiewise("plan", "--like=gpt2", "--width=1024", "--layers=24", "--heads=16", "--boundary=tied")
+    assert result.out.startswith("like gpt2: V 50,257, D 1,024, L 24; as it is tied\n")
+    assert cells(result, "total") == ["354,823,168"]
+    assert "\n  gpt2 " in tiewise("plan", "--like=gpt2", "--layers=13").out  # the model itself is one of the neighbours
 
 
 def test_plan_json_equals_record_of_python_plan(tiewise):
@@ -63,21 +63,21 @@ def test_plan_counts_config_file_folder_and_size_options_alike(tiewise, tmp_path
     options = ["--vocab=1000", "--width=64", "--layers=2", "--heads=4", "--kv-heads=2", "--ffn=128", "--gated"]
     assert "matrices alone are counted" in tiewise("plan", *options).out
     by_sizes = json.loads(tiewise("plan", *options, "--json").out)
-    norms = 64 * 5  # which sizes do not tell
+    norms = 64 * 5  # the size options do not describe norms
     totals = [[c["parameters"]["total"] for c in found["choices"]] for found in (by_file, by_sizes)]
     assert totals[1] == [float(f"{total - norms:.3g}") for total in totals[0]]
 
 
 def test_plan_wraps_many_choices_into_tables_of_100_columns(tiewise):
-    said = tiewise("plan", "--like=gpt2", "--boundary=tied,untied,factored:64,spd", "--share=none,attention,ffn,all")
-    assert max(map(len, said.out.splitlines())) <= 100
-    totals = [line for line in said.out.splitlines() if line.strip().startswith("total")]
+    result = tiewise("plan", "--like=gpt2", "--boundary=tied,untied,factored:64,spd", "--share=none,attention,ffn,all")
+    assert max(map(len, result.out.splitlines())) <= 100
+    totals = [line for line in result.out.splitlines() if line.strip().startswith("total")]
     assert len(totals) > 1
     assert sum(len(line.split()) - 1 for line in totals) == 16
 
 
 def test_plan_build_counts_family_without_reader_exactly(tiewise, tmp_path):
-    """XGLM is estimated from its config, and exact once built."""
+    """`plan` estimates XGLM from its config and counts it exactly with --build."""
     import torch
     from transformers import AutoModelForCausalLM, XGLMConfig
 
@@ -93,11 +93,11 @@ def test_plan_build_counts_family_without_reader_exactly(tiewise, tmp_path):
 
 
 def test_plan_plot_writes_page_and_replaces_it_only_with_overwrite(tiewise, tmp_path):
-    said = tiewise("plan", "--like=gpt2", "--plot=plan.html", "--json")
-    assert (said.code, said.err) == (0, "page: plan.html\n")
-    json.loads(said.out)
-    said = tiewise("plan", "--like=gpt2-xl", "--plot=plan.html")
-    refused(said, "plan.html exists already; add --overwrite to replace it")
+    result = tiewise("plan", "--like=gpt2", "--plot=plan.html", "--json")
+    assert (result.code, result.err) == (0, "page: plan.html\n")
+    json.loads(result.out)
+    result = tiewise("plan", "--like=gpt2-xl", "--plot=plan.html")
+    assert_refused(result, "plan.html exists already; add --overwrite to replace it")
     assert "--overwrite" not in (tmp_path / "plan.html").read_text()
     again = "plan --like=gpt2 --plot=plan.html --json --quiet --overwrite"
     assert tiewise(*again.split()).err == ""
@@ -105,9 +105,9 @@ def test_plan_plot_writes_page_and_replaces_it_only_with_overwrite(tiewise, tmp_
 
 
 def test_models_prints_every_model_on_one_line_of_100_columns(tiewise):
-    said = tiewise("models")
-    assert (said.code, said.err) == (0, "")
-    lines = [line.rstrip() for line in said.out.splitlines()]
+    result = tiewise("models")
+    assert (result.code, result.err) == (0, "")
+    lines = [line.rstrip() for line in result.out.splitlines()]
     assert max(map(len, lines)) <= 100
     for model in models():
         (line,) = [line for line in lines if line.split()[:1] == [model.name]]
@@ -121,14 +121,14 @@ def test_models_prints_every_model_on_one_line_of_100_columns(tiewise):
 
 def test_models_cuts_no_figure_in_80_columns(tiewise, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    said = tiewise("models").out
-    assert max(map(len, said.splitlines())) <= 80
-    assert ("…" in said, " 262,144 " in said) == (False, True)
+    result = tiewise("models").out
+    assert max(map(len, result.splitlines())) <= 80
+    assert ("…" in result, " 262,144 " in result) == (False, True)
 
 
 def test_models_row_of_pythia_70m_has_its_sizes_shares_and_status(tiewise):
-    said = tiewise("models", "--family", "pythia").out
-    (line,) = [line for line in said.splitlines() if line.startswith("pythia-70m")]
+    result = tiewise("models", "--family", "pythia").out
+    (line,) = [line for line in result.splitlines() if line.startswith("pythia-70m")]
     assert line.split()[10] == "verified"
     assert line.split()[:10] == ["pythia-70m", "50,304", "512", "6", "98.2", "70.4", "M", "73.1", "%", "no"]
 
@@ -146,9 +146,9 @@ def test_models_filters_and_sorts_rows(tiewise, chosen, names):
 
 
 def test_models_json_is_one_line_with_every_model_and_field(tiewise):
-    said = tiewise("models", "--json")
-    record = json.loads(said.out)
-    assert said.out.count("\n") == 1
+    result = tiewise("models", "--json")
+    record = json.loads(result.out)
+    assert result.out.count("\n") == 1
     assert record["note"] == BETTER
     assert [row["name"] for row in record["models"]] == [model.name for model in models()]
     gpt2 = record["models"][0]
@@ -162,13 +162,13 @@ def test_models_json_is_one_line_with_every_model_and_field(tiewise):
 )
 def test_models_drops_whole_columns_and_no_digit_on_narrow_terminal(tiewise, monkeypatch, width, left_out):
     monkeypatch.setenv("COLUMNS", str(width))
-    said = tiewise("models", "--family=pythia").out
-    lines = said.splitlines()
+    result = tiewise("models", "--family=pythia").out
+    lines = result.splitlines()
     assert max(map(len, lines)) <= width
-    assert "…" not in said
+    assert "…" not in result
     (line,) = [line for line in lines if line.startswith("pythia-70m")]
     assert {"50,304", "512", "6", "70.4"} <= set(line.split())
-    assert f"also show: {left_out}." in " ".join(said.split())
+    assert f"also show: {left_out}." in " ".join(result.split())
     every = tiewise("models").out
     assert "…" not in every
     assert all(f" {model.width:,} " in every for model in models())
@@ -176,5 +176,5 @@ def test_models_drops_whole_columns_and_no_digit_on_narrow_terminal(tiewise, mon
 
 def test_models_reports_zero_matches_and_refuses_unknown_family(tiewise):
     assert "0 models" in tiewise("models", "--family=pythia", "--tied").out
-    said = tiewise("models", "--family=lama")
-    refused(said, "no model's name or type begins with 'lama'; did you mean llama?")
+    result = tiewise("models", "--family=lama")
+    assert_refused(result, "no model's name or type begins with 'lama'; did you mean llama?")

@@ -1,4 +1,4 @@
-"""The command in a process of its own: what it imports, Ctrl-C, and how it looks on a terminal."""
+"""Test the command in a separate process: its imports, Ctrl-C, closed pipes and its look on a terminal."""
 
 import contextlib
 import inspect
@@ -18,7 +18,7 @@ from termios import TIOCSWINSZ
 import psutil
 import pytest
 from cli_tiny import TINY
-from launched import PATIENCE, curves, ended, launch, trains, until
+from launched import PATIENCE, curves, launch, training_advances, wait_for_exit, wait_until
 
 import tiewise
 from tiewise.cli import training as commands
@@ -54,10 +54,10 @@ sys.argv = ["tiewise", *{line.split()!r}]
 atexit.register(lambda: print("\\n", *({HEAVY!r} & set(sys.modules)), flush=True))
 main()
 """
-    said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert (said.returncode, set(said.stdout.splitlines()[-1].split())) == (code, loads), said.stderr
-    assert says in said.stdout + said.stderr
-    assert "\x1b" not in said.stdout
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, set(result.stdout.splitlines()[-1].split())) == (code, loads), result.stderr
+    assert says in result.stdout + result.stderr
+    assert "\x1b" not in result.stdout
 
 
 def test_dir_lists_every_public_name():
@@ -80,19 +80,19 @@ def test_help_shows_defaults_of_settings(command):
 # --- Ctrl-C
 
 
-def begun(folder, text, *more):
-    """A comparison of two long runs, once it trains."""
+def start_long_compare(folder, text, *more):
+    """Start a comparison of two long runs; return its process once it trains."""
     long = ("--steps=4000", "--arms=tied,untied", "--seeds=1", "--out=run")
     (process,) = launch(folder, 1, "compare", "-t", text, *TINY, *long, *more)
-    until(trains(folder), process)
+    wait_until(training_advances(folder), process)
     return process
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("flax", marks=pytest.mark.slow)])
 def test_ctrl_c_writes_checkpoint_exits_130_and_prints_resume_command(tmp_path, text, backend):
-    process = begun(tmp_path, tmp_path / text, f"--backend={backend}")
+    process = start_long_compare(tmp_path, tmp_path / text, f"--backend={backend}")
     process.send_signal(signal.SIGINT)
-    [(code, out, err)] = ended([process])
+    [(code, out, err)] = wait_for_exit([process])
     assert (code, out, "Traceback" in err) == (130, "", False)
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
     assert err.splitlines()[-1] == line
@@ -100,18 +100,18 @@ def test_ctrl_c_writes_checkpoint_exits_130_and_prints_resume_command(tmp_path, 
 
 
 def workers_of(process, folder):
-    """The two processes that train for it, once each has measured something."""
+    """Return the two worker processes once each has written a measurement."""
     before = curves(folder)
-    until(lambda: sum(size > before.get(path, 0) for path, size in curves(folder).items()) == 2, process)
+    wait_until(lambda: sum(size > before.get(path, 0) for path, size in curves(folder).items()) == 2, process)
     return psutil.Process(process.pid).children()
 
 
 @pytest.mark.slow
 def test_two_jobs_write_checkpoints_at_ctrl_c_and_end_at_second_ctrl_c_or_kill(tmp_path, text):
-    process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
+    process = start_long_compare(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
     workers_of(process, tmp_path)
     process.send_signal(signal.SIGINT)
-    [(code, out, err)] = ended([process])
+    [(code, out, err)] = wait_for_exit([process])
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
     assert (code, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
     assert len({path.parents[1] for path in tmp_path.glob("run/*/seed-1/checkpoint-*/trainer_state.json")}) == 2
@@ -121,18 +121,18 @@ def test_two_jobs_write_checkpoints_at_ctrl_c_and_end_at_second_ctrl_c_or_kill(t
         assert len(workers) == 2
         for number in numbers:
             process.send_signal(number)
-        [(code, _, err)] = ended([process])
+        [(code, _, err)] = wait_for_exit([process])
         assert (code, "Traceback" in err) == (expected, False), err
         assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-    assert not list(tmp_path.glob("run/*/*/result.json"))  # so the workers ended before their work did
+    assert not list(tmp_path.glob("run/*/*/result.json"))  # the workers ended before they finished their runs
 
 
 @pytest.mark.slow
 def test_second_ctrl_c_stops_training_at_once(tmp_path, text):
-    process = begun(tmp_path, tmp_path / text, "--set=batch=64", "--set=accumulate=1", "--set=length=64")
+    process = start_long_compare(tmp_path, tmp_path / text, "--set=batch=64", "--set=accumulate=1", "--set=length=64")
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-    [(code, _, err)] = ended([process])
+    [(code, _, err)] = wait_for_exit([process])
     assert (code, "Traceback" in err) == (130, False)
     assert "--resume goes on" in err.splitlines()[-1]
 
@@ -142,15 +142,15 @@ def test_compare_interrupted_and_killed_in_turn_ends_with_same_figures(tmp_path,
     for name, signals in (("whole", []), ("cut", [signal.SIGINT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL])):
         folder = tmp_path / name
         folder.mkdir()
-        process = begun(folder, tmp_path / text, "--steps=1500")
+        process = start_long_compare(folder, tmp_path / text, "--steps=1500")
         for count, number in enumerate(signals):
             if count:
-                until(trains(folder), process)
+                wait_until(training_advances(folder), process)
             process.send_signal(number)
-            [(code, _, err)] = ended([process])
+            [(code, _, err)] = wait_for_exit([process])
             assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), err
             (process,) = launch(folder, 1, "compare", "--out=run", "--resume")
-        [(code, _, err)] = ended([process])
+        [(code, _, err)] = wait_for_exit([process])
         assert code == 0, err
     whole, cut = (json.loads((tmp_path / n / "run/results.json").read_text())["runs"] for n in ("whole", "cut"))
     for one, other in zip(whole, cut, strict=True):
@@ -158,9 +158,10 @@ def test_compare_interrupted_and_killed_in_turn_ends_with_same_figures(tmp_path,
             assert one[metric] == pytest.approx(other[metric], abs=1e-6)
 
 
-# What presses Ctrl-C at the process itself: when it looks for its n-th module, or for one by name, or in its n-th call
-# of `__set_name__`, where Python before 3.12 turns it into a RuntimeError, or of a dataclass's body, which is made from
-# text and so leaves CPython a mark by which `python -m` ends killed.
+# Code that sends Ctrl-C to its own process at one of these moments:
+# - the process looks for its n-th module, or for a module by name;
+# - the n-th call of `__set_name__`, in which Python before 3.12 turns the interrupt into a RuntimeError;
+# - the n-th call in code compiled from text, as a dataclass makes it; after it `python -m` would end as killed.
 AT_A_MODULE = """
 class Press:
     seen = 0
@@ -184,7 +185,7 @@ IN_SET_NAME = IN_A_CALL.replace("{where}", "frame.f_code.co_name == '__set_name_
 IN_TEXT = IN_A_CALL.replace("{where}", "frame.f_code.co_filename == '<string>'")
 
 
-def pressed(folder, press, moment, *arguments):
+def run_with_ctrl_c(folder, press, moment, *arguments):
     code = f"""
 import os, signal, sys
 from tiewise.__main__ import main
@@ -194,18 +195,18 @@ main()
 """
     (folder / "pressed.py").write_text(code)
     command = [sys.executable, "-m", "pressed"]
-    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
-    assert (said.returncode, said.stdout) == (130, ""), (moment, said.stderr)
-    return said.stderr
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+    assert (result.returncode, result.stdout) == (130, ""), (moment, result.stderr)
+    return result.stderr
 
 
 @pytest.mark.parametrize("moment", ["typer", "tiewise.cli.check", "numpy", "numpy._core.umath", "ml_dtypes", 200])
 def test_ctrl_c_during_import_of_command_exits_130_without_message(tmp_path, moment):
-    assert pressed(tmp_path, AT_A_MODULE, moment, "check", "model") == ""
+    assert run_with_ctrl_c(tmp_path, AT_A_MODULE, moment, "check", "model") == ""
 
 
 def test_ctrl_c_during_dataclass_creation_exits_130_without_message(tmp_path):
-    assert pressed(tmp_path, IN_TEXT, 1, "check", "model") == ""
+    assert run_with_ctrl_c(tmp_path, IN_TEXT, 1, "check", "model") == ""
 
 
 @pytest.mark.parametrize("line", ["exercise 1", "exercise 1 --json", "models"])
@@ -222,13 +223,13 @@ def test_closed_stdout_pipe_ends_command_with_exit_1_and_no_message(tmp_path, li
 
 @pytest.mark.slow
 def test_ctrl_c_during_import_of_libraries_exits_130_without_traceback(tmp_path, text):
-    process = begun(tmp_path, tmp_path / text)
+    process = start_long_compare(tmp_path, tmp_path / text)
     process.kill()
-    ended([process])
+    wait_for_exit([process])
     moments = [(AT_A_MODULE, n) for n in (2, 60, 300, 1000, 1800)] + [(IN_SET_NAME, n) for n in (1, 30, 100)]
     for press, moment in moments:
-        said = pressed(tmp_path, press, moment, "compare", "--out=run", "--resume")
-        assert "Traceback" not in said, moment
+        result = run_with_ctrl_c(tmp_path, press, moment, "compare", "--out=run", "--resume")
+        assert "Traceback" not in result, moment
 
 
 @pytest.mark.parametrize(
@@ -236,16 +237,16 @@ def test_ctrl_c_during_import_of_libraries_exits_130_without_traceback(tmp_path,
     [("tiewise ch", 1, "check"), ("tiewise check --de", 2, "--deep"), ("tiewise check --he", 2, "--headers\n--help")],
 )
 def test_a_shell_completes_commands_and_options(words, position, completed):
-    asked = {"_TIEWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
-    done = subprocess.run([COMMAND], env=os.environ | asked, capture_output=True, text=True)
+    completion = {"_TIEWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    done = subprocess.run([COMMAND], env=os.environ | completion, capture_output=True, text=True)
     assert sorted(done.stdout.split()) == completed.split(), done.stderr
 
 
 # --- a terminal
 
 
-def on_a_terminal(folder, *arguments, **environment):
-    """What a person sees, 100 columns wide: (exit code, output)."""
+def run_on_terminal(folder, *arguments, **environment):
+    """Run a command on a terminal of 100 columns; return (exit code, output)."""
     own, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, pack("HHHH", 40, 100, 0, 0))
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI", "FORCE_COLOR")} | {"TERM": "xterm"}
@@ -254,7 +255,7 @@ def on_a_terminal(folder, *arguments, **environment):
     )
     os.close(theirs)
     seen = b""
-    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+    with contextlib.suppress(OSError):  # Linux raises this if the other side is closed
         while piece := os.read(own, 65536):
             seen += piece
     os.close(own)
@@ -266,7 +267,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 def test_compare_shows_progress_bars_on_terminal(tmp_path, text):
     arguments = ("compare", "-t", text, *TINY, "--steps=100", "--arms=tied,untied", "--seeds=1", "--out=run")
-    code, seen = on_a_terminal(tmp_path, *arguments)
+    code, seen = run_on_terminal(tmp_path, *arguments)
     assert code == 0
     for bar in ("reading", "tokens", "1/2 tied seed 1", "2/2 untied seed 1"):
         assert re.search(rf"\r[^\n]*{bar}[^\n]*%\|", seen), bar
@@ -274,5 +275,5 @@ def test_compare_shows_progress_bars_on_terminal(tmp_path, text):
 
 
 def test_help_has_colour_on_terminal_unless_no_color_is_set(tmp_path):
-    assert COLOUR.search(on_a_terminal(tmp_path, "--help")[1])
-    assert not COLOUR.search(on_a_terminal(tmp_path, "--help", NO_COLOR="1")[1])
+    assert COLOUR.search(run_on_terminal(tmp_path, "--help")[1])
+    assert not COLOUR.search(run_on_terminal(tmp_path, "--help", NO_COLOR="1")[1])

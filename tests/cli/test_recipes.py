@@ -1,4 +1,4 @@
-"""Recipes on the command line: one run and a table, what was published beside them, and sharings times boundaries."""
+"""Test recipes on the command line: runs, published figures, pretrained vectors, and sharings with boundaries."""
 
 import json
 import random
@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 import yaml
-from cli_tiny import refused
+from cli_tiny import assert_refused
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -15,7 +15,7 @@ TINY = ("--set=width=8", "--set=batch=2", "--set=length=4", "--set=epochs=1")
 
 @pytest.fixture
 def vectors(tmp_path):
-    """Write a file of vectors: numbers that say word and column."""
+    """Return a function that writes a file of vectors whose numbers encode word and column."""
 
     def write(name, width):
         rows = [f"{word} {' '.join(f'{i}.{column}' for column in range(width))}\n" for i, word in enumerate("abc", 1)]
@@ -43,7 +43,7 @@ def test_recipe_run_reports_unknown_words_and_writes_tokenizer(tiewise, corpus, 
     assert (tmp_path / "out" / "untied" / "seed-1" / "final" / "tokenizer.json").is_file()
 
 
-def trained(folder):
+def trained_tensors(folder):
     return load_file(next((folder / "out").glob("*/seed-1/final/model.safetensors")))
 
 
@@ -52,11 +52,11 @@ def test_recipe_trains_pretrained_vectors_unless_frozen(freeze, tiewise, corpus,
     boundary = f"tied+vectors={vectors('eight', 8)}{freeze}"
     said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out")
     assert said.code == 0
-    (line,) = [line for line in caplog.messages if "no vector" in line]  # once, though it is read twice
+    (line,) = [line for line in caplog.messages if "no vector" in line]  # one message, though the file is read twice
     assert "eight (GloVe text): 3 of 6 words have no vector and start at random: " in line
     assert set(line.rpartition(": ")[2].split(", ")) == {"d", "<eos>", "<unk>"}
     tokenizer = Tokenizer.from_file(str(next(tmp_path.rglob("final/tokenizer.json"))))
-    rows = trained(tmp_path)["embed.weight"][[tokenizer.token_to_id(word) for word in "abc"]]
+    rows = trained_tensors(tmp_path)["embed.weight"][[tokenizer.token_to_id(word) for word in "abc"]]
     written = torch.tensor([[float(f"{i}.{column}") for column in range(8)] for i in (1, 2, 3)])
     assert torch.equal(rows, written) == bool(freeze)
 
@@ -67,7 +67,7 @@ def test_width_of_vectors_changes_only_shapes_of_table_and_maps(tiewise, corpus,
         boundary = f"projected:{width}+vectors={vectors(f'{width}.txt', width)}"
         said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", f"{width}/out")
         assert said.code == 0
-        shapes[width] = {name: tuple(tensor.shape) for name, tensor in trained(tmp_path / str(width)).items()}
+        shapes[width] = {name: tuple(tensor.shape) for name, tensor in trained_tensors(tmp_path / str(width)).items()}
     assert shapes[300].keys() == shapes[50].keys()
     differing = {name for name in shapes[300] if shapes[300][name] != shapes[50][name]}
     assert {name for name in differing if "_map" in name} == {"embed.in_map.weight", "head.out_map.weight"}
@@ -90,7 +90,9 @@ def test_width_of_vectors_changes_only_shapes_of_table_and_maps(tiewise, corpus,
 def test_train_refuses_missing_or_misfit_vectors_with_one_line(boundary, said, tiewise, corpus, vectors):
     vectors("five.txt", 5)
     vectors("nine.txt", 9)
-    refused(tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out"), said)
+    assert_refused(
+        tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out"), said
+    )
 
 
 def test_compare_recipe_trains_arms_of_paper_and_writes_report(tiewise, corpus, tmp_path):
@@ -105,7 +107,7 @@ def test_compare_recipe_trains_arms_of_paper_and_writes_report(tiewise, corpus, 
 
 @pytest.fixture
 def albert(tiewise, tmp_path):
-    """Run `compare` or `train` on an ALBERT of a second."""
+    """Return a function that runs `compare` or `train` on an ALBERT that trains for a second."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=3)) for _ in range(40)]
     rows = [" ".join(" ".join(draw.choices(words, k=4)).capitalize() + "." for _ in range(8)) for _ in range(80)]

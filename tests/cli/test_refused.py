@@ -1,4 +1,4 @@
-"""Whatever a person can get wrong: one line that names it and the way out, exit 2, and nothing left behind."""
+"""Test wrong command lines: one line with the error and its fix, exit code 2, and no changed file."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pytest
 import yaml
-from cli_tiny import TINY, refused
+from cli_tiny import TINY, assert_refused
 from tests.checkpoint.tiny_checkpoints import llama, table
 
 from tiewise.cli.main import commands
@@ -18,7 +18,7 @@ SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
 
 @pytest.fixture(autouse=True)
 def files(tmp_path, text):
-    """Texts, corpora and configs, of which most cannot be used."""
+    """Write texts, corpora and configs; most of them are unusable."""
     words = {"train": "a b c d\n" * 12, "valid": "a b x d\n" * 3, "test": "b c d y\n" * 3}
     written = {
         "empty.txt": "",
@@ -45,18 +45,18 @@ def files(tmp_path, text):
 
 
 @pytest.fixture
-def refuses(tiewise, tree):
-    """A command line is refused in one line, and changes nothing."""
+def assert_refuses(tiewise, tree):
+    """Return a function that checks that a command refuses its arguments in one line and changes nothing."""
 
     def run(says, *arguments):
         before = tree()
-        assert says in refused(tiewise(*arguments))
+        assert says in assert_refused(tiewise(*arguments))
         assert tree() == before
 
     return run
 
 
-# what follows a command that works without it, and what is said of that
+# arguments that make a valid command line invalid, and the message about them
 TEXTS = {
     "missing.txt": "missing.txt",
     "binary.txt": "binary.txt",
@@ -249,25 +249,25 @@ CASES = [(f"{command} {rest}", says) for command, rows in WRONG for rest, says i
 
 
 @pytest.mark.parametrize(("line", "says"), CASES)
-def test_command_refuses_wrong_arguments_with_one_line_and_changes_nothing(refuses, tmp_path, line, says):
+def test_command_refuses_wrong_arguments_with_one_line_and_changes_nothing(assert_refuses, tmp_path, line, says):
     if "pipe" in line:
         os.mkfifo(tmp_path / "pipe")
-    refuses(says, *shlex.split(line))
+    assert_refuses(says, *shlex.split(line))
 
 
-def test_compare_refuses_existing_locked_or_damaged_run_folder(compare, tiewise, refuses, tmp_path):
+def test_compare_refuses_existing_locked_or_damaged_run_folder(compare, tiewise, assert_refuses, tmp_path):
     small, resume = [*SMALL[:-2], "-t", "text.txt", "--out=run"], ["compare", "--out=run", "--resume"]
     assert compare("--arms=tied", "--seeds=1", "--out=run").code == 0
-    refuses("--resume to finish it, --overwrite to replace it", *small, "--arms=tied")
-    refuses("k = 500 exceeds", *small, "--overwrite", "--arms=factored:500")  # before the run is replaced
+    assert_refuses("--resume to finish it, --overwrite to replace it", *small, "--arms=tied")
+    assert_refuses("k = 500 exceeds", *small, "--overwrite", "--arms=factored:500")  # before the run is replaced
     with locked(tmp_path / "run"):
         for line in (resume, [*small, "--overwrite", "--arms=tied"]):
-            refuses("another run is at work in run; wait for it, or choose another --out", *line)
+            assert_refuses("another run is at work in run; wait for it, or choose another --out", *line)
     assert tiewise(*resume).code == 0
     settings = (tmp_path / "run" / "run.yaml").read_text()
     (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump(yaml.safe_load(settings) | {"width": "wide"}))
-    refuses("width in run/run.yaml must be a whole number", *resume)
+    assert_refuses("width in run/run.yaml must be a whole number", *resume)
     (tmp_path / "run" / "run.yaml").write_text(settings)
     (tmp_path / "run" / "data" / "train.bin").write_bytes(b"")
-    refuses("train.bin", *resume)
+    assert_refuses("train.bin", *resume)
     assert compare("--arms=untied", "--seeds=1", "--out=run", "--overwrite").code == 0

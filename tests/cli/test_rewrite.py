@@ -1,4 +1,4 @@
-"""What the commands that rewrite a checkpoint print, and how they exit."""
+"""Test the output and exit codes of commands that rewrite a checkpoint."""
 
 import json
 
@@ -11,26 +11,26 @@ from tests.checkpoint.tiny_checkpoints import llama, llama_tensors, table
 def test_rewrite_with_nothing_to_do_exits_0_and_writes_no_folder(tiewise, tmp_path, command):
     llama(tmp_path / "a[1]", True)
     verb, *options = command.split()
-    said = tiewise(verb, "a[1]", "--to", "b", *options)
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("a[1]: ")
-    assert said.out.endswith(": nothing to do, and b was not made\n")
+    result = tiewise(verb, "a[1]", "--to", "b", *options)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("a[1]: ")
+    assert result.out.endswith(": nothing to do, and b was not made\n")
     assert not (tmp_path / "b").exists()
-    said = tiewise(verb, "a[1]", "--to", "b", *options, "--json")
-    assert (said.code, json.loads(said.out)["verb"]) == (0, verb)
+    result = tiewise(verb, "a[1]", "--to", "b", *options, "--json")
+    assert (result.code, json.loads(result.out)["verb"]) == (0, verb)
 
 
 def test_repair_exits_2_if_fault_needs_manual_repair(tiewise, tmp_path):
     llama(tmp_path / "a", True, head=0.02 * table(seed=5))
-    said = tiewise("repair", "a", "--to", "b")
-    assert (said.code, said.out) == (2, "")
-    assert "nothing to repair; by hand: B012" in said.err
+    result = tiewise("repair", "a", "--to", "b")
+    assert (result.code, result.out) == (2, "")
+    assert "nothing to repair; by hand: B012" in result.err
 
 
 def test_factor_reports_lost_share_and_heal_command(tiewise, tmp_path):
     llama(tmp_path / "a", True)
-    said = tiewise("factor", "a", "--rank", 3, "--to", "new dir", "--json")
-    receipt = json.loads(said.out)
+    result = tiewise("factor", "a", "--rank", 3, "--to", "new dir", "--json")
+    receipt = json.loads(result.out)
     values = np.linalg.svd(llama_tensors()["model.embed_tokens.weight"].astype(np.float64), compute_uv=False)
     share = np.sqrt(np.square(values[3:]).sum() / np.square(values).sum())
     assert receipt["lost"] == [f"model.embed_tokens.weight: {share:.1%} of its length is beyond rank 3"]

@@ -1,4 +1,4 @@
-"""`tiewise sweep`: every cell of a grid, its table and page, again after any end, and each row by its own command."""
+"""Test `tiewise sweep`: its cells, table and page, resuming after interruptions, and the command of each row."""
 
 import csv
 import json
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_tiny import refused, write_text
-from launched import ended, launch, trains, until
+from cli_tiny import assert_refused, write_text
+from launched import launch, training_advances, wait_for_exit, wait_until
 
 from tiewise import lab
 from tiewise.core.errors import RunError
@@ -22,16 +22,16 @@ SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps"
 
 @pytest.fixture
 def grid(tmp_path):
-    """Write a grid of two cells and two runs in each; keywords are further settings."""
+    """Return a function that writes a grid of two cells with two runs each; keywords are further settings."""
 
-    def written(axes=None, **more):
+    def write_grid(axes=None, **more):
         settings = {**SMALL, "text": [write_text(tmp_path)], "arms": ["untied", "tied"], "seeds": 2, **more}
         axes = axes or {"train_tokens": [1000, 4000]}
         kept = {name: value for name, value in settings.items() if name not in axes}
         (tmp_path / "g.yaml").write_text(yaml.safe_dump({"asks": "Why?", "settings": kept, "axes": axes}))
         return "g.yaml"
 
-    return written
+    return write_grid
 
 
 def rows(folder):
@@ -40,11 +40,11 @@ def rows(folder):
 
 
 def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_path):
-    said = tiewise("sweep", grid(), "--out=s", "--jobs=1")
-    assert said.code == 0, said.err
-    assert "cell 2/2 train_tokens=4000" in said.err
-    assert said.out.startswith("tied against untied")
-    assert "s/report.html" in said.out
+    result = tiewise("sweep", grid(), "--out=s", "--jobs=1")
+    assert result.code == 0, result.err
+    assert "cell 2/2 train_tokens=4000" in result.err
+    assert result.out.startswith("tied against untied")
+    assert "s/report.html" in result.out
     found = rows(tmp_path / "s")
     assert [(row["train_tokens"], row["contrast"], row["tokens"]) for row in found] == [
         ("1000", "tied − untied", "992"), ("4000", "tied − untied", "4000"),
@@ -55,19 +55,23 @@ def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_pat
         assert [float(row[name]) for name in ("heldout", "heldout_low", "heldout_high")] == [
             d[name] for name in ("mean", "low", "high")
         ]
-        # neither row is detected, so Holm reads each of the two at half of the level that one comparison has
+        # neither row is significant, so Holm's method tests each of the two at half the level of one comparison
         assert row["sign"] == "0"
         assert float(row["detectable"]) == pytest.approx(
             d["detectable"] * detectable_difference(1, 0.025) / detectable_difference(1, 0.05)
         )
     assert "Why?" in (tmp_path / "s" / "report.html").read_text()
 
-    refused(tiewise("sweep", "g.yaml", "--out=s"), "s holds a study already; add --resume to finish it, --overwrite")
+    assert_refused(
+        tiewise("sweep", "g.yaml", "--out=s"), "s holds a study already; add --resume to finish it, --overwrite"
+    )
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("result.json")}
     again = tiewise("sweep", "g.yaml", "--out=s", "--resume", "--json")  # the same command, resumed
     assert len(json.loads(again.out)["rows"]) == 2
     grid({"train_tokens": [1000, 2000]})
-    refused(tiewise("sweep", "g.yaml", "--out=s", "--resume"), "s holds a study of another grid; give only --out s")
+    assert_refused(
+        tiewise("sweep", "g.yaml", "--out=s", "--resume"), "s holds a study of another grid; give only --out s"
+    )
     again = tiewise("sweep", "--out=s", "--resume", "--json")
     assert len(json.loads(again.out)["rows"]) == 2
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
@@ -77,7 +81,7 @@ def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_pat
     for old, new in (("- tied", "- factored:4"), ("seeds: 2", "seeds: 3")):
         assert old in kept
         (tmp_path / "s" / "grid.yaml").write_text(kept.replace(old, new))
-        refused(tiewise("sweep", "--out=s", "--resume"), "grid.yaml in s has other arms or seeds than its runs")
+        assert_refused(tiewise("sweep", "--out=s", "--resume"), "grid.yaml in s has other arms or seeds than its runs")
     assert rows(tmp_path / "s") == found
 
     tiewise("sweep", grid({"width": [8]}), "--out=s", "--jobs=1", "--overwrite")
@@ -88,7 +92,7 @@ def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_pat
 def test_sweep_names_impossible_cell_and_writes_nothing(tiewise, grid, tree):
     name = grid({"train_tokens": [1000, 99999]})
     before = tree()
-    refused(tiewise("sweep", name, "--out=s", "-q"), "cell train_tokens=99999: the text has")
+    assert_refused(tiewise("sweep", name, "--out=s", "-q"), "cell train_tokens=99999: the text has")
     assert tree() == before
 
 
@@ -96,16 +100,16 @@ def test_sweep_names_impossible_cell_and_writes_nothing(tiewise, grid, tree):
 def test_sweep_interrupted_while_it_moves_folder_into_place_resumes(tiewise, grid, tmp_path, monkeypatch, moment):
     real, calls = lab.replace_path, []
 
-    def replaced(*paths):
+    def interrupt_at_moment(*paths):
         calls.append(paths)
         if len(calls) == moment:
             raise KeyboardInterrupt
         real(*paths)
 
-    monkeypatch.setattr(lab, "replace_path", replaced)
-    said = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
-    assert (said.code, said.out) == (130, "")
-    assert said.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"
+    monkeypatch.setattr(lab, "replace_path", interrupt_at_moment)
+    result = tiewise("sweep", grid(), "--out=s", "--jobs=1", "-q")
+    assert (result.code, result.out) == (130, "")
+    assert result.err == "tiewise: interrupted; tiewise sweep --out s --resume goes on\n"
     assert tiewise("sweep", "--out=s", "--resume", "--jobs=1", "-q").code == 0
     assert len(rows(tmp_path / "s")) == 2
     assert not (tmp_path / "s" / ".starting").exists()
@@ -115,25 +119,25 @@ def test_sweep_interrupted_during_preparation_leaves_nothing(tiewise, grid, tree
     name = grid()
     before = tree()
     monkeypatch.setattr(StudyGrid, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    said = tiewise("sweep", name, "--out=s", "-q")
-    assert (said.code, said.err, tree()) == (130, "tiewise: interrupted\n", before)
+    result = tiewise("sweep", name, "--out=s", "-q")
+    assert (result.code, result.err, tree()) == (130, "tiewise: interrupted\n", before)
 
 
 @pytest.mark.slow
 def test_sweep_interrupted_and_killed_in_turn_ends_with_same_table(tmp_path, grid):
     name = grid(steps=400)
-    [(code, _, err)] = ended(launch(tmp_path, 1, "sweep", name, "--out=whole", "--jobs=1"))
+    [(code, _, err)] = wait_for_exit(launch(tmp_path, 1, "sweep", name, "--out=whole", "--jobs=1"))
     assert code == 0, err
     (process,) = launch(tmp_path, 1, "sweep", name, "--out=cut", "--jobs=1")
     for number in (signal.SIGKILL, signal.SIGINT):
-        until(trains(tmp_path / "cut"), process)
+        wait_until(training_advances(tmp_path / "cut"), process)
         process.send_signal(number)
-        [(code, _, err)] = ended([process])
+        [(code, _, err)] = wait_for_exit([process])
         assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), err
         if number == signal.SIGINT:
             assert err.splitlines()[-1] == "tiewise: interrupted; tiewise sweep --out cut --resume goes on"
         (process,) = launch(tmp_path, 1, "sweep", "--out=cut", "--resume", "--jobs=1")
-    [(code, _, err)] = ended([process])
+    [(code, _, err)] = wait_for_exit([process])
     assert code == 0, err
     for one, other in zip(rows(tmp_path / "whole"), rows(tmp_path / "cut"), strict=True):
         for metric in ("heldout", "heldout_low", "training", "nll"):
@@ -156,11 +160,11 @@ def test_command_of_sweep_row_reproduces_its_result(tiewise, grid, tmp_path):
 
 def test_sweep_with_grid_prepares_study_unless_resume_is_given(tmp_path, monkeypatch):
     grid = StudyGrid.named("quick")
-    begun = []
-    monkeypatch.setattr(lab, "_prepare_study", lambda grid, out, display, overwrite: begun.append((grid, overwrite)))
+    prepared = []
+    monkeypatch.setattr(lab, "_prepare_study", lambda grid, out, display, overwrite: prepared.append((grid, overwrite)))
     with pytest.raises(RunError, match="holds no study to resume"):
         lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True))
-    assert begun == [(grid, False)]
+    assert prepared == [(grid, False)]
     with pytest.raises(RunError, match="holds no study to resume"):
         lab.sweep(grid, tmp_path / "out", "", Display.on_stderr(quiet=True), resume=True)
-    assert len(begun) == 1
+    assert len(prepared) == 1

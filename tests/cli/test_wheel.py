@@ -1,4 +1,4 @@
-"""Wheel, installed outside the clone: it holds every file of the package, and its commands run without the source tree.
+"""Test an installed wheel: it has every file of the package, and its commands run without the source tree.
 
 The new environment takes the dependencies from the running interpreter's site-packages by a line in a `.pth` file.
 Python ignores the `.pth` files of a folder that is added this way, so an editable install there stays off the path.
@@ -59,7 +59,7 @@ def package_files():
 
 
 def copy_sources(target):
-    """Copy what the wheel is built from, so that neither old build files take part nor new ones stay in the clone."""
+    """Copy the sources of the wheel, so that old build files have no effect and the clone gets no new ones."""
     for name in package_files():
         (target / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CLONE / "src" / name, target / "src" / name)

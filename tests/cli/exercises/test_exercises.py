@@ -1,4 +1,4 @@
-"""Each checker takes the printed solution and three answers written otherwise, and tells three mistakes apart."""
+"""Test that each checker accepts the solution and three other right answers, and explains three mistakes."""
 
 import re
 import runpy
@@ -12,8 +12,8 @@ from tiewise.cli.exercises import EXERCISES, check
 from tiewise.cli.main import command_line
 from tiewise.core.errors import RunError
 
-# by number: answers that are right, and mistakes with what is said of them. {edit:…→…} is one edit of the solution, and
-# every file begins with the import of numpy
+# Right answers, and mistakes with their messages, by number of the exercise. {edit:…→…} is one edit of the solution.
+# Every file begins with the import of numpy.
 RIGHT = {
     1: [
         "def saved(v, d, layers):\n    whole = 2*v*d + layers*12*d**2\n    return [v*d, v*d/whole]",
@@ -343,13 +343,13 @@ def closed(symbols, merges, kept):
 
 
 def solution(number):
-    """The code that is printed as the solution."""
+    """Return the code of the printed solution."""
     (code,) = re.findall(r"```python\n(.*?)```", EXERCISES[number].text()[3], re.S)
     return code
 
 
-def written(folder, number, text):
-    """A reader's file: numpy, and its text or the solution with one edit."""
+def write_answer(folder, number, text):
+    """Write the file of a reader: the import of numpy, then the text or the edited solution."""
     if edit := re.fullmatch(r"\{edit:(.*)→(.*)\}", text, re.S):
         assert edit[1] in solution(number)
         text = solution(number).replace(edit[1], edit[2])
@@ -371,9 +371,9 @@ def test_every_exercise_has_text_and_tested_answers():
 def test_checker_accepts_right_answers_and_explains_three_mistakes(tmp_path, number):
     seconds = 600  # the machine may be busy
     for text in (solution(number), *RIGHT[number]):
-        assert check(number, written(tmp_path, number, text), seconds) is None, text
+        assert check(number, write_answer(tmp_path, number, text), seconds) is None, text
     for text, says in WRONG[number]:
-        wrong = check(number, written(tmp_path, number, text), seconds)
+        wrong = check(number, write_answer(tmp_path, number, text), seconds)
         assert wrong is not None
         assert says in wrong, wrong
 
@@ -393,19 +393,19 @@ def test_checker_accepts_right_answers_and_explains_three_mistakes(tmp_path, num
 )
 def test_checker_names_reason_for_unusable_answer_file(tmp_path, text, says):
     with pytest.raises(RunError, match=says):
-        check(1, written(tmp_path, 1, text))
+        check(1, write_answer(tmp_path, 1, text))
 
 
 def test_checker_stops_endless_loop(tmp_path):
     with pytest.raises(RunError, match=r"answer1\.py took more than 1 s; look for a loop"):
-        check(1, written(tmp_path, 1, "while True: pass"), seconds=1)
+        check(1, write_answer(tmp_path, 1, "while True: pass"), seconds=1)
 
 
 def test_checker_reports_position_or_shape_of_other_mistakes(tmp_path):
     print_first = "print('words of its own')\n"
-    wrong = check(1, written(tmp_path, 1, print_first + "def saved(v, d, layers):\n    return v*d, 7"))
+    wrong = check(1, write_answer(tmp_path, 1, print_first + "def saved(v, d, layers):\n    return v*d, 7"))
     assert wrong == "saved(32000, 1024, 12): it is 7 at (1,), and should be 0.151332"
-    wrong = check(1, written(tmp_path, 1, "def saved(v, d, layers):\n    return v*d"))
+    wrong = check(1, write_answer(tmp_path, 1, "def saved(v, d, layers):\n    return v*d"))
     assert wrong == "saved(32000, 1024, 12): its shape is (), and should be (2,)"
 
 
@@ -417,9 +417,9 @@ def test_exercise_command_lists_prints_and_checks_exercises(tmp_path):
     assert "saved(v, d, layers)" in run(1).output
     assert "Write down the untied" not in run(1).output
     assert "Write down the untied" in run(1, "--hint").output
-    right = written(tmp_path, 1, solution(1))
+    right = write_answer(tmp_path, 1, solution(1))
     assert (run(1, right).exit_code, run(1, right).output) == (0, "right\n")
-    assert run(4, written(tmp_path, 4, WRONG[4][0][0])).exit_code == 1
+    assert run(4, write_answer(tmp_path, 4, WRONG[4][0][0])).exit_code == 1
     with pytest.raises(RunError, match="no exercise 99; choose 1 to 13"):
         check(99, right)
     with pytest.raises(RunError, match="no file"):
