@@ -1,4 +1,4 @@
-"""Ctrl-C is found behind errors that other code made of it, and only behind those."""
+"""Test that Ctrl-C is recognised behind errors that other code raised because of it, and suggested names."""
 
 import os
 import signal
@@ -23,27 +23,27 @@ def listening():
     _State.is_pressed = False
 
 
-def raised(work):
+def error_of(work):
     with pytest.raises((Exception, KeyboardInterrupt)) as caught:
         work()
     return caught.value
 
 
-def by_cause():
+def raise_from_ctrl_c():
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as error:
         raise ImportError("no such module") from error
 
 
-def by_context():
+def raise_while_handling_ctrl_c():
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
         raise ImportError("no such module")  # noqa: B904
 
 
-def of_its_own():
+def raise_unrelated_error():
     try:
         raise ValueError("cause")
     except ValueError as error:
@@ -52,19 +52,27 @@ def of_its_own():
 
 def test_is_caused_by_ctrl_c_follows_cause_and_context_of_error():
     assert all(
-        map(is_caused_by_ctrl_c, (KeyboardInterrupt(), Interrupted("run"), raised(by_cause), raised(by_context)))
+        map(
+            is_caused_by_ctrl_c,
+            (
+                KeyboardInterrupt(),
+                Interrupted("run"),
+                error_of(raise_from_ctrl_c),
+                error_of(raise_while_handling_ctrl_c),
+            ),
+        )
     )
-    assert not is_caused_by_ctrl_c(raised(of_its_own))
+    assert not is_caused_by_ctrl_c(error_of(raise_unrelated_error))
 
 
-def press():
+def press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_swallowed_ctrl_c_is_remembered(listening):
     with pytest.raises(KeyboardInterrupt):
-        press()
-    assert is_caused_by_ctrl_c(raised(of_its_own))
+        press_ctrl_c()
+    assert is_caused_by_ctrl_c(error_of(raise_unrelated_error))
     with Interrupt() as interrupt:
         assert interrupt.pressed
 
@@ -72,7 +80,7 @@ def test_swallowed_ctrl_c_is_remembered(listening):
 def test_interrupt_starts_unpressed_and_records_ctrl_c(listening):
     with Interrupt() as interrupt:
         assert not interrupt.pressed
-        press()
+        press_ctrl_c()
         assert interrupt.pressed
     assert not was_ctrl_c_pressed()
 
@@ -81,35 +89,35 @@ def test_listen_for_ctrl_c_keeps_ignored_sigint_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         listen_for_ctrl_c()
-        press()
+        press_ctrl_c()
     finally:
         signal.signal(signal.SIGINT, before)
     assert not was_ctrl_c_pressed()
 
 
 def test_ctrl_c_within_finalizer_is_recorded_and_not_printed(listening, capsys):
-    class Last:
+    class CallsAtDeletion:
         def __init__(self, work):
             self.work = work
 
         def __del__(self):
             self.work()
 
-    Last(press)
+    CallsAtDeletion(press_ctrl_c)
     assert was_ctrl_c_pressed()
     assert capsys.readouterr().err == ""
-    Last(of_its_own)
+    CallsAtDeletion(raise_unrelated_error)
     assert "no such module" in capsys.readouterr().err
 
 
 def test_interruptible_reports_interruption_and_passes_other_errors_on(capsys):
-    for work, code in ((by_cause, 130), (lambda: sys.exit(143), 143)):
+    for work, code in ((raise_from_ctrl_c, 130), (lambda: sys.exit(143), 143)):
         with pytest.raises(typer.Exit) as ended, interruptible("; nothing was written"):
             work()
         assert ended.value.exit_code == code
         assert capsys.readouterr().err == "tiewise: interrupted; nothing was written\n"
     with pytest.raises(ImportError), interruptible("; nothing was written"):
-        of_its_own()
+        raise_unrelated_error()
     assert capsys.readouterr().err == ""
 
 

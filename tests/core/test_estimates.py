@@ -1,4 +1,4 @@
-"""Intervals: how often they hold the truth, drawn 4,000 times; Student's t against tables and its own definition."""
+"""Test the coverage of intervals over 4,000 draws, and Student's t against printed tables and scipy."""
 
 import math
 from itertools import combinations, permutations
@@ -24,11 +24,14 @@ from tiewise.core.estimates import (
 )
 
 DRAWS = 4000
-KINDS = {"models": (1.0, 0.0), "pairs": (0.0, 1.0), "both": (1.0, 1.0)}  # deviations of models' and pairs' own effects
+KINDS = {"models": (1.0, 0.0), "pairs": (0.0, 1.0), "both": (1.0, 1.0)}  # deviations of models and pairs
 
 
-def covered(of_models, of_pairs, n, beside, partners=None):
-    """Share of draws whose interval holds the truth, 0. A pair (i, j) scores aᵢ + bⱼ + noise; b is a, by default."""
+def jackknife_coverage(of_models, of_pairs, n, beside, partners=None):
+    """Return the share of draws whose interval contains the truth, 0.
+
+    A pair (i, j) scores aᵢ + bⱼ + noise. By default b is a; otherwise `partners` is their correlation.
+    """
     draw = np.random.default_rng([n, len(beside), int(of_models), int(of_pairs)])
     a = of_models * draw.standard_normal((DRAWS, n))
     b = a if partners is None else partners * a + (1 - partners**2) ** 0.5 * of_models * draw.standard_normal(a.shape)
@@ -43,7 +46,7 @@ def covered(of_models, of_pairs, n, beside, partners=None):
 @pytest.mark.parametrize("n", [3, 5, 9])
 @pytest.mark.parametrize("kind", KINDS)
 def test_jackknife_interval_over_seed_pairs_covers_truth(kind, n):
-    share = covered(*KINDS[kind], n, list(combinations(range(n), 2)))
+    share = jackknife_coverage(*KINDS[kind], n, list(combinations(range(n), 2)))
     assert share >= 0.93
     if kind == "models":
         assert share <= 0.97
@@ -52,12 +55,12 @@ def test_jackknife_interval_over_seed_pairs_covers_truth(kind, n):
 @pytest.mark.parametrize("n", [3, 5])
 @pytest.mark.parametrize("alike", [0.0, 1.0])
 def test_jackknife_interval_of_two_arms_covers_truth_for_any_correlation(alike, n):
-    """A tied model beside the untied models of all other seeds."""
-    assert 0.93 <= covered(1.0, 0.0, n, list(permutations(range(n), 2)), alike) <= 0.97
+    """Compare each tied model with the untied models of all other seeds."""
+    assert 0.93 <= jackknife_coverage(1.0, 0.0, n, list(permutations(range(n), 2)), alike) <= 0.97
 
 
 def test_student_interval_of_chained_pairs_covers_too_little():
-    """Pairs 1→2, 2→3, … with Student's interval fall far short: the simulation can tell."""
+    """If pairs 1→2, 2→3, … count as independent, the simulation detects that Student's interval covers too little."""
     for n in (3, 5, 9):
         a = np.random.default_rng(n).standard_normal((DRAWS, n))
         pairs = a + np.roll(a, -1, axis=1)
@@ -84,7 +87,7 @@ def test_mean_interval_equals_student_interval_of_scipy():
 
 
 def synthetic_documents(draw, sigma):
-    """Lengths of 2,000 documents, log-normal; how many tokens of each are covered, a share that varies between them."""
+    """Return log-normal lengths of 2,000 documents, and their numbers of covered tokens at a share that varies."""
     lengths = np.maximum(draw.lognormal(6, sigma, 2000).astype(int), 20)
     shares = draw.beta(14, 6, len(lengths))
     return lengths, draw.binomial(lengths, shares)
@@ -93,7 +96,7 @@ def synthetic_documents(draw, sigma):
 @pytest.mark.parametrize("sigma", [0.3, 0.8, 1.27])  # the built-in text: 1.27
 @pytest.mark.parametrize("documents", [12, 40, 150])
 def test_ratio_interval_covers_share_for_documents_of_unequal_length(documents, sigma):
-    """Documents drawn 2,000 times. Blocks of their tokens taken as independent cover half of the time."""
+    """Draw the documents 2,000 times. Intervals from independent blocks of tokens would cover half of the time."""
     draw = np.random.default_rng([documents, int(100 * sigma)])
     lengths, covered = synthetic_documents(draw, sigma)
     true, hits = covered.sum() / lengths.sum(), []
@@ -109,7 +112,7 @@ def test_ratio_interval_covers_share_for_documents_of_unequal_length(documents, 
 
 @pytest.mark.parametrize(("n", "fails", "share"), [(5, 0.0, 0.95), (5, 0.2, 0.87), (3, 0.2, 0.90)])
 def test_mean_interval_covers_less_if_a_seed_fails(n, fails, share):
-    """As its docstring says: one seed in five, 5 standard deviations off."""
+    """The docstring of `mean_interval` states these shares: one seed in five lies 5 standard deviations off."""
     draw = np.random.default_rng(n)
     values = draw.standard_normal((DRAWS, n)) + 5 * (draw.random((DRAWS, n)) < fails)
     found = [mean_interval(row) for row in values]
@@ -123,8 +126,8 @@ def test_ratio_interval_is_nan_for_few_or_dominated_units():
     assert math.isnan(ratio_interval([], []).value)
 
 
-def share_that_covers(draw, times=600):
-    """How often the bootstrap of `draw`'s values [n] around a mean of 0 holds it; percentiles beside it."""
+def bootstrap_coverage(draw, times=600):
+    """Return how often the bootstrap interval of `draw`'s values [n] contains their mean 0, and percentiles too."""
     hits, percentiles = [], []
     for seed in range(times):
         values = draw()
@@ -140,10 +143,10 @@ def share_that_covers(draw, times=600):
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "skewed_at_least"), [(8, 0.84), (20, 0.89), (100, 0.91)])
 def test_paired_bootstrap_covers_few_rows_better_than_percentiles(n, skewed_at_least):
-    """Percentiles of the resampled mean do not: over 20 normal rows they cover 90 %, over log-normal ones 85 %."""
+    """Percentiles of the resampled mean cover 90 % over 20 normal rows, and 85 % over log-normal ones."""
     generator = np.random.default_rng(n)
-    covers, by_percentiles = share_that_covers(lambda: generator.standard_normal(n))
-    skewed, by_percentiles_skewed = share_that_covers(lambda: np.exp(generator.standard_normal(n)) - math.exp(0.5))
+    covers, by_percentiles = bootstrap_coverage(lambda: generator.standard_normal(n))
+    skewed, by_percentiles_skewed = bootstrap_coverage(lambda: np.exp(generator.standard_normal(n)) - math.exp(0.5))
     assert 0.92 <= covers <= 0.975
     assert skewed >= skewed_at_least
     if n <= 20:
@@ -152,7 +155,7 @@ def test_paired_bootstrap_covers_few_rows_better_than_percentiles(n, skewed_at_l
 
 
 def test_paired_bootstrap_of_ten_rows_is_as_wide_as_student_interval():
-    """Of normal values. Percentiles of the resampled mean are a fifth narrower for ten of them."""
+    """The values are normal. Percentiles of the resampled mean of ten values are a fifth narrower."""
     generator, wide = np.random.default_rng(0), []
     for seed in range(20):
         values = generator.standard_normal(10)
@@ -165,11 +168,11 @@ def test_paired_bootstrap_has_zero_width_for_constants_and_nan_for_few_rows():
     same = paired_bootstrap(np.zeros(5), np.ones(5))
     assert (same.value, same.low, same.high) == (1, 1, 1)
     assert math.isnan(paired_bootstrap(np.zeros(1), np.ones(1)).low)
-    assert math.isnan(paired_bootstrap(np.zeros(2), np.array([1.0, 2.0])).low)  # not an interval of no width
+    assert math.isnan(paired_bootstrap(np.zeros(2), np.array([1.0, 2.0])).low)  # NaN, not zero width
 
 
 def test_correlation_interval_covers_normal_rows_but_not_heavy_tails():
-    """With ρ = 0.5, as its docstring says: right for normal rows, too narrow for elliptical t with 4 degrees."""
+    """With ρ = 0.5 the interval is right for normal rows and too narrow for elliptical t with 4 degrees."""
     draw, hits = np.random.default_rng(0), {"normal": [], "t4": []}
     for _ in range(1500):
         rows = draw.standard_normal((200, 2)) @ np.linalg.cholesky([[1, 0.5], [0.5, 1]]).T
@@ -194,12 +197,12 @@ PRINTED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045, 120: 1.
 
 
 def power(shift, df, c):
-    """With S² = χ²/df: the mean over S of what the normal distribution finds against the critical value c·S."""
+    """Return the chance that a normal value with mean `shift` exceeds c·S in size, averaged over S² = χ²/df."""
     return mean_over_errors(lambda s: stats.norm.cdf(shift - c * s) + stats.norm.cdf(-shift - c * s), df)
 
 
 def mean_over_errors(found, df):
-    """Mean of a function of S = √(χ²/df)."""
+    """Return the mean of a function of S = √(χ²/df)."""
     log = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
 
     def weighted(s):
@@ -218,7 +221,7 @@ def test_critical_t_and_p_value_match_printed_table_and_scipy(df):
 
 @pytest.mark.parametrize(("df", "level"), [(2, 0.05), (2, 0.05 / 12), (4, 0.05 / 6), (99, 0.05)])
 def test_detectable_difference_has_80_percent_power(df, level):
-    """Both standard errors are estimates: the one that the difference is a multiple of, and that of the test."""
+    """Two standard errors are estimates: the unit of the difference, and the error in the test."""
     c = stats.t.ppf(1 - level / 2, df)
     assert critical_t(df, level) == pytest.approx(c, rel=1e-9)
     found = mean_over_errors(lambda s: power(detectable_difference(df, level) * s, df, c), df)
@@ -228,7 +231,7 @@ def test_detectable_difference_has_80_percent_power(df, level):
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "rows"), [(2, 1), (3, 1), (3, 4), (5, 6), (5, 20)])
 def test_simulated_study_finds_detectable_difference_in_80_percent_of_runs(seeds, rows):
-    """Simulated: one study estimates the error, another has one such difference among rows of none, tested by Holm."""
+    """One study estimates the error. Another one tests one such difference among rows without any by Holm's method."""
     draw, sigma, times = np.random.default_rng([seeds, rows]), 0.02, 4000
     detected = 0
     for _ in range(times):
@@ -237,12 +240,12 @@ def test_simulated_study_finds_detectable_difference_in_80_percent_of_runs(seeds
         study = sigma * draw.standard_normal((rows, seeds))
         study[0] += detectable_difference(seeds - 1, 0.05 / rows) * error
         p = stats.ttest_1samp(study, 0.0, axis=1).pvalue
-        detected += stepped_down(p.tolist(), 0.05, 0)
+        detected += is_rejected_by_step_down(p.tolist(), 0.05, 0)
     assert detected / times == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / times) + 0.01)
 
 
-def stepped_down(p, alpha, place):
-    """Whether Holm's procedure rejects the test at a place, from its definition."""
+def is_rejected_by_step_down(p, alpha, place):
+    """Return whether Holm's procedure rejects the test at a place, from its definition."""
     left = sorted(range(len(p)), key=lambda i: p[i])
     while left and p[left[0]] * len(left) < alpha:
         if left.pop(0) == place:
@@ -256,7 +259,7 @@ def test_holm_levels_are_thresholds_of_step_down_procedure(p, place):
     level = holm_levels(p)[place]
     for own, rejected in ((level * (1 - 1e-9), True), (level * (1 + 1e-9), False)):
         beside = [*p[:place], own, *p[place + 1 :]]
-        assert stepped_down(beside, 0.05, place) == rejected
+        assert is_rejected_by_step_down(beside, 0.05, place) == rejected
 
 
 def test_critical_t_and_detectable_difference_approach_normal_limits():
@@ -265,7 +268,7 @@ def test_critical_t_and_detectable_difference_approach_normal_limits():
 
 
 def test_holm_adjusted_matches_values_computed_by_hand():
-    """By hand: 4·0.005, 3·0.01, 2·0.03, then 0.04 raised to the one before."""
+    """By hand: 4·0.005, 3·0.01, 2·0.03, then 0.04 raised to the previous value."""
     assert holm_adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm_adjusted([0.6, 0.9]) == [1.0, 1.0]
     assert holm_adjusted([]) == []

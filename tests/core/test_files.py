@@ -1,4 +1,4 @@
-"""Whole files: the old one or the new one, and nothing beside it."""
+"""Test atomic writes: a folder has the old or the new file, and no temporary one."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ import pytest
 from tiewise.core.files import atomic_replacement, cache_folder, format_bytes, sync_to_disk, write_atomically
 
 
-def interrupted(path):
+def write_half_and_interrupt(path):
     path.write_bytes(b"half")
     raise KeyboardInterrupt
 
@@ -17,7 +17,7 @@ def test_atomic_replacement_keeps_old_file_if_block_raises(tmp_path):
     path = tmp_path / "a"
     write_atomically(path, "é")
     with pytest.raises(KeyboardInterrupt), atomic_replacement(path) as made:
-        interrupted(made)
+        write_half_and_interrupt(made)
     assert path.read_bytes() == "é".encode()
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Test how numbers are formatted for people."""
 
 import math
 

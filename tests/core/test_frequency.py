@@ -1,3 +1,5 @@
+"""Test token counts, frequency bins and asymmetric bigrams against counts by hand."""
+
 from collections import Counter
 from itertools import pairwise
 

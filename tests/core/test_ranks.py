@@ -1,4 +1,4 @@
-"""Alone, agreeing costs nothing and changes nothing; several processes are in tests/cli/test_launched.py."""
+"""Test the functions of ranks in one process; tests/cli/test_launched.py runs several."""
 
 import signal
 
@@ -11,14 +11,14 @@ from tiewise.core.errors import RunError
 
 @pytest.fixture
 def group(monkeypatch):
-    """A group that every function asks, of sizes as a test sets them."""
-    monkeypatch.setattr(ranks, "_group", made := ranks._Group())
-    return made
+    """Install a group whose sizes a test can set."""
+    monkeypatch.setattr(ranks, "_group", new_group := ranks._Group())
+    return new_group
 
 
 @pytest.fixture
-def started():
-    """A process group of torch, as somebody else starts one."""
+def process_group():
+    """Start a process group of torch before tiewise does."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -65,7 +65,7 @@ def test_rows_per_rank_counts_tensor_parallel_group_once(group):
         ranks.rows_per_rank(6)
 
 
-def test_existing_group_uses_running_process_group_and_leaves_it_open(started):
+def test_existing_group_uses_running_process_group_and_leaves_it_open(process_group):
     alone = ranks._group
     with ranks.existing_group("x was saved", "start again"):
         assert ranks._group.dist is dist
@@ -80,12 +80,12 @@ def test_existing_group_uses_running_process_group_and_leaves_it_open(started):
 
 def test_existing_group_reports_lost_process_in_one_line(group):
     group.size = 2
-    said = "another process ended while x was saved; start again"
-    with pytest.raises(RunError, match=said), ranks.existing_group("x was saved", "start again"):
+    message = "another process ended while x was saved; start again"
+    with pytest.raises(RunError, match=message), ranks.existing_group("x was saved", "start again"):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
 
 
-def test_ctrl_c_before_work_of_rank_zero_prevents_the_work(started, monkeypatch):
+def test_ctrl_c_before_work_of_rank_zero_prevents_the_work(process_group, monkeypatch):
     monkeypatch.setattr(ranks, "_group", group := ranks._Group(dist))
     done = []
     group.press(signal.SIGINT, None)

@@ -1,4 +1,4 @@
-"""The written form of sharing across depth: parse and print are inverse, and every refusal says the way out."""
+"""Test the written form of sharing across depth: parsing inverts printing, and every refusal has a remedy."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The written form of a boundary: parse and print are inverse, and every refusal says the way out."""
+"""Test the written form of a boundary: parsing inverts printing, and every refusal has a remedy."""
 
 import pytest
 from hypothesis import given
