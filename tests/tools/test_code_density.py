@@ -1,4 +1,4 @@
-"""`tools/code_density.py` counts what a reader counts by hand in small sources."""
+"""Compare the counts of `tools/code_density.py` in small sources with counts by hand."""
 
 import json
 import runpy
@@ -24,22 +24,22 @@ z = 2
 '''
 
 
-def measured(tmp_path, source):
+def measure_source(tmp_path, source):
     (tmp_path / "source.py").write_text(source)
     return DENSITY["measure"](tmp_path)
 
 
 def figure(tmp_path, source, name):
-    return DENSITY["figures"](measured(tmp_path, source))[name]
+    return DENSITY["figures"](measure_source(tmp_path, source))[name]
 
 
 def test_measure_counts_statements_without_imports_docstrings_and_asserts(tmp_path):
-    assert measured(tmp_path, PLAIN).statements == 2
+    assert measure_source(tmp_path, PLAIN).statements == 2
 
 
 def test_measure_counts_every_syntax_node(tmp_path):
     # Module, Assign, Name, Store, BinOp, Constant, Add, Constant
-    assert measured(tmp_path, "z = 1 + 2\n").nodes == 8
+    assert measure_source(tmp_path, "z = 1 + 2\n").nodes == 8
     assert figure(tmp_path, "z = 1 + 2\n", "syntax nodes per statement") == 8
 
 
@@ -69,14 +69,14 @@ def test_measure_counts_every_syntax_node(tmp_path):
     ],
 )
 def test_measure_counts_decisions_of_one_statement(tmp_path, source, decisions):
-    assert measured(tmp_path, source).decisions == decisions
+    assert measure_source(tmp_path, source).decisions == decisions
 
 
 BRANCHES = "\n".join(f"    if a == {number}: b()" for number in range(11))
 
 
 def test_measure_counts_decisions_per_function_class_and_module(tmp_path):
-    counts = measured(
+    counts = measure_source(
         tmp_path, f"def f(a):\n{BRANCHES}\nclass C:\n{BRANCHES}\n    def g(self): return 1 if self else 2\n"
     )
     made = {(body.decisions, body.lines, body.where.split(":", 1)[1]) for body in counts.bodies}
@@ -88,19 +88,19 @@ def test_measure_counts_decisions_per_function_class_and_module(tmp_path):
 
 
 def test_an_inner_function_counts_for_itself_and_for_the_outer_one(tmp_path):
-    bodies = measured(tmp_path, "def f(a):\n    def g(): return a or 1\n    return g\n").bodies
+    bodies = measure_source(tmp_path, "def f(a):\n    def g(): return a or 1\n    return g\n").bodies
     assert sorted(body.decisions for body in bodies) == [0, 1, 1]
 
 
 def test_worst_bodies_sorts_by_decisions_then_by_length(tmp_path):
-    counts = measured(tmp_path, "def f(): return 1\ndef g(a): return a or 1\ndef h(a):\n    return a or 1\n")
+    counts = measure_source(tmp_path, "def f(): return 1\ndef g(a): return a or 1\ndef h(a):\n    return a or 1\n")
     assert [body.where.rpartition(" ")[2] for body in DENSITY["worst_bodies"](counts, 3)] == ["h", "g", "f"]
 
 
 @pytest.mark.parametrize(("count", "crowded"), [(15, 0), (16, 1)])
 def test_measure_counts_functions_with_many_local_names(tmp_path, count, crowded):
     body = "\n".join(f"    x{number} = x0 = 1" for number in range(count))
-    assert measured(tmp_path, f"def f(a, b):\n{body}\n").crowded_functions == crowded
+    assert measure_source(tmp_path, f"def f(a, b):\n{body}\n").crowded_functions == crowded
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_measure_counts_functions_with_many_local_names(tmp_path, count, crowded
     ],
 )
 def test_measure_counts_private_functions_with_many_parameters(tmp_path, signature, wide):
-    assert measured(tmp_path, f"def {signature}: pass\n").wide_private_functions == wide
+    assert measure_source(tmp_path, f"def {signature}: pass\n").wide_private_functions == wide
 
 
 def test_measure_counts_conditional_expressions_and_nested_ones(tmp_path):
-    counts = measured(tmp_path, "x = a if b else c\ny = a if b else (c if d else e)\nz = [a if b else c]\n")
+    counts = measure_source(tmp_path, "x = a if b else c\ny = a if b else (c if d else e)\nz = [a if b else c]\n")
     assert (counts.conditional_expressions, counts.nested_conditional_expressions) == (4, 1)
 
 
@@ -136,7 +136,7 @@ def test_measure_counts_conditional_expressions_and_nested_ones(tmp_path):
     ],
 )
 def test_measure_counts_vague_names(tmp_path, source, vague):
-    assert measured(tmp_path, source).vague_names == vague
+    assert measure_source(tmp_path, source).vague_names == vague
 
 
 SENTENCE = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
@@ -155,13 +155,13 @@ SENTENCE = "One two three four five six seven eight nine ten eleven twelve thirt
     ],
 )
 def test_measure_counts_faults_of_docstrings(tmp_path, docstring, counts):
-    made = measured(tmp_path, f'def f():\n    """{docstring}"""\n')
+    made = measure_source(tmp_path, f'def f():\n    """{docstring}"""\n')
     assert (made.docstrings, made.long_first_sentences, made.bad_openings, made.listed_phrases) == counts
 
 
 def test_measure_counts_public_definitions_without_docstring(tmp_path):
     source = "class A:\n    def b(self): pass\n    def _c(self): pass\nclass _D: pass\n"
-    assert measured(tmp_path, source).public_without_docstring == 3  # module, A, b
+    assert measure_source(tmp_path, source).public_without_docstring == 3  # module, A, b
 
 
 def test_measure_skips_tests_folders_and_accepts_single_file(tmp_path):

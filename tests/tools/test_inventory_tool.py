@@ -1,4 +1,4 @@
-"""`tools/test_inventory.py` reports every test that a toy repository loses, gains or moves, and nothing else."""
+"""Test that `tools/test_inventory.py` reports exactly the tests that a toy repository loses, gains or moves."""
 
 import os
 import runpy

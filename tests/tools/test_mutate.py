@@ -1,4 +1,4 @@
-"""tools/mutate.py: operators, the draw, outcomes, and a run on a project of three functions."""
+"""Test tools/mutate.py: its operators, its draw, its outcomes, and a run on a project of three functions."""
 
 import ast
 import shutil
@@ -63,7 +63,7 @@ IN_FUNCTIONS = {
 
 
 def changes(text):
-    """All lines that the operators make of a source of one line."""
+    """Return all lines that the operators make of a source of one line."""
     source = operators.Source(text)
     edits = [edit for line in operators.edits_of(source) for edit in line.edits]
     assert all(source.is_change(edit) for edit in edits)
@@ -133,12 +133,12 @@ def test_edits_of_lists_executable_lines_with_their_properties():
 
 
 def coverage(called, prepared=(), seconds=()):
-    """Coverage of one file: the lines of each test."""
+    """Return coverage of one file from the lines of each test."""
     masks = [{"f.py": {test: mask_of(lines) for test, lines in dict(part).items()}} for part in (called, prepared)]
     return Coverage(*masks, dict(seconds))
 
 
-def executable(first, last=None, **more):
+def executable_line(first, last=None, **more):
     return operators.ExecutableLine(first, last or first, **{"at_import": False, "is_cached": False, **more})
 
 
@@ -148,13 +148,13 @@ def test_tests_of_returns_tests_that_execute_a_line():
         {"u.py::d": [5]},
         dict.fromkeys(["t.py::a", "t.py::b", "u.py::c", "u.py::d", "v.py::e"], 1.0),
     )
-    assert choice.tests_of(executable(6), "f.py", seen) == {"t.py::a": 0, "t.py::b": 0}
-    assert choice.tests_of(executable(4, 5), "f.py", seen) == {"t.py::a": 0, "u.py::d": 0, "u.py::c": 1}
-    assert choice.tests_of(executable(9, is_cached=True), "f.py", seen) == {"u.py::c": 0, "u.py::d": 1}
-    at_import = choice.tests_of(executable(1, at_import=True, used_on=[6]), "f.py", seen)
+    assert choice.tests_of(executable_line(6), "f.py", seen) == {"t.py::a": 0, "t.py::b": 0}
+    assert choice.tests_of(executable_line(4, 5), "f.py", seen) == {"t.py::a": 0, "u.py::d": 0, "u.py::c": 1}
+    assert choice.tests_of(executable_line(9, is_cached=True), "f.py", seen) == {"u.py::c": 0, "u.py::d": 1}
+    at_import = choice.tests_of(executable_line(1, at_import=True, used_on=[6]), "f.py", seen)
     assert at_import == {"t.py::a": 0, "t.py::b": 0, "u.py::c": 1, "u.py::d": 1}
-    assert choice.tests_of(executable(7), "f.py", seen) == {}
-    for line in (executable(6), executable(4, 5), executable(7), executable(1, at_import=True)):
+    assert choice.tests_of(executable_line(7), "f.py", seen) == {}
+    for line in (executable_line(6), executable_line(4, 5), executable_line(7), executable_line(1, at_import=True)):
         assert choice.has_tests(line, "f.py", seen) == bool(choice.tests_of(line, "f.py", seen))
 
 
@@ -304,7 +304,7 @@ def bare_pytest(project):
 
 
 @pytest.fixture(scope="module")
-def started(project, bare_pytest):
+def servers(project, bare_pytest):
     with mutate.servers(project, 1, preloaded=()) as all_servers:
         yield all_servers
 
@@ -317,7 +317,7 @@ def mutant_of(original, mutated):
 def test_a_draw_is_reproducible_and_a_larger_one_continues_it(project):
     seen = mutate.read_coverage(project / ".cache" / "mutate")
     every = choice.draw(project, seen, 7, 100)
-    assert len(every.mutants) == 7  # `number = 0` and all others but the two headers of functions without a default
+    assert len(every.mutants) == 7  # all but the headers of functions without a default
     assert every.counts["executable lines"] == 10
     assert choice.draw(project, seen, 7, 3).mutants == every.mutants[:3]
     assert choice.draw(project, seen, 7, 100).mutants == every.mutants
@@ -339,13 +339,13 @@ def test_a_draw_is_reproducible_and_a_larger_one_continues_it(project):
         ("    number = 0", "    import os; os._exit(0)", "killed", "crashed"),
     ],
 )
-def test_judge_reports_outcome_of_mutant(project, started, original, mutated, outcome, how):
+def test_judge_reports_outcome_of_mutant(project, servers, original, mutated, outcome, how):
     mutant = mutant_of(original, mutated)
     judge = mutate.Judge(mutate.read_coverage(project / ".cache" / "mutate"), set(), cpu_seconds=1.5)
-    found = judge.judge(started[0], mutant, mutate.selection(project, mutant, judge.coverage))
+    found = judge.judge(servers[0], mutant, mutate.selection(project, mutant, judge.coverage))
     assert (found.outcome, found.how) == (outcome, how)
-    report = started[0].run(mutate.Job(["tests/test_areas.py::test_area"], 60, 60))
-    assert (report.outcome, report.ran) == ("passed", 1)  # the copy is whole again
+    report = servers[0].run(mutate.Job(["tests/test_areas.py::test_area"], 60, 60))
+    assert (report.outcome, report.ran) == ("passed", 1)  # the server has restored the source
 
 
 def outcomes(path):

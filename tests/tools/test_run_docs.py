@@ -1,4 +1,4 @@
-"""The documentation's examples are run by `make docs`; here, that what is wrong on a page does not pass."""
+"""Test that `tools/run_docs.py` and `tools/hold_numbers.py` find faults of pages; `make docs` runs the pages."""
 
 import re
 import runpy
@@ -75,9 +75,9 @@ def test_run_accepts_correct_page(kit):
 def test_run_reports_fault_of_page_with_its_line(kit, what):
     old, new, says = WRONG[what]
     assert GOOD.count(old) == 1
-    told = run(kit, GOOD.replace(old, new))
-    assert told is not None
-    assert says in told
+    message = run(kit, GOOD.replace(old, new))
+    assert message is not None
+    assert says in message
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ Rates are 0.01.
     [
         ("", "", None),
         ("0.125 |", "0.126 |", "line 9: 0.126, −0.3: no such row"),
-        ("−0.3", "0.3", None),  # without a sign it is a size
+        ("−0.3", "0.3", None),  # a number without a sign matches either sign
         ("−0.3", "+0.3", "no such row"),
         ("| 7 |", "| 8 |", "2.50, 8: no such row"),
-        ("0.125 | −0.3", "−0.3 | 0.125", "no such row"),  # in another order
+        ("0.125 | −0.3", "−0.3 | 0.125", "no such row"),  # the columns are swapped
         ("| *tied*", "| tired", "0.125, −0.3: nothing is left"),
         ("| untied |", "| neither |", "nothing is left"),
         ("12.5 %", "12.6 %", "12.6 is not in"),
@@ -151,7 +151,7 @@ def test_every_measured_number_in_docs_is_in_its_source():
 
 
 def test_faults_detects_wrong_last_digit_of_most_numbers_in_docs():
-    """The last digit of each number in turn is another: of all that are held, and of each page, most must be told."""
+    """Change the last digit of each number in turn; the check must find most changes, in total and on each page."""
     seen = {}
     for page in PAGES:
         text = page.read_text()
@@ -179,12 +179,15 @@ def test_drawn_otherwise_reports_drawing_that_its_script_does_not_reproduce(tmp_
 
 
 def test_navigation_lists_every_page_of_docs():
-    told = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
-    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == told
+    message = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == message
 
 
 def sentences(page):
-    """What a person reads: no code, tables, headings or pictures; a link is its words, a name in code is one word."""
+    """Return the sentences of a page without code, tables, headings and pictures.
+
+    A link counts as its words, and a name in code as one word.
+    """
     text = re.sub(r"^```.*?^```$|<!--.*?-->|^(?:[|#]|!\[).*?$", "", page, flags=re.M | re.S)
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`\n]*`", "name", text))
     paragraphs = re.split(r"\n\s*(?:\n|- )", text)

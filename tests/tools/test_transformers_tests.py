@@ -1,4 +1,4 @@
-"""`tools/transformers_tests.py` on a small checkout: which tests differ, which models are installed, what is wrong."""
+"""Test `tools/transformers_tests.py` on a small checkout: different tests, installed models and refusals."""
 
 import re
 import subprocess
@@ -91,7 +91,7 @@ def checkout(tmp_path):
 
 
 @dataclass
-class Ran:
+class ToolResult:
     """Exit code and output of the tool."""
 
     returncode: int
@@ -100,20 +100,20 @@ class Ran:
 
 
 @pytest.fixture
-def run_here(monkeypatch, capfd):
-    """Run the tool's main in this process: a process of its own spends two seconds on imports."""
+def run_in_process(monkeypatch, capfd):
+    """Run the tool's main in this process, because a separate process spends two seconds on imports."""
     monkeypatch.syspath_prepend(TOOL.parent)
     tool = import_module(TOOL.stem)
 
     def run(*arguments):
         capfd.readouterr()
         code = tool.main([str(one) for one in arguments])
-        return Ran(code, *capfd.readouterr())
+        return ToolResult(code, *capfd.readouterr())
 
     return run
 
 
-def _run(*arguments):
+def _run_as_command(*arguments):
     return subprocess.run([sys.executable, TOOL, *map(str, arguments)], capture_output=True, text=True)
 
 
@@ -122,9 +122,9 @@ def _without_seconds(text):
 
 
 def test_tool_lists_tests_that_differ_after_install(checkout):
-    ran = _run(checkout, "--families", "toy")
-    lines = _without_seconds(ran.stdout).splitlines()
-    assert ran.returncode == 1, ran.stderr
+    result = _run_as_command(checkout, "--families", "toy")
+    lines = _without_seconds(result.stdout).splitlines()
+    assert result.returncode == 1, result.stderr
     assert lines[0] == "toy: plain 5 passed, 1 skipped, 1 failed; installed 3 passed, 1 skipped, 3 failed (… s)"
     assert lines[1] == "  installed (models): BertForMaskedLM (4)"
     assert lines[2] == "  plain, because they have no output head: BertModel"
@@ -139,55 +139,55 @@ def test_tool_lists_tests_that_differ_after_install(checkout):
         "  3 of 7 tests differ",
         "0 of 1 families have the same outcomes",
     ]
-    assert not list(checkout.rglob("__pycache__"))  # nothing is written there
+    assert not list(checkout.rglob("__pycache__"))  # the tool writes nothing into the checkout
 
 
 @pytest.mark.slow
 def test_tool_reports_no_difference_after_uninstall(checkout):
-    ran = _run(checkout / "tests", "--families", "toy", "--models", "uninstalled")
-    lines = ran.stdout.splitlines()
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = _run_as_command(checkout / "tests", "--families", "toy", "--models", "uninstalled")
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, result.stdout + result.stderr
     assert lines[0].startswith("toy: plain 5 passed, 1 skipped, 1 failed; uninstalled 5 passed, 1 skipped, 1 failed")
     assert lines[-2:] == ["  0 of 7 tests differ", "1 of 1 families have the same outcomes"]
 
 
-def test_tool_reports_run_that_does_not_finish(checkout, run_here):
-    ran = run_here(checkout, "--families", "toy", "--timeout", "0")
-    assert ran.returncode == 1
-    assert "  the plain run did not finish: stopped after 0 s" in ran.stdout.splitlines()
+def test_tool_reports_run_that_does_not_finish(checkout, run_in_process):
+    result = run_in_process(checkout, "--families", "toy", "--timeout", "0")
+    assert result.returncode == 1
+    assert "  the plain run did not finish: stopped after 0 s" in result.stdout.splitlines()
 
 
 WRONG = {
     "no folder": (lambda root: root / "nowhere", "is not a folder"),
     "another folder": (lambda root: root / "src", "has no tests/test_modeling_common.py"),
-    "no sources": (lambda root: _rewritten(root, "src/transformers/__init__.py", ""), "names no version"),
+    "no sources": (lambda root: _rewrite(root, "src/transformers/__init__.py", ""), "names no version"),
     "another version": (
-        lambda root: _rewritten(root, "src/transformers/__init__.py", '__version__ = "4.57.0"\n'),
+        lambda root: _rewrite(root, "src/transformers/__init__.py", '__version__ = "4.57.0"\n'),
         f"is transformers 4.57.0, and {transformers.__version__} is installed",
     ),
-    "no family": (lambda root: _renamed(root / "tests" / "models" / "toy"), "has no tests/models/toy"),
+    "no family": (lambda root: _rename_folder(root / "tests" / "models" / "toy"), "has no tests/models/toy"),
     "a name that is missing": (
-        lambda root: _rewritten(root, "tests/test_modeling_common.py", "from transformers import Missing\n"),
+        lambda root: _rewrite(root, "tests/test_modeling_common.py", "from transformers import Missing\n"),
         "cannot be imported: ImportError: cannot import name 'Missing'",
     ),
 }
 
 
-def _rewritten(root, name, text):
+def _rewrite(root, name, text):
     (root / name).write_text(text)
     return root
 
 
-def _renamed(folder):
+def _rename_folder(folder):
     folder.rename(folder.with_name("other"))
     return folder.parents[2]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_tool_refuses_unusable_checkout_with_one_line(checkout, wrong, run_here):
+def test_tool_refuses_unusable_checkout_with_one_line(checkout, wrong, run_in_process):
     make, reason = WRONG[wrong]
-    ran = (_run if wrong == "no folder" else run_here)(make(checkout), "--families", "toy")
-    assert ran.returncode == 2
-    assert reason in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
-    assert ran.stdout == ""
+    result = (_run_as_command if wrong == "no folder" else run_in_process)(make(checkout), "--families", "toy")
+    assert result.returncode == 2
+    assert reason in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
