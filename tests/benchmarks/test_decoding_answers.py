@@ -1,4 +1,4 @@
-"""The benchmark's own check, on what it names: three spectra, and a model that was trained."""
+"""Check exact top-k answers on the inputs of the decoding benchmark: three spectra and a trained model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The checks that run on a GPU, small on a CPU with a GPU's branch: all right, and a wrong loss is exit 1."""
+"""Run the checks for GPUs at small sizes on a CPU: all are right, and a wrong loss exits with code 1."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the benchmark of the loss measures is the loss, and its page says what the committed results say."""
+"""Compare the rows of the loss benchmark with fp64 autograd, and its page with the committed results."""
 
 import json
 
@@ -13,7 +13,7 @@ COMPILED = [name for name in ROWS if "compile" in name]
 
 
 def _by_distributions(p, name, logits):
-    """Losses of the tokens by `torch.distributions`."""
+    """Return the losses of the tokens by `torch.distributions`."""
     q = torch.distributions.Categorical(logits=logits)
     if name in ("kl", "jsd"):
         h, w = (x.double() for x in p.teacher)
@@ -41,7 +41,7 @@ def test_truth_matches_autograd_in_fp64(name):
 def _errors(name, kind):
     p = Problem(*SHAPE, KINDS[kind])
     step, of = ROWS[name].make(p), ROWS[name].truth
-    return [loss.errors(step(), loss.truth(p, of)) for _ in range(2)]  # what a step leaves behind spoils none after it
+    return [loss.errors(step(), loss.truth(p, of)) for _ in range(2)]  # a step leaves no state behind
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_results_of_another_machine_add_a_table_and_keep_the_others(results, mon
         monkeypatch.setattr(loss, "instructions", lambda name=instructions: name)
         loss.keep(SHAPE, "fp32", found)
         loss.keep(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}, "plain": {"megabytes": 30.0}})
-        loss.keep((8, 64, 8), "bf16", {"plain": {"megabytes": 1.0}})  # of a shape whose times are not measured
+        loss.keep((8, 64, 8), "bf16", {"plain": {"megabytes": 1.0}})  # a shape without measured times
         performance.write()
         pages.append(performance.PAGE.read_text(encoding="utf-8"))
     one, both = pages

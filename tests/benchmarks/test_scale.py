@@ -1,4 +1,4 @@
-"""A few figures of `docs/scale.md` are sums done by hand; `make docs` holds it to what its command prints."""
+"""Compare a few figures of `docs/scale.md` with sums by hand; `make docs` compares the page with its command."""
 
 from benchmarks import scale
 from tiewise.planning.read_config import Sizes

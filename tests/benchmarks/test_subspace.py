@@ -1,4 +1,4 @@
-"""The augmented loss alone draws the output table into the input table's span; the distance of two column spans."""
+"""Test the distance of two column spans against scipy, and the effect of the augmented loss on it."""
 
 import itertools
 import math

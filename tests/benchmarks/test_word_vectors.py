@@ -1,4 +1,4 @@
-"""Word vectors of a small text against counts made by hand, and read back as a table's rows."""
+"""Compare word vectors of a small text with counts by hand, and read them back as rows of a table."""
 
 import math
 import random
@@ -40,5 +40,5 @@ def test_main_writes_vectors_at_scale_of_random_initialisation(tmp_path, monkeyp
     whole = np.loadtxt((out / "3.txt").read_text().splitlines()[1:], usecols=(1, 2, 3))
     assert len(whole) == 7
     assert np.isfinite(rows[:2]).all()
-    assert np.isnan(rows[2]).all()  # it comes once
+    assert np.isnan(rows[2]).all()  # the text has this word once
     assert np.sqrt(np.mean(whole**2)) == pytest.approx(0.1 / math.sqrt(3), abs=1e-4)
