@@ -1,4 +1,4 @@
-"""The examples are scripts, not a package: their folder is importable in these tests alone."""
+"""Make the folder of the examples importable in these tests, because the examples are scripts without a package."""
 
 import sys
 from pathlib import Path

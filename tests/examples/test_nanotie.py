@@ -1,7 +1,7 @@
-"""nanotie against the naive formula, and the library against nanotie.
+"""Compare nanotie with autograd of the plain formula in fp64, and the library with nanotie.
 
-An oracle that shared a mistake with the library would prove nothing. So nanotie is compared with autograd of the plain
-formula in fp64 first: explicit matrices, all logits, one leaf for each end. Only then is the library compared with it.
+An oracle that shared a mistake with the library would prove nothing. So the first tests compare nanotie with the plain
+formula: explicit matrices, all logits, one leaf for each table. The other tests compare the library with nanotie.
 
 Tolerances are relative to the norm of the compared tensor. In fp64 rounding is 1e-16, so 1e-10 leaves no room for
 another formula. In fp32 1e-6 is some sixteen units in the last place: as near as two orders of summation come.
@@ -38,7 +38,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
 
 
 def assert_near(got, true, tolerance):
-    """Compare by norm; a true zero has to be met exactly."""
+    """Compare by norm; a true zero requires an exact zero."""
     assert got.shape == true.shape
     assert (got - true).norm().item() <= tolerance * true.norm().item()
 
@@ -57,7 +57,7 @@ def make_batch(name):
 
 
 def make_boundary(spec, dtype=torch.float64):
-    """Every parameter away from its start: P of a residual starts at zero, which would hide Q."""
+    """Return a boundary with every parameter away from its start: a residual's P starts at zero, which hides Q."""
     torch.manual_seed(0)
     boundary = nanotie.Boundary(spec, V, D).to(dtype)
     with torch.no_grad():
@@ -81,8 +81,8 @@ class Body(torch.nn.Module):
         return self.hidden
 
 
-def naive(boundary, ids, targets):
-    """Loss, gradients and both paths by plain autograd: [N, V] logits, matrices as the docs print them."""
+def naive_step(boundary, ids, targets):
+    """Return loss, gradients and body by plain autograd: [N, V] logits, matrices as the docs print them."""
     state = {name: value.detach().clone().requires_grad_() for name, value in boundary.state_dict().items()}
     eye, body = torch.eye(D, dtype=torch.float64), Body()
     in_matrix = state["in_map.weight"].T if "in_map.weight" in state else eye
@@ -114,7 +114,7 @@ def test_nanotie_matches_naive_formula(spec, name, monkeypatch):
     monkeypatch.setattr(nanotie, "LOGITS_AT_ONCE", 7 * V)  # chunks of 7, 7, 7, 7 and 2 tokens
     ids, targets = make_batch(name)
     boundary = make_boundary(spec)
-    true_loss, true, true_body = naive(boundary, ids, targets)
+    true_loss, true, true_body = naive_step(boundary, ids, targets)
     boundary.record = []
     loss, body = step(boundary, ids, targets)
     assert_near(loss, true_loss, 1e-12)
@@ -162,7 +162,7 @@ def test_loss_is_independent_of_chunk_and_leaves_inputs_unchanged(chunk):
 def test_detached_path_leaves_gradient_of_the_other_path():
     ids, targets = make_batch("plain")
     boundary = make_boundary("tied")
-    _, true, _ = naive(boundary, ids, targets)
+    _, true, _ = naive_step(boundary, ids, targets)
     for cut in ("lookup", "head"):
         boundary.zero_grad()
         rows, table = nanotie.tied_lookup(boundary.table_in, ids)
@@ -299,7 +299,7 @@ def test_library_boundary_reproduces_training_curve_of_nanotie(spec, dtype):
     true = adamw_curve(oracle, oracle.parameters(), toy_batches(50, V))
     got = adamw_curve(library, library.parameters(), toy_batches(50, V))
     assert got == pytest.approx(true, abs=1e-5)
-    assert true[-1] < true[0] - 0.2  # it has learned something
+    assert true[-1] < true[0] - 0.2  # the model has learned
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -328,7 +328,7 @@ def test_installed_llama_reproduces_training_curve_of_nanotie(spec):
     def by_nanotie(ids, targets):
         return boundary(ids, lambda x: body(inputs_embeds=x, use_cache=False).last_hidden_state, targets)
 
-    def by_library(ids, targets):  # whose labels are those of the positions before them
+    def by_library(ids, targets):  # the model shifts labels by one position
         ids = torch.cat([ids, ids[:, :1]], 1)
         return model(input_ids=ids, labels=F.pad(targets, (1, 0), value=nanotie.IGNORED)).loss
 
@@ -340,7 +340,7 @@ def test_installed_llama_reproduces_training_curve_of_nanotie(spec):
 
 
 def map_parameter(model, key):
-    """The parameter of an installed model's maps that a boundary calls `key`."""
+    """Return the parameter of an installed model's maps that a boundary calls `key`."""
     end = model.get_input_embeddings() if key.startswith("in_map") else model.get_output_embeddings()
     return end.get_parameter(key)
 
@@ -407,7 +407,7 @@ def test_difference_divides_error_rate_between_arms():
     assert shared.high - shared.low == pytest.approx(ratio * (alone.high - alone.low), rel=1e-6)
 
 
-# --- what the comments say
+# --- statements of the comments
 
 
 def test_boundary_has_documented_parameter_counts_and_one_tied_table():
@@ -504,7 +504,7 @@ def test_the_command_prints_its_verdict_first(tmp_path, capsys):
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 11, 20])
 def test_train_accepts_any_number_of_steps(steps):
-    """The rate's schedule divides by no length that is zero for few steps, and ends above zero."""
+    """The schedule of the learning rate must not divide by zero for few steps, and ends above zero."""
     run = nanotie.train("tied", nanotie.make_corpus(make_text()), seed=0, steps=steps)
     assert len(run.curve) == steps
     assert math.isfinite(run.last_loss)
@@ -519,7 +519,7 @@ def test_path_norms_need_a_record():
 
 
 def test_loss_scale_reaches_gradient_before_fp16_rounding():
-    """As a loss scaler needs it: each gradient is below fp16's least number until the scale lifts it."""
+    """A loss scaler needs this: without the scale each gradient is below the smallest number of fp16."""
     hidden = torch.full((4096, 2), 1e-3, dtype=torch.float16, requires_grad=True)
     table = torch.full((4096, 2), 1e-3, dtype=torch.float16)
     table[1::2] = 2e-3
