@@ -1,6 +1,6 @@
-"""Every command, section, kind of run, rule, verb, option and public function answers as recorded.
+"""Compare the answers of every command, section, kind, rule, verb, option and public function with the records.
 
-`python -m tests.answers.record --only NAME…` records cases anew whose answer is meant to change.
+If an answer changes on purpose, `python -m tests.answers.record --only NAME…` records the case again.
 """
 
 import functools
@@ -17,7 +17,7 @@ recorded = functools.cache(record.recorded)
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """The folder of the inputs, which each process makes once."""
+    """Return the folder of the inputs, which each process writes once."""
     return record.Place(tmp_path_factory.mktemp("answers"))
 
 

@@ -1,4 +1,4 @@
-"""The comparison of answers reports what is gone, changed or new, and nothing that rounding explains."""
+"""Test that the comparison of answers reports missing, changed and new parts, and ignores rounding."""
 
 import dataclasses
 import sys
@@ -19,7 +19,7 @@ ANSWER = {
 }
 
 
-def changed(*path, to):
+def changed_answer(*path, to):
     """Return the answer with one entry changed, added, or removed where `to` is None."""
     answer = {name: dict(line) for name, line in ANSWER.items()}
     for name in ("json", "files"):
@@ -56,14 +56,14 @@ CHANGES = [
 @pytest.mark.parametrize(("path", "to", "message"), CHANGES)
 @pytest.mark.parametrize("tolerance", [EXACT, WORDS, ONE_MACHINE["exact"], ONE_MACHINE["trained"]])
 def test_differences_reports_a_change(path, to, message, tolerance):
-    lines = list(differences(ANSWER, changed(*path, to=to), tolerance))
+    lines = list(differences(ANSWER, changed_answer(*path, to=to), tolerance))
     assert lines
     assert lines[0].startswith(message)
 
 
 def test_differences_is_empty_for_equal_answers():
     for tolerance in (EXACT, TRAINED, WORDS):
-        assert list(differences(ANSWER, changed(LINE, "exit", to=0), tolerance)) == []
+        assert list(differences(ANSWER, changed_answer(LINE, "exit", to=0), tolerance)) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,9 @@ def test_differences_is_empty_for_equal_answers():
 )
 def test_differences_accepts_numbers_within_tolerance(path, to, passes):
     equal = {
-        name for name, tolerance in COMMITTED.items() if not list(differences(ANSWER, changed(*path, to=to), tolerance))
+        name
+        for name, tolerance in COMMITTED.items()
+        if not list(differences(ANSWER, changed_answer(*path, to=to), tolerance))
     }
     assert equal == passes
 

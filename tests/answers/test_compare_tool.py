@@ -1,4 +1,4 @@
-"""`tools/compare_answers.py` runs cases with two trees of the package and reports a planted change."""
+"""Test that `tools/compare_answers.py` runs cases with two trees of the package and reports a planted change."""
 
 import runpy
 import shutil

@@ -1,4 +1,4 @@
-"""Every command, option, section, rule, verb, kind of run, setting, recipe and spec option has a recorded case."""
+"""Test that recorded cases cover every command, option, section, rule, verb, kind, setting, recipe and spec option."""
 
 import functools
 import re
@@ -12,9 +12,9 @@ from tests.answers.cases import CASES
 from tests.answers.texts import words
 
 record_of = functools.cache(record.recorded)
-# what no case uses, and why
+# options that no case uses, with the reason
 EXEMPT_OPTIONS = {}
-# settings that `--set`, an option or a file gives no case of, and why
+# settings that no case gives by `--set`, an option or a file, with the reason
 EXEMPT_SETTINGS = {}
 EXEMPT_RECIPES = {}
 RECORD = "python -m tests.answers.record --only"
@@ -61,7 +61,7 @@ def _spells(word, spellings):
     return word.partition("=")[0] in spellings
 
 
-def everything():
+def text_of_all_cases():
     """Return all text that cases are made of."""
     lines = " ".join(" ".join(line) for line in command_lines())
     specs = " ".join([*python_names.SPECS, *python_names.SHARINGS])
@@ -139,7 +139,7 @@ def _named_kinds(files):
 
 
 def test_cases_use_every_setting():
-    text = everything()
+    text = text_of_all_cases()
     missing = [name for name in package.settings() if not _is_set(name, text) and name not in EXEMPT_SETTINGS]
     row = '"train NAME": f"train {DECODER} --set=kind=KIND --set=SETTING=VALUE -o out"'
     assert missing == [], f"add a row such as {row} to cases.py, or one with the reason to EXEMPT_SETTINGS"
@@ -151,7 +151,7 @@ def _is_set(name, text):
 
 
 def test_cases_use_every_recipe():
-    text = everything()
+    text = text_of_all_cases()
     missing = [name for name in package.recipes() if f"--recipe {name} " not in text and name not in EXEMPT_RECIPES]
     assert missing == []
 
