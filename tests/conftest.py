@@ -1,6 +1,7 @@
-"""Hypothesis times nothing, and no trial chooses the matrix products: how long something takes is the machine's.
+"""Settings of all tests that make results independent of the speed of the machine.
 
-Commands that rewrite do not load their results with transformers, which takes seconds; test_verify_load.py does.
+Hypothesis has no deadline, and no timing trial chooses the matrix products. Commands that rewrite checkpoints do not
+load their results with transformers, which takes seconds; test_verify_load.py does.
 """
 
 import gc
@@ -16,7 +17,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 os.environ.setdefault("TIEWISE_PRODUCTS", "default")
 os.environ.setdefault("TIEWISE_NO_VERIFY_LOAD", "1")
-os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; its library reads this once, when it is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network; huggingface_hub reads this once, at import
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def pipe_in(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_heap():
-    """Exempt what earlier modules left, imports above all, from garbage collection: every Trainer collects garbage.
+    """Exempt objects of earlier modules, mostly imports, from garbage collection: every Trainer collects garbage.
 
     A collection takes half a second once the suite has imported everything, and two milliseconds after this.
     """

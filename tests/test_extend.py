@@ -1,6 +1,6 @@
-"""docs/extend.md is right: its section, rule, verb, kind of run, column, family and option work.
+"""Test docs/extend.md: its section, rule, verb, kind of run, column, family and option work.
 
-The test follows the page in a copy of the repository. It takes new files and changed lines from the page's blocks.
+A fixture applies the page to a copy of the repository. It takes new files and changed lines from the page's blocks.
 """
 
 import json
@@ -51,7 +51,7 @@ tests/checkpoint/test_audit.py::test_check_of_healthy_folder_reports_parts_loade
 
 @dataclass(frozen=True)
 class Change:
-    """Lines of a file, and what takes their place."""
+    """Lines of a file, and the lines that replace them."""
 
     path: str
     old: str
@@ -81,7 +81,7 @@ def changes(page):
 
 
 def follow(page, root):
-    """Do in a repository what the page says."""
+    """Apply the changes of the page to a repository."""
     for path, text in new_files(page).items():
         assert not (root / path).exists()
         (root / path).write_text(text, encoding="utf-8")

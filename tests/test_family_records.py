@@ -1,4 +1,4 @@
-"""Each family has one record that every command uses, and an unknown family gets one answer from all of them."""
+"""Test that every command uses the one record of a family, and that all report an unknown family alike."""
 
 import ast
 import io
@@ -36,8 +36,8 @@ OURS = {"tiewise", "tiewise-rnn", "tiewise-albert"}
 REMOTE_CODE = {"nemotron_parse", "nemotron3_5_transcribe"}  # one fact of a loader each; transformers has no class
 
 
-def write(folder, tensors, **config):
-    """Write a checkpoint with a table of its own values for each name, and its config."""
+def write_checkpoint(folder, tensors, **config):
+    """Write a checkpoint with a random table for each name, and its config."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     save_file({name: draw.normal(size=(V, D)).astype(np.float32) for name in tensors}, folder / "model.safetensors")
@@ -45,9 +45,9 @@ def write(folder, tensors, **config):
     return folder
 
 
-def acme(folder, tensors=USUAL[:1], tied=True, **config):
-    """Write a checkpoint of a family that nobody knows."""
-    return write(folder, tensors, model_type="acme", tie_word_embeddings=tied, **config)
+def write_acme(folder, tensors=USUAL[:1], tied=True, **config):
+    """Write a checkpoint of an unknown family."""
+    return write_checkpoint(folder, tensors, model_type="acme", tie_word_embeddings=tied, **config)
 
 
 def names_of(kind):
@@ -81,7 +81,7 @@ def test_plan_counts_family_exactly_or_reports_why_not(kind):
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in ("tiewise", "kyutai_speech_to_text")])
 def test_inspect_applies_final_norm_or_reports_why_not(kind, tmp_path):
     known = FAMILIES[kind]
-    folder = open_folder(write(tmp_path / "m", names_of(kind), model_type=kind, hidden_size=D))
+    folder = open_folder(write_checkpoint(tmp_path / "m", names_of(kind), model_type=kind, hidden_size=D))
     if known.final_norm is not None and known.final_norm.stored:
         with pytest.raises(CheckpointError, match=rf"the final norm \S*{known.final_norm.norm}\.weight is not stored"):
             open_path(folder)
@@ -149,7 +149,7 @@ def test_no_other_module_has_a_table_of_families():
     assert found == SEVERAL_TYPES.keys()
 
 
-# a family that nobody knows
+# an unknown family
 
 
 def test_plan_reports_estimates_for_unknown_family():
@@ -172,7 +172,7 @@ def test_plan_reports_unknown_family_and_uncounted_parts():
 
 @pytest.mark.parametrize(("names", "source"), [(USUAL, "usual names"), (ODD, "shapes")])
 def test_check_reports_unknown_family_and_source_of_its_ends(names, source, tmp_path):
-    audit = tiewise.check(acme(tmp_path / "m", names, tied=False))
+    audit = tiewise.check(write_acme(tmp_path / "m", names, tied=False))
     screen = io.StringIO()
     Console(file=screen, width=300).print(audit_view(audit))
     assert f"{UNKNOWN}: its ends were identified by {source}" in screen.getvalue()
@@ -180,7 +180,7 @@ def test_check_reports_unknown_family_and_source_of_its_ends(names, source, tmp_
 
 
 def test_inspect_reports_unknown_family_and_applies_no_final_norm(tmp_path):
-    path = open_path(open_folder(acme(tmp_path / "m")))
+    path = open_path(open_folder(write_acme(tmp_path / "m")))
     assert path.notes[0].startswith(f"{UNKNOWN}: no final norm is applied")
 
 
@@ -194,13 +194,13 @@ def test_first_block_refuses_unknown_family():
 
 
 class AcmeConfig(transformers.LlamaConfig):
-    """A config of a family that nobody knows."""
+    """Config of an unknown family."""
 
     model_type = "acme"
 
 
 class AcmeForCausalLM(transformers.LlamaForCausalLM):
-    """A model of that family, whose names are its own affair."""
+    """Model of the unknown family."""
 
     config_class = AcmeConfig
 
@@ -222,7 +222,7 @@ def test_install_adds_no_note_for_known_family():
 
 
 def test_untie_and_tie_use_usual_names_and_note_unknown_family(tmp_path):
-    untied = tiewise.untie(acme(tmp_path / "m"), tmp_path / "untied")
+    untied = tiewise.untie(write_acme(tmp_path / "m"), tmp_path / "untied")
     assert untied.notes[0] == f"{UNKNOWN}: the two ends were identified by usual names, {USUAL[0]} and {USUAL[1]}"
     tensors = load_file(tmp_path / "untied" / "model.safetensors")
     np.testing.assert_array_equal(tensors[USUAL[0]], tensors[USUAL[1]])
@@ -232,14 +232,14 @@ def test_untie_and_tie_use_usual_names_and_note_unknown_family(tmp_path):
 
 
 def test_repair_and_resize_note_unknown_family(tmp_path):
-    made = write(tmp_path / "m", ODD[:1], model_type="acme")  # no flag, so repair writes one
+    made = write_checkpoint(tmp_path / "m", ODD[:1], model_type="acme")  # it lacks the flag, so repair writes it
     assert tiewise.repair(made, tmp_path / "repaired").notes[0].startswith(f"{UNKNOWN}: the two ends")
     assert tiewise.resize(made, tmp_path / "longer", vocab=V + 8).notes[0].startswith(f"{UNKNOWN}: the two ends")
 
 
 @pytest.mark.parametrize("verb", ["untie", "tie", "dedupe"])
 def test_verbs_refuse_head_without_known_name_and_suggest_install(verb, tmp_path):
-    source = acme(tmp_path / "m", ODD[:1])
+    source = write_acme(tmp_path / "m", ODD[:1])
     with pytest.raises(CheckpointError) as refused:
         getattr(tiewise, verb)(source, tmp_path / "new")
     text = str(refused.value)
@@ -250,7 +250,7 @@ def test_verbs_refuse_head_without_known_name_and_suggest_install(verb, tmp_path
 
 
 def test_untie_refuses_known_class_without_head(tmp_path):
-    source = write(tmp_path / "m", ["embed_tokens.weight"], model_type="llama", architectures=["LlamaModel"])
+    source = write_checkpoint(tmp_path / "m", ["embed_tokens.weight"], model_type="llama", architectures=["LlamaModel"])
     with pytest.raises(CheckpointError, match="a model without a token head has one end only"):
         tiewise.untie(source, tmp_path / "new")
 
@@ -272,6 +272,6 @@ def test_one_row_makes_a_family_known_to_every_command(tmp_path, monkeypatch):
     of_acme = read({"model_type": "acme", "vocab_size": V, **SIZES})
     of_llama = read({"model_type": "llama", "vocab_size": V, **SIZES})
     assert (of_acme.total, of_acme.estimated) == (of_llama.total, False)
-    folder = acme(tmp_path / "m", architectures=["LlamaForCausalLM"])
+    folder = write_acme(tmp_path / "m", architectures=["LlamaForCausalLM"])
     assert tiewise.check(folder).claims.has_family_data
     assert tiewise.untie(folder, tmp_path / "new").notes == ()

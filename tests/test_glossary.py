@@ -1,4 +1,4 @@
-"""`docs/glossary.md` defines every term of the project once, after the terms that its definition uses.
+"""Test that `docs/glossary.md` defines every term of the project once, after the terms that its definition uses.
 
 The candidates for terms come from the code: names of classes, sections, verbs, kinds of run and kinds of boundary. A
 candidate that pages use needs an entry, unless `STANDARD` lists it as a word of English, PyTorch or statistics.

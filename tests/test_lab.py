@@ -1,4 +1,4 @@
-"""The main job from Python: what the commands leave and say, as objects."""
+"""Test `tiewise.compare` and `tiewise.train` from Python: their results, files and error messages."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def test_compare_returns_comparison_and_writes_report(text, tmp_path, capfd):
     assert found.command.startswith(f"tiewise.compare('{tmp_path / 'run'}', arms=['tied', 'untied']")
     assert found.finding.partition(":")[0] in found._repr_html_()
     out, err = capfd.readouterr()
-    assert (out, "%|" in err) == ("", False)  # no bar of a library that writes a file
+    assert (out, "%|" in err) == ("", False)  # a library whose stderr is a file shows no progress bar
     assert "4/4 untied seed 2: validation nll" in err
     assert tiewise.compare(tmp_path / "run", resume=True, quiet=True) == found
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Rules of the package's structure: imports point downward, modules form no cycle, a class name is defined once."""
+"""Test the package's structure: imports point downward, modules form no cycle, a class name is defined once."""
 
 import ast
 import re
@@ -139,7 +139,7 @@ def test_modules_form_no_import_cycle():
 
 
 def test_two_subfolders_do_not_import_each_other():
-    """A package and its own subfolders may; that modules form no cycle suffices there."""
+    """A package and its subfolders may import each other, as long as their modules form no cycle."""
     arrows = set()
     for path in FILES:
         for one in imports_of(path):

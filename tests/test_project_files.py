@@ -1,4 +1,4 @@
-"""Files that describe the project agree with each other: metadata, workflow, changelog, CONTRIBUTING."""
+"""Test that the files about the project agree: metadata, workflow, changelog and CONTRIBUTING."""
 
 import re
 from pathlib import Path

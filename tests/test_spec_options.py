@@ -1,7 +1,7 @@
-"""Every option of a spec is honoured by every backend that its row lists, and refused by all others.
+"""Test that each backend honours the options whose rows list it, and refuses all others.
 
-The pairs come from the table. Rows, logits and gradients are compared with a dense fp64 formula that is written here.
-A backend that a row lists must also show a difference of the kind that the row's `changes` names.
+The pairs of backend and option come from the table of options. The tests compare embedded rows, logits and gradients
+with a dense fp64 formula in this file. A backend must also show a difference of the kind that `changes` names.
 """
 
 import json
@@ -67,7 +67,7 @@ from tiewise.training.kinds.albert import AlbertOptions
 from tiewise.training.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-V, D = 61, 16  # as the tiny models have them
+V, D = 61, 16  # vocabulary and width of the tiny models
 IDS = torch.tensor([3, 5, 3, 7, 11, 60])
 TARGETS = torch.tensor([5, 3, 7, 11, 60, 3])
 
@@ -97,7 +97,7 @@ PAIRS = {
 }
 ROWS = {row.field: row for row in rows(BoundarySpec)}
 
-# what each backend's figures can show of an option; under any other kind of option they must not change
+# kinds of options that each backend's figures show; other kinds must not change the figures
 SHOWS = {PLAN: {SIZES, INPUT_ROWS, LOGITS, START, TRAINED}} | {backend: {INPUT_ROWS, LOGITS} for backend in STORED}
 FIGURES = {
     SIZES: "sizes",
@@ -111,19 +111,19 @@ FIGURES = {
 }
 
 
-def numbers(*shape, seed=0):
-    """Numbers of about the size of trained weights, the same for every backend."""
+def random_numbers(*shape, seed=0):
+    """Return numbers of about the size of trained weights, the same for every backend."""
     return np.random.default_rng(seed).normal(size=shape, scale=0.3)
 
 
-def rows_of_file():
-    """The pretrained vectors [V, D] of `FILE`."""
-    return torch.tensor(numbers(V, D, seed=99), dtype=torch.float32)
+def pretrained_vectors():
+    """Return the pretrained vectors [V, D] of `FILE`."""
+    return torch.tensor(random_numbers(V, D, seed=99), dtype=torch.float32)
 
 
 @dataclass
 class Figures:
-    """What a backend computes; None where it does not compute it."""
+    """Results of a backend; None for results that it does not compute."""
 
     sizes: object = None
     rows: object = None
@@ -134,10 +134,10 @@ class Figures:
     trained: object = None
 
 
-def same(one, other):
-    """Whether two figures agree."""
+def are_close(one, other):
+    """Return whether two figures agree."""
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(are_close(one[key], other[key]) for key in one)
     if one is None or other is None:
         return one is other
     one, other = np.asarray(one), np.asarray(other)
@@ -148,12 +148,12 @@ def same(one, other):
 
 
 def set_numbers(named):
-    """Numbers of every parameter, by name; a bias too, so that it is seen."""
-    return {name: numbers(*shape, seed=place) for place, (name, shape) in enumerate(sorted(named.items()))}
+    """Return numbers of every parameter by name, of biases too, so that they have an effect."""
+    return {name: random_numbers(*shape, seed=place) for place, (name, shape) in enumerate(sorted(named.items()))}
 
 
-def formula(spec, values):
-    """Rows, logits, gradients and penalty of a spec by plain autograd in fp64."""
+def reference_figures(spec, values):
+    """Return rows, logits, gradients and penalty of a spec by plain autograd in fp64."""
     leaves = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in values.items()}
     table_in = leaves["table_in"]
     table_out = leaves.get("table_out", table_in)
@@ -192,48 +192,50 @@ def formula(spec, values):
 # backends that compute
 
 
-def of_module(named, embed, logits, penalty, values):
-    """Figures of torch modules, by the oracle's names of their parameters."""
-    start = full(named["table_in"]).clone()
+def module_figures(named, embed, logits, penalty, values):
+    """Return the figures of torch modules; `named` maps the oracle's names to parameters."""
+    start = full_tensor(named["table_in"]).clone()
     with torch.no_grad():
         for name, parameter in named.items():
-            local(parameter).copy_(torch.tensor(values[name]))
+            local_tensor(parameter).copy_(torch.tensor(values[name]))
     embedded = embed(IDS)
     z = logits(torch.tanh(embedded))
     torch.nn.functional.cross_entropy(z, TARGETS).backward()
     trained = {name: parameter.requires_grad for name, parameter in named.items()}
-    gradients = {name: full(parameter.grad).numpy() for name, parameter in named.items() if parameter.requires_grad}
+    gradients = {
+        name: full_tensor(parameter.grad).numpy() for name, parameter in named.items() if parameter.requires_grad
+    }
     sizes = {name: tuple(parameter.shape) for name, parameter in named.items()}
     return Figures(sizes, embedded.detach(), z.detach(), gradients, float(penalty), start, trained)
 
 
-def full(tensor):
-    """The whole of a tensor that may be spread over processes."""
+def full_tensor(tensor):
+    """Return the full value of a tensor that may be sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local(tensor):
-    """The part that is here: all of it in one process."""
+def local_tensor(tensor):
+    """Return the local shard of a tensor; in one process it is the full tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def of_boundary(spec, values, tmp_path):
+def boundary_figures(spec, values, tmp_path):
     torch.manual_seed(0)
     boundary = Boundary(spec, V, D)
     if boundary.spec.vectors is not None:
-        boundary.load_rows(rows_of_file())
+        boundary.load_rows(pretrained_vectors())
     penalty = boundary.penalty
     named = dict(boundary.named_parameters())
-    found = of_module(named, boundary.embed, boundary.logits, 0.0, values)
+    found = module_figures(named, boundary.embed, boundary.logits, 0.0, values)
     found.penalty = float(penalty().detach())
     fused = boundary.loss(torch.tanh(found.rows), TARGETS).detach()
-    assert same(fused, torch.nn.functional.cross_entropy(found.logits, TARGETS))
+    assert are_close(fused, torch.nn.functional.cross_entropy(found.logits, TARGETS))
     return found
 
 
 def installed_model(spec, tmp_path):
-    """A tiny Llama with a spec, and its parameters by the oracle's names."""
+    """Return a tiny Llama with a spec, its link, and its parameters by the oracle's names."""
     torch.manual_seed(0)
     model = build("llama", tied=BoundarySpec.parse(spec).tables == 1)
     made = install(model, spec, tokenizer=tokenizer())
@@ -248,7 +250,7 @@ def installed_model(spec, tmp_path):
 
 
 def tokenizer():
-    """Names of the rows: safetensors vectors need no more than their number."""
+    """Return a tokenizer that only names rows; vectors in safetensors need no more."""
     names = [f"t{row}" for row in range(V)]
     return SimpleNamespace(
         get_vocab=lambda: {name: row for row, name in enumerate(names)},
@@ -256,16 +258,16 @@ def tokenizer():
     )
 
 
-def of_installed(spec, values, tmp_path):
+def installed_figures(spec, values, tmp_path):
     model, made, named = installed_model(spec, tmp_path)
-    found = of_module(named, model.get_input_embeddings(), model.get_output_embeddings(), 0.0, values)
+    found = module_figures(named, model.get_input_embeddings(), model.get_output_embeddings(), 0.0, values)
     penalty = made.penalty()
     found.penalty = 0.0 if penalty is None else float(penalty.detach())
     return found
 
 
-def of_sharded(spec, values, tmp_path):
-    """Tables in rows over a mesh of one process, then saved by `save_sharded` and loaded into another model."""
+def sharded_figures(spec, values, tmp_path):
+    """Shard the tables by rows over a mesh of one process, save them, and load them into another model."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model, made, named = installed_model(spec, tmp_path)
@@ -275,7 +277,7 @@ def of_sharded(spec, values, tmp_path):
         places = {"table_in": lookup.weight, "table_out": head.weight, "bias": head.bias}
         named |= {name: parameter for name, parameter in places.items() if name in named}
         assert isinstance(named["table_in"], DTensor)
-        found = of_module(named, lookup, head, 0.0, values)
+        found = module_figures(named, lookup, head, 0.0, values)
         penalty = made.penalty()
         found.penalty = 0.0 if penalty is None else float(penalty.detach())
         tmp_path.mkdir(exist_ok=True)
@@ -285,22 +287,22 @@ def of_sharded(spec, values, tmp_path):
     other, _, again = installed_model(spec, tmp_path)
     tiewise.load_sharded(place, other)
     for name, parameter in again.items():
-        assert same(parameter.detach(), torch.tensor(values[name], dtype=torch.float32)), name
+        assert are_close(parameter.detach(), torch.tensor(values[name], dtype=torch.float32)), name
     return found
 
 
-def of_flax(spec, values, tmp_path):
+def flax_figures(spec, values, tmp_path):
     pure = PureBoundary.of(spec, V, D)
     params = pure.initial(jax.random.key(0))
     if pure.spec.vectors is not None:
-        params = pure.with_rows(params, rows_of_file().numpy())
+        params = pure.with_rows(params, pretrained_vectors().numpy())
     start = np.asarray(params["table_in"])
     params = {name: jnp.asarray(values[name], jnp.float32) for name in params}
     ids, targets = IDS.numpy(), TARGETS.numpy()
     loss, gradients = jax.value_and_grad(lambda p: pure.model_loss(p, ids, jnp.tanh, targets))(params)
     embedded = pure.embed(params, ids)
     logits = pure.logits(params, jnp.tanh(embedded))
-    assert same(loss, torch.nn.functional.cross_entropy(torch.tensor(np.asarray(logits)), TARGETS))
+    assert are_close(loss, torch.nn.functional.cross_entropy(torch.tensor(np.asarray(logits)), TARGETS))
     gradients = {name: np.asarray(gradient) for name, gradient in gradients.items()}
     trained = dict.fromkeys(params, True)
     if not gradients["table_in"].any():
@@ -313,14 +315,14 @@ def of_flax(spec, values, tmp_path):
 # backends that count or read
 
 
-def planned(spec):
-    """The choice that `plan` makes of a spec."""
+def planned_choice(spec):
+    """Return the record of `plan` for one spec."""
     (choice,) = tiewise.plan(build("llama").config.to_dict(), [spec]).record()["choices"]
     return choice
 
 
-def of_plan(spec, values, tmp_path):
-    choice = planned(spec)
+def plan_figures(spec, values, tmp_path):
+    choice = planned_choice(spec)
     first = choice["first_loss"]["nll"]
     return Figures(
         sizes=choice["parameters"]["total"],
@@ -331,8 +333,8 @@ def of_plan(spec, values, tmp_path):
     )
 
 
-def saved(spec, values, tmp_path):
-    """A folder of a tiny Llama with a boundary that has the given numbers."""
+def save_model(spec, values, tmp_path):
+    """Save a tiny Llama whose boundary has the given numbers; return the folder."""
     text = str(replace(BoundarySpec.parse(spec), vectors=None, freeze=False).plainly())
     model, _, named = installed_model(text, tmp_path)
     with torch.no_grad():
@@ -343,8 +345,8 @@ def saved(spec, values, tmp_path):
     return folder
 
 
-def of_inspect(spec, values, tmp_path):
-    path = open_path(open_folder(saved(spec, values, tmp_path)))
+def inspect_figures(spec, values, tmp_path):
+    path = open_path(open_folder(save_model(spec, values, tmp_path)))
     ids = IDS.numpy()
     embedded = path.input.read(0, V)[ids] * path.input_scale
     out = path.output.read(0, V)
@@ -352,8 +354,8 @@ def of_inspect(spec, values, tmp_path):
     return Figures(rows=embedded, logits=logits)
 
 
-def of_densify(spec, values, tmp_path):
-    folder = saved(spec, values, tmp_path)
+def densify_figures(spec, values, tmp_path):
+    folder = save_model(spec, values, tmp_path)
     if json.loads((folder / "config.json").read_text())["model_type"] == "tiewise":
         densify(folder, tmp_path / "dense")
         folder = tmp_path / "dense"
@@ -363,20 +365,20 @@ def of_densify(spec, values, tmp_path):
     return Figures(rows=embedded, logits=torch.tanh(embedded) @ tensors.get("lm_head.weight", table_in).T)
 
 
-COMPUTE = {BOUNDARY: of_boundary, INSTALL: of_installed, FLAX: of_flax, SHARDED: of_sharded}
-READ = {PLAN: of_plan, INSPECT: of_inspect, DENSIFY: of_densify}
+COMPUTE = {BOUNDARY: boundary_figures, INSTALL: installed_figures, FLAX: flax_figures, SHARDED: sharded_figures}
+READ = {PLAN: plan_figures, INSPECT: inspect_figures, DENSIFY: densify_figures}
 
 
 # honoured
 
 
-def parameters(spec):
-    """Numbers of every parameter that a spec has in a model of V tokens and width D, by the oracle's names."""
+def parameter_values(spec):
+    """Return numbers of every parameter of a spec in a model of V tokens and width D, by the oracle's names."""
     spec = BoundarySpec.parse(spec)
     width_in, width_out = spec.table_widths(D)
     shapes = {"table_in": (V, width_in)} | ({} if spec.tables == 1 else {"table_out": (V, width_out)})
     shapes |= spec.map_shapes(D) | ({"bias": (V,)} if spec.bias else {})
-    values = {name: numbers(*shape, seed=sum(name.encode())) for name, shape in shapes.items()}
+    values = {name: random_numbers(*shape, seed=sum(name.encode())) for name, shape in shapes.items()}
     if spec.pad is not None:
         values["table_in"][spec.pad] = 0
     return values
@@ -384,101 +386,105 @@ def parameters(spec):
 
 @pytest.fixture
 def vectors(tmp_path, monkeypatch):
-    """Have `FILE` in the working directory."""
-    save_file({"rows": rows_of_file()}, tmp_path / "FILE")
+    """Write `FILE` into the working directory."""
+    save_file({"rows": pretrained_vectors()}, tmp_path / "FILE")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def shared_folder(tmp_path_factory):
-    """A folder for saves that are read back at once."""
+    """Return a folder for models that are saved and read back."""
     return tmp_path_factory.mktemp("options")
 
 
-def differs(row, one, other):
-    """Whether two results differ in what the row says it changes."""
+def is_different(row, one, other):
+    """Return whether two results differ in the figure that the row changes."""
     name = FIGURES[row.changes]
-    return not same(getattr(one, name), getattr(other, name))
+    return not are_close(getattr(one, name), getattr(other, name))
 
 
 def pairs(backends, *, honoured):
-    """(backend, field) of the table, honoured or refused."""
+    """Return the (backend, field) pairs of the table that are honoured, or those that are not."""
     return [
         (backend, row.field) for backend in backends for row in ROWS.values() if (backend in row.backends) == honoured
     ]
 
 
-def two(row):
-    """The specs without and with an option."""
+def spec_pair(row):
+    """Return the specs without and with an option."""
     assert row.field in PAIRS, f"a pair of specs without and with {row.field}"
     return PAIRS[row.field]
 
 
 def quick_or_slow(pair):
-    """XLA compiles each spec anew, so in Flax most arguments of kinds are slow."""
+    """Mark slow pairs: XLA compiles each spec again, so in Flax most arguments of kinds are slow."""
     backend, name = pair
     is_slow = backend == FLAX and ROWS[name].kinds is not None and name != "out_bias"
     return pytest.param(*pair, marks=pytest.mark.slow if is_slow else ())
 
 
 @cache
-def computed(backend, spec, tmp_path):
-    """Figures of a spec; those without an option serve several options."""
-    return COMPUTE[backend](spec, parameters(spec), tmp_path)
+def cached_figures(backend, spec, tmp_path):
+    """Return the figures of a spec; the cache serves specs that several options share."""
+    return COMPUTE[backend](spec, parameter_values(spec), tmp_path)
 
 
 @pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize(("backend", "name"), [quick_or_slow(pair) for pair in pairs(COMPUTE, honoured=True)])
 def test_a_backend_that_computes_honours_the_option(backend, name, shared_folder):
     row = ROWS[name]
-    without, spec = two(row)
-    before, after = computed(backend, without, shared_folder), computed(backend, spec, shared_folder)
-    assert differs(row, before, after)
+    without, spec = spec_pair(row)
+    before, after = cached_figures(backend, without, shared_folder), cached_figures(backend, spec, shared_folder)
+    assert is_different(row, before, after)
     for text, found in ((without, before), (spec, after)):
-        expected = formula(BoundarySpec.parse(text), parameters(text))
-        assert same(found.rows, expected.rows)
-        assert same(found.logits, expected.logits)
-        assert same(found.gradients, expected.gradients)
-        assert same(found.penalty, expected.penalty)
+        expected = reference_figures(BoundarySpec.parse(text), parameter_values(text))
+        assert are_close(found.rows, expected.rows)
+        assert are_close(found.logits, expected.logits)
+        assert are_close(found.gradients, expected.gradients)
+        assert are_close(found.penalty, expected.penalty)
 
 
 @pytest.mark.parametrize("backend", COMPUTE)
 def test_tables_start_with_scale_vectors_and_zero_pad_row_of_spec(backend, vectors, tmp_path):
     start = {
-        name: COMPUTE[backend](PAIRS[name][1], parameters(PAIRS[name][1]), tmp_path / name).start
+        name: COMPUTE[backend](PAIRS[name][1], parameter_values(PAIRS[name][1]), tmp_path / name).start
         for name in ("init", "pad", "vectors")
     }
     assert np.asarray(start["init"]).std() == pytest.approx(0.5, rel=0.1)
     assert not np.asarray(start["pad"])[3].any()
-    assert same(start["vectors"], rows_of_file())
+    assert are_close(start["vectors"], pretrained_vectors())
 
 
 @pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize(("backend", "name"), pairs(READ, honoured=True))
 def test_a_backend_that_reads_or_counts_honours_the_option(backend, name, tmp_path):
     row = ROWS[name]
-    without, spec = two(row)
+    without, spec = spec_pair(row)
     if backend == DENSIFY and name in ("bias", "softcap"):
         with pytest.raises(TiewiseError, match=rf"{name}|soft-cap"):
-            of_densify(spec, parameters(spec), tmp_path)
+            densify_figures(spec, parameter_values(spec), tmp_path)
         return
-    before, after = (READ[backend](text, parameters(text), tmp_path / str(n)) for n, text in enumerate((without, spec)))
+    before, after = (
+        READ[backend](text, parameter_values(text), tmp_path / str(n)) for n, text in enumerate((without, spec))
+    )
     if (backend, name) == (PLAN, "strength"):
-        assert same(before.logits, after.logits)  # P starts at zero, so the first loss is that of a tied table
+        assert are_close(before.logits, after.logits)  # P starts at zero, so the first loss is that of a tied table
     elif row.changes in SHOWS[backend]:
-        assert differs(row, before, after)
+        assert is_different(row, before, after)
     elif row.changes != SIZES:
-        values = parameters(spec)
-        assert same(vars(before), vars(READ[backend](without, values, tmp_path / "2"))) or name == "pad"
+        values = parameter_values(spec)
+        assert are_close(vars(before), vars(READ[backend](without, values, tmp_path / "2"))) or name == "pad"
     if backend in STORED:
-        expected = formula(BoundarySpec.parse(spec), parameters(spec))
-        assert same(after.rows, formula(replace(BoundarySpec.parse(spec), softcap=None), parameters(spec)).rows)
-        assert same(after.logits, expected.logits)
+        expected = reference_figures(BoundarySpec.parse(spec), parameter_values(spec))
+        assert are_close(
+            after.rows, reference_figures(replace(BoundarySpec.parse(spec), softcap=None), parameter_values(spec)).rows
+        )
+        assert are_close(after.logits, expected.logits)
 
 
 def test_plan_counts_what_the_option_adds():
     def choice(spec):
-        return planned(spec)["parameters"]
+        return planned_choice(spec)["parameters"]
 
     assert choice("tied+bias")["total"] - choice("tied")["total"] == V
     assert choice("tied")["trainable"] - choice("tied+vectors=FILE+freeze")["trainable"] == V * D
@@ -489,20 +495,20 @@ def test_plan_counts_what_the_option_adds():
 
 
 @dataclass(frozen=True)
-class Extended(BoundarySpec):
-    """Specs with one more row, which no backend knows."""
+class SpecWithThrowaway(BoundarySpec):
+    """Spec with one more option, which no backend honours."""
 
     throwaway: float | None = option(None, positive, "`throwaway=x`", "nothing", LOGITS, other_tools=NEVER)
 
 
 @pytest.fixture
 def with_throwaway(monkeypatch):
-    """Have every reader of specs read the row as well."""
-    monkeypatch.setattr(BoundarySpec, "parse", Extended.parse)
+    """Make `BoundarySpec.parse` read the additional option."""
+    monkeypatch.setattr(BoundarySpec, "parse", SpecWithThrowaway.parse)
 
 
-def write(folder, text):
-    """Write a folder whose saved spec is `text`; its config is all that is read of it before the refusal."""
+def write_saved_model(folder, text):
+    """Write a folder whose saved spec is `text`; readers see only its config before they refuse."""
     tensors = {"model.embed_tokens.weight": torch.zeros(V, D), "model.norm.weight": torch.ones(D)}
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
@@ -517,16 +523,16 @@ def check_run(text, **settings):
     Settings(arms=(text,), width=D, heads=2, steps=10, **settings).checked()
 
 
-def read_sharded(text, tmp_path):
-    """Give a link the spec, as if `install` had taken it, and save the model."""
+def save_with_spec(text, tmp_path):
+    """Set the spec of an installed model as if `install` had accepted it, and save the model."""
     model = build("llama", tied=True)
     install(model, "tied")
     link_of(model).spec = BoundarySpec.parse(text)
     tiewise.save_sharded(tmp_path / "sharded", model)
 
 
-def plan_rows(text, tmp_path):
-    """Spread the rows of an installed model's tables."""
+def plan_sharding(text, tmp_path):
+    """Plan the sharding of an installed model's tables."""
     model = build("llama", tied=True)
     install(model, "tied")
     link_of(model).spec = BoundarySpec.parse(text)
@@ -537,10 +543,10 @@ ENTER = {
     BOUNDARY: lambda text, tmp_path: Boundary(text, V, D),
     INSTALL: lambda text, tmp_path: install(build("llama", tied="untied" not in text), text),
     FLAX: lambda text, tmp_path: PureBoundary.of(text, V, D),
-    PLAN: lambda text, tmp_path: planned(text),
-    DENSIFY: lambda text, tmp_path: densify(write(tmp_path / "stored", text), tmp_path / "dense"),
-    INSPECT: lambda text, tmp_path: open_path(open_folder(write(tmp_path / "stored", text))),
-    SHARDED: read_sharded,
+    PLAN: lambda text, tmp_path: planned_choice(text),
+    DENSIFY: lambda text, tmp_path: densify(write_saved_model(tmp_path / "stored", text), tmp_path / "dense"),
+    INSPECT: lambda text, tmp_path: open_path(open_folder(write_saved_model(tmp_path / "stored", text))),
+    SHARDED: save_with_spec,
     RUN: lambda text, tmp_path: check_run(text),
     ALBERT_RUN: lambda text, tmp_path: check_run(text, kind="albert", model="albert", kind_options=AlbertOptions()),
     FLAX_RUN: lambda text, tmp_path: check_run(text, backend="flax"),
@@ -555,7 +561,7 @@ def test_refusal_cases_cover_every_backend():
 
 @pytest.mark.parametrize(("backend", "name"), pairs(ENTER, honoured=False))
 def test_a_backend_refuses_the_option_by_name(backend, name, tmp_path):
-    spec = two(ROWS[name])[1]
+    spec = spec_pair(ROWS[name])[1]
     with pytest.raises(TiewiseError) as caught:
         ENTER[backend](spec, tmp_path)
     assert spec in str(caught.value)
@@ -574,9 +580,9 @@ def test_every_backend_refuses_option_without_behaviour(backend, kind, tmp_path)
 @pytest.mark.usefixtures("with_throwaway")
 def test_load_verbs_and_sharding_refuse_option_without_behaviour(tmp_path):
     with pytest.raises(SpecError, match="a sharded model does not honour 'throwaway'"):
-        plan_rows("tied+throwaway=2", tmp_path)
+        plan_sharding("tied+throwaway=2", tmp_path)
     with pytest.raises(SpecError, match="install does not honour 'throwaway'"):
-        tiewise.load(write(tmp_path / "stored", "tied+throwaway=2"))
+        tiewise.load(write_saved_model(tmp_path / "stored", "tied+throwaway=2"))
     for rewrite in (
         lambda source, to: tiewise.factor(source, to, rank=2),
         lambda source, to: tiewise.resize(source, to, vocab=8),
@@ -606,15 +612,15 @@ def test_new_option_row_is_parsed_printed_and_validated():
     "name", [row.field for row in ROWS.values() if row.other_tools != AS_SAVED and row.field != "out_map"]
 )
 def test_factor_refuses_model_with_boundary_and_names_it(name, tmp_path):
-    spec = two(ROWS[name])[1]
-    folder = saved(spec, parameters(spec), tmp_path)
+    spec = spec_pair(ROWS[name])[1]
+    folder = save_model(spec, parameter_values(spec), tmp_path)
     with pytest.raises(TiewiseError) as caught:
         tiewise.factor(folder, tmp_path / "narrow", rank=2)
     assert f"its boundary is {spec} already" in str(caught.value)
 
 
-def run_of(spec):
-    """What a run's model starts with."""
+def start_run(spec):
+    """Return the link of the model that a run starts with."""
     job = SimpleNamespace(seed=1, spec=BoundarySpec.parse(spec), text=SimpleNamespace(tokenizer=tokenizer(), vocab=V))
     return build_with_random_tables(job, lambda: build("llama", tied=True), job.spec.init or 0.1)
 
@@ -622,15 +628,15 @@ def run_of(spec):
 @pytest.mark.parametrize("name", [row.field for row in ROWS.values() if RUN in row.backends])
 @pytest.mark.usefixtures("vectors")
 def test_run_installs_boundary_of_its_arm(name):
-    spec = two(ROWS[name])[1]
+    spec = spec_pair(ROWS[name])[1]
     check_run(spec)
-    made = run_of(spec)
+    made = start_run(spec)
     table = made.tables()[0].detach()
     installed = replace(BoundarySpec.parse(spec).plainly(), init=None, vectors=None, freeze=False)
     assert made.spec == installed
     assert made.tables()[0].requires_grad == ("freeze" not in spec)
     if "vectors" in spec:
-        assert same(table, rows_of_file())
+        assert are_close(table, pretrained_vectors())
     elif name == "init":
         assert float(table.std()) == pytest.approx(0.5, rel=0.1)
     elif name == "pad":
@@ -650,7 +656,7 @@ def test_boundary_page_has_the_row_of_every_option():
 
 def test_plain_specs_are_those_that_other_tools_load_as_saved():
     for key, row in options(BoundarySpec).items():
-        spec = BoundarySpec.parse(two(row)[1])
+        spec = BoundarySpec.parse(spec_pair(row)[1])
         assert spec.plain == (row.other_tools == AS_SAVED), key
         assert (row.no_tables is not None) == (row.other_tools == NEVER)
         if row.no_tables is not None:

@@ -1,4 +1,4 @@
-"""The walk through the house names files and what to begin with in them: they are there."""
+"""Test that the files, classes and functions named in docs/walk.md exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every public name, given something else than its main argument: a reason of ours, or Python's that names the type."""
+"""Test that every public name refuses arguments of a wrong type, with our message or with Python's."""
 
 import ast
 from functools import partial
@@ -24,14 +24,14 @@ from tiewise.core.errors import (
 )
 
 TABLE, IDS = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, dtype=torch.long)
-PATH = "expected str, bytes or os.PathLike object, not"  # what Python says of no path, and it says it well
+PATH = "expected str, bytes or os.PathLike object, not"  # Python's message for a value that is no path
 
 
-def rewritten(name, source):
-    """Call a verb with a value for each option that it needs."""
+def call_verb(name, source):
+    """Call a verb with a value for each required option."""
     needed = [one.name for one in signature(getattr(tiewise, name)).parameters.values() if one.default is one.empty]
     options = {option: "value" for option in needed if option not in ("source", "to")}
-    if name == "merge":  # which needs a base or an adapter
+    if name == "merge":  # it needs a base or an adapter
         options["adapter"] = "value"
     return getattr(tiewise, name)(source, "to", **options)
 
@@ -72,11 +72,11 @@ CALLS = {
     "tie_at": (tiewise.tie_at, SpecError),
     "train": (tiewise.train, PATH),
     "untie_at": (tiewise.untie_at, SpecError),
-    **{name: (partial(rewritten, name), PATH) for name in listing.verb_names()},
+    **{name: (partial(call_verb, name), PATH) for name in listing.verb_names()},
 }
 
 
-# what callers are given or catch, and options that are only kept
+# types that callers receive or catch, and options that only store values
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
 NO_CALLS |= {"Audit", "Comparison", "Explorer", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
 NO_CALLS |= {"Plan", "Probe", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
@@ -89,8 +89,8 @@ def test_wrong_type_cases_cover_every_public_name():
 
 def test_stub_file_declares_the_public_names():
     tree = ast.parse(Path(tiewise.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    told = {alias.asname: node.module for node in tree.body[1:] for alias in node.names}
-    assert told == tiewise._MODULES
+    declared = {alias.asname: node.module for node in tree.body[1:] for alias in node.names}
+    assert declared == tiewise._MODULES
 
 
 @pytest.mark.parametrize("wrong", [None, ["tied"], 1.5, nn.Linear(3, 4)], ids=lambda x: type(x).__name__)
@@ -99,7 +99,7 @@ def test_public_name_refuses_main_argument_of_wrong_type(name, wrong):
     call, said = CALLS[name]
     if name in {*LIVE, "diff"} and isinstance(wrong, nn.Module):
         said = CheckpointError
-    if name == "explore" and isinstance(wrong, nn.Module):  # which it shows, where it has two ends
+    if name == "explore" and isinstance(wrong, nn.Module):  # it shows a model that has two ends
         said = InstallError
     error, match = (TypeError, said) if isinstance(said, str) else (said, None)
     with pytest.raises(error, match=match) as e:
@@ -107,7 +107,7 @@ def test_public_name_refuses_main_argument_of_wrong_type(name, wrong):
     if issubclass(e.type, TiewiseError):
         assert e.value.remedy
         assert "\n" not in str(e.value)
-        if name not in ("VocabularyShard", "save_sharded"):  # one needs ranks first, the other is given a list
+        if name not in ("VocabularyShard", "save_sharded"):  # one needs ranks first, the other takes a list
             assert type(wrong).__name__ in str(e.value) or str(wrong) in str(e.value)
 
 
