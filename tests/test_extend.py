@@ -59,7 +59,7 @@ class Change:
 
 
 def new_files(page):
-    """Return {path: text} of the blocks that are whole files."""
+    """Return {path: text} of the blocks that are complete files."""
     blocks = (code for kind, code in BLOCK.findall(page) if kind == "python")
     headed = ((NEW_FILE.match(code), code) for code in blocks)
     return {head[1]: code for head, code in headed if head}

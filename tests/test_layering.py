@@ -71,7 +71,7 @@ def _statement_names(node: ast.AST, package: str) -> list[str]:
         return []
     base = resolve_name("." * node.level + (node.module or ""), package)
     names = [f"{base}.{alias.name}" for alias in node.names]
-    return names if base == "tiewise" else [base, *names]  # `from tiewise import core` imports core alone
+    return names if base == "tiewise" else [base, *names]  # `from tiewise import core` imports only core
 
 
 def _module_in(text: str) -> str:

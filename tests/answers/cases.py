@@ -28,9 +28,9 @@ class Case:
     """One recorded case.
 
     Attributes:
-        name: its command or group, then what sets it apart.
+        name: its command or group, then words that identify the case.
         lines: command lines, without `tiewise`.
-        tolerance: "words" for what is compared letter by letter, "exact" for figures, "trained" for trained ones.
+        tolerance: "words" for text that must be equal, "exact" for figures, "trained" for figures of training.
         slow: whether it belongs to the slow suite.
         json: whether each line also runs with `--json`.
         function: name of a function of `python_names` that runs instead of command lines.
@@ -151,7 +151,7 @@ CASES |= cases({f"plan like {name}": f"plan --like {name}" for name in FAMILIES}
 
 RULES = sorted({name[:4] for name in FAULTS if re.match(r"b\d{3}", name)})
 CASES |= cases({f"check explain {rule}": f"check --explain {rule}" for rule in RULES}, tolerance="words")
-# what else a faulty checkpoint is checked with
+# further options for the check of a faulty checkpoint
 MORE_OPTIONS = dict.fromkeys(("b060", "b061", "b061-row", "b061-narrow", "b062", "b063", "b064"), "--base tied")
 MORE_OPTIONS |= {
     "b083": "--target with-tokenizer",
@@ -321,7 +321,7 @@ CASES |= cases(
 
 
 def cases_of_verb(verb, example):
-    """Return cases for a verb that has none above: its example with every option that all verbs share."""
+    """Return cases for a verb without cases above: its example with every option that all verbs share."""
     source, *options = example.split()
     # the examples' name of a checkpoint → that of the inputs here
     source = {"wrong": "flag-lies", "factored": "model-factored"}.get(source, source)
@@ -379,7 +379,7 @@ CASES |= cases(
         "explore unknown token": "explore model-tied --tokens nobody -o page.html --no-open",
     }
 )
-# the JSON has the size of the page, which holds how long the runs took
+# the JSON has the size of the page, which depends on the durations of runs
 CASES |= cases({"explore run": "explore run-decoder -o page.html --no-open"}, json=False, tolerance="trained")
 
 # texts
@@ -407,7 +407,7 @@ CASES |= cases(
     }
 )
 
-# refusals of runs, which end before anything is trained
+# refusals of runs, which end before training
 
 CASES |= cases(
     {

@@ -23,25 +23,25 @@ class Tolerance:
     verbatim: bool = False
 
 
-# of figures that are committed: processors round differently
+# committed answers: processors round differently
 COMMITTED = {
     "words": Tolerance(1e-8, 0.0, rounds=False, verbatim=True),
     "exact": Tolerance(1e-5, 1e-6),
     "trained": Tolerance(1e-2, 1e-3),
 }
-# of two revisions on one machine
+# answers of two revisions on one machine
 ONE_MACHINE = {
     "words": Tolerance(0.0, 0.0, rounds=False, verbatim=True),
     "exact": Tolerance(1e-9, 1e-12, rounds=False),
     "trained": Tolerance(1e-3, 1e-6),
 }
-UNROUNDED = 12  # a number with more digits was not rounded for a reader
+UNROUNDED = 12  # a number with more digits is not rounded for readers
 TEXTS = ("stdout", "stderr", "text")  # leaves that are lists of lines
 MOST = 40  # differences that a message lists
 
 
 def differences(was, now, tolerance, path=""):
-    """Yield one line for each leaf that is gone, changed or new."""
+    """Yield one line for each missing, changed or new leaf."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in was | now:
             yield from _entry_differences(was, now, key, tolerance, f"{path} {key}".strip())

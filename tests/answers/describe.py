@@ -12,9 +12,9 @@ import numpy as np
 
 from tests.answers import texts
 
-LONG = 8  # a list of more entries than this is not kept entry by entry
-READABLE = 20_000  # a text of at most so many characters is kept line by line
-# Paths of JSON that the clock, the machine or a library's version decide.
+LONG = 8  # a list of more entries than this is recorded as a summary
+READABLE = 20_000  # a text of at most so many characters is recorded line by line
+# Paths of JSON whose values depend on the clock, the machine or the version of a library.
 VOLATILE = re.compile(
     r"/(seconds|tokens_per_second|peak_memory\w*|started|finished|date|versions?|host|machine|commit|cpu|pid|hash|sha256"
     r"|processor|threads|transformers_version|python|torch|platform)(/|$)"
@@ -30,7 +30,7 @@ NAMES_ONLY = {
     "*.arrow": "holds the version of its writer",
     "*.lock": "empty",
 }
-# Files that are not even named: their names hold a date, a host or a process id.
+# Files whose names are not recorded either: they have a date, a host or a process id.
 HIDDEN = ("*/tensorboard/*", "*/checkpoint-*/*", "*events.out*")
 READABLE_PAGE = 12_000  # the same of a page
 READABLE_JSON = 1_500  # the same of a written JSON file, which often repeats what the command prints

@@ -100,7 +100,7 @@ def _linked(path):
 
 
 def _outside(path):
-    """The file that such a link leads to."""
+    """Write the file that the link leads to."""
     save_file(llama_tensors(), path, {"format": "pt"})
 
 
@@ -113,7 +113,7 @@ def _nested(root, text):
 
 
 def _per_layer(path):
-    """A Gemma 4 whose table of layers has fewer rows than ids need."""
+    """Write a Gemma 4 whose per-layer table has fewer rows than its ids need."""
     config = llama_config(True, 64) | {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}
     config |= {"vocab_size_per_layer_input": 60, "hidden_size_per_layer_input": 4}
     tables = {TABLE: table(64), "model.embed_tokens_per_layer.weight": table(60, 12)}
@@ -121,7 +121,7 @@ def _per_layer(path):
 
 
 def _next_tokens(path):
-    """A DeepSeek whose table for further tokens was once the main one."""
+    """Write a DeepSeek whose multi-token-prediction table differs in some rows from the main one."""
     config = llama_config(False, 64) | {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
     tensors = {TABLE: table(64), HEAD: table(64, seed=1)}
     tensors |= {"model.layers.1.embed_tokens.weight": with_rows(*range(8), of=table(64))}
@@ -130,7 +130,7 @@ def _next_tokens(path):
 
 
 def _headless_bert(path):
-    """A BERT without the layers between its body and its head."""
+    """Write a BERT without the layers between its body and its head."""
     names = ("bert.embeddings.word_embeddings.weight", "bert.embeddings.token_type_embeddings.weight")
     tensors = {names[0]: table(), names[1]: table(2), "cls.predictions.bias": np.zeros(V, np.float32)}
     write_checkpoint(path, BERT | {"type_vocab_size": 2}, tensors)
@@ -148,13 +148,13 @@ def _code_in_folder(path):
 
 
 def _copies(path):
-    """Two large matrices of the same bytes."""
+    """Write two large matrices of the same bytes."""
     matrix = np.full((512, 512), 0.5, np.float32)
     llama(path, tensors={f"model.layers.{number}.mlp.up_proj.weight": matrix for number in range(2)})
 
 
 def _packed(module):
-    """Return what GPTQ stores instead of a plain table."""
+    """Return the tensors that GPTQ stores instead of a plain table."""
     ones = {"qweight": np.ones((D // 8, V), "i4"), "qzeros": np.ones((1, V // 8), "i4")}
     ones |= {"scales": np.ones((1, V), "f2"), "g_idx": np.ones(D, "i4")}
     return {f"{module}.{part}": values for part, values in ones.items()}
@@ -168,7 +168,7 @@ def _quantised(tensors, tied=True, **section):
 
 
 def _left_alone(path):
-    """A head that ModelOpt packed, and a config that says it left it alone."""
+    """Write a head that ModelOpt packed, and a config that claims a plain head."""
     parts = {"weight": np.ones((V, D // 2), np.uint8), "weight_scale": np.ones((V, 1), FLOAT8)}
     parts |= dict.fromkeys(("weight_scale_2", "input_scale"), np.ones((), np.float32))
     packed = {f"lm_head.{name}": values for name, values in parts.items()}
@@ -243,7 +243,7 @@ def _zero_row(row):
 
 GENERATION = {"generation_config.json": {"suppress_tokens": [-1, 3, V + 1]}}
 GRANITE = {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "logits_scaling": 8.0}
-# name → what writes it; the name begins with the rule that it is for
+# name → writer; the name begins with the rule that it triggers
 FAULTS = {
     "b001-cut": _cut,
     "b001-config": _with_file("config.json", '{"vocab_size": '),

@@ -1,4 +1,4 @@
-"""The fixed inputs of the recorded answers, each made by its name: texts, corpora, checkpoints, settings and runs.
+"""Write the fixed inputs of the recorded answers by name: texts, corpora, checkpoints, settings and runs.
 
 Builders use public libraries, the writers of `tests/checkpoint` and, for one model, `tiewise.install`. So they work
 with every revision of the package, wherever its modules are. Each draws from its own generator.
@@ -110,7 +110,7 @@ def _broken(path):
 
 
 def _other_page(path):
-    """A folder with a page that is no inspection."""
+    """Write a folder with a page that is no inspection."""
     path.mkdir()
     (path / "report.html").write_text("<p>ours</p>")
 
@@ -120,7 +120,7 @@ def _tuned(path):
 
 
 def _empty_adapter(path):
-    """An adapter that holds half of a low-rank update of the head."""
+    """Write an adapter with one of the two factors of a low-rank update of the head."""
     write_checkpoint(path, None, {"base_model.model.lm_head.lora_A.weight": table(4, 8)})
     (path / "model.safetensors").rename(path / "adapter_model.safetensors")
     record = {"peft_type": "LORA", "target_modules": ["lm_head"], "r": 4, "base_model_name_or_path": "tied"}
@@ -143,14 +143,14 @@ def _trimmable(path):
 
 
 def _other_words(path):
-    """A folder of another tokenizer and a model of it."""
+    """Write a folder with another tokenizer and its model."""
     tokenizer = _byte_level("cat-and-dog hen dog dog", 290)
     llama(path, rows=tokenizer.get_vocab_size())
     tr.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer.to_str())).save_pretrained(path)
 
 
 def _bytes_model(path):
-    """A model that runs, with a byte-level tokenizer."""
+    """Write a model that runs, with a byte-level tokenizer."""
     tokenizer = _byte_level("zq zq zq", 280)
     sizes = SIZES | {"vocab_size": tokenizer.get_vocab_size() + 8, "eos_token_id": None}
     _saved(lambda: tr.LlamaForCausalLM(tr.LlamaConfig(**sizes, **WIDTH, tie_word_embeddings=True)))(path)
@@ -287,7 +287,7 @@ BUILDERS = {
 }
 ALBERT = "--recipe albert-small -t text.txt --steps=4 --tokenizer=bytes --set=width=16 --set=layers=2 --set=heads=2"
 ALBERT += " --set=inner=32 --set=length=32 --set=batch=4 --set=measured=512 --quiet"
-# name → the command that makes it
+# name → the command that writes it
 RUNS = {
     "run-decoder": f"compare {DECODER} --arms=tied,untied,factored:4 --seeds=2 --jobs=1 -o run-decoder",
     "run-albert": f"train {ALBERT} -o run-albert",

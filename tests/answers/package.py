@@ -1,4 +1,4 @@
-"""List what the package offers, for the test that asks for a case of each. No other file here imports internals.
+"""List the features of the package, for the test that requires a case of each. No other file here imports internals.
 
 The cases run `python -m tiewise` or public names of `import tiewise`. This file changes when modules move; the recorded
 answers do not.
@@ -107,7 +107,7 @@ def spec_options():
 
 
 def check_schema(command, answer):
-    """Raise if the JSON of a command is not as its published schema says."""
+    """Raise if the JSON of a command contradicts its published schema."""
     name = "receipt" if command in verbs() else SCHEMAS.get(command)
     if name is None or OTHER_ANSWERS & set(answer) or (command == "compare" and "finding" not in answer):
         return

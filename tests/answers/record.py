@@ -25,7 +25,7 @@ MOVED = ("tie", "untie", "dedupe", "repair", "trim", "slim")  # verbs that copy 
 
 
 class Place:
-    """A folder for the inputs, each made once, and for the folders in which cases run."""
+    """Folder of the inputs, each written once, and of the folders in which cases run."""
 
     def __init__(self, root):
         self.root = Path(root).resolve()
@@ -45,7 +45,7 @@ class Place:
                 shutil.copy2(stored, to)
 
     def new_folder(self, names):
-        """Return a new folder that holds some inputs."""
+        """Return a new folder with some inputs."""
         self.count += 1
         folder = self.root / f"case-{self.count}" / "here"
         folder.mkdir(parents=True)
@@ -160,7 +160,7 @@ def _printed(value, indent=0):
 
 
 def selected(only):
-    """Return the cases of these names; all where no name is given."""
+    """Return the cases of these names; all if no name is given."""
     unknown = set(only) - set(CASES)
     if unknown:
         sys.exit(f"no case {', '.join(sorted(unknown))}; tests/answers/cases.py lists them")

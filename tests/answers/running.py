@@ -1,4 +1,4 @@
-"""Run command lines in this process, each in its own folder and with its own state."""
+"""Run command lines in this process, each in a separate folder and with separate state."""
 
 import contextlib
 import gc
@@ -72,7 +72,7 @@ def _exit_code(main):
 
 
 def import_first():
-    """Import the libraries that commands import, so that no case differs by what another one has imported."""
+    """Import the libraries that commands import, so that no case depends on imports of an earlier one."""
     import datasets
     import torch
     import transformers
@@ -84,7 +84,7 @@ def import_first():
 
 @contextlib.contextmanager
 def _isolated(folder, environment):
-    """Give a block its folder, environment, temporary files and random numbers, and put everything back."""
+    """Give a block a separate folder, environment, temporary folder and random state, and restore everything."""
     import torch
     import transformers
 

@@ -13,23 +13,23 @@ SPEED = re.compile(r"tokens/s {2,}.*\d.*")
 SPACES = re.compile(r"[ ─━]+")
 HUGE = 1e100  # larger numbers are not summed
 LIBRARIES = ("torch", "transformers", "tiewise", "jax", "flax", "numpy", "safetensors")
-# what the clock, the machine or the temporary folder decide
+# text that depends on the clock, the machine or the temporary folder
 PLACEHOLDERS = (
-    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # when it ran
-    (re.compile(r"\d+(\.\d+)? (s|seconds|min|minutes|h)\b"), "TIME"),  # how long it took
-    (re.compile(r"\b\d+ cores? need"), "CORES need"),  # of this machine
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # dates
+    (re.compile(r"\d+(\.\d+)? (s|seconds|min|minutes|h)\b"), "TIME"),  # durations
+    (re.compile(r"\b\d+ cores? need"), "CORES need"),  # numbers of cores
     (re.compile(r"gradient left: [\d.e-]+"), "gradient left: RESIDUE"),  # where rounding ends an optimisation
     (re.compile(r"\b[0-9a-f]{40,64}\b"), "HASH"),  # of files that hold a date
 )
 
 
 def normalised(text, folder):
-    """Replace by placeholders what differs from run to run."""
+    """Replace text that differs between runs by placeholders."""
     text = ESCAPES.sub("", text)
     for path, name in ((folder.parent / "temporary", "TEMPORARY"), (folder, "FOLDER"), (folder.parent, "ABOVE")):
         text = text.replace(str(path), name)
     text = re.sub(r"TEMPORARY/[\w-]+", "TEMPORARY/NAME", text)
-    text = text.replace(sys.executable, "PYTHON")  # batch scripts name the interpreter that made them
+    text = text.replace(sys.executable, "PYTHON")  # batch scripts name the interpreter
     for library in LIBRARIES:
         try:
             text = re.sub(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(version(library))}", r"\1VERSION", text)
@@ -41,7 +41,7 @@ def normalised(text, folder):
 
 
 def without_speed(text):
-    """Replace the row of a table that says how many tokens a second were trained."""
+    """Replace the table row with the trained tokens per second."""
     return SPEED.sub("tokens/s SPEED", text)
 
 
@@ -87,7 +87,7 @@ class Sums(list):
 
 
 def sums(numbers):
-    """Return length, sum, sum of magnitudes and sum weighted by position: what a long list is kept as."""
+    """Return length, sum, sum of magnitudes and sum weighted by position; they record a long list."""
     finite = [float(number) for number in numbers if abs(number) < HUGE]
     weighted = math.fsum((place + 1) / len(finite) * number for place, number in enumerate(finite))
     return Sums([len(numbers), math.fsum(finite), math.fsum(map(abs, finite)), weighted])

@@ -200,7 +200,7 @@ def test_bf16_loss_and_gradients_accumulate_in_fp32():
 
 
 def test_tied_gradient_reuses_buffer_of_loss():
-    """No [V, E] tensor is made between the loss's own buffer and `.grad`."""
+    """The buffer of the loss becomes `.grad` without another [V, E] tensor."""
     ids, targets = make_batch("plain")
     boundary = make_boundary("tied")
     rows, table = nanotie.tied_lookup(boundary.table_in, ids)
@@ -534,7 +534,7 @@ def test_loss_scale_reaches_gradient_before_fp16_rounding():
 def test_train_records_best_step(monkeypatch):
     corpus = nanotie.make_corpus(make_text())
     monkeypatch.setattr(nanotie, "loss_on", lambda tokens, model: next(losses))
-    losses = iter([5.0, 5.5, 3.0, 3.5, 4.0, 3.2])  # tuning and held-out, at steps 0, 1 and 2
+    losses = iter([5.0, 5.5, 3.0, 3.5, 4.0, 3.2])  # tuning and held-out losses at steps 0, 1 and 2
     run = nanotie.train("tied", corpus, seed=0, steps=2)
     assert (run.best_step, run.best_loss, run.last_loss) == (1, 3.5, 3.2)
     assert len(run.curve) == 2

@@ -297,7 +297,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare_pytest(project):
-    """Spare the test processes pytest's plugins, which take most of their time; only `--collect` needs one."""
+    """Run the test processes without pytest plugins, which take most of the time; only `--collect` needs one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         yield

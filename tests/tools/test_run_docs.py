@@ -135,7 +135,7 @@ Rates are 0.01.
         ("7 ms", "9 ms", "9 is not in"),
         ("source.md > runs", "other.md > runs", "nothing is left"),
         ("<!-- from: choice -->\n\n", "", "0.01: no source is named"),
-        ("source.md > {} -->", "here -->", "nothing is left"),  # a table is not its own source
+        ("source.md > {} -->", "here -->", "nothing is left"),  # a table cannot be its source
         ("arXiv:2603", "2603", None),
     ],
 )
