@@ -68,14 +68,14 @@ def test_plan_counts_family_exactly_or_reports_why_not(kind):
         assert known.reader.name in READERS
         assert kind in class_defaults() or known.written_keys is not None
         sizes = {} if known.written_keys is None else {"vocab_size": V, **SIZES}
-        found = read({"model_type": kind, **sizes})
-        assert not found.estimated
-        assert not found.not_counted
+        sizes_read = read({"model_type": kind, **sizes})
+        assert not sizes_read.estimated
+        assert not sizes_read.not_counted
         return
-    found = read({"model_type": kind, "vocab_size": V, **SIZES})
-    assert found.estimated
+    sizes_read = read({"model_type": kind, "vocab_size": V, **SIZES})
+    assert sizes_read.estimated
     says = f"{kind} is not a family that tiewise counts exactly"
-    assert found.not_counted or any(says in note for note in found.notes)
+    assert sizes_read.not_counted or any(says in note for note in sizes_read.notes)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in ("tiewise", "kyutai_speech_to_text")])
@@ -139,14 +139,14 @@ SEVERAL_TYPES = {  # modules that name several model types for another reason th
 
 
 def test_no_other_module_has_a_table_of_families():
-    found = set()
+    modules = set()
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             of = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
             texts = {part.value for part in of if isinstance(part, ast.Constant) and isinstance(part.value, str)}
             if len(texts & FAMILIES.keys()) > 1:
-                found.add(path.relative_to(ROOT).as_posix())
-    assert found == SEVERAL_TYPES.keys()
+                modules.add(path.relative_to(ROOT).as_posix())
+    assert modules == SEVERAL_TYPES.keys()
 
 
 # an unknown family
@@ -207,11 +207,11 @@ class AcmeForCausalLM(transformers.LlamaForCausalLM):
 
 def test_install_accepts_unknown_family_and_notes_it():
     model = AcmeForCausalLM(AcmeConfig(vocab_size=V, **SIZES))
-    made = tiewise.install(model, "tied")
-    assert made.notes[0].startswith(f"{UNKNOWN}: its ends come from the model's own methods")
-    assert UNKNOWN in repr(made)
-    made.untie()
-    table_in, table_out = made.tables()
+    link = tiewise.install(model, "tied")
+    assert link.notes[0].startswith(f"{UNKNOWN}: its ends come from the model's own methods")
+    assert UNKNOWN in repr(link)
+    link.untie()
+    table_in, table_out = link.tables()
     assert table_in is not table_out
     assert torch.equal(table_in, table_out)
 
@@ -232,9 +232,9 @@ def test_untie_and_tie_use_usual_names_and_note_unknown_family(tmp_path):
 
 
 def test_repair_and_resize_note_unknown_family(tmp_path):
-    made = write_checkpoint(tmp_path / "m", ODD[:1], model_type="acme")  # it lacks the flag, so repair writes it
-    assert tiewise.repair(made, tmp_path / "repaired").notes[0].startswith(f"{UNKNOWN}: the two ends")
-    assert tiewise.resize(made, tmp_path / "longer", vocab=V + 8).notes[0].startswith(f"{UNKNOWN}: the two ends")
+    source = write_checkpoint(tmp_path / "m", ODD[:1], model_type="acme")  # it lacks the flag, so repair writes it
+    assert tiewise.repair(source, tmp_path / "repaired").notes[0].startswith(f"{UNKNOWN}: the two ends")
+    assert tiewise.resize(source, tmp_path / "longer", vocab=V + 8).notes[0].startswith(f"{UNKNOWN}: the two ends")
 
 
 @pytest.mark.parametrize("verb", ["untie", "tie", "dedupe"])

@@ -21,16 +21,16 @@ def text(tmp_path_factory):
 
 
 def test_compare_returns_comparison_and_writes_report(text, tmp_path, capfd):
-    found = tiewise.compare(tmp_path / "run", arms=["tied", "untied"], seeds=2, text=text, **TINY)
-    assert found.folder == tmp_path / "run"
-    assert json.loads((found.folder / "results.json").read_text()) == found.record()
-    assert (found.folder / "report.html").is_file()
-    assert found.command.startswith(f"tiewise.compare('{tmp_path / 'run'}', arms=['tied', 'untied']")
-    assert found.finding.partition(":")[0] in found._repr_html_()
+    comparison = tiewise.compare(tmp_path / "run", arms=["tied", "untied"], seeds=2, text=text, **TINY)
+    assert comparison.folder == tmp_path / "run"
+    assert json.loads((comparison.folder / "results.json").read_text()) == comparison.record()
+    assert (comparison.folder / "report.html").is_file()
+    assert comparison.command.startswith(f"tiewise.compare('{tmp_path / 'run'}', arms=['tied', 'untied']")
+    assert comparison.finding.partition(":")[0] in comparison._repr_html_()
     out, err = capfd.readouterr()
     assert (out, "%|" in err) == ("", False)  # a library whose stderr is a file shows no progress bar
     assert "4/4 untied seed 2: validation nll" in err
-    assert tiewise.compare(tmp_path / "run", resume=True, quiet=True) == found
+    assert tiewise.compare(tmp_path / "run", resume=True, quiet=True) == comparison
     assert capfd.readouterr() == ("", "")
 
 

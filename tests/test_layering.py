@@ -85,14 +85,14 @@ def _module_in(text: str) -> str:
 
 def test_string_that_names_a_module_counts_as_import(tmp_path):
     tree = ast.parse('faces = Late("tiewise.report.views")\nmessage = "use tiewise.hf.load"\nkey = "tiewise.json"')
-    found = list(_imports_below(tree, "tiewise.inspection", False))
-    assert found == [Import("report.views", False, True)]
+    imports = list(_imports_below(tree, "tiewise.inspection", False))
+    assert imports == [Import("report.views", False, True)]
 
 
 def test_a_relative_import_is_resolved():
     tree = ast.parse("from ..core import files\ndef load():\n    import tiewise.hf")
-    found = list(_imports_below(tree, "tiewise.inspection", False))
-    assert found == [Import("core", False, False), Import("core.files", False, False), Import("hf", True, False)]
+    imports = list(_imports_below(tree, "tiewise.inspection", False))
+    assert imports == [Import("core", False, False), Import("core.files", False, False), Import("hf", True, False)]
 
 
 def test_the_package_has_the_units_that_the_design_names():

@@ -227,18 +227,18 @@ def boundary_figures(spec, values, tmp_path):
         boundary.load_rows(pretrained_vectors())
     penalty = boundary.penalty
     named = dict(boundary.named_parameters())
-    found = module_figures(named, boundary.embed, boundary.logits, 0.0, values)
-    found.penalty = float(penalty().detach())
-    fused = boundary.loss(torch.tanh(found.rows), TARGETS).detach()
-    assert are_close(fused, torch.nn.functional.cross_entropy(found.logits, TARGETS))
-    return found
+    figures = module_figures(named, boundary.embed, boundary.logits, 0.0, values)
+    figures.penalty = float(penalty().detach())
+    fused = boundary.loss(torch.tanh(figures.rows), TARGETS).detach()
+    assert are_close(fused, torch.nn.functional.cross_entropy(figures.logits, TARGETS))
+    return figures
 
 
 def installed_model(spec, tmp_path):
     """Return a tiny Llama with a spec, its link, and its parameters by the oracle's names."""
     torch.manual_seed(0)
     model = build("llama", tied=BoundarySpec.parse(spec).tables == 1)
-    made = install(model, spec, tokenizer=tokenizer())
+    link = install(model, spec, tokenizer=tokenizer())
     lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
     named = {"table_in": lookup.weight}
     named |= {} if head.weight is lookup.weight else {"table_out": head.weight}
@@ -246,7 +246,7 @@ def installed_model(spec, tmp_path):
     for owner, part in ((lookup, "in_map"), (head, "out_map")):
         module = getattr(owner, part, None)
         named |= {} if module is None else {f"{part}.{name}": p for name, p in module.named_parameters()}
-    return model, made, named
+    return model, link, named
 
 
 def tokenizer():
@@ -259,27 +259,27 @@ def tokenizer():
 
 
 def installed_figures(spec, values, tmp_path):
-    model, made, named = installed_model(spec, tmp_path)
-    found = module_figures(named, model.get_input_embeddings(), model.get_output_embeddings(), 0.0, values)
-    penalty = made.penalty()
-    found.penalty = 0.0 if penalty is None else float(penalty.detach())
-    return found
+    model, link, named = installed_model(spec, tmp_path)
+    figures = module_figures(named, model.get_input_embeddings(), model.get_output_embeddings(), 0.0, values)
+    penalty = link.penalty()
+    figures.penalty = 0.0 if penalty is None else float(penalty.detach())
+    return figures
 
 
 def sharded_figures(spec, values, tmp_path):
     """Shard the tables by rows over a mesh of one process, save them, and load them into another model."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        model, made, named = installed_model(spec, tmp_path)
+        model, link, named = installed_model(spec, tmp_path)
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
         parallelize_module(model, mesh, parallel_plan(model, mesh))
         lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
         places = {"table_in": lookup.weight, "table_out": head.weight, "bias": head.bias}
         named |= {name: parameter for name, parameter in places.items() if name in named}
         assert isinstance(named["table_in"], DTensor)
-        found = module_figures(named, lookup, head, 0.0, values)
-        penalty = made.penalty()
-        found.penalty = 0.0 if penalty is None else float(penalty.detach())
+        figures = module_figures(named, lookup, head, 0.0, values)
+        penalty = link.penalty()
+        figures.penalty = 0.0 if penalty is None else float(penalty.detach())
         tmp_path.mkdir(exist_ok=True)
         place = tiewise.save_sharded(tmp_path / f"sharded{len(list(tmp_path.iterdir()))}", model)
     finally:
@@ -288,7 +288,7 @@ def sharded_figures(spec, values, tmp_path):
     tiewise.load_sharded(place, other)
     for name, parameter in again.items():
         assert are_close(parameter.detach(), torch.tensor(values[name], dtype=torch.float32)), name
-    return found
+    return figures
 
 
 def flax_figures(spec, values, tmp_path):
@@ -436,12 +436,12 @@ def test_a_backend_that_computes_honours_the_option(backend, name, shared_folder
     without, spec = spec_pair(row)
     before, after = cached_figures(backend, without, shared_folder), cached_figures(backend, spec, shared_folder)
     assert is_different(row, before, after)
-    for text, found in ((without, before), (spec, after)):
+    for text, figures in ((without, before), (spec, after)):
         expected = reference_figures(BoundarySpec.parse(text), parameter_values(text))
-        assert are_close(found.rows, expected.rows)
-        assert are_close(found.logits, expected.logits)
-        assert are_close(found.gradients, expected.gradients)
-        assert are_close(found.penalty, expected.penalty)
+        assert are_close(figures.rows, expected.rows)
+        assert are_close(figures.logits, expected.logits)
+        assert are_close(figures.gradients, expected.gradients)
+        assert are_close(figures.penalty, expected.penalty)
 
 
 @pytest.mark.parametrize("backend", COMPUTE)
@@ -630,11 +630,11 @@ def start_run(spec):
 def test_run_installs_boundary_of_its_arm(name):
     spec = spec_pair(ROWS[name])[1]
     check_run(spec)
-    made = start_run(spec)
-    table = made.tables()[0].detach()
+    link = start_run(spec)
+    table = link.tables()[0].detach()
     installed = replace(BoundarySpec.parse(spec).plainly(), init=None, vectors=None, freeze=False)
-    assert made.spec == installed
-    assert made.tables()[0].requires_grad == ("freeze" not in spec)
+    assert link.spec == installed
+    assert link.tables()[0].requires_grad == ("freeze" not in spec)
     if "vectors" in spec:
         assert are_close(table, pretrained_vectors())
     elif name == "init":

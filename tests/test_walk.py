@@ -12,10 +12,10 @@ NAMED = re.findall(r"`((?:[a-z_]+/)*[a-z_*]+\.py)(?:: (\w+))?`", PAGE)
 
 @pytest.mark.parametrize(("file", "begin"), NAMED)
 def test_file_named_on_walk_page_exists(file, begin):
-    found = list((ROOT / "src" / "tiewise").glob(file if "/" in file else f"**/{file}"))
-    assert found
+    paths = list((ROOT / "src" / "tiewise").glob(file if "/" in file else f"**/{file}"))
+    assert paths
     if begin:
-        assert re.search(rf"^(?:class|def) {begin}\b", found[0].read_text(encoding="utf-8"), re.M)
+        assert re.search(rf"^(?:class|def) {begin}\b", paths[0].read_text(encoding="utf-8"), re.M)
 
 
 def test_walk_page_names_more_than_30_files():

@@ -49,7 +49,7 @@ def command_lines():
     return [shlex.split(line) for case in CASES.values() for line in case.lines]
 
 
-def uses(command, spellings):
+def uses_option(command, spellings):
     """Return whether a command line uses an option."""
     if spellings[0] == "--json":
         return any(case.json for case in CASES.values() if case.command == command)
@@ -73,7 +73,7 @@ def test_cases_use_every_option(command):
     missing = [
         name
         for (of, name), spellings in package.options().items()
-        if of == command and not uses(command, spellings) and (command, name) not in EXEMPT_OPTIONS
+        if of == command and not uses_option(command, spellings) and (command, name) not in EXEMPT_OPTIONS
     ]
     assert missing == [], "add a case to tests/answers/cases.py, or a row with the reason to EXEMPT_OPTIONS"
 
@@ -201,6 +201,8 @@ def test_cases_use_every_public_name():
 
 
 def test_exemptions_are_needed():
-    assert not [key for key in EXEMPT_OPTIONS if key not in package.options() or uses(key[0], package.options()[key])]
+    assert not [
+        key for key in EXEMPT_OPTIONS if key not in package.options() or uses_option(key[0], package.options()[key])
+    ]
     assert set(EXEMPT_SETTINGS) <= set(package.settings())
     assert set(EXEMPT_RECIPES) <= set(package.recipes())

@@ -32,10 +32,10 @@ def test_main_exits_1_and_names_wrong_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "linear_cross_entropy", wrong)
     monkeypatch.setattr(gpu, "CHECKS", (gpu.fp32_logits, gpu.autocast))
     assert gpu.main(["--device", "cpu", "--out", str(tmp_path / "gpu.json")]) == 1
-    said = capsys.readouterr().out
-    assert "wrong    fp32_logits" in said
-    assert "bfloat16 logits=None: worst token, nats" in said
-    assert "1 right, 1 wrong" in said
+    printed = capsys.readouterr().out
+    assert "wrong    fp32_logits" in printed
+    assert "bfloat16 logits=None: worst token, nats" in printed
+    assert "1 right, 1 wrong" in printed
 
 
 def test_run_reports_check_that_raises_or_returns_nan_as_wrong():

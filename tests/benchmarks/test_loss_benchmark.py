@@ -32,10 +32,10 @@ def test_truth_matches_autograd_in_fp64(name):
     h.retain_grad()
     each = _by_distributions(p, name, h @ w.T)
     each.mean().backward()
-    found = loss.truth(p, name)
-    torch.testing.assert_close(found.each, each.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.dh, h.grad, rtol=1e-10, atol=1e-15)
-    torch.testing.assert_close(found.dw, w.grad, rtol=1e-10, atol=1e-15)
+    result = loss.truth(p, name)
+    torch.testing.assert_close(result.each, each.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(result.dh, h.grad, rtol=1e-10, atol=1e-15)
+    torch.testing.assert_close(result.dw, w.grad, rtol=1e-10, atol=1e-15)
 
 
 def _errors(name, kind):
@@ -74,10 +74,10 @@ def results(tmp_path, monkeypatch):
 def test_results_of_another_machine_add_a_table_and_keep_the_others(results, monkeypatch):
     monkeypatch.setattr(performance, "PAGE", results / "page.md")
     pages, names = [], ["tiewise", "tied step, tiewise", "tied step, paths tracked"]
-    found = loss.measure(SHAPE, "fp32", names, 1, 60.0)
+    result = loss.measure(SHAPE, "fp32", names, 1, 60.0)
     for instructions in ("avx2", "amx"):
         monkeypatch.setattr(loss, "instructions", lambda name=instructions: name)
-        loss.keep(SHAPE, "fp32", found)
+        loss.keep(SHAPE, "fp32", result)
         loss.keep(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}, "plain": {"megabytes": 30.0}})
         loss.keep((8, 64, 8), "bf16", {"plain": {"megabytes": 1.0}})  # a shape without measured times
         performance.write()
@@ -97,9 +97,9 @@ def test_keep_replaces_times_of_measured_row_and_keeps_its_memory(results):
         SHAPE, "fp32", {"tiewise": row | {"seconds": [2.0]}, "cut-cross-entropy, torch_compile": {"missing": "so"}}
     )
     (path,) = results.iterdir()
-    kept = {r["name"]: r for r in json.loads(path.read_text(encoding="utf-8"))}
-    assert (kept["tiewise"]["seconds"], kept["tiewise"]["megabytes"]) == ([2.0], 3.0)
-    assert kept["plain"]["seconds"] == [1.0]
+    stored_rows = {r["name"]: r for r in json.loads(path.read_text(encoding="utf-8"))}
+    assert (stored_rows["tiewise"]["seconds"], stored_rows["tiewise"]["megabytes"]) == ([2.0], 3.0)
+    assert stored_rows["plain"]["seconds"] == [1.0]
     loss.keep(SHAPE, "fp32", {"plain": {"missing": "not installed"}})
     (m,) = performance.results(results)
     assert performance.factor(m.kinds["fp32"]["plain"]) == 1.0
@@ -107,7 +107,7 @@ def test_keep_replaces_times_of_measured_row_and_keeps_its_memory(results):
 
 
 def test_measure_runs_slow_rows_once():
-    found = loss.measure(SHAPE, "fp32", ["tiewise"], 1, 0.0)["tiewise"]
-    assert found["missing"] == "0.0 s, once"
-    assert "seconds" not in found
-    assert found["error"]["table"] < 1e-5
+    result = loss.measure(SHAPE, "fp32", ["tiewise"], 1, 0.0)["tiewise"]
+    assert result["missing"] == "0.0 s, once"
+    assert "seconds" not in result
+    assert result["error"]["table"] < 1e-5

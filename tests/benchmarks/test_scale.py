@@ -19,15 +19,15 @@ def test_rank_matches_traffic_and_memory_computed_by_hand_for_1000_ranks():
     weights = 128 * E * 2
     shares = {"weights": weights, "gradients": weights, "state": 6 * weights, "total": 8 * weights}
     assert both["table_memory"] == shares | {"gathered": 2 * 16_000 * E * 2}
-    kept = scale.rank(SIZES, N, 1000, "fsdp, tables kept sharded")
-    assert kept["sent_for_tables"] == 999 * 1000 * (4 * E * 2 + 8 * 1000 + 16)
+    sharded_tables = scale.rank(SIZES, N, 1000, "fsdp, tables kept sharded")
+    assert sharded_tables["sent_for_tables"] == 999 * 1000 * (4 * E * 2 + 8 * 1000 + 16)
     assert scale.rank(SIZES, N, 8, "fsdp × vocabulary parallel", tp=8, fsdp=0) is None
 
 
 def test_traffic_is_least_for_fsdp_group_of_root_v_over_2n_ranks():
-    def sent(ranks):
+    def bytes_sent(ranks):
         return scale.rank(SIZES, N, 1000, "fsdp, tables kept sharded", fsdp=ranks)["sent_for_tables"]
 
     best = round((V / (2 * N / 1000)) ** 0.5)
     assert best == 8
-    assert all(sent(best) < sent(other) for other in (2, 4, 5, 10, 20, 1000))
+    assert all(bytes_sent(best) < bytes_sent(other) for other in (2, 4, 5, 10, 20, 1000))

@@ -48,18 +48,18 @@ def projector(table):
 
 
 def test_subspace_distance_matches_projectors_and_principal_angles():
-    found = subspace_distance(A, B)
-    assert math.isclose(found.distance, np.linalg.norm(projector(A) - projector(B)) / math.sqrt(14), rel_tol=1e-10)
+    result = subspace_distance(A, B)
+    assert math.isclose(result.distance, np.linalg.norm(projector(A) - projector(B)) / math.sqrt(14), rel_tol=1e-10)
     sines = np.sin(subspace_angles(A, B))
-    assert math.isclose(found.largest, sines.max(), rel_tol=1e-10)
-    assert math.isclose(found.distance, math.sqrt(np.mean(sines**2)), rel_tol=1e-10)
-    assert math.isclose(found.residual_a, np.linalg.norm(A - projector(B) @ A) / np.linalg.norm(A), rel_tol=1e-10)
+    assert math.isclose(result.largest, sines.max(), rel_tol=1e-10)
+    assert math.isclose(result.distance, math.sqrt(np.mean(sines**2)), rel_tol=1e-10)
+    assert math.isclose(result.residual_a, np.linalg.norm(A - projector(B) @ A) / np.linalg.norm(A), rel_tol=1e-10)
 
 
 def test_subspace_distance_is_zero_for_one_span_in_two_bases():
-    found = subspace_distance(A, 100 * A @ RNG.normal(size=(7, 7)))
-    assert found.distance < 1e-12
-    assert found.residual_b < 1e-12
+    result = subspace_distance(A, 100 * A @ RNG.normal(size=(7, 7)))
+    assert result.distance < 1e-12
+    assert result.residual_b < 1e-12
 
 
 def test_subspace_distance_is_exact_for_small_angle():
@@ -69,16 +69,16 @@ def test_subspace_distance_is_exact_for_small_angle():
 
 
 def test_subspace_distance_of_random_tables_equals_chance():
-    found = [subspace_distance(RNG.normal(size=(200, 40)), RNG.normal(size=(200, 40))) for _ in range(30)]
-    squares = [f.distance**2 for f in found]
-    assert abs(np.mean(squares) - found[0].chance ** 2) < 4 * np.std(squares) / math.sqrt(30)
+    result = [subspace_distance(RNG.normal(size=(200, 40)), RNG.normal(size=(200, 40))) for _ in range(30)]
+    squares = [f.distance**2 for f in result]
+    assert abs(np.mean(squares) - result[0].chance ** 2) < 4 * np.std(squares) / math.sqrt(30)
 
 
 def test_subspace_distance_counts_ranks_and_uses_the_smaller_one():
-    found = subspace_distance(A, A[:, [0, 1, 1]])
-    assert found.ranks == (7, 2)
-    assert found.distance < 1e-12
-    assert found.record()["ranks"] == [7, 2]
+    result = subspace_distance(A, A[:, [0, 1, 1]])
+    assert result.ranks == (7, 2)
+    assert result.distance < 1e-12
+    assert result.record()["ranks"] == [7, 2]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ def test_information_matches_pairs_counted_one_by_one():
     for (word, _), n in pairs.items():
         often[word] += n
     smooth = sum(n**0.75 for n in often.values())
-    found = word_vectors.information(TEXT, WORDS).toarray()
+    matrix = word_vectors.information(TEXT, WORDS).toarray()
     for word, i in WORDS.items():
         for near, j in WORDS.items():
             n = pairs[word, near]
             expected = math.log(n / (often[word] * often[near] ** 0.75 / smooth)) if n else 0.0
-            assert found[i, j] == pytest.approx(max(expected, 0.0), abs=1e-12)
+            assert matrix[i, j] == pytest.approx(max(expected, 0.0), abs=1e-12)
 
 
 def test_main_writes_vectors_at_scale_of_random_initialisation(tmp_path, monkeypatch):
@@ -37,8 +37,8 @@ def test_main_writes_vectors_at_scale_of_random_initialisation(tmp_path, monkeyp
     )
     word_vectors.main()
     rows = load_vectors(out / "3.txt", ["a", "<eos>", "g"]).numpy()
-    whole = np.loadtxt((out / "3.txt").read_text().splitlines()[1:], usecols=(1, 2, 3))
-    assert len(whole) == 7
+    all_rows = np.loadtxt((out / "3.txt").read_text().splitlines()[1:], usecols=(1, 2, 3))
+    assert len(all_rows) == 7
     assert np.isfinite(rows[:2]).all()
     assert np.isnan(rows[2]).all()  # the text has this word once
-    assert np.sqrt(np.mean(whole**2)) == pytest.approx(0.1 / math.sqrt(3), abs=1e-4)
+    assert np.sqrt(np.mean(all_rows**2)) == pytest.approx(0.1 / math.sqrt(3), abs=1e-4)

@@ -56,11 +56,11 @@ def test_compare_exports_dense_copy_of_model_that_transformers_cannot_load(compa
     )
     tied = tmp_path / "run" / "tied" / "seed-1"
     assert not (tied / "dense").exists()
-    found, logits = load_in_new_process(tmp_path, tied / "final", run / "dense")
-    assert found == ["LlamaForCausalLM tied without", "LlamaForCausalLM untied without"]
+    loaded, logits = load_in_new_process(tmp_path, tied / "final", run / "dense")
+    assert loaded == ["LlamaForCausalLM tied without", "LlamaForCausalLM untied without"]
     with torch.no_grad():
-        own = tiewise_package.load(run / "final").eval()(input_ids=torch.arange(16).view(2, 8)).logits
-    torch.testing.assert_close(logits, own[:], atol=1e-5, rtol=1e-5)
+        expected = tiewise_package.load(run / "final").eval()(input_ids=torch.arange(16).view(2, 8)).logits
+    torch.testing.assert_close(logits, expected[:], atol=1e-5, rtol=1e-5)
 
 
 def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
@@ -73,12 +73,12 @@ def test_compare_writes_report_results_and_loadable_models(compare, tmp_path):
     assert [line.partition(":")[0] for line in lines[1:3]] == ["1/3 tied seed 1", "2/3 untied seed 1"]
     assert len(lines) == 4
 
-    found = Comparison.from_dict(json.loads((tmp_path / "run" / "results.json").read_text()))
-    assert found.arms == ["tied", "untied", "factored:8"]
-    assert found.command.startswith("tiewise compare -t text.txt --set=width=16")
+    comparison = Comparison.from_dict(json.loads((tmp_path / "run" / "results.json").read_text()))
+    assert comparison.arms == ["tied", "untied", "factored:8"]
+    assert comparison.command.startswith("tiewise compare -t text.txt --set=width=16")
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<html" in page
-    assert found.finding.splitlines()[0][:40] in page
+    assert comparison.finding.splitlines()[0][:40] in page
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         *("run.yaml", "env.json", "data", "results.json", "report.html"),
         *("tied", "untied", "factored-8"),
@@ -97,9 +97,9 @@ def test_quiet_prints_result_alone_and_json_prints_one_object(compare, tiewise, 
     resume = ("compare", "--out=runs/compare", "--resume", "-q")  # prints the result of a finished run
     again = tiewise(*resume)
     assert (again.code, again.out, again.err) == (0, result.out, "")
-    found = tiewise(*resume, "--json")
-    assert (found.code, found.out.count("\n"), found.err) == (0, 1, "")
-    assert Comparison.from_dict(json.loads(found.out)).arms == ["tied", "untied"]
+    as_json = tiewise(*resume, "--json")
+    assert (as_json.code, as_json.out.count("\n"), as_json.err) == (0, 1, "")
+    assert Comparison.from_dict(json.loads(as_json.out)).arms == ["tied", "untied"]
     result = tiewise("train", "-t", text, *TINY, "--json", "-q", "--out=b")
     assert (result.code, result.err) == (0, "")
     record = json.loads(result.out)
@@ -185,8 +185,8 @@ def test_options_override_set_and_set_overrides_yaml_settings(tiewise, text, tmp
     )
     assert result.code == 0
     record = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
-    wanted = {"arms": ["untied"], "width": 32, "learning_rate": 0.002, "steps": 5, "seeds": 1}
-    assert {name: record[name] for name in wanted} == wanted
+    expected_settings = {"arms": ["untied"], "width": 32, "learning_rate": 0.002, "steps": 5, "seeds": 1}
+    assert {name: record[name] for name in expected_settings} == expected_settings
     result = tiewise("train", "--config=run/run.yaml", "--out=single", "--json")  # the settings of `compare`
     assert json.loads(result.out)["arm"] == "untied"
 

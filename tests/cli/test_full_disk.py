@@ -61,8 +61,8 @@ def test_command_with_full_stdout_prints_one_line_and_exits_2(model, tmp_path, l
     with open(FULL, "w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    printed = "cannot write to stdout: No space left on device; make room there, or send the output elsewhere"
-    assert done.stderr == f"tiewise: {printed}\n"
+    message = "cannot write to stdout: No space left on device; make room there, or send the output elsewhere"
+    assert done.stderr == f"tiewise: {message}\n"
 
 
 @pytest.mark.parametrize("out", ["run", "some/where/run"])

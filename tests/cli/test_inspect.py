@@ -74,7 +74,7 @@ def test_inspect_of_two_models_prints_text_and_writes_page_and_json(run_inspect,
         assert title in page
     advice = "One model cannot tell: `tiewise compare` trains tied and untied side by side."
     assert advice in " ".join(result.out.split())
-    check_in_a_browser(tmp_path / "seen/report.html")
+    check_figures_in_browser(tmp_path / "seen/report.html")
     assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}
 
 
@@ -95,7 +95,7 @@ def test_inspect_measures_loss_by_number_of_applications_of_shared_layer(run_ins
     assert "Loss by how often the block is applied" in page
 
 
-def check_in_a_browser(path):
+def check_figures_in_browser(path):
     """Check that a browser draws every figure of the page without errors and without network requests."""
     if BROWSER is None:
         return
@@ -147,9 +147,9 @@ def test_inspect_reads_stdin_for_two_models_and_reports_null_interval_of_one_bat
     options = ["-t", "-", "--windows", "8", "--length", "16", "--only", "gradients", "--json"]
     result = run_inspect("tied", "untied", *options, stdin=(models / "text.txt").read_bytes())
     assert (result.code, result.err) == (0, "")
-    found = parse_strict_json(result.out)["sections"]["gradients"]["found"]
-    assert found.keys() == {"tied", "untied"}
-    for model in found.values():
+    results = parse_strict_json(result.out)["sections"]["gradients"]["found"]
+    assert results.keys() == {"tied", "untied"}
+    for model in results.values():
         share, *others = model["quantities"]
         assert (share["n"], share["low"], 0 < share["value"] < 1) == (1, None, True)
         assert [q["n"] for q in others if q["name"] == "loss"] == [8 * 15]  # each window predicts 15 tokens

@@ -137,9 +137,9 @@ def test_sharded_run_resumes_with_any_number_of_processes(tmp_path, text, undist
     wait_until(training_advances(tmp_path), *processes)
     processes[1].send_signal(signal.SIGINT)
     assert [code for code, *_ in wait_for_exit(processes)] == [130, 130]
-    kept = list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*"))
-    assert kept
-    assert all((checkpoint / "sharded").is_dir() for checkpoint in kept)
+    checkpoints = list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*"))
+    assert checkpoints
+    assert all((checkpoint / "sharded").is_dir() for checkpoint in checkpoints)
     for count, *sharding in others:
         folder = tmp_path / f"{count}{sharding}"
         shutil.copytree(tmp_path / "run", folder / "run")

@@ -46,12 +46,12 @@ def long_runs(tmp_path_factory):
 
 def descendants(process, called="", recursive=True):
     """Return the child processes whose command line contains `called`."""
-    found = []
+    children = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive):
             with contextlib.suppress(psutil.Error):
-                found += [child] if called in " ".join(child.cmdline()) else []
-    return found
+                children += [child] if called in " ".join(child.cmdline()) else []
+    return children
 
 
 def training_processes(ray):
@@ -80,9 +80,9 @@ def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_
     [(code, out, err)] = wait_for_exit([ray])
     assert code == 0, err
     assert figures(out) == undisturbed
-    said = [line for line in err.splitlines() if "taken up again" in line]
-    assert len(said) == 2, err
-    assert all("taken up again, " in line and " of 3" in line for line in said)
+    output = [line for line in err.splitlines() if "taken up again" in line]
+    assert len(output) == 2, err
+    assert all("taken up again, " in line and " of 3" in line for line in output)
     for run in ("1/4 ", "2/4 ", "3/4 ", "4/4 "):
         assert sum(run in line and "validation" in line for line in err.splitlines()) == 1, err
     assert "Traceback" not in err
@@ -98,9 +98,8 @@ def test_ctrl_c_ends_ray_tasks_with_checkpoints_that_local_launcher_resumes(tmp_
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2")
     started_runs = lambda: [path.parent for path, size in curves(tmp_path).items() if size]  # noqa: E731
     unfinished = lambda runs: [run for run in runs if not (run / "result.json").exists()]  # noqa: E731
-    wait_until(
-        lambda: len(unfinished(started_runs())) == 2, ray
-    )  # on a busy machine one run may end before the other starts
+    # on a busy machine one run may end before the other starts
+    wait_until(lambda: len(unfinished(started_runs())) == 2, ray)
     processes = descendants(ray)
     ray.send_signal(signal.SIGINT)
     [(code, out, err)] = wait_for_exit([ray])
@@ -119,18 +118,18 @@ def test_ctrl_c_ends_ray_tasks_with_checkpoints_that_local_launcher_resumes(tmp_
 def test_ray_run_on_full_disk_exits_2_and_resumes_with_same_figures(tmp_path, long_runs, disk):
     options, undisturbed = long_runs
     out = disk(900) / "run"
-    [(code, said, err)] = wait_for_exit(
+    [(code, output, err)] = wait_for_exit(
         launch(tmp_path, 1, "compare", *options, f"--out={out}", "--launcher=ray", "--jobs=2")
     )
     fix = f"make room there, then tiewise compare --out {out} --resume --launcher ray"
-    assert (code, said, "Traceback" in err) == (2, "", False), err
+    assert (code, output, "Traceback" in err) == (2, "", False), err
     assert "No space left on device" in err.splitlines()[-1]
     assert err.splitlines()[-1].endswith(fix)
     assert not list(out.glob(".token"))
     disk(60_000)
     again = ["--resume", f"--out={out}", "--launcher=ray", "--jobs=2", "--json"]
-    [(code, said, err)] = wait_for_exit(launch(tmp_path, 1, "compare", *again))
-    assert (code, figures(said)) == (0, undisturbed), err
+    [(code, output, err)] = wait_for_exit(launch(tmp_path, 1, "compare", *again))
+    assert (code, figures(output)) == (0, undisturbed), err
 
 
 @pytest.mark.slow
@@ -177,10 +176,10 @@ def write_stand_in(folder, name, line):
 @pytest.mark.slow
 def test_array_script_of_docs_trains_each_run_once_and_resume_collects_results(compare, tiewise, tmp_path):
     """A stand-in for Slurm runs one element. Another process holds the lock of the third run when it starts."""
-    said = compare(*ARMS, "--out=run", "--element=0")
+    output = compare(*ARMS, "--out=run", "--element=0")
     out = tmp_path / "run"
     prepared = "4 runs are prepared in run\ntrain each: tiewise compare --out run --resume --element N\n"
-    assert (said.code, said.out) == (0, prepared)
+    assert (output.code, output.out) == (0, prepared)
     assert not list(out.glob("*/seed-*"))
     before = (out / "run.yaml").read_text()
     script = script_of_docs("#!/bin/bash").replace("/shared/run", str(out))
@@ -196,17 +195,17 @@ def test_array_script_of_docs_trains_each_run_once_and_resume_collects_results(c
     assert (out / "run.yaml").read_text() == before
     assert not (out / "results.json").exists()
     with locked(out / "tied" / "seed-2"):
-        said = tiewise("compare", "--out=run", "--resume", "--element=3")
-        assert (said.code, "another run is at work in run/tied/seed-2" in said.err) == (2, True)
-        said = compare(*ARMS, "--out=run", "--element=0", "--overwrite")
-        assert (said.code, "run/tied/seed-2; wait for it" in said.err) == (2, True)
+        output = tiewise("compare", "--out=run", "--resume", "--element=3")
+        assert (output.code, "another run is at work in run/tied/seed-2" in output.err) == (2, True)
+        output = compare(*ARMS, "--out=run", "--element=0", "--overwrite")
+        assert (output.code, "run/tied/seed-2; wait for it" in output.err) == (2, True)
         assert (out / "run.yaml").read_text() == before
     for number in (3, 4):
         assert tiewise("compare", "--out=run", "--resume", f"--element={number}").code == 0
     assert tiewise("compare", "--out=run", "--resume", "--element=1").out == done.stdout  # already finished
-    said = tiewise("compare", "--out=run", "--resume", "--json")
-    whole = compare(*ARMS, "--out=whole", "--jobs=1", "--json")
-    assert figures(said.out) == figures(whole.out)
+    output = tiewise("compare", "--out=run", "--resume", "--json")
+    reference = compare(*ARMS, "--out=whole", "--jobs=1", "--json")
+    assert figures(output.out) == figures(reference.out)
 
 
 def test_sky_task_of_docs_trains_each_run_on_exactly_one_node(tmp_path):
@@ -270,8 +269,10 @@ def test_remote_worker_reports_other_folder_or_package_versions(tmp_path, monkey
         assert fix.startswith("give an --out on a file system")
     what, fix = remote_worker.find_mismatch(str(tmp_path), "mine", "tiewise 0.0.1, torch 1.0, Python 3.9")
     assert what.endswith("and the run began with tiewise 0.0.1, torch 1.0, Python 3.9")
-    [(said, error)] = remote_worker.stream_messages(b"", {}, str(tmp_path), "other", remote_worker.installed_versions())
-    assert (said, "does not see" in str(pickle.loads(error))) == ("error", True)
+    [(output, error)] = remote_worker.stream_messages(
+        b"", {}, str(tmp_path), "other", remote_worker.installed_versions()
+    )
+    assert (output, "does not see" in str(pickle.loads(error))) == ("error", True)
 
 
 def wait_for_ctrl_c(folder):
@@ -301,10 +302,10 @@ def test_cancelled_task_stops_its_worker_and_killed_worker_is_reported_lost(tmp_
 
 def test_resume_command_includes_element_or_launcher(tmp_path):
     parameters = {"out": tmp_path / "a run", "resume": True}
-    whole = _TrainingCommand("compare", parameters)
+    without_options = _TrainingCommand("compare", parameters)
     one = _TrainingCommand("compare", {**parameters, "element": 3})
     by_ray = _TrainingCommand("compare", {**parameters, "launcher": "ray"})
     resumed = f"tiewise compare --out '{tmp_path}/a run' --resume"
-    assert whole._resume_command() == resumed
+    assert without_options._resume_command() == resumed
     assert one._resume_command() == f"{resumed} --element 3"
     assert by_ray._resume_command() == f"{resumed} --launcher ray"

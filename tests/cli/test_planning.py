@@ -49,8 +49,8 @@ def test_plan_json_equals_record_of_python_plan(tiewise):
     choices += "--world=8 --tp=4 --fsdp=2 --batch=2 --length=256 --dtype=bfloat16"
     record = json.loads(tiewise("plan", *choices.split(), "--json").out)
     setting = Setting(2, 256, "bfloat16", 8, 4, 0.01, 2)
-    made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
-    assert record == json.loads(json.dumps(made.record()))
+    python_plan = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
+    assert record == json.loads(json.dumps(python_plan.record()))
     assert len(record["neighbours"]) == 6
 
 
@@ -64,7 +64,7 @@ def test_plan_counts_config_file_folder_and_size_options_alike(tiewise, tmp_path
     assert "matrices alone are counted" in tiewise("plan", *options).out
     by_sizes = json.loads(tiewise("plan", *options, "--json").out)
     norms = 64 * 5  # the size options do not describe norms
-    totals = [[c["parameters"]["total"] for c in found["choices"]] for found in (by_file, by_sizes)]
+    totals = [[c["parameters"]["total"] for c in plan["choices"]] for plan in (by_file, by_sizes)]
     assert totals[1] == [float(f"{total - norms:.3g}") for total in totals[0]]
 
 
@@ -86,8 +86,8 @@ def test_plan_build_counts_family_without_reader_exactly(tiewise, tmp_path):
     with torch.device("meta"):
         exact = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     built = json.loads(tiewise("plan", "config.json", "--build", "--json").out)
-    own = next(c for c in built["choices"] if c["boundary"] == built["model"]["boundary"])
-    assert own["parameters"]["total"] == exact
+    built_choice = next(c for c in built["choices"] if c["boundary"] == built["model"]["boundary"])
+    assert built_choice["parameters"]["total"] == exact
     assert not built["model"]["estimated"]
     assert "built on the meta device" in tiewise("plan", "config.json", "--build").out
 

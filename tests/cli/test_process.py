@@ -70,11 +70,11 @@ def test_dir_lists_every_public_name():
 def test_help_shows_defaults_of_settings(command):
     settings = Settings()
     for name, parameter in inspect.signature(command).parameters.items():
-        shown = parameter.default.show_default
-        if isinstance(shown, str) and hasattr(settings, name):
+        default = parameter.default.show_default
+        if isinstance(default, str) and hasattr(settings, name):
             value = getattr(settings, name)
             expected = "1" if name == "seed" else ",".join(value) if isinstance(value, tuple) else str(value)
-            assert shown == expected, name
+            assert default == expected, name
 
 
 # --- Ctrl-C
@@ -99,7 +99,7 @@ def test_ctrl_c_writes_checkpoint_exits_130_and_prints_resume_command(tmp_path, 
     assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
 
 
-def workers_of(process, folder):
+def worker_processes(process, folder):
     """Return the two worker processes once each has written a measurement."""
     before = curves(folder)
     wait_until(lambda: sum(size > before.get(path, 0) for path, size in curves(folder).items()) == 2, process)
@@ -109,7 +109,7 @@ def workers_of(process, folder):
 @pytest.mark.slow
 def test_two_jobs_write_checkpoints_at_ctrl_c_and_end_at_second_ctrl_c_or_kill(tmp_path, text):
     process = start_long_compare(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
-    workers_of(process, tmp_path)
+    worker_processes(process, tmp_path)
     process.send_signal(signal.SIGINT)
     [(code, out, err)] = wait_for_exit([process])
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
@@ -117,7 +117,7 @@ def test_two_jobs_write_checkpoints_at_ctrl_c_and_end_at_second_ctrl_c_or_kill(t
     assert len({path.parents[1] for path in tmp_path.glob("run/*/seed-1/checkpoint-*/trainer_state.json")}) == 2
     for *numbers, expected in ((signal.SIGINT, signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         (process,) = launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2")
-        workers = workers_of(process, tmp_path)
+        workers = worker_processes(process, tmp_path)
         assert len(workers) == 2
         for number in numbers:
             process.send_signal(number)

@@ -35,8 +35,8 @@ def test_factor_reports_lost_share_and_heal_command(tiewise, tmp_path):
     share = np.sqrt(np.square(values[3:]).sum() / np.square(values).sum())
     assert receipt["lost"] == [f"model.embed_tokens.weight: {share:.1%} of its length is beyond rank 3"]
     assert receipt["next_command"] == "tiewise heal 'new dir' --teacher a"
-    shown = tiewise("factor", "a", "--rank", 3, "--to", "c").out
-    assert "tiewise heal c --teacher a" in shown
+    printed = tiewise("factor", "a", "--rank", 3, "--to", "c").out
+    assert "tiewise heal c --teacher a" in printed
 
 
 @pytest.mark.parametrize(("keep", "ends"), [("input", "o"), ("output", "i"), ("mean", "oi")])
@@ -44,11 +44,11 @@ def test_tie_reports_lost_share_and_heal_command(tiewise, tmp_path, keep, ends):
     llama(tmp_path / "a", False, head=table(seed=7))
     receipt = json.loads(tiewise("tie", "a", "--to", "b", "--keep", keep, "--json").out)
     lookup, head = (array.astype(np.float64) for array in (table(), table(seed=7)))
-    kept = {"input": lookup, "output": head, "mean": (lookup + head) / 2}[keep]
-    share = {end: np.linalg.norm(x - kept) / np.linalg.norm(x) for end, x in (("i", lookup), ("o", head))}
+    new_table = {"input": lookup, "output": head, "mean": (lookup + head) / 2}[keep]
+    share = {end: np.linalg.norm(x - new_table) / np.linalg.norm(x) for end, x in (("i", lookup), ("o", head))}
     names = {"i": "model.embed_tokens.weight", "o": "lm_head.weight"}
-    wanted = [f"{names[end]}: the one table differs from it by {share[end]:.1%} of its length" for end in ends]
-    assert receipt["lost"] == wanted
+    expected = [f"{names[end]}: the one table differs from it by {share[end]:.1%} of its length" for end in ends]
+    assert receipt["lost"] == expected
     assert receipt["next_command"] == "tiewise heal b --teacher a"
 
 

@@ -27,8 +27,8 @@ def grid(tmp_path):
     def write_grid(axes=None, **more):
         settings = {**SMALL, "text": [write_text(tmp_path)], "arms": ["untied", "tied"], "seeds": 2, **more}
         axes = axes or {"train_tokens": [1000, 4000]}
-        kept = {name: value for name, value in settings.items() if name not in axes}
-        (tmp_path / "g.yaml").write_text(yaml.safe_dump({"asks": "Why?", "settings": kept, "axes": axes}))
+        fixed = {name: value for name, value in settings.items() if name not in axes}
+        (tmp_path / "g.yaml").write_text(yaml.safe_dump({"asks": "Why?", "settings": fixed, "axes": axes}))
         return "g.yaml"
 
     return write_grid
@@ -45,11 +45,11 @@ def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_pat
     assert "cell 2/2 train_tokens=4000" in result.err
     assert result.out.startswith("tied against untied")
     assert "s/report.html" in result.out
-    found = rows(tmp_path / "s")
-    assert [(row["train_tokens"], row["contrast"], row["tokens"]) for row in found] == [
+    table_rows = rows(tmp_path / "s")
+    assert [(row["train_tokens"], row["contrast"], row["tokens"]) for row in table_rows] == [
         ("1000", "tied − untied", "992"), ("4000", "tied − untied", "4000"),
     ]  # fmt: skip
-    for row in found:
+    for row in table_rows:
         record = json.loads((tmp_path / "s" / row["cell"] / "results.json").read_text())
         (d,) = [d for d in record["differences"] if d["arm"] == "tied" and d["metric"] == "heldout_nll"]
         assert [float(row[name]) for name in ("heldout", "heldout_low", "heldout_high")] == [
@@ -75,14 +75,14 @@ def test_sweep_writes_one_comparison_and_one_row_per_cell(tiewise, grid, tmp_pat
     again = tiewise("sweep", "--out=s", "--resume", "--json")
     assert len(json.loads(again.out)["rows"]) == 2
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert rows(tmp_path / "s") == found
+    assert rows(tmp_path / "s") == table_rows
 
-    kept = (tmp_path / "s" / "grid.yaml").read_text()
+    grid_text = (tmp_path / "s" / "grid.yaml").read_text()
     for old, new in (("- tied", "- factored:4"), ("seeds: 2", "seeds: 3")):
-        assert old in kept
-        (tmp_path / "s" / "grid.yaml").write_text(kept.replace(old, new))
+        assert old in grid_text
+        (tmp_path / "s" / "grid.yaml").write_text(grid_text.replace(old, new))
         assert_refused(tiewise("sweep", "--out=s", "--resume"), "grid.yaml in s has other arms or seeds than its runs")
-    assert rows(tmp_path / "s") == found
+    assert rows(tmp_path / "s") == table_rows
 
     tiewise("sweep", grid({"width": [8]}), "--out=s", "--jobs=1", "--overwrite")
     assert sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir()) == ["width=8"]
@@ -149,9 +149,9 @@ def test_command_of_sweep_row_reproduces_its_result(tiewise, grid, tmp_path):
     axes = {"match": ["width", "flops"], "tokenizer": ["bytes", "bpe:300"]}
     name = grid(axes, arms=["untied", "tied+alpha=4", "factored:4"], train_tokens=1500)
     assert tiewise("sweep", name, "--out=s", "--jobs=1", "-q").code == 0
-    found = rows(tmp_path / "s")
-    assert len(found) == 8
-    for row in found[::3]:
+    table_rows = rows(tmp_path / "s")
+    assert len(table_rows) == 8
+    for row in table_rows[::3]:
         assert tiewise(*shlex.split(row["command"])[1:], "--overwrite", "--jobs=1", "-q").code == 0
         again = json.loads(Path(shlex.split(row["command"])[-1], "results.json").read_text())
         (d,) = [d for d in again["differences"] if (d["arm"], d["metric"]) == (row["arm"], "heldout_nll")]

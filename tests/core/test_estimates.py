@@ -27,20 +27,22 @@ DRAWS = 4000
 KINDS = {"models": (1.0, 0.0), "pairs": (0.0, 1.0), "both": (1.0, 1.0)}  # deviations of models and pairs
 
 
-def jackknife_coverage(of_models, of_pairs, n, beside, partners=None):
+def jackknife_coverage(of_models, of_pairs, n, seed_pairs, partners=None):
     """Return the share of draws whose interval contains the truth, 0.
 
     A pair (i, j) scores aᵢ + bⱼ + noise. By default b is a; otherwise `partners` is their correlation.
     """
-    draw = np.random.default_rng([n, len(beside), int(of_models), int(of_pairs)])
+    draw = np.random.default_rng([n, len(seed_pairs), int(of_models), int(of_pairs)])
     a = of_models * draw.standard_normal((DRAWS, n))
     b = a if partners is None else partners * a + (1 - partners**2) ** 0.5 * of_models * draw.standard_normal(a.shape)
-    scores = a[:, [i for i, _ in beside]] + b[:, [j for _, j in beside]]
+    scores = a[:, [i for i, _ in seed_pairs]] + b[:, [j for _, j in seed_pairs]]
     scores += of_pairs * draw.standard_normal(scores.shape)
-    kept = {tuple(s for s in range(n) if s != out): [out not in pair for pair in beside] for out in (None, *range(n))}
-    weights = {seeds: np.array(which) / sum(which) for seeds, which in kept.items()}
-    found = [jackknife(lambda seeds, row=row: row @ weights[tuple(seeds)], range(n)) for row in scores]
-    return np.mean([x.low <= 0 <= x.high for x in found])
+    indicators = {
+        tuple(s for s in range(n) if s != out): [out not in pair for pair in seed_pairs] for out in (None, *range(n))
+    }
+    weights = {seeds: np.array(which) / sum(which) for seeds, which in indicators.items()}
+    intervals = [jackknife(lambda seeds, row=row: row @ weights[tuple(seeds)], range(n)) for row in scores]
+    return np.mean([x.low <= 0 <= x.high for x in intervals])
 
 
 @pytest.mark.parametrize("n", [3, 5, 9])
@@ -70,17 +72,17 @@ def test_student_interval_of_chained_pairs_covers_too_little():
 
 def test_jackknife_of_mean_equals_student_interval():
     values = np.array([0.3, -1.2, 2.5, 0.9, 4.0])
-    found = jackknife(lambda kept: values[list(kept)].mean(), range(5))
+    interval = jackknife(lambda kept: values[list(kept)].mean(), range(5))
     low, high = stats.t.interval(0.95, 4, values.mean(), stats.sem(values))
-    assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
+    assert (interval.value, interval.low, interval.high) == pytest.approx((values.mean(), low, high))
     assert np.isnan(jackknife(lambda kept: 1.0, range(2)).low)
     assert np.isnan(jackknife(lambda kept: np.nan if len(kept) < 4 else 1.0, range(4)).value)
 
 
 def test_mean_interval_equals_student_interval_of_scipy():
-    found = mean_interval([1.0, 2.0, 4.0])
+    interval = mean_interval([1.0, 2.0, 4.0])
     low, high = stats.t.interval(0.95, 2, 7 / 3, stats.sem([1, 2, 4]))
-    assert (found.value, found.low, found.high) == pytest.approx((7 / 3, low, high))
+    assert (interval.value, interval.low, interval.high) == pytest.approx((7 / 3, low, high))
     assert math.isnan(mean_interval([1.0]).low)
     assert math.isnan(mean_interval([1.0, math.nan]).value)
     assert mean_interval([]).rows == 0
@@ -102,10 +104,10 @@ def test_ratio_interval_covers_share_for_documents_of_unequal_length(documents, 
     true, hits = covered.sum() / lengths.sum(), []
     for _ in range(2000):
         chosen = draw.integers(0, len(lengths), documents)
-        found = ratio_interval(covered[chosen], lengths[chosen])
-        assert found.value == pytest.approx(covered[chosen].sum() / lengths[chosen].sum())
-        if not math.isnan(found.low):
-            hits.append(found.low <= true <= found.high)
+        interval = ratio_interval(covered[chosen], lengths[chosen])
+        assert interval.value == pytest.approx(covered[chosen].sum() / lengths[chosen].sum())
+        if not math.isnan(interval.low):
+            hits.append(interval.low <= true <= interval.high)
     assert 0.925 <= np.mean(hits) <= 0.985
     assert len(hits) > 1000
 
@@ -115,8 +117,8 @@ def test_mean_interval_covers_less_if_a_seed_fails(n, fails, share):
     """The docstring of `mean_interval` states these shares: one seed in five lies 5 standard deviations off."""
     draw = np.random.default_rng(n)
     values = draw.standard_normal((DRAWS, n)) + 5 * (draw.random((DRAWS, n)) < fails)
-    found = [mean_interval(row) for row in values]
-    assert np.mean([e.low <= 5 * fails <= e.high for e in found]) == pytest.approx(share, abs=0.02)
+    intervals = [mean_interval(row) for row in values]
+    assert np.mean([e.low <= 5 * fails <= e.high for e in intervals]) == pytest.approx(share, abs=0.02)
 
 
 def test_ratio_interval_is_nan_for_few_or_dominated_units():
@@ -131,9 +133,9 @@ def bootstrap_coverage(draw, times=600):
     hits, percentiles = [], []
     for seed in range(times):
         values = draw()
-        found = paired_bootstrap(np.zeros(len(values)), values, seed, resamples=400)
-        assert found.value == pytest.approx(values.mean())
-        hits.append(found.low <= 0 <= found.high)
+        interval = paired_bootstrap(np.zeros(len(values)), values, seed, resamples=400)
+        assert interval.value == pytest.approx(values.mean())
+        hits.append(interval.low <= 0 <= interval.high)
         means = values[np.random.default_rng(seed).integers(0, len(values), (400, len(values)))].mean(1)
         low, high = np.quantile(means, [0.025, 0.975])
         percentiles.append(low <= 0 <= high)
@@ -159,8 +161,8 @@ def test_paired_bootstrap_of_ten_rows_is_as_wide_as_student_interval():
     generator, wide = np.random.default_rng(0), []
     for seed in range(20):
         values = generator.standard_normal(10)
-        found, student = paired_bootstrap(np.zeros(10), values, seed), mean_interval(values)
-        wide.append((found.high - found.low) / (student.high - student.low))
+        interval, student = paired_bootstrap(np.zeros(10), values, seed), mean_interval(values)
+        wide.append((interval.high - interval.low) / (student.high - student.low))
     assert 0.95 < np.mean(wide) < 1.15
 
 
@@ -178,8 +180,8 @@ def test_correlation_interval_covers_normal_rows_but_not_heavy_tails():
         rows = draw.standard_normal((200, 2)) @ np.linalg.cholesky([[1, 0.5], [0.5, 1]]).T
         heavy = rows / np.sqrt(draw.chisquare(4, (200, 1)) / 4)
         for name, values in (("normal", rows), ("t4", heavy)):
-            found = correlation_interval(float(np.corrcoef(values.T)[0, 1]), 200)
-            hits[name].append(found.low <= 0.5 <= found.high)
+            interval = correlation_interval(float(np.corrcoef(values.T)[0, 1]), 200)
+            hits[name].append(interval.low <= 0.5 <= interval.high)
     assert 0.935 <= np.mean(hits["normal"]) <= 0.965
     assert 0.71 <= np.mean(hits["t4"]) <= 0.84
 
@@ -201,12 +203,12 @@ def power(shift, df, c):
     return mean_over_errors(lambda s: stats.norm.cdf(shift - c * s) + stats.norm.cdf(-shift - c * s), df)
 
 
-def mean_over_errors(found, df):
+def mean_over_errors(function, df):
     """Return the mean of a function of S = √(χ²/df)."""
     log = math.log(2) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
 
     def weighted(s):
-        return found(s) * math.exp(log + (df - 1) * math.log(s) - df * s * s / 2)
+        return function(s) * math.exp(log + (df - 1) * math.log(s) - df * s * s / 2)
 
     spread = 10 / math.sqrt(2 * df)
     return integrate.quad(weighted, max(1e-300, 1 - spread), 1 + spread, epsabs=1e-10, limit=500)[0]
@@ -224,8 +226,8 @@ def test_detectable_difference_has_80_percent_power(df, level):
     """Two standard errors are estimates: the unit of the difference, and the error in the test."""
     c = stats.t.ppf(1 - level / 2, df)
     assert critical_t(df, level) == pytest.approx(c, rel=1e-9)
-    found = mean_over_errors(lambda s: power(detectable_difference(df, level) * s, df, c), df)
-    assert found == pytest.approx(0.8, abs=2e-4)
+    mean_power = mean_over_errors(lambda s: power(detectable_difference(df, level) * s, df, c), df)
+    assert mean_power == pytest.approx(0.8, abs=2e-4)
 
 
 @pytest.mark.slow
@@ -257,9 +259,9 @@ def is_rejected_by_step_down(p, alpha, place):
 def test_holm_levels_are_thresholds_of_step_down_procedure(p, place):
     place %= len(p)
     level = holm_levels(p)[place]
-    for own, rejected in ((level * (1 - 1e-9), True), (level * (1 + 1e-9), False)):
-        beside = [*p[:place], own, *p[place + 1 :]]
-        assert is_rejected_by_step_down(beside, 0.05, place) == rejected
+    for p_value, rejected in ((level * (1 - 1e-9), True), (level * (1 + 1e-9), False)):
+        p_values = [*p[:place], p_value, *p[place + 1 :]]
+        assert is_rejected_by_step_down(p_values, 0.05, place) == rejected
 
 
 def test_critical_t_and_detectable_difference_approach_normal_limits():

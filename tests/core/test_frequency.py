@@ -35,15 +35,15 @@ def test_frequency_bins_are_decades():
 
 @given(tokens=tokens_lists, minimum=st.integers(1, 4), eos=st.sampled_from([None, 0, 3]), chunk=st.integers(1, 9))
 def test_asymmetric_bigrams_match_counts_by_hand(tokens, minimum, eos, chunk):
-    found = asymmetric_bigrams(np.array(tokens, np.uint16), 12, top=1000, minimum=minimum, eos_id=eos, chunk=chunk)
+    bigrams = asymmetric_bigrams(np.array(tokens, np.uint16), 12, top=1000, minimum=minimum, eos_id=eos, chunk=chunk)
     pairs = Counter(pairwise(tokens))
     expected = {}
     for (left, right), count in pairs.items():
         p, q = count / tokens.count(left), pairs[right, left] / tokens.count(right)
         if left != right and eos not in (left, right) and count >= minimum and p > q:
             expected[left, right] = (count, pairs[right, left], p, q)
-    assert {(b.left, b.right): (b.forward, b.backward, b.p_forward, b.p_backward) for b in found} == expected
-    gains = [b.p_forward - b.p_backward for b in found]
+    assert {(b.left, b.right): (b.forward, b.backward, b.p_forward, b.p_backward) for b in bigrams} == expected
+    gains = [b.p_forward - b.p_backward for b in bigrams]
     assert gains == sorted(gains, reverse=True)
 
 

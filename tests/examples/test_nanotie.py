@@ -131,12 +131,12 @@ def test_nanotie_matches_naive_formula(spec, name, monkeypatch):
     norms = nanotie.path_norms(boundary)
     cosine = F.cosine_similarity(by_lookup.flatten(), by_head.flatten(), 0).item() if boundary.tied else math.nan
     total = (by_lookup + by_head).norm() if boundary.tied else torch.hypot(by_lookup.norm(), by_head.norm())
-    wanted = (by_lookup.norm().item(), by_head.norm().item(), total.item())
-    assert (norms.lookup, norms.head, norms.total) == pytest.approx(wanted, rel=1e-12)
+    expected = (by_lookup.norm().item(), by_head.norm().item(), total.item())
+    assert (norms.lookup, norms.head, norms.total) == pytest.approx(expected, rel=1e-12)
     if name != "all ignored":
         assert norms.cosine == pytest.approx(cosine, rel=1e-9, nan_ok=True)
     else:
-        assert wanted == (0, 0, 0)
+        assert expected == (0, 0, 0)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 29, 30, 1000])
@@ -236,8 +236,8 @@ def test_library_matches_nanotie(spec, name, dtype):
     torch.testing.assert_close(library.logits(hidden), oracle.logits(hidden), rtol=10 * tolerance, atol=10 * tolerance)
     if library.tied:
         got, true = path_norms(library.table_in.grad, library.record), nanotie.path_norms(oracle)
-        wanted = (true.lookup, true.head, true.total)
-        assert (got.a, got.b, got.total) == pytest.approx(wanted, rel=1e-6)
+        expected = (true.lookup, true.head, true.total)
+        assert (got.a, got.b, got.total) == pytest.approx(expected, rel=1e-6)
         assert got.cosine == pytest.approx(true.cosine, rel=1e-6, abs=1e-6, nan_ok=True)
     library.record = None  # recording sums repeated tokens before they are added
     library.zero_grad()
@@ -360,7 +360,7 @@ def test_paired_interval_matches_scipy_and_library(n, error_rate):
         assert (got.mean, got.low, got.high) == pytest.approx((library.mean, library.low, library.high), rel=1e-6)
 
 
-def runs_of(differences, last=None, parameters=(200, 100)):
+def make_runs(differences, last=None, parameters=(200, 100)):
     base = [5.0, 5.2, 4.9, 5.1][: len(differences)]
     last = differences if last is None else last
     paths = nanotie.PathNorms(1.0, 3.0, 3.2, 0.1)
@@ -375,31 +375,31 @@ def runs_of(differences, last=None, parameters=(200, 100)):
 
 
 def test_verdict_names_winner_with_its_interval():
-    won = nanotie.verdict(runs_of([-0.1, -0.12, -0.11, -0.09]), "tied")
+    won = nanotie.verdict(make_runs([-0.1, -0.12, -0.11, -0.09]), "tied")
     assert won.startswith("tied wins on this text: its held-out loss is 0.105 nats/token lower than that of untied")
     assert "95 % interval 0.084 to 0.126, 4 seeds" in won
     assert "with 50 % fewer parameters" in won
-    lost = nanotie.verdict(runs_of([0.1, 0.12, 0.11, 0.09]), "tied")
+    lost = nanotie.verdict(make_runs([0.1, 0.12, 0.11, 0.09]), "tied")
     assert lost.startswith("untied wins on this text")
     assert "with 100 % more parameters" in lost
 
 
 def test_verdict_is_undecided_if_interval_contains_zero():
-    said = nanotie.verdict(runs_of([-0.1, 0.12, 0.01, -0.03]), "tied")
+    verdict = nanotie.verdict(make_runs([-0.1, 0.12, 0.01, -0.03]), "tied")
     half = scipy.stats.t.ppf(0.975, 3) * scipy.stats.sem([-0.1, 0.12, 0.01, -0.03])
-    assert said.startswith("Undecided: the 95 % interval of tied - untied")
-    assert 'not "no difference"' in said
-    assert f"likely to miss an effect of less than {half:.3f} nats/token" in said
+    assert verdict.startswith("Undecided: the 95 % interval of tied - untied")
+    assert 'not "no difference"' in verdict
+    assert f"likely to miss an effect of less than {half:.3f} nats/token" in verdict
 
 
 def test_verdict_ignores_overfitting_after_best_step():
-    runs = runs_of([0.01, -0.01, 0.02, -0.02], last=[-0.5, -0.52, -0.51, -0.49])
+    runs = make_runs([0.01, -0.01, 0.02, -0.02], last=[-0.5, -0.52, -0.51, -0.49])
     assert nanotie.difference(runs, "tied", "last_loss").high < 0
     assert nanotie.verdict(runs, "tied").startswith("Undecided")
 
 
 def test_difference_divides_error_rate_between_arms():
-    runs = runs_of([-0.1, -0.12, -0.11, -0.09])
+    runs = make_runs([-0.1, -0.12, -0.11, -0.09])
     alone = nanotie.difference(runs, "tied", "best_loss")
     runs["other"] = runs["untied"]
     shared = nanotie.difference(runs, "tied", "best_loss")
@@ -437,12 +437,12 @@ def test_the_first_loss_is_near_ln_v():
 def test_a_tied_direct_path_is_symmetric():
     torch.manual_seed(0)
     ids = torch.arange(200)
-    found = {
+    asymmetries = {
         spec: nanotie.asymmetry(nanotie.Boundary(spec, 500, 64), ids) for spec in ("tied", "untied", "factored:16")
     }
-    assert found["tied"] < 1e-6
-    assert found["untied"] == pytest.approx(2**0.5, rel=0.05)
-    assert found["factored:16"] > 0.5
+    assert asymmetries["tied"] < 1e-6
+    assert asymmetries["untied"] == pytest.approx(2**0.5, rel=0.05)
+    assert asymmetries["factored:16"] > 0.5
     boundary = nanotie.Boundary("untied", 500, 64)
     product = boundary.table_in[ids] @ boundary.table_out[ids].T
     true = (product - product.T).norm() / product.norm()

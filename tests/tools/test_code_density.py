@@ -79,8 +79,8 @@ def test_measure_counts_decisions_per_function_class_and_module(tmp_path):
     counts = measure_source(
         tmp_path, f"def f(a):\n{BRANCHES}\nclass C:\n{BRANCHES}\n    def g(self): return 1 if self else 2\n"
     )
-    made = {(body.decisions, body.lines, body.where.split(":", 1)[1]) for body in counts.bodies}
-    assert made == {(0, 0, "1 body of the module"), (11, 12, "1 f"), (11, 0, "13 body of C"), (1, 1, "25 g")}
+    bodies = {(body.decisions, body.lines, body.where.split(":", 1)[1]) for body in counts.bodies}
+    assert bodies == {(0, 0, "1 body of the module"), (11, 12, "1 f"), (11, 0, "13 body of C"), (1, 1, "25 g")}
     figures = DENSITY["figures"](counts)
     assert figures["bodies with more than 10 decisions"] == 2
     assert figures["bodies with more than 10 decisions, per 100"] == 50
@@ -155,8 +155,13 @@ SENTENCE = "One two three four five six seven eight nine ten eleven twelve thirt
     ],
 )
 def test_measure_counts_faults_of_docstrings(tmp_path, docstring, counts):
-    made = measure_source(tmp_path, f'def f():\n    """{docstring}"""\n')
-    assert (made.docstrings, made.long_first_sentences, made.bad_openings, made.listed_phrases) == counts
+    measured = measure_source(tmp_path, f'def f():\n    """{docstring}"""\n')
+    assert (
+        measured.docstrings,
+        measured.long_first_sentences,
+        measured.bad_openings,
+        measured.listed_phrases,
+    ) == counts
 
 
 def test_measure_counts_public_definitions_without_docstring(tmp_path):
@@ -207,8 +212,8 @@ def test_commit_subjects_come_from_repository_that_tracks_the_folder(tmp_path):
     for subject in ("core: add the file", "Add the file", f"core/files: {'a' * 61}", f"core: {'a' * 66}"):
         git(folder, "commit", "-q", "--allow-empty", "-m", subject)
     subjects = DENSITY["commit_subjects"](folder)
-    made = DENSITY["measure_subjects"](subjects)
-    assert (made.commits, made.long, made.without_area) == (4, 1, 1)
+    counts = DENSITY["measure_subjects"](subjects)
+    assert (counts.commits, counts.long, counts.without_area) == (4, 1, 1)
     (folder / "untracked").mkdir()
     assert DENSITY["commit_subjects"](folder / "untracked") == []
     git(tmp_path, "clone", "-q", "--depth", "1", folder.as_uri(), "shallow")

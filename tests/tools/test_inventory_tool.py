@@ -166,8 +166,8 @@ def test_inventory_refuses_package_imported_from_another_folder(toy, tmp_path):
 )
 def test_rename_row_maps_old_name_to_new_name(tmp_path, row, test, renamed):
     (tmp_path / "renames").write_text(row)
-    (made,) = INVENTORY["read_renames"](tmp_path / "renames")
-    assert made.apply(test) == renamed
+    (rename,) = INVENTORY["read_renames"](tmp_path / "renames")
+    assert rename.apply(test) == renamed
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,11 @@ def test_readers_refuse_malformed_lines_of_renames_and_reasons(tmp_path, reader,
 )
 def test_compare_counts_tests_of_one_name(before, after, expected):
     suites = [INVENTORY["Suites"](Counter(t=quick), Counter(t=slow)) for quick, slow in (before, after)]
-    made = INVENTORY["compare"](*suites)
-    assert tuple(part["t"] for part in (made.removed, made.added, made.to_slow, made.to_quick)) == expected
+    comparison = INVENTORY["compare"](*suites)
+    assert (
+        tuple(part["t"] for part in (comparison.removed, comparison.added, comparison.to_slow, comparison.to_quick))
+        == expected
+    )
 
 
 def test_rename_tests_counts_two_tests_that_get_one_name():

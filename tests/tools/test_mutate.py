@@ -342,14 +342,14 @@ def test_a_draw_is_reproducible_and_a_larger_one_continues_it(project):
 def test_judge_reports_outcome_of_mutant(project, servers, original, mutated, outcome, how):
     mutant = mutant_of(original, mutated)
     judge = mutate.Judge(mutate.read_coverage(project / ".cache" / "mutate"), set(), cpu_seconds=1.5)
-    found = judge.judge(servers[0], mutant, mutate.selection(project, mutant, judge.coverage))
-    assert (found.outcome, found.how) == (outcome, how)
+    judged = judge.judge(servers[0], mutant, mutate.selection(project, mutant, judge.coverage))
+    assert (judged.outcome, judged.how) == (outcome, how)
     report = servers[0].run(mutate.Job(["tests/test_areas.py::test_area"], 60, 60))
     assert (report.outcome, report.ran) == ("passed", 1)  # the server has restored the source
 
 
 def outcomes(path):
-    return {found.mutant.original: found.outcome for found in results.ResultFile(path).results.values()}
+    return {stored.mutant.original: stored.outcome for stored in results.ResultFile(path).results.values()}
 
 
 def test_main_resumes_run_and_rechecks_its_results(project, bare_pytest, tmp_path, capsys):

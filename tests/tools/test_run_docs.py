@@ -94,8 +94,8 @@ def test_run_requires_kind_of_code_block_and_source_of_number(kit, text, says):
 
 def test_numbers_lists_printed_numbers_with_their_expressions(tmp_path):
     (tmp_path / "page.md").write_text(GOOD)
-    found = [(one["line"], one["said"], one["made by"]) for one in RUN["numbers"](tmp_path / "page.md")]
-    assert found == [(2, "4", "2 + 2"), (2, "5", "size"), (9, "6", "size + 1"), (23, "1", "cat count.txt text.txt")]
+    numbers = [(one["line"], one["said"], one["made by"]) for one in RUN["numbers"](tmp_path / "page.md")]
+    assert numbers == [(2, "4", "2 + 2"), (2, "5", "size"), (9, "6", "size + 1"), (23, "1", "cat count.txt text.txt")]
 
 
 SOURCE = "# runs\n\n| run | loss | after |\n|---|---|---|\n| tied | 0.1249 | -0.31 |\n| untied | 2.5 | 7 |\n"
@@ -142,8 +142,8 @@ Rates are 0.01.
 def test_problems_reports_numbers_missing_from_named_source(tmp_path, old, new, says):
     (tmp_path / "source.md").write_text(SOURCE)
     assert old in RIGHT
-    found = HOLD["problems"](tmp_path / "page.md", RIGHT.replace(old, new, 1))
-    assert not found if says is None else says in found[0]
+    problems = HOLD["problems"](tmp_path / "page.md", RIGHT.replace(old, new, 1))
+    assert not problems if says is None else says in problems[0]
 
 
 def test_every_measured_number_in_docs_is_in_its_source():
@@ -161,9 +161,9 @@ def test_faults_detects_wrong_last_digit_of_most_numbers_in_docs():
             wrong = number._replace(said=f"{digits[:-1]}{(int(digits[-1]) + 1) % 10}{e}{power}")
             line = [wrong if one is number else one for one in numbers if one.line == number.line]
             seen.setdefault(page.name, []).append(bool(HOLD["faults"](line, page, text)))
-    whole = [one for page in seen.values() for one in page]
-    assert len(whole) > 800
-    assert sum(whole) / len(whole) >= 0.97
+    detected = [one for page in seen.values() for one in page]
+    assert len(detected) > 800
+    assert sum(detected) / len(detected) >= 0.97
     assert [name for name, page in seen.items() if len(page) >= 20 and sum(page) / len(page) < 0.9] == []
 
 
@@ -179,8 +179,8 @@ def test_drawn_otherwise_reports_drawing_that_its_script_does_not_reproduce(tmp_
 
 
 def test_navigation_lists_every_page_of_docs():
-    message = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
-    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == message
+    listed = {name for name in (ROOT / "zensical.toml").read_text().split('"') if name.endswith(".md")}
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} == listed
 
 
 def sentences(page):
@@ -214,8 +214,8 @@ def test_committed_diagrams_equal_output_of_their_script():
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the prose is that of Python 3.11")
 def test_committed_heatmap_equals_output_of_its_script():
-    picture, said = runpy.run_path(str(ROOT / "docs" / "make_heatmaps.py"))["made"]()
-    assert said in (ROOT / "docs" / "start.md").read_text()
+    picture, sentence = runpy.run_path(str(ROOT / "docs" / "make_heatmaps.py"))["made"]()
+    assert sentence in (ROOT / "docs" / "start.md").read_text()
     assert picture == (ROOT / "docs" / "one-table.svg").read_text()
 
 
