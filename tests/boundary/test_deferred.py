@@ -289,7 +289,7 @@ def test_calls_cover_every_deferred_method_and_every_parameter_of_torch():
     own = {"__torch_function__", "__dict__", "__weakref__", "__init__", "real"}
     own |= {
         name for name in _RECORDERS if name.endswith("_") and name not in CALLS
-    }  # test_asked.py tests those in place
+    }  # test_deferred_statistics.py tests those in place
     assert (written | _RECORDERS.keys() | ANSWERS.keys()) - own - {"cross_entropy"} <= CALLS.keys()
     for name, calls in CALLS.items():
         schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")

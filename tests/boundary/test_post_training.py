@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.boundary.test_asked import entropy_in_pieces, selective
+from tests.boundary.test_deferred_statistics import entropy_in_pieces, selective
 from tests.boundary.tiny_models import Allocations, assert_same_gradients, build, gradients, without_dropout
 
 import tiewise
