@@ -70,9 +70,21 @@ def of(hint: Any) -> Schema:
 
 
 def comments(kind: type) -> dict[str, str]:
-    """Return the trailing comments of a dataclass's fields."""
-    found = re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", inspect.getsource(kind), re.M)
-    return dict(found)
+    """Return the descriptions of a dataclass's fields: its docstring's `Attributes`, and trailing comments."""
+    trailing = re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", inspect.getsource(kind), re.M)
+    return dict(trailing) | attributes(kind)
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """Return the entries of the `Attributes` section of a class's docstring, each on one line without its period."""
+    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    section = section.split("\n\n")[0]
+    entries = re.split(r"^    (?=\w+:)", section, flags=re.M)[1:]
+    descriptions = {}
+    for entry in entries:
+        name, _, text = " ".join(entry.split()).partition(": ")
+        descriptions[name] = text.removesuffix(".")
+    return descriptions
 
 
 def thing(properties: dict[str, Schema | tuple[Schema, str]]) -> Schema:

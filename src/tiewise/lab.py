@@ -160,6 +160,16 @@ def heal(
     Raises:
         TiewiseError: as in `compare`.
         Interrupted: as in `compare`.
+
+    >>> import tempfile, tiewise
+    >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes", "quiet": True}
+    >>> text = "synthetic:words=20000"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     original = train(f"{folder}/original", boundary="untied", text=text, **small).model
+    ...     receipt = tiewise.tie(original, f"{folder}/tied", keep="mean")
+    ...     healed = heal(receipt.to, f"{folder}/healed", teacher=original, text=text, steps=2, length=8, quiet=True)
+    >>> healed.lost.before > 0  # loss of the original, in nats per byte
+    True
     """
     folder = _run_folder("heal", out)
     record: dict[str, Any] = {**settings}

@@ -66,6 +66,12 @@ class Installed:
     Attributes:
         model: the model with the boundary.
         missing_vectors: tokens that the spec's file of word vectors lacks; empty without `+vectors=FILE`.
+
+    >>> import tiewise
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> tiewise.install(model, "tied")
+    Installed(tied on ...)
     """
 
     def __init__(self, model: Any, link: Link, missing_vectors: tuple[str, ...] = ()) -> None:

@@ -58,6 +58,16 @@ _STYLES = {"colwise": (ColwiseParallel, "out_features"), "rowwise": (RowwisePara
 def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
     """Return the plan by which `parallelize_module` spreads the rows of the model's tables.
 
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+    >>> sorted(parallel_plan(model, init_device_mesh("cpu", (1,))))
+    ['lm_head', 'model.embed_tokens']
+    >>> dist.destroy_process_group()
+
     Args:
         model: a model of transformers with its weights loaded; it does not change. If its boundary has more than
             tables (factored, projected, residual, spd, or options), install it first.
@@ -87,6 +97,16 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
 
     Every rank stores its rows with their gradient and optimizer state, and no rank ever has a full table. A bias of the
     head is spread with its table. The model can be evaluated at once, but trained only after `install`.
+
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+    >>> len(keep_tables(model, init_device_mesh("cpu", (1,))))
+    2
+    >>> dist.destroy_process_group()
 
     Args:
         model: a model of transformers with its weights loaded. If its boundary has more than tables, install it first.

@@ -42,6 +42,9 @@ class Probe:
         head: state of the output table, in the same words.
         tied: whether both tables share one memory.
         claimed: whether the config ties them; None if it does not say.
+
+    >>> Probe(sound=True, lookup="the file's", head="the file's", tied=True, claimed=True)
+    Sound: the lookup is the file's, the head the file's; one table here, and the config ties them.
     """
 
     sound: bool

@@ -76,25 +76,48 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of checking one checkpoint. A notebook renders it as the command prints it."""
+    """Result of checking one checkpoint. A notebook renders it as the command prints it.
 
-    path: Path  # the argument of `check`
-    kind: str  # "folder", "file" (one `.safetensors`), "draft", "adapter", "gguf" or "onnx"
-    claims: Claims = field(default_factory=Claims)  # claims of the config on tying; no levels without a config
-    roles: Roles | None = None  # the stored parts of the boundary; None for an adapter, GGUF or ONNX
-    parts: tuple[Part, ...] = ()  # the tensors of `roles`; input embedding and output head first
-    # likeness of input table and output table; None unless both are stored, comparable and read
+    Attributes:
+        path: the argument of `check`.
+        kind: "folder", "file" (one `.safetensors`), "draft", "adapter", "gguf" or "onnx".
+        claims: claims of the config on tying; no levels without a config.
+        roles: the stored parts of the boundary; None for an adapter, GGUF or ONNX.
+        parts: the tensors of `roles`; input embedding and output head first.
+        ends: likeness of input table and output table; None unless both are stored, comparable and read.
+        spare: bytes of a second, equal copy of the table.
+        tensors: number of tensors.
+        nbytes: bytes of all tensors.
+        outcomes: outcome of loading with each loader; empty unless a complete model.
+        findings: sorted by severity, the most severe first, then by id.
+        ran: ids of the rules that ran.
+        skipped: {id of a rule that did not run: the reason}.
+        scan: tables were read; False: headers only.
+        deep: every row was read.
+        as_class: class that the check assumed; None: the class that the config names.
+
+    >>> import tiewise  # the config of `wrong` claims one table, and the folder stores two
+    >>> audit = tiewise.check("wrong")
+    >>> audit.worst, audit.findings[0].rule
+    ('error', 'B012')
+    """
+
+    path: Path
+    kind: str
+    claims: Claims = field(default_factory=Claims)
+    roles: Roles | None = None
+    parts: tuple[Part, ...] = ()
     ends: TableLikeness | None = None
-    spare: int = 0  # bytes of a second, equal copy of the table
-    tensors: int = 0  # number of tensors
-    nbytes: int = 0  # bytes of all tensors
-    outcomes: tuple[LoaderOutcome, ...] = ()  # outcome of loading with each loader; empty unless a complete model
-    findings: tuple[Finding, ...] = ()  # sorted by severity, the most severe first, then by id
-    ran: tuple[str, ...] = ()  # ids of the rules that ran
-    skipped: dict[str, str] = field(default_factory=dict)  # {id of a rule that did not run: the reason}
-    scan: bool = True  # tables were read; False: headers only
-    deep: bool = False  # every row was read
-    as_class: str | None = None  # class that the check assumed; None: the class that the config names
+    spare: int = 0
+    tensors: int = 0
+    nbytes: int = 0
+    outcomes: tuple[LoaderOutcome, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    ran: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+    scan: bool = True
+    deep: bool = False
+    as_class: str | None = None
 
     @property
     def worst(self) -> str | None:

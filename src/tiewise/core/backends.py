@@ -35,18 +35,34 @@ def chunk_rows(n: int, numbers: int, device: str, rows: int | None = None, most:
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Options of `linear_cross_entropy`, each of which is also one of its keyword arguments."""
+    """Options of `linear_cross_entropy`, each of which is also one of its keyword arguments.
 
-    scale: float = 1.0  # factor on the product, before the bias
-    softcap: float | None = None  # c of c · tanh(z / c); None leaves logits as they are
-    ignore_index: int = -100  # target value of tokens that the loss ignores
-    label_smoothing: float = 0.0  # ε, in [0, 1]
-    z_loss: float = 0.0  # ζ, the coefficient of lse²
-    class_weight: Any = None  # w [V]; gets no gradient
-    reduction: str = "mean"  # or `sum` (both an fp32 scalar), or `none` (fp32, shaped like the targets)
-    chunk: int | None = None  # tokens per chunk; None: as many as fit in 104 MB on a CPU, 268 MB on a GPU, at least 256
-    logits: str | None = None  # "fp32": never rounded to a narrower type; None: the type of the matrix product
-    backend: str | None = None  # one of BACKENDS; None: the value of TIEWISE_LOSS, else "tiewise"
+    Attributes:
+        scale: factor on the product, before the bias.
+        softcap: c of c · tanh(z / c); None leaves logits as they are.
+        ignore_index: target value of tokens that the loss ignores.
+        label_smoothing: ε, in [0, 1].
+        z_loss: ζ, the coefficient of lse².
+        class_weight: w [V]; gets no gradient.
+        reduction: "mean" or "sum" (an fp32 scalar), or "none" (fp32, shaped like the targets).
+        chunk: tokens per chunk; None: as many as fit in 104 MB on a CPU, 268 MB on a GPU, at least 256.
+        logits: "fp32": never rounded to a narrower type; None: the type of the matrix product.
+        backend: one of BACKENDS; None: the value of TIEWISE_LOSS, else "tiewise".
+
+    >>> LossOptions(softcap=30.0, label_smoothing=0.1).reduction
+    'mean'
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    class_weight: Any = None
+    reduction: str = "mean"
+    chunk: int | None = None
+    logits: str | None = None
+    backend: str | None = None
 
 
 def check_loss(
@@ -111,12 +127,21 @@ class PathNorms:
     """Frobenius norms of a table's two gradient paths [V, E].
 
     A is the lookup path, B the head path.
+
+    Attributes:
+        a: ‖A‖, the norm of the lookup path.
+        b: ‖B‖, the norm of the head path.
+        total: ‖A + B‖, the norm of the gradient.
+        cosine: cosine of the angle between A and B.
+
+    >>> PathNorms(a=1.0, b=3.0, total=3.5, cosine=0.375).share_b
+    0.75
     """
 
-    a: float  # ‖A‖
-    b: float  # ‖B‖
-    total: float  # ‖A + B‖
-    cosine: float  # between A and B
+    a: float
+    b: float
+    total: float
+    cosine: float
 
     @property
     def share_b(self) -> float:

@@ -60,23 +60,53 @@ def suggest_choices(name: object, supported: Iterable[str], lead: str = "") -> s
 
 
 class SpecError(TiewiseError, ValueError):
-    """A boundary specification that cannot be parsed or does not fit the model."""
+    """A boundary specification that cannot be parsed or does not fit the model.
+
+    >>> import tiewise
+    >>> tiewise.BoundarySpec.parse("teid")
+    Traceback (most recent call last):
+    tiewise.core.errors.SpecError: ...
+    """
 
 
 class DataError(TiewiseError, ValueError):
-    """A text, tokenizer or split that cannot be used."""
+    """A text, tokenizer or split that cannot be used.
+
+    >>> import tiewise
+    >>> tiewise.compare(text="no-such-file.txt", out="run", quiet=True)
+    Traceback (most recent call last):
+    tiewise.core.errors.DataError: ...
+    """
 
 
 class RunError(TiewiseError, RuntimeError):
-    """A run directory, setting or output path that cannot be used."""
+    """A run directory, setting or output path that cannot be used.
+
+    >>> import tiewise
+    >>> tiewise.compare(kind="no-such-kind", out="run", quiet=True)
+    Traceback (most recent call last):
+    tiewise.core.errors.RunError: ...
+    """
 
 
 class InstallError(TiewiseError, RuntimeError):
-    """A model into which a boundary cannot be installed. `problem` names the reason."""
+    """A model into which a boundary cannot be installed. `problem` names the reason.
+
+    >>> import tiewise, torch
+    >>> tiewise.installed(torch.nn.Linear(2, 2))
+    Traceback (most recent call last):
+    tiewise.core.errors.InstallError: ...
+    """
 
 
 class UnsupportedError(TiewiseError, RuntimeError):
-    """A refused operation, whose result would be wrong or undefined."""
+    """A refused operation, whose result would be wrong or undefined.
+
+    >>> import tiewise
+    >>> tiewise.VocabularyShard(10)
+    Traceback (most recent call last):
+    tiewise.core.errors.UnsupportedError: ...
+    """
 
 
 def to_printable(text: str) -> str:
@@ -93,6 +123,11 @@ class CheckpointError(TiewiseError, ValueError):
     """A checkpoint that cannot be read, or must not be rewritten as requested.
 
     It may also concern one file of a checkpoint. Every character of the message is printable.
+
+    >>> import tiewise
+    >>> tiewise.check("no-such-folder")
+    Traceback (most recent call last):
+    tiewise.core.errors.CheckpointError: ...
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
@@ -110,13 +145,22 @@ def refuse_live_model(name: str, source: object) -> None:
 
 
 class PlanError(TiewiseError, ValueError):
-    """A model, size or choice that cannot be planned."""
+    """A model, size or choice that cannot be planned.
+
+    >>> import tiewise
+    >>> tiewise.plan("gtp2")
+    Traceback (most recent call last):
+    tiewise.core.errors.PlanError: ...
+    """
 
 
 class TiewiseWarning(UserWarning):
     """A condition that works but that the user should know about.
 
     The package's own tests raise it as an error.
+
+    >>> import warnings, tiewise
+    >>> warnings.simplefilter("error", tiewise.TiewiseWarning)  # stop at the first one
     """
 
 
@@ -138,6 +182,9 @@ class Interrupted(Exception):
 
     Args:
         out: the run's folder, which `--resume` continues.
+
+    >>> print(Interrupted("runs/demo"))
+    interrupted; everything so far is in runs/demo
     """
 
     def __init__(self, out: str) -> None:

@@ -35,15 +35,25 @@ SHORT = {"sandwich": "all:ends=1"}
 class SharingSpec:
     """Choice of the parameters that layers share, and of the layers that share them.
 
+    Attributes:
+        kind: `none`, `attention`, `ffn` or `all`.
+        groups: distinct layers between the ends, each used for a run of consecutive layers.
+        cycle: distinct layers between the ends, used in turn; 0 for runs.
+        ends: layers at each end of the stack that share nothing.
+        rank: rank of each layer's difference from a shared matrix; 0 for none.
+
     Raises:
         SpecError: on an unknown kind, a number out of range, or arguments that contradict each other.
+
+    >>> str(SharingSpec.parse("all:groups=2"))
+    'all:groups=2'
     """
 
     kind: str = "none"
-    groups: int = 1  # distinct layers between the ends, each used for a run of consecutive layers
-    cycle: int = 0  # distinct layers between the ends, used in turn; 0 for runs
-    ends: int = 0  # layers at each end of the stack that share nothing
-    rank: int = 0  # rank of each layer's difference from a shared matrix; 0 for none
+    groups: int = 1
+    cycle: int = 0
+    ends: int = 0
+    rank: int = 0
 
     def __post_init__(self) -> None:
         self._check_range()

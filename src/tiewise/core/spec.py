@@ -70,9 +70,20 @@ class BoundarySpec:
 
     `embed(ids) = in_map(table_in[ids]) · input_scale`;
     `logits(h) = softcap(out_map(h) · table_outᵀ · output_scale + bias)`. Letters as in `tiewise.core`.
+    The fields are the arguments and options of the tables in docs/boundary.md.
+
+    Args:
+        kind: `untied`, `tied`, `factored`, `factored-untied`, `projected`, `residual` or `spd`.
+        options: every other field, by its name. The kind decides which sizes it takes.
 
     Raises:
         SpecError: on an unknown kind, a size that the kind does not take or lacks, or a value out of range.
+
+    >>> spec = BoundarySpec.parse("factored:64+bias")
+    >>> spec.kind, spec.width, spec.bias
+    ('factored', 64, True)
+    >>> str(BoundarySpec("factored", width=64, bias=True))
+    'factored:64+bias'
     """
 
     kind: str = "tied"
@@ -512,12 +523,19 @@ class Vocabularies:
     """Sizes of an input vocabulary V_in and an output vocabulary V_out.
 
     Either may be the larger.
+
+    Attributes:
+        inputs: V_in.
+        outputs: V_out.
+        output_to_input: [V_out]: for each output token the input token that shares its row in a tied table, or -1 for
+            a separate row. None: output token j is input token j.
+
+    >>> str(Vocabularies(32000, 32064))
+    '32000->32064'
     """
 
-    inputs: int  # V_in
-    outputs: int  # V_out
-    # [V_out]: for each output token the input token that shares its row in a tied table, or -1 for a separate row.
-    # None: output token j is input token j.
+    inputs: int
+    outputs: int
     output_to_input: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -313,6 +313,16 @@ class Inspection:
     """Results of all sections, in their order.
 
     A notebook displays the same view that the command prints. `repr` has the answers alone.
+
+    Attributes:
+        models: the inspected models.
+        request: the arguments of `inspect`.
+        sections: one result for each section.
+
+    >>> import tiewise  # `tied` is a folder with one table for both ends
+    >>> inspection = tiewise.inspect("tied", only=["direct_path"])
+    >>> [section.name for section in inspection.sections]
+    ['evidence', 'direct_path']
     """
 
     html_view: ClassVar[Callable[[Inspection], str] | None] = None  # `tiewise.report.views` sets it when it is imported

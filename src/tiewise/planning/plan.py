@@ -33,12 +33,24 @@ ModelSource = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Mod
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Costs of all choices for one model. Its `repr` is their table, for a notebook."""
+    """Costs of all choices for one model. Its `repr` is their table, for a notebook.
 
-    name: str  # as the caller named the model
+    Attributes:
+        name: as the caller named the model.
+        architecture: parts of the model, as counted.
+        setting: batch, length, ranks and data type of the counts.
+        choices: every boundary with every sharing; the format is that of `record`.
+
+    >>> import tiewise
+    >>> result = tiewise.plan("gpt2")
+    >>> [choice["parameters"]["total"] for choice in result.choices]
+    [124439808, 163037184]
+    """
+
+    name: str
     architecture: Architecture
     setting: Setting
-    choices: tuple[dict[str, Any], ...]  # every boundary with every sharing; the format is that of `record`
+    choices: tuple[dict[str, Any], ...]
 
     def __repr__(self) -> str:
         return as_text(self.record())

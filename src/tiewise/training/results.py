@@ -112,12 +112,24 @@ class SingleRun:
     """A run that is not part of a comparison.
 
     `.result` has its losses in nats per token, `.model` is the folder of the trained model, `.folder` that of the run.
+
+    Attributes:
+        result: losses of the run.
+        folder: folder of the run.
+        setting: settings of the model, as a comparison's results.json has them.
+        data: facts about the text.
+
+    >>> import tiewise
+    >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
+    >>> run = tiewise.train("one-run", text="synthetic:words=4000", quiet=True, **small)
+    >>> run.result.arm, run.folder.name
+    ('tied', 'seed-1')
     """
 
     result: RunResult
-    folder: Path  # folder of the run
-    setting: dict[str, Any]  # settings of the model, as a comparison's results.json has them
-    data: dict[str, Any]  # facts about the text
+    folder: Path
+    setting: dict[str, Any]
+    data: dict[str, Any]
 
     @property
     def model(self) -> Path:
@@ -167,27 +179,53 @@ class Comparison:
 
     `.finding` states the result in a sentence, and `.differences` has each arm's differences to the reference.
     `complete` fills both. Losses are nats per token.
+
+    Attributes:
+        version: version of tiewise.
+        command: as typed.
+        demo: the text is a demo corpus.
+        arms: specs of the compared boundaries, as text.
+        seeds: seeds of each arm.
+        reference: the first arm, with which the others are compared.
+        setting: settings of all runs.
+        data: facts about the text.
+        env: versions, machine and chosen kernels.
+        runs: one result per arm and seed.
+        tuning: trials: arm, init, learning_rate, nll, chosen.
+        direct_path: direct path of each arm on a few tokens.
+        bigrams: keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-
+            then-right.
+        differences: each arm's differences to the reference.
+        finding: the verdict in one sentence.
+        expectation: tied − untied expected from the atlas; None without both arms.
+        schema: version of the JSON format.
+        folder: run folder of the comparison.
+
+    >>> import tiewise
+    >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "seeds": 1, "tokenizer": "bytes"}
+    >>> comparison = tiewise.compare("run", arms="tied,untied", text="synthetic:words=4000", quiet=True, **small)
+    >>> comparison.arms, len(comparison.runs)
+    (['tied', 'untied'], 2)
     """
 
-    version: str  # version of tiewise
-    command: str  # as typed
-    demo: bool  # the text is a demo corpus
+    version: str
+    command: str
+    demo: bool
     arms: list[str]
     seeds: list[int]
-    reference: str  # the first arm, with which the others are compared
+    reference: str
     setting: dict[str, Any]
     data: dict[str, Any]
     env: dict[str, Any]
     runs: list[RunResult]
-    tuning: list[dict[str, Any]] = field(default_factory=list)  # trials: arm, init, learning_rate, nll, chosen
+    tuning: list[dict[str, Any]] = field(default_factory=list)
     direct_path: list[ArmDirectPath] = field(default_factory=list)
-    # keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-then-right
     bigrams: list[dict[str, Any]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     finding: str = ""
-    expectation: Expectation | None = None  # tied − untied expected from the atlas; None without both arms
+    expectation: Expectation | None = None
     schema: int = SCHEMA
-    folder: Path | None = field(default=None, compare=False)  # run folder of the comparison
+    folder: Path | None = field(default=None, compare=False)
 
     def of(self, arm: str) -> list[RunResult]:
         """Return the runs of one arm, by seed."""

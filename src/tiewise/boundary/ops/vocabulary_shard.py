@@ -68,6 +68,12 @@ class VocabularyShard:
         rank, size: number of this rank, and number of ranks W.
         rows: rows of every rank but the last ones, ceil(V / W).
         start, stop: first row of this rank, and the row after its last.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> VocabularyShard(10)
+    VocabularyShard(rows 0:10 of 10, rank 0 of 1)
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, total: int, group: Any = None, *, own_tokens: bool = False) -> None:

@@ -37,7 +37,14 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
     It runs in one process, which needs memory for the weights once. Config and generation config are those of the saved
     model. Tokenizer files in `folder` are copied.
 
-        tiewise.export_sharded("runs/step-1200", "exported")    # then: AutoModelForCausalLM.from_pretrained("exported")
+    >>> import tempfile, tiewise
+    >>> from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save = tiewise.save_sharded(f"{folder}/save", model)
+    ...     exported = tiewise.export_sharded(save, f"{folder}/exported")
+    ...     type(AutoModelForCausalLM.from_pretrained(exported)).__name__
+    'GPT2LMHeadModel'
 
     Args:
         folder: the folder of a save of `save_sharded`.

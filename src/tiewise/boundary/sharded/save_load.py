@@ -271,7 +271,12 @@ def load_sharded(folder: str | os.PathLike[str], model: nn.Module, optimizer: An
 
     All processes make this call. Build and shard the model, and create the optimizer, before it; both may be new. Every
     file's digest is computed, by one process each, and everything is compared before the first value is set.
-    `save_sharded` has an example.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save = save_sharded(folder, torch.nn.Linear(2, 2), notes={"step": 1200})
+    ...     load_sharded(folder, torch.nn.Linear(2, 2))
+    {'step': 1200}
 
     Args:
         folder: the folder of a save.

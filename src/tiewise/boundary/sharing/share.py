@@ -39,7 +39,14 @@ VALUES = ("first", "mean")
 class Shared:
     """Handle of a model's shared layers, as `share_layers` returns it.
 
-    It reads the model's config, so every handle of one model is equivalent. `share_layers` has an example.
+    It reads the model's config, so every handle of one model is equivalent.
+
+    >>> import tiewise
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 4}
+    >>> shared = tiewise.share_layers(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)), "all:groups=2")
+    >>> str(shared.spec)
+    'all:groups=2'
     """
 
     def __init__(self, model: Any) -> None:

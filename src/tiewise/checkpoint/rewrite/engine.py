@@ -45,25 +45,49 @@ class Receipt:
     """Result of one rewrite, for people and for programs.
 
     With `dry_run`, it describes a rewrite that was planned and not carried out.
+
+    Attributes:
+        verb: name of the verb, such as "untie".
+        source: checkpoint that was read.
+        to: path of the new folder.
+        dropped: names of tensors that the result no longer stores.
+        written: names of tensors that are new, or new in content.
+        bytes_before: of all tensors of the source.
+        bytes_after: of all tensors of the result.
+        rewritten: files whose tensors changed.
+        linked: unchanged files that share their bytes on disk with the source.
+        copied: unchanged files that were copied.
+        logit_change: largest absolute change of a logit, before the family's scale and cap.
+        input_change: largest Euclidean distance by which a row of the input table moves.
+        measured_on: rows and hidden vectors on which the two changes were measured.
+        notes: advice for the user, one sentence each.
+        dry_run: True if nothing was written.
+        lost: shares of tables that the result lacks, one sentence each.
+        next_command: command that trains back the loss; None without a loss, or if heal cannot.
+
+    >>> import tiewise  # `tied` is a folder with one table for both ends
+    >>> receipt = tiewise.untie("tied", "two-tables", dry_run=True)
+    >>> receipt.written, receipt.logit_change
+    (('lm_head.weight',), 0.0)
     """
 
-    verb: str  # name of the verb, such as "untie"
-    source: Path  # checkpoint that was read
-    to: Path  # path of the new folder
-    dropped: tuple[str, ...]  # names of tensors that the result no longer stores
-    written: tuple[str, ...]  # names of tensors that are new, or new in content
-    bytes_before: int  # of all tensors of the source
-    bytes_after: int  # of all tensors of the result
-    rewritten: tuple[str, ...]  # files whose tensors changed
-    linked: tuple[str, ...]  # unchanged files that share their bytes on disk with the source
-    copied: tuple[str, ...]  # unchanged files that were copied
-    logit_change: float  # largest absolute change of a logit, before the family's scale and cap
-    input_change: float  # largest Euclidean distance by which a row of the input table moves
-    measured_on: str  # rows and hidden vectors on which the two changes were measured
-    notes: tuple[str, ...] = ()  # advice for the user, one sentence each
-    dry_run: bool = False  # True if nothing was written
-    lost: tuple[str, ...] = ()  # shares of tables that the result lacks, one sentence each
-    next_command: str | None = None  # command that trains back the loss; None without a loss, or if heal cannot
+    verb: str
+    source: Path
+    to: Path
+    dropped: tuple[str, ...]
+    written: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+    rewritten: tuple[str, ...]
+    linked: tuple[str, ...]
+    copied: tuple[str, ...]
+    logit_change: float
+    input_change: float
+    measured_on: str
+    notes: tuple[str, ...] = ()
+    dry_run: bool = False
+    lost: tuple[str, ...] = ()
+    next_command: str | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the receipt as a dict for JSON, with the version of the schema.

@@ -46,9 +46,11 @@ _LOCATE, _SAVED, _TORCH = Late("tiewise.boundary.locate"), Late("tiewise.boundar
 def embedded(path: str | os.PathLike[str], words: Sequence[str] = (), texts: Sequence[str] = ()) -> dict[str, Any]:
     """Return the page's record of a checkpoint: its verdict, and rows of both tables as stored.
 
-    Args: path: a Hugging Face folder, or one `.safetensors` file. words: tokens whose rows the record must contain:
-    words that are one token, or "#1234". texts: texts as `training.data.sources` reads them. The record has their most
-    frequent tokens, else the first rows.
+    Args:
+        path: a folder of transformers, or one `.safetensors` file.
+        words: tokens whose rows the record must contain: words that are one token, or ids such as "#1234".
+        texts: texts as `training.data.sources` reads them. The record has their most frequent tokens, else the first
+            rows.
 
     Raises:
         CheckpointError: the path cannot be read, or has no tensors.

@@ -92,18 +92,21 @@ class Explorer:
 def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
     """Make the page, with the given runs and checkpoint.
 
-    Args: sources: Folders of `tiewise compare` or `tiewise train`, side by side; also at most one checkpoint, of which
-    the page contains a part, or one live Hugging Face model. words: Tokens whose rows the page must contain: words that
-    are one token, or "#1234". texts: Texts to count tokens in, as for `tiewise compare --text`. The page contains the
-    most frequent tokens. tokenizer: Tokenizer of a live model, to name its rows.
+    Args:
+        sources: folders of `tiewise compare` or `tiewise train`, which the page shows next to each other. Also at most
+            one checkpoint, or one live model of transformers.
+        words: tokens whose rows the page contains: words that are one token, or ids such as "#1234".
+        texts: texts to count tokens in, as for `tiewise compare --text`. The page contains the most frequent tokens.
+        tokenizer: tokenizer of a live model, which names its rows.
 
     Returns:
-        an `Explorer`; `.write(path)` stores it, a notebook displays it.
+        An `Explorer`. `.write(path)` stores it; a notebook displays it.
 
-    Raises: RunError: There are several checkpoints, a run cannot be read, or texts are given without a checkpoint.
-    CheckpointError: A source is neither a run nor a checkpoint, or cannot be read. DataError: A word is not one token,
-    a text has no tokens, or the model's folder has no tokenizer that can read it. InstallError, UnsupportedError: A
-    live model lacks two tables of tokens that can be displayed.
+    Raises:
+        RunError: there are several checkpoints, a run cannot be read, or texts are given without a checkpoint.
+        CheckpointError: a source is neither a run nor a checkpoint, or cannot be read.
+        DataError: a word is not one token, a text has no tokens, or no tokenizer can read it.
+        InstallError, UnsupportedError: a live model lacks two tables of tokens that can be displayed.
 
     >>> from tiewise import explore
     >>> page = explore()  # without runs and checkpoint

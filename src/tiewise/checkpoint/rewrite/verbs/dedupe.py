@@ -22,6 +22,11 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
 
     Every other equal tensor that the class ties to the table is dropped too. The flag becomes true at every level of
     the config. No logit changes.
+
+    >>> import tiewise  # `equal` is a folder that stores one table twice
+    >>> receipt = tiewise.dedupe("equal", "once")
+    >>> receipt.dropped, receipt.bytes_before - receipt.bytes_after
+    (('lm_head.weight',), 1280)
     """
     if not facts.packed_twice:
         require_ends(facts, "dedupe")

@@ -31,6 +31,10 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
 
     The result computes the same logits as the source, up to rounding. The source has the config type `tiewise`. Plain
     tables can hold neither a soft-cap nor a bias; `force` drops them.
+
+    >>> import tiewise  # `factored` is a folder with tables [V, 4] and maps
+    >>> tiewise.densify("factored", "dense").written
+    ('lm_head.weight', 'model.embed_tokens.weight')
     """
     boundary = read_boundary(facts, DENSIFY)
     _require_matrix(facts, boundary.spec, force)

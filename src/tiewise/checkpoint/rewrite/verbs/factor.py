@@ -65,6 +65,12 @@ def factor(
     It is the best one in Frobenius norm (Eckart and Young 1936). With `force`, two different tables count as untied
     although the config claims that they are tied.
 
+    >>> import tiewise  # `untied` is a folder with two tables [V, 8]
+    >>> for line in tiewise.factor("untied", "narrow", rank=4).lost:
+    ...     print(line)
+    model.embed_tokens.weight: 54.8% of its length is beyond rank 4
+    lm_head.weight: 55.2% of its length is beyond rank 4
+
     Args:
         rank: k, the width of the narrow tables.
         counts: how often each token occurs: numbers [V], or a file of them (.json, .npy, .safetensors, or text with

@@ -149,6 +149,11 @@ def merge(
     The result computes what base and LoRA adapter compute together. The first argument is the adapter with `base=`, as
     on the command line, or the base with `adapter=`.
 
+    >>> import tiewise  # `adapter` was trained on `tied`
+    >>> receipt = tiewise.merge("adapter", "merged", base="tied")
+    >>> receipt.written
+    ('model.embed_tokens.weight',)
+
     Args:
         source: folder of the PEFT adapter, or of the base if `adapter` is set; it is only read.
         to: path of the new folder; its parent must exist.

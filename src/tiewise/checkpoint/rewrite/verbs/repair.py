@@ -29,6 +29,13 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
 
     `repair` sets the flags to match the tensors, drops equal second copies, and rewrites the index to match the files.
     A safe fix changes no logit in a loader that read the source correctly. The result has no safe finding left.
+
+    >>> import tiewise  # the config of `wrong` claims one table, and the folder stores two
+    >>> [finding.rule for finding in tiewise.check("wrong").at_least("error")]
+    ['B012']
+    >>> _ = tiewise.repair("wrong", "repaired")
+    >>> tiewise.check("repaired").claims.tied
+    False
     """
     findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}

@@ -34,6 +34,11 @@ def tie(
 
     The result stores the table under the input table's name, and the flag of the config becomes true at every level.
 
+    >>> import tiewise  # `untied` is a folder with two tables
+    >>> receipt = tiewise.tie("untied", "one-table", keep="mean")
+    >>> receipt.dropped, receipt.next_command
+    (('lm_head.weight',), 'tiewise heal one-table --teacher untied')
+
     Args:
         keep: source of the values if the two tables differ: "input", "output" or "mean". "mean" is their average,
             rounded once to the input table's type. If the tables are equal, `keep` has no effect.

@@ -143,6 +143,10 @@ def transplant(
     The rows of other tokens are combinations of these, without training (Goddard and Fernandes Neto 2025,
     arXiv:2506.06607). With `force`, other tables with as many rows stay as they are.
 
+    >>> import tiewise  # the tokenizers of `tied` and `untied` have the same tokens
+    >>> print(tiewise.transplant("tied", "other-tokenizer", tokenizer="untied").notes[0])
+    34 of 34 tokens are in both vocabularies and keep their rows bit for bit
+
     Args:
         tokenizer: folder of the new tokenizer; its files replace the old tokenizer's in the result.
         donor: a model with this tokenizer. The row of a new token then combines shared rows as its row in the donor

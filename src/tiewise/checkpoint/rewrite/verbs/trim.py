@@ -65,6 +65,11 @@ def trim(
     Special and added tokens, byte tokens and tokens that a config names are always retained. So are the ancestors of
     every retained token: the parts from which BPE merges it.
 
+    >>> import tiewise  # `tied` is a folder with a vocabulary of 40
+    >>> receipt = tiewise.trim("tied", "smaller", size=35)
+    >>> receipt.bytes_before - receipt.bytes_after
+    192
+
     Args:
         text: a text file; the tokens that occur in it are retained.
         keep: a file that lists further tokens to retain: a token on each line, or an id on each line.

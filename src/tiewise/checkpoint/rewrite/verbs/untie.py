@@ -15,6 +15,10 @@ def untie(facts: Facts, *, force: bool = False) -> Change:
     The flag of the config becomes false at every level. The head gets a copy of the input table's bytes, in the same
     file. Every other tensor that the class ties by the same flag also gets a copy (BERT's second head bias, BART's
     stacks). If both tables are stored already, only the flag changes.
+
+    >>> import tiewise  # `tied` is a folder with one table for both ends
+    >>> tiewise.untie("tied", "two-tables").written
+    ('lm_head.weight',)
     """
     require_ends(facts, "untie")
     change = untied_change(facts, force)
