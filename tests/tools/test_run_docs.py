@@ -155,10 +155,10 @@ def test_faults_detects_wrong_last_digit_of_most_numbers_in_docs():
     seen = {}
     for page in PAGES:
         text = page.read_text()
-        numbers = [] if HOLD["WRITTEN"].fullmatch(page.stem) else HOLD["held"](text)
+        numbers = [] if HOLD["UNCHECKED_PAGES"].fullmatch(page.stem) else HOLD["measured_numbers"](text)
         for number in (one for one in numbers if one.sources != "choice"):
-            digits, e, power = number.said.partition("e")
-            wrong = number._replace(said=f"{digits[:-1]}{(int(digits[-1]) + 1) % 10}{e}{power}")
+            digits, e, power = number.printed.partition("e")
+            wrong = number._replace(printed=f"{digits[:-1]}{(int(digits[-1]) + 1) % 10}{e}{power}")
             line = [wrong if one is number else one for one in numbers if one.line == number.line]
             seen.setdefault(page.name, []).append(bool(HOLD["faults"](line, page, text)))
     detected = [one for page in seen.values() for one in page]
@@ -171,11 +171,11 @@ def test_drawn_otherwise_reports_drawing_that_its_script_does_not_reproduce(tmp_
     script = tmp_path / "make_line.py"
     script.write_text("import pathlib; pathlib.Path(__file__).with_name('line.svg').write_text('<svg/>')")
     (tmp_path / "line.svg").write_text("<svg/>")
-    assert RUN["drawn_otherwise"]([script]) == []
+    assert RUN["changed_drawings"]([script]) == []
     (tmp_path / "line.svg").write_text("<svg>another</svg>")
-    assert "line.svg not as drawn before" in RUN["drawn_otherwise"]([script])[0]
+    assert "line.svg not as drawn before" in RUN["changed_drawings"]([script])[0]
     script.write_text("1 / 0")
-    assert "ZeroDivisionError" in RUN["drawn_otherwise"]([script])[0]
+    assert "ZeroDivisionError" in RUN["changed_drawings"]([script])[0]
 
 
 def test_navigation_lists_every_page_of_docs():
