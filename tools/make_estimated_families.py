@@ -1,10 +1,11 @@
-"""Write the model types whose parameters the generic formula counts, and those that have other parts.
+"""Write the model types that the generic formula counts, and those that it cannot count.
 
     python tools/make_estimated_families.py     writes src/tiewise/checkpoint/data/estimated_families.json; two minutes
 
-Every type of the installed transformers that has token tables and no reader in tiewise is built on the meta device, as
-its class completes an empty config, and once more with another layer. The formula counts a type if its total differs
-by at most `MOST` of the class's, and what a layer adds does too. All other types are "not_counted".
+The tool looks at every type of the installed transformers that has token tables and no reader in tiewise. It builds
+the type's class on the meta device from an empty config, and once more with one layer more. The formula counts a type
+if its total differs from that of the class by at most `MOST`, and if the same holds for the added layer. All other
+types are "not_counted".
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from tiewise.planning.config import Config
 from tiewise.planning.read_config import estimate_by_formula
 
 PATH = Path(tiewise.__file__).parent / "checkpoint" / "data" / "estimated_families.json"
-MOST = 0.02  # relative to the count of the built class
+MOST = 0.02  # share of the count of the class
 HEADS = ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText", "MultimodalLM", "SpeechSeq2Seq", "PreTraining")
 BUILT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
 
 
-def built(config: Any) -> tuple[int, bool]:
-    """Return the parameters of the config's class, and whether it has a token head."""
+def parameters_of_class(config: Any) -> tuple[int, bool]:
+    """Build the config's class; return its parameters, and whether it has a token head."""
     name = next(name for name in BUILT if type(config) in getattr(transformers, name)._model_mapping)
     with torch.device("meta"):
         model = getattr(transformers, name).from_config(config)
@@ -43,7 +44,7 @@ def built(config: Any) -> tuple[int, bool]:
 def counted(config: Any, has_head: bool) -> int:
     """Return the formula's count of a config's parameters.
 
-    An untied head that the built class lacks is subtracted.
+    An untied head is subtracted if the class lacks it.
     """
     architecture = estimate_by_formula(Config(config.to_dict(), str(config.model_type)))
     ends = architecture.ends
@@ -53,13 +54,13 @@ def counted(config: Any, has_head: bool) -> int:
 def is_estimated(family: str) -> bool:
     """Return whether the formula counts a model type within `MOST` of its class.
 
-    Compared are the class's default config and the same with one more layer.
+    The class's default config is compared, and the same with one layer more.
     """
     config = AutoConfig.for_model(family)
     try:
         longer = AutoConfig.for_model(family, num_hidden_layers=config.num_hidden_layers + 1)
-        (theirs, has_head), (theirs_longer, _) = built(config), built(longer)
-    except Exception:  # whatever a class raises, it was not counted
+        (theirs, has_head), (theirs_longer, _) = parameters_of_class(config), parameters_of_class(longer)
+    except Exception:  # a class that fails is not counted, for any error
         return False
     ours, layer = counted(config, has_head), theirs_longer - theirs
     our_layer = counted(longer, has_head) - ours
@@ -82,14 +83,14 @@ def is_headless(family: str) -> bool:
 
 
 def families() -> dict[str, list[str]]:
-    """Sort the model types: those without a reader by what is counted of them, all by whether they have a head."""
-    found: dict[str, list[str]] = {"estimated": [], "not_counted": [], "headless": []}
+    """Return the model types under "estimated", "not_counted" and "headless"."""
+    types: dict[str, list[str]] = {"estimated": [], "not_counted": [], "headless": []}
     for family in sorted(CONFIG_MAPPING_NAMES):
         if record_of(family).reader is None and has_tables(family):
-            found["estimated" if is_estimated(family) else "not_counted"].append(family)
+            types["estimated" if is_estimated(family) else "not_counted"].append(family)
         if is_headless(family):
-            found["headless"].append(family)
-    return found
+            types["headless"].append(family)
+    return types
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""Make src/tiewise/checkpoint/data/families.json: what each model class of transformers does at its vocabulary's ends.
+"""Write src/tiewise/checkpoint/data/families.json: the ends of every model class of transformers.
 
     .venv/bin/python tools/make_families.py             writes the file (a few minutes, no network, no weights)
     .venv/bin/python tools/make_families.py LlamaForCausalLM …     prints these classes' entries
 
-Every class of the auto mappings below is built on the meta device from a config made small by the tests' own shrinker,
-and asked: `get_input_embeddings`, `get_output_embeddings`, the keys it may tie, the names it saves. Which level of the
-config decides is probed: the flag is taken away everywhere, put back at one level, and the two ends are compared.
+Each class of the auto mappings below is built on the meta device from a config that the tests' `shrink` makes small.
+The model's methods then give its input embeddings, its head, the keys that it may tie and the names that it saves. To
+find which level of the config decides on tying, the tool removes the flag everywhere, sets it at one level and compares
+the tables of the two ends.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ MAPPINGS = (
     auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
 )
-BESIDE = ("BarkCoarseModel", "BarkSemanticModel")  # of no mapping: parts that are saved alone too
-TABLE_WIDTH = 24  # of no other axis of a shrunk model
+UNMAPPED = ("BarkCoarseModel", "BarkSemanticModel")  # classes in no mapping: parts that Bark also saves alone
+TABLE_WIDTH = 24  # no other axis of a shrunk model has this size
 # settings of a nested level without which a class cannot be built: its default config leaves them empty
 REQUIRED = {
     "DiffusionGemmaForBlockDiffusion": {
         "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40}
     },
 }
-MOST_NUMBERS = 20_000_000  # of a model that is built to be run
+MOST_NUMBERS = 20_000_000  # parameters of a model that is built with weights and run
 CAUSAL, SEQ2SEQ = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 ABOUT = (
     "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no "
@@ -88,17 +89,17 @@ def main() -> None:
         for name in names:
             print(name, json.dumps(class_entry(getattr(transformers, name)), sort_keys=True))
         return
-    TARGET.write_text(written(all_families()), "utf-8")
+    TARGET.write_text(families_json(all_families()), "utf-8")
 
 
 def class_names() -> list[str]:
-    """Every class of the mappings."""
+    """Return the names of the classes in the mappings."""
     values = [value for mapping in MAPPINGS for value in mapping.values()]
-    return sorted({*BESIDE, *(name for value in values for name in ([value] if isinstance(value, str) else value))})
+    return sorted({*UNMAPPED, *(name for value in values for name in ([value] if isinstance(value, str) else value))})
 
 
 def all_families() -> dict[str, Any]:
-    """The whole file's content."""
+    """Return the content of the file."""
     families, tokenless = all_configs()
     left_out = {}
     for name in class_names():
@@ -124,14 +125,16 @@ def all_families() -> dict[str, Any]:
 
 
 def all_configs() -> tuple[dict[str, Any], list[str]]:
-    """({family: entry}, families without tokens). A config that cannot be built by default is in neither."""
+    """Return {family: entry} of all default configs, and the families without tokens.
+
+    A config class that needs arguments is in neither.
+    """
     families, tokenless = {}, []
-    for kind in sorted(
-        kind for kind in CONFIG_MAPPING if kind.split("-")[0] != TIEWISE_TYPE
-    ):  # registered by our imports
+    # importing tiewise registers its own types
+    for kind in sorted(kind for kind in CONFIG_MAPPING if kind.split("-")[0] != TIEWISE_TYPE):
         try:
             entry = config_entry(CONFIG_MAPPING[kind])
-        except Exception:  # it wants arguments
+        except Exception:  # the class needs arguments
             continue
         if entry is None:
             tokenless.append(kind)
@@ -141,20 +144,26 @@ def all_configs() -> tuple[dict[str, Any], list[str]]:
 
 
 def bodies() -> list[str]:
-    """Classes without a head whose names sound like a model with one: LayoutLMModel is LayoutLM's body."""
+    """Return the classes without a head whose names suggest one.
+
+    LayoutLMModel, for example, is the body of LayoutLM.
+    """
     values = [name for name in auto.MODEL_MAPPING_NAMES.values() if isinstance(name, str)]
     return sorted({name for name in values if name.endswith("LMModel")})
 
 
 def auto_classes(kind: str, classes: dict[str, Any]) -> dict[str, Any]:
-    """The classes that a composite takes for a part of this family: with a head ("lm"), or for its body alone."""
+    """Return the classes that a composite builds for a part of this family.
+
+    Key "lm" has the class with a head, "body" the class for the body alone.
+    """
     causal, seq2seq = (name if name in classes else None for name in (CAUSAL.get(kind), SEQ2SEQ.get(kind)))
-    found = {"lm": causal or seq2seq, "body": seq2seq or causal}
-    return {"auto": found} if causal or seq2seq else {}
+    classes_by_part = {"lm": causal or seq2seq, "body": seq2seq or causal}
+    return {"auto": classes_by_part} if causal or seq2seq else {}
 
 
-def written(data: dict[str, Any]) -> str:
-    """JSON, one line a family."""
+def families_json(data: dict[str, Any]) -> str:
+    """Return the content as JSON, one line for each family."""
     lines = []
     for key in ("about", "transformers", "tokenless", "bodies"):
         lines.append(f"{json.dumps(key)}: {json.dumps(data[key])}")
@@ -165,18 +174,20 @@ def written(data: dict[str, Any]) -> str:
 
 
 def _compact(value: Any) -> str:
+    """Return a value as JSON without spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def config_entry(config_class: Any) -> dict[str, Any] | None:
-    """Return the facts of a family's default config: flag, nested families, names of sizes, scalars."""
+    """Return the record of a family's default config: flag, nested families, sizes, scalars."""
     config = config_class()
     full = config.to_dict()
     levels = {path: level for path, level in model_levels(full) if path}
     if FLAG not in full and "vocab_size" not in full and not any("vocab_size" in level for level in levels.values()):
         return None
-    own = getattr(config_class, FLAG, None)  # a composite may lift another value from its parts' defaults
-    entry: dict[str, Any] = {"tie": bool(own if isinstance(own, bool) else getattr(config, FLAG, False))}
+    # a composite may copy another value from the defaults of its parts
+    default = getattr(config_class, FLAG, None)
+    entry: dict[str, Any] = {"tie": bool(default if isinstance(default, bool) else getattr(config, FLAG, False))}
     nested = {path: level["model_type"] for path, level in levels.items() if isinstance(level.get("model_type"), str)}
     names = getattr(config_class, "attribute_map", {})
     sizes = {key: names[key] for key in ("vocab_size", "hidden_size") if key in names}
@@ -187,6 +198,7 @@ def config_entry(config_class: Any) -> dict[str, Any] | None:
 
 
 def _takes(config_class: Any, flag: Any) -> bool:
+    """Return whether a config class accepts a value of the tying flag."""
     try:
         config_class.from_dict({FLAG: flag})
     except Exception:
@@ -195,19 +207,19 @@ def _takes(config_class: Any, flag: Any) -> bool:
 
 
 def class_entry(model_class: Any) -> dict[str, Any] | None:
-    """Return the facts of one class's input embedding and head; None without a token table.
+    """Return the record of one class's ends, or None for a class without a token table.
 
     Raises:
-        Exception: whatever building it raises.
+        Exception: any error of building the class.
     """
     config = _small(model_class)
     model = _build(model_class, config)
     modules = dict(model.named_modules(remove_duplicate=False))
-    if not _inputs(model, modules) and _ask(model, "get_output_embeddings") is None:
+    if not _inputs(model, modules) and _result_of(model, "get_output_embeddings") is None:
         return _part_entry(model)
     inputs, keys = _inputs(model, modules), allowed_keys(model)
-    output = _name(modules, _ask(model, "get_output_embeddings"), matrix=True) or _declared(inputs, keys)
-    if output is None and model_class.__name__ in BESIDE:
+    output = _name(modules, _result_of(model, "get_output_embeddings"), matrix=True) or _declared(inputs, keys)
+    if output is None and model_class.__name__ in UNMAPPED:
         output = _name(modules, model.lm_head, matrix=True)
     if not inputs and output is None:  # several codebooks, each with a table and a head
         return None
@@ -234,12 +246,12 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
 
 
 def _part_entry(model: Any) -> dict[str, Any] | None:
-    """The entry of a class whose first part with two ends has them: Qwen2.5-Omni's thinker.
+    """Return the entry of the first part that has a head, such as Qwen2.5-Omni's thinker.
 
-    Where no part has, a table of tokens that no method leads to is an input without a head.
+    If no part has one, token tables that no method returns are inputs without a head.
     """
     for part, child in model.named_children():
-        if isinstance(child, transformers.PreTrainedModel) and _ask(child, "get_output_embeddings") is not None:
+        if isinstance(child, transformers.PreTrainedModel) and _result_of(child, "get_output_embeddings") is not None:
             inner = dict(child.named_modules(remove_duplicate=False))
             inputs, output = _inputs(child, inner), _name(inner, child.get_output_embeddings(), matrix=True)
             entry = {"inputs": [f"{part}.{name}" for name in inputs], "output": f"{part}.{output}"}
@@ -247,33 +259,35 @@ def _part_entry(model: Any) -> dict[str, Any] | None:
             return entry | {"disk": _disk(model, both, [])} | _names(model, both, [])
     sizes = [level.get("vocab_size") for _, level in model_levels(model.config.to_dict())]
     tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    found = [name for name, module in tables.items() if module.num_embeddings in sizes and not in_layer(name)]
-    return {"inputs": found} | _names(model, found, []) if found else None
+    table_names = [name for name, module in tables.items() if module.num_embeddings in sizes and not in_layer(name)]
+    return {"inputs": table_names} | _names(model, table_names, []) if table_names else None
 
 
 def _layer_ties(model_class: Any, small: Any) -> list[str]:
-    """Modules inside numbered layers that the class's flag ties, `#` for each number: `model.layers.#.shared_transf`.
+    """Return the modules inside numbered layers that the class's flag ties.
 
-    The keys are made for each model from its number of layers: a small model may have too few layers to share any.
+    A `#` replaces the number: `model.layers.#.shared_transf`. A model makes the keys from its number of layers, and a
+    small model may have too few layers to share any. So the default config is tried as well.
     """
-    found: dict[str, list[str]] = {}  # what comes before the layer's number → names of modules
+    modules_by_stack: dict[str, list[str]] = {}  # name before the layer's number → names of modules
     for config in (small, model_class.config_class()):
         try:
             keys = allowed_keys(_build(model_class, config))
-        except Exception:  # a default config may lack what the class needs
+        except Exception:  # the class may need values that the default config lacks
             continue
         for target in filter(in_layer, keys):
             module = re.sub(r"(?<=\.)\d+(?=\.)", "#", target).rpartition(".")[0]
-            found.setdefault(module.partition(".#")[0], []).append(module)
-    return sorted(_common_module(modules) for modules in found.values())
+            modules_by_stack.setdefault(module.partition(".#")[0], []).append(module)
+    return sorted(_common_module(modules) for modules in modules_by_stack.values())
 
 
 def _common_module(names: list[str]) -> str:
-    """The innermost module that contains all of these."""
+    """Return the innermost module that contains all of these."""
     return os.path.commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
 
 
 def _small(model_class: Any) -> Any:
+    """Return a small config that the class can be built from, or its default config."""
     try:
         config = _with_required(model_class, shrink(model_class))
         _build(model_class, config)
@@ -283,7 +297,7 @@ def _small(model_class: Any) -> Any:
 
 
 def _with_required(model_class: Any, config: Any) -> Any:
-    """The config with what `REQUIRED` adds to its levels."""
+    """Return the config with the settings of `REQUIRED`."""
     more = REQUIRED.get(model_class.__name__)
     if more is None:
         return config
@@ -294,40 +308,48 @@ def _with_required(model_class: Any, config: Any) -> Any:
 
 
 def _build(model_class: Any, config: Any) -> Any:
+    """Build a model of the class on the meta device."""
     with torch.device("meta"):
         return model_class(config)
 
 
-def _ask(model: Any, method: str) -> Any:
+def _result_of(model: Any, method: str) -> Any:
+    """Return the result of a model's method, or None if the model does not implement it."""
     try:
         return getattr(model, method)()
     except (AttributeError, NotImplementedError):
         return None
 
 
-def _name(modules: dict[str, Any], wanted: Any, matrix: bool) -> str | None:
-    if matrix and getattr(getattr(wanted, "weight", None), "ndim", 0) != 2:
+def _name(modules: dict[str, Any], module: Any, matrix: bool) -> str | None:
+    """Return the name of a module in `modules`, or None.
+
+    With `matrix`, also None if its weight is not a matrix.
+    """
+    if matrix and getattr(getattr(module, "weight", None), "ndim", 0) != 2:
         return None
-    return next((name for name, module in modules.items() if wanted is not None and module is wanted), None)
+    return next((name for name, other in modules.items() if module is not None and other is module), None)
 
 
 def _declared(inputs: list[str], keys: dict[str, str]) -> str | None:
-    """The head of a class that does not name it but may tie it."""
+    """Return the head of a class that no method returns but that it may tie."""
     tied = [k.removesuffix(".weight") for k, v in keys.items() if v.removesuffix(".weight") in inputs]
     return next((name for name in tied if name not in inputs and not in_layer(name)), None)
 
 
 def _inputs(model: Any, modules: dict[str, Any]) -> list[str]:
-    owners = (model, _ask(model, "get_encoder"), _ask(model, "get_decoder"))
-    tables = [_ask(owner, "get_input_embeddings") for owner in owners]
-    tables = [module for module in tables if not isinstance(module, nn.Linear)]  # of patches
-    found = [_name(modules, module, matrix=True) for module in tables]
+    """Return the names of the input embeddings of a model and of its encoder and decoder."""
+    owners = (model, _result_of(model, "get_encoder"), _result_of(model, "get_decoder"))
+    tables = [_result_of(owner, "get_input_embeddings") for owner in owners]
+    tables = [module for module in tables if not isinstance(module, nn.Linear)]  # a Linear embeds patches of pictures
+    names = [_name(modules, module, matrix=True) for module in tables]
     shared = [module.weight for module in tables if isinstance(module, nn.Embedding)]
-    found += [n for n, m in modules.items() if isinstance(m, nn.Embedding) and any(m.weight is w for w in shared)]
-    return list(dict.fromkeys(name for name in found if name is not None))
+    names += [n for n, m in modules.items() if isinstance(m, nn.Embedding) and any(m.weight is w for w in shared)]
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def _biases(model: Any, output: str | None, keys: dict[str, str]) -> list[str]:
+    """Return the biases of the head: tensors near it with one number for each row."""
     if output is None:
         return []
     rows = model.get_submodule(output).weight.shape[0]
@@ -337,12 +359,16 @@ def _biases(model: Any, output: str | None, keys: dict[str, str]) -> list[str]:
 
 
 def _positions(modules: dict[str, Any], inputs: list[str]) -> list[str]:
+    """Return the names of the position embeddings outside layers and foreign parts."""
     tables = [n for n, m in modules.items() if isinstance(m, nn.Embedding) and n not in inputs and POSITION.search(n)]
     return [name for name in tables if not in_layer(name) and not is_foreign(name)]
 
 
 def _maps(model_class: Any, config: Any, ends: set[str | None]) -> list[str]:
-    """Linear modules that meet the table's width where it is none of the body's."""
+    """Return the linear modules between a table and the body.
+
+    If the table's width changes alone, one of their axes changes.
+    """
     keys = [key for key in WIDTHS if hasattr(config, key)]
     if not keys:
         return []
@@ -356,7 +382,7 @@ def _maps(model_class: Any, config: Any, ends: set[str | None]) -> list[str]:
 
 
 def _disk(model: Any, modules: list[str], biases: list[str]) -> dict[str, str]:
-    """{name in the model: name in a saved file} where the two differ."""
+    """Return {name in the model: name in a saved file} of the names that differ."""
     renamed = {}
     for name in (*(f"{module}.weight" for module in modules), *biases):
         try:
@@ -370,36 +396,42 @@ def _disk(model: Any, modules: list[str], biases: list[str]) -> dict[str, str]:
 
 
 def _names(model: Any, modules: list[str], biases: list[str]) -> dict[str, Any]:
-    """The body's prefix, and the names in files that are loaded into these tensors where the prefix does not tell."""
+    """Return the body's prefix, and names in files that are loaded into these tensors.
+
+    The names are left out if the prefix alone explains them.
+    """
     prefix, meta = model.base_model_prefix, model.state_dict()
     conversions = get_model_conversion_mapping(model)
     renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
     others = [conversion for conversion in conversions if conversion not in renamings]
 
-    def loaded_as(name: str) -> str:  # as `convert_and_load_state_dict_in_model` does it
+    def loaded_as(name: str) -> str:
+        """Return the tensor that a name is loaded into, as in `convert_and_load_state_dict_in_model`."""
         renamed = rename_source_key(name, renamings, others, prefix, meta)[0]
         if renamed not in meta and name in meta:
             renamed = rename_source_key(name, [], [], prefix, meta)[0]
         return renamed
 
-    wanted = [name for name in (*(f"{module}.weight" for module in modules), *biases) if name in meta]
-    plain = ClassEnds(biases=tuple(wanted), prefix=prefix)
-    loads, told = {}, True
-    for name in wanted:
+    tensors = [name for name in (*(f"{module}.weight" for module in modules), *biases) if name in meta]
+    plain = ClassEnds(biases=tuple(tensors), prefix=prefix)
+    loads, prefix_explains = {}, True
+    for name in tensors:
         spelt = {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}
-        told &= all(loaded_as(other) == plain.loaded_as(other) for other in spelt)
+        prefix_explains &= all(loaded_as(other) == plain.loaded_as(other) for other in spelt)
         for renaming in reversed(renamings):
             spelt |= {before for after in spelt for before in _before(renaming, after)}
-        found = sorted(other.removesuffix(".weight") for other in spelt - {name} if loaded_as(other) == name)
-        told &= all(plain.loaded_as(other) == name for other in spelt if loaded_as(other) == name)
-        loads[name.removesuffix(".weight")] = found
-    return ({"prefix": prefix} if prefix else {}) | ({} if told else {"loads": loads})
+        spellings = [other for other in spelt if loaded_as(other) == name]
+        prefix_explains &= all(plain.loaded_as(other) == name for other in spellings)
+        loads[name.removesuffix(".weight")] = sorted(
+            other.removesuffix(".weight") for other in spellings if other != name
+        )
+    return ({"prefix": prefix} if prefix else {}) | ({} if prefix_explains else {"loads": loads})
 
 
 def _layers(model: Any) -> list[str]:
-    """What stands before the number of a layer of the stacks of text, in the class and in files that it loads.
+    """Return the names before the layer numbers of text stacks, in model and files.
 
-    A norm speaks for its layer: matrices may be packed together on loading.
+    A norm represents its layer, since matrices may be packed together on loading.
     """
     first: dict[str, str] = {}
     for name in sorted(model.state_dict(), key=lambda name: "norm" not in name):
@@ -407,52 +439,61 @@ def _layers(model: Any) -> list[str]:
         if layer and not is_foreign(stack) and not in_layer(f"{stack}."):
             first.setdefault(stack, name)
     prefix = f"{model.base_model_prefix}."
-    found = dict.fromkeys(first)
+    names = dict.fromkeys(first)
     for name in first.values():
         spelt = _names(model, [], [name]).get("loads", {}).get(name.removesuffix(".weight"), [])
-        found |= dict.fromkeys(other.partition(".0.")[0] for other in spelt if ".0." in other)
-    told = {name for own in first for name in (prefix + own, own.removeprefix(prefix))} - first.keys()
-    return [name for name in found if name not in told]
+        names |= dict.fromkeys(other.partition(".0.")[0] for other in spelt if ".0." in other)
+    by_prefix = {name for stack in first for name in (prefix + stack, stack.removeprefix(prefix))} - first.keys()
+    return [name for name in names if name not in by_prefix]
 
 
 def _other_names(model: Any, tensor: str) -> list[str]:
-    """Names in files that are loaded into a tensor, but for its own and those with the body's prefix."""
-    own = tensor.removesuffix(".weight")
-    loads = _names(model, [], [tensor]).get("loads", {}).get(own, [])
+    """Return the other names in files that are loaded into a tensor.
+
+    Names that differ by the body's prefix alone are left out.
+    """
+    module = tensor.removesuffix(".weight")
+    loads = _names(model, [], [tensor]).get("loads", {}).get(module, [])
     bare = {name.removeprefix(f"{model.base_model_prefix}.") for name in loads}
-    return sorted(bare - {own})
+    return sorted(bare - {module})
 
 
 def _head(model_class: Any, config: Any, model: Any, ends: list[str], biases: list[str]) -> list[str]:
-    """Tensors outside the body, beside the ends, that the logits of a forward pass over token ids depend on."""
+    """Return the tensors outside body and ends that the logits of token ids depend on."""
     body = f"{model.base_model_prefix}."
     if not hasattr(model, model.base_model_prefix):
         return []
-    known = {f"{module}.weight" for module in ends} | set(biases)
-    outer = [name for name, _ in model.named_parameters() if not name.startswith(body) and name not in known]
+    ends_and_biases = {f"{module}.weight" for module in ends} | set(biases)
+    outer = [name for name, _ in model.named_parameters() if not name.startswith(body) and name not in ends_and_biases]
     outer = [name for name in outer if not in_layer(name) and not is_foreign(name)]
     if not outer or sum(tensor.numel() for tensor in model.parameters()) > MOST_NUMBERS:
         return []
     try:
         built = model_class(config)
         built(input_ids=torch.arange(4)[None]).logits.sum().backward()
-    except Exception:  # it wants pictures or sounds too
+    except Exception:  # the model also needs pictures or sound
         return []
     return [name for name in outer if built.get_parameter(name).grad is not None]
 
 
 def _wide(model: Any, output: str) -> dict[str, int]:
-    """{head: its width in hidden widths} where it is wider than the model: Reformer's reads two streams."""
+    """Return {head: its width in hidden widths} if it is wider than the model.
+
+    Reformer's head, for example, reads two streams.
+    """
     width, hidden = model.get_submodule(output).weight.shape[1], getattr(model.config, "hidden_size", None)
-    whole = isinstance(hidden, int) and width > hidden and width % hidden == 0
+    is_multiple = isinstance(hidden, int) and width > hidden and width % hidden == 0
     record = model.config.to_dict()
     widths = [record[key] for key in record if re.search("emb|hidden|dim|d_model", key) and "position" not in key]
-    return {output: width // hidden} if whole and width not in widths else {}
+    return {output: width // hidden} if is_multiple and width not in widths else {}
 
 
 def _parts(model: Any, ends: list[str]) -> dict[str, list[str]]:
-    """{level of the config: [module, "lm" or "body"]} of parts with an end whose class follows their `model_type`."""
-    found = {}
+    """Return {level of the config: [module, "lm" or "body"]} of the parts with an end.
+
+    Only parts whose class follows from the level's `model_type` count.
+    """
+    parts = {}
     for level, config_class in type(model.config).sub_configs.items():
         part = getattr(model.config, level, None)
         if config_class is not AutoConfig or part is None:
@@ -463,17 +504,21 @@ def _parts(model: Any, ends: list[str]) -> dict[str, list[str]]:
         owner = next((name for name in models if any(end.startswith(f"{name}.") for end in ends)), None)
         if owner is not None:
             headed = any(getattr(transformers, name, None) is type(modules[owner]) for name in _language_models())
-            found[level] = [owner, "lm" if headed else "body"]
-    return found
+            parts[level] = [owner, "lm" if headed else "body"]
+    return parts
 
 
 def _language_models() -> list[str]:
+    """Return the names of all decoders and sequence-to-sequence models with a head."""
     values = [*CAUSAL.values(), *SEQ2SEQ.values()]
     return [name for value in values for name in ([value] if isinstance(value, str) else value)]
 
 
 def _joined(model_class: Any, config: Any, entry: dict[str, Any]) -> bool:
-    """Whether tensors beside the head are tied whatever the flag says, though the flag does not decide on the head."""
+    """Return whether the tensors next to the head are tied under every flag.
+
+    Only classes whose flag does not decide on the head can have this.
+    """
     ends = {f"{entry['output']}.weight"}
     others = {target: source for target, source in entry["tied"].items() if target not in ends}
     if not others or not entry.get("never"):
@@ -485,12 +530,16 @@ def _joined(model_class: Any, config: Any, entry: dict[str, Any]) -> bool:
 
 
 def _tensor(model: Any, name: str) -> Any:
+    """Return a parameter or buffer by its name."""
     return model.get_parameter_or_buffer(name)
 
 
 def _switches(model_class: Any, config: Any, tensors: list[str]) -> dict[str, list[Any]]:
-    """{tensor: [key, value]}: the one boolean of the config without whose value the class lacks the tensor."""
-    found = {}
+    """Return {tensor: [key, value]}: the boolean of the config that a tensor needs.
+
+    With any other value of the key, the class lacks the tensor.
+    """
+    needed = {}
     record = json.loads(json.dumps(config.to_dict(), default=str))
     switches = [(key, value) for key, value in record.items() if isinstance(value, bool) and key != FLAG]
     for key, value in switches if tensors else ():
@@ -500,72 +549,84 @@ def _switches(model_class: Any, config: Any, tensors: list[str]) -> dict[str, li
             names = set(_build(model_class, model_class.config_class.from_dict(other)).state_dict())
         except Exception:
             continue
-        found |= {tensor: [key, value] for tensor in tensors if tensor not in names}
-    return found
+        needed |= {tensor: [key, value] for tensor in tensors if tensor not in names}
+    return needed
 
 
 def _before(renaming: WeightRenaming, name: str) -> set[str]:
-    """Names that a renaming may have made this name from; some of them it has not."""
-    found = {renaming.reverse_transform().rename_source_key(name)[0]}
+    """Return names that a renaming may turn into this name.
+
+    Some of them are candidates only: it turns them into another name.
+    """
+    names = {renaming.reverse_transform().rename_source_key(name)[0]}
     for target in filter(None, map(_literal, renaming.target_patterns)):
-        for at in (place for place in range(len(name)) if name.startswith(target, place)):
-            found |= {name[:at] + _literal(source) + name[at + len(target) :] for source in renaming.source_patterns}
-    return found
+        for start in (start for start in range(len(name)) if name.startswith(target, start)):
+            rest = name[start + len(target) :]
+            names |= {name[:start] + _literal(source) + rest for source in renaming.source_patterns}
+    return names
 
 
 def _literal(pattern: str) -> str:
+    """Return the only text that a pattern matches, or an empty text."""
     plain = pattern.removeprefix("^").replace(r"\.", ".")
     return "" if "\\" in plain else plain
 
 
 def _deciding(model_class: Any, config: Any, inputs: list[str], output: str) -> dict[str, Any]:
-    """Which levels' flags decide whether the head is tied to an input table."""
+    """Return which levels' flags decide whether the head is tied to an input table."""
     bare = json.loads(json.dumps(_without_flags(config.to_dict()), default=str))
     levels = [path for path, _ in model_levels(config.to_dict())]
     seen: dict[tuple[tuple[str, bool], ...], bool] = {}
 
-    def tied(flags: dict[str, bool]) -> bool:
+    def is_tied(flags: dict[str, bool]) -> bool:
+        """Return whether these flags tie the head."""
         key = tuple(sorted(flags.items()))
         if key not in seen:
             seen[key] = _is_tied(model_class, _with_flags(bare, flags), inputs, output)
         return seen[key]
 
     def matters(level: str) -> bool:
+        """Return whether the flag of a level decides for some flags of the others."""
         others = [other for other in levels if other != level]
         settings = ({}, dict.fromkeys(others, False), dict.fromkeys(others, True))
-        return any(tied(rest | {level: True}) != tied(rest | {level: False}) for rest in settings)
+        return any(is_tied(rest | {level: True}) != is_tied(rest | {level: False}) for rest in settings)
 
     deciding = [level for level in levels if matters(level)]
     if not deciding:
-        return {"always" if tied({}) else "never": True}
-    found = {} if deciding == [""] else {"decides": deciding}
+        return {"always" if is_tied({}) else "never": True}
+    decides = {} if deciding == [""] else {"decides": deciding}
     if len(deciding) == 1:
-        return found
+        return decides
     either = [
-        tied({first: v, second: not v}) for first, second in itertools.combinations(deciding, 2) for v in (True, False)
+        is_tied({first: v, second: not v})
+        for first, second in itertools.combinations(deciding, 2)
+        for v in (True, False)
     ]
     if not all(either):
         raise ValueError(f"the levels {deciding} decide in a way that the data has no word for")
-    return found
+    return decides
 
 
 def _without_flags(value: Any) -> Any:
+    """Return a config's record with the flag removed at every level."""
     if isinstance(value, dict):
         return {key: _without_flags(part) for key, part in value.items() if key != FLAG}
     return [_without_flags(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _with_flags(bare: dict[str, Any], flags: dict[str, bool]) -> dict[str, Any]:
-    made = json.loads(json.dumps(bare))
+    """Return a copy of a record with these flags, by level."""
+    copied = json.loads(json.dumps(bare))
     for path, value in flags.items():
-        level = made
+        level = copied
         for part in filter(None, path.split(".")):
             level = level[part]
         level[FLAG] = value
-    return made
+    return copied
 
 
 def _is_tied(model_class: Any, record: dict[str, Any], inputs: list[str], output: str) -> bool:
+    """Return whether the head of a model with this config is one of the input tables."""
     model = _build(model_class, model_class.config_class.from_dict(record))
     head = model.get_submodule(output)
     return any(model.get_submodule(name).weight is head.weight for name in inputs)

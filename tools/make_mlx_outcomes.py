@@ -1,12 +1,12 @@
-"""Make src/tiewise/checkpoint/data/mlx_lm.json: what mlx-lm makes of each family in every state of the loader matrix.
+"""Write src/tiewise/checkpoint/data/mlx_lm.json: what mlx-lm loads from each family in every state of the tables.
 
-    python tools/make_mlx_outcomes.py             writes the file (some minutes; wants mlx-lm[cpu] in this environment)
+    python tools/make_mlx_outcomes.py             writes the file (some minutes; needs mlx-lm[cpu] in this environment)
     python tools/make_mlx_outcomes.py llama …     prints these families' entries
 
-A tiny model of each family is saved by transformers, put into each state with the flag true, false and absent at every
-level, and loaded. Which end the logits are made of is asked of the loaded model: where a parameter beside the table
-holds the head, it is zeroed, and the logits move or do not. A family of which a tiny model does not load in any state
-is left out: its config is not one that mlx-lm takes, which says nothing of its tables.
+transformers saves a tiny model of each family. The tool puts it into each state of the loader matrix, with the flag
+true, false and absent at every level, and loads it with mlx-lm. If the loaded model has a parameter equal to the head,
+the tool sets it to zero: the model uses a separate head if its logits change. A family whose tiny model loads in no
+state is left out: mlx-lm does not read its config, which says nothing about its tables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ABOUT = (
 )
 FLAGS = (True, False, None)
 LETTERS = {word: letter for letter, word in MLX_LETTERS.items()}
-# what published configs say and those that transformers 5 writes do not
+# keys of published configs that transformers 5 does not write
 PUBLISHED = {"rope_scaling": None, "partial_rotary_factor": 1.0, "rotary_pct": 1.0, "rotary_emb_base": 10_000}
 PUBLISHED |= {"n_ctx": 64, "mlp_bias": False, "sliding_window_pattern": 2}
 
@@ -60,21 +60,24 @@ def main() -> None:
         for kind in sys.argv[1:]:
             print(kind, entry(kind))
         return
-    own = {found.name for found in pkgutil.iter_modules(models.__path__)}
-    served = sorted({*own, *(kind for kind, name in MODEL_REMAPPING.items() if name in own)})
+    modules = {module.name for module in pkgutil.iter_modules(models.__path__)}
+    served = sorted({*modules, *(kind for kind, name in MODEL_REMAPPING.items() if name in modules)})
     families = {}
     for kind in (kind for kind in served if kind in family_data()["families"]):
-        found = entry(kind)
-        families |= {kind: found} if found is not None else {}
-        print(kind, found, file=sys.stderr)
+        letters = entry(kind)
+        families |= {kind: letters} if letters is not None else {}
+        print(kind, letters, file=sys.stderr)
     data = {"about": ABOUT, "version": mlx_lm.__version__, "date": date.today().isoformat(), "served": served}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
-    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(found)}" for kind, found in sorted(families.items()))
+    rows = ",\n".join(f"{json.dumps(kind)}: {json.dumps(letters)}" for kind, letters in sorted(families.items()))
     TARGET.write_text("{\n" + ",\n".join([*lines, f'"families": {{\n{rows}\n}}']) + "\n}\n", "utf-8")
 
 
 def entry(kind: str) -> str | None:
-    """Letters of one family, three groups of five; None where no state of it loads."""
+    """Return the letters of one family in three groups of five, or None.
+
+    None means that no state loads, or that a loaded model cannot be run.
+    """
     ends = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
     name = next((name for name in family(kind).ends.classes if name.endswith(ends)), None)
     if name is None:
@@ -85,14 +88,17 @@ def entry(kind: str) -> str | None:
         except Exception as error:  # too big, or not built from this config
             print(f"{kind}: {type(error).__name__}", file=sys.stderr)
             return None
-        words = [[_made(Path(folder), *stored, flag, state) for state in STATES] for flag in FLAGS]
+        words = [[_outcome(Path(folder), *stored, flag, state) for state in STATES] for flag in FLAGS]
     if all(word in ("load error", None) for row in words for word in row) or any(None in row for row in words):
         return None
     return " ".join("".join(LETTERS[str(word)] for word in row) for row in words)
 
 
 def _saved(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """(tensors, config, names of input tables, names of the head) of a tiny untied model of a class."""
+    """Save a tiny untied model of a class and return its contents.
+
+    These are (tensors, config, names of input tables, names of the head).
+    """
     model = saved.tiny(name, False)
     tables, head = saved.ends(model)
     model.save_pretrained(folder)
@@ -110,50 +116,55 @@ def _saved(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], lis
 
 
 def _published(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the keys that published configs have."""
     rope = config.get("rope_parameters") or {}
     rope = rope["full_attention"] if isinstance(rope.get("full_attention"), dict) else rope
-    made = {"rope_theta": rope.get("rope_theta", 10_000.0)} | PUBLISHED
+    added = {"rope_theta": rope.get("rope_theta", 10_000.0)} | PUBLISHED
     if isinstance(config.get("num_attention_heads"), int) and isinstance(config.get("hidden_size"), int):
-        made["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        added["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     if isinstance(text := config.get("text_config"), dict):
-        made["vocab_size"] = text.get("vocab_size")
+        added["vocab_size"] = text.get("vocab_size")
         config = config | {"text_config": _published(text)}
-    return made | config
+    return added | config
 
 
-def _made(
+def _outcome(
     folder: Path, tensors: dict[str, Any], config: dict[str, Any], inputs: list[str], output: list[str],
     flag: bool | None, state: str,
 ) -> str | None:  # fmt: skip
-    """What is made of one state; None where the loaded model has no forward that says it."""
+    """Save one state, load it with mlx-lm and return the outcome.
+
+    None if the loaded model has no forward pass that shows its head.
+    """
     table, head = tensors[inputs[0]], tensors[inputs[0]] if state == SAME else tensors[output[0]]
-    gone = {NONE: output, ALONE: inputs, NEITHER: [*inputs, *output]}.get(state, [])
-    stored = {n: head if n in output else array for n, array in tensors.items() if n not in gone}
+    removed = {NONE: output, ALONE: inputs, NEITHER: [*inputs, *output]}.get(state, [])
+    stored = {n: head if n in output else array for n, array in tensors.items() if n not in removed}
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    said = saved.without(config, FLAG) if flag is None else saved.flagged(config, flag) | {FLAG: flag}
-    (folder / "config.json").write_text(json.dumps(said))
+    flagged = saved.without(config, FLAG) if flag is None else saved.flagged(config, flag) | {FLAG: flag}
+    (folder / "config.json").write_text(json.dumps(flagged))
     try:
         model, _ = load_model(folder, lazy=False)
-    except (Exception, SystemExit):  # one of its files ends the process where a package is missing
+    except (Exception, SystemExit):  # one of its files calls sys.exit if a package is missing
         return "load error"
-    held = {name: np.array(value.astype(mx.float32)) for name, value in tree_flatten(model.parameters())}
+    parameters = {name: np.array(value.astype(mx.float32)) for name, value in tree_flatten(model.parameters())}
 
-    def holding(values: Any) -> list[str]:
-        return [name for name, value in held.items() if value.shape == values.shape and (value == values).all()]
+    def equal_to(values: Any) -> list[str]:
+        """Return the names of the loaded parameters with these values."""
+        return [name for name, value in parameters.items() if value.shape == values.shape and (value == values).all()]
 
-    found = holding(table)
-    if not found:
+    tables = equal_to(table)
+    if not tables:
         return "random table"
-    own = [name for name in holding(head) if name != found[0]]
-    if own:
+    heads = [name for name in equal_to(head) if name != tables[0]]
+    if heads:
         ids = mx.array([[3, 5, 7, 11]])
         try:
             before = np.array(model(ids).astype(mx.float32))
-            model.update(tree_unflatten([(own[0], mx.zeros(head.shape))]))
-            moved = not np.array_equal(before, np.array(model(ids).astype(mx.float32)))
+            model.update(tree_unflatten([(heads[0], mx.zeros(head.shape))]))
+            is_used = not np.array_equal(before, np.array(model(ids).astype(mx.float32)))
         except Exception:
             return None
-        if moved:
+        if is_used:
             return "untied"
     return "head dropped" if state == STATES[2] else "tied"
 

@@ -2,7 +2,7 @@
 
 python tools/make_reference.py           writes docs/reference-cli.md, docs/reference-api.md, docs/reference-rules.md,
                                          the table in docs/check.md, and the list in checkpoint/rules/__init__.py
-python tools/make_reference.py --hold    writes nothing, and exits with 1 where a page is not what it would write
+python tools/make_reference.py --hold    writes nothing, and exits with 1 if a page differs from what it would write
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tiewise.checkpoint.rules.rule import rules, rules_by_subject
 from tiewise.cli.main import command_line, commands
 
 DOCS = Path(__file__).parents[1] / "docs"
-MADE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
+NOTICE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
 INDEX_NOTE = "# `tools/make_reference.py` writes this list. Look here before you write a rule: it may be one of these."
-TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # mark in docs/check.md
-ROOMS = {  # modules that `import tiewise` offers names of, in the order in which a reader meets them
+TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # in docs/check.md
+HEADINGS = {  # modules whose names `import tiewise` offers, by heading of the page
     "Comparing and training": ("lab", "training", "planning", "inspection.inspection", "report"),
     "The boundary in a model": (
         "boundary.boundary",
@@ -45,8 +45,8 @@ ROOMS = {  # modules that `import tiewise` offers names of, in the order in whic
 
 
 def cli() -> Iterator[str]:
-    """Lines of the command line's page."""
-    yield from ("# Command line", "", MADE)
+    """Yield the lines of the command line's page."""
+    yield from ("# Command line", "", NOTICE)
     yield "Every command also has `--help`. What they print as JSON is described by [schemas](schemas.md)."
     for heading, panel in commands().items():
         yield from ("", f"## {heading}")
@@ -60,52 +60,58 @@ def cli() -> Iterator[str]:
                 record = parameter.get_help_record(context)
                 if record is None or parameter.name == "help":
                     continue
-                written, said = record
-                said, _, default = said.partition("[default: ")
+                written, text = record
+                text, _, default = text.partition("[default: ")
                 written, default = written.replace("\\[", "["), default.rstrip("]").strip("()")
-                said = escaped(" ".join(said.replace("\\[", "[").split()))
-                yield f"- `{written}`: {said}" + (f" Default: `{default}`." if default else "")
+                text = escaped(" ".join(text.replace("\\[", "[").split()))
+                yield f"- `{written}`: {text}" + (f" Default: `{default}`." if default else "")
 
 
 def api() -> Iterator[str]:
-    """Lines of the page on what `import tiewise` offers."""
-    yield from ("# API", "", MADE)
+    """Yield the lines of the page on the names that `import tiewise` offers."""
+    yield from ("# API", "", NOTICE)
     yield "What `import tiewise` offers. A name is loaded when it is first used: importing the package costs nothing."
     homes: dict[str, list[str]] = {}
     for name, home in tiewise._MODULES.items():
         if name != "__version__":
             homes.setdefault(home.removeprefix("tiewise."), []).append(name)
-    for heading, rooms in ROOMS.items():
+    for heading, modules in HEADINGS.items():
         yield from ("", f"## {heading}")
-        for home in [home for home in homes if any(f"{home}.".startswith(f"{room}.") for room in rooms)]:
+        for home in [home for home in homes if any(f"{home}.".startswith(f"{module}.") for module in modules)]:
             for name in homes.pop(home):
                 yield from described(name, getattr(tiewise, name))
     assert not homes, f"no heading has {', '.join(homes)}"
 
 
-def described(name: str, thing: object) -> Iterator[str]:
-    """A name, how it is called, what it says of itself; of a class its own public methods and properties too."""
+def described(name: str, value: object) -> Iterator[str]:
+    """Yield the entry of a name: its signature and its docstring.
+
+    A class also gets entries of its public methods and properties.
+    """
     yield from ("", f"### `{name}`", "")
-    is_class = inspect.isclass(thing)
-    if not (is_class and issubclass(thing, Exception)):
-        yield from (f"`{name}{signature(thing)}`", "")
-    yield from prose(inspect.getdoc(thing) or "")
-    own = [(key, value) for key, value in vars(thing).items() if not key.startswith("_")] if is_class else []
-    for key, value in own:
-        value = getattr(value, "__func__", value)
-        said = inspect.getdoc(value) if callable(value) or isinstance(value, property) else None
-        if said and getattr(value, "__module__", "tiewise").startswith("tiewise"):
-            called = "" if isinstance(value, property) else signature(value)
-            yield from ("", f"**`.{key}{called}`**", "", *prose(said))
+    is_class = inspect.isclass(value)
+    if not (is_class and issubclass(value, Exception)):
+        yield from (f"`{name}{signature(value)}`", "")
+    yield from prose(inspect.getdoc(value) or "")
+    members = [(key, member) for key, member in vars(value).items() if not key.startswith("_")] if is_class else []
+    for key, member in members:
+        member = getattr(member, "__func__", member)
+        docstring = inspect.getdoc(member) if callable(member) or isinstance(member, property) else None
+        if docstring and getattr(member, "__module__", "tiewise").startswith("tiewise"):
+            called = "" if isinstance(member, property) else signature(member)
+            yield from ("", f"**`.{key}{called}`**", "", *prose(docstring))
 
 
-def signature(thing: object) -> str:
-    """How a thing is called, without the types, which its docstring names where they matter."""
+def signature(value: object) -> str:
+    """Return the parameters of a function or class without their types.
+
+    Docstrings name the types that matter.
+    """
     try:
-        given = inspect.signature(thing)  # type: ignore[arg-type]
+        full = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    plain = [p.replace(annotation=p.empty) for p in given.parameters.values() if p.name not in ("self", "cls")]
+    plain = [p.replace(annotation=p.empty) for p in full.parameters.values() if p.name not in ("self", "cls")]
     text = str(inspect.Signature(plain))
     return re.sub(r"<(?:factory|function|object)[^>]*>", "…", text)
 
@@ -120,9 +126,9 @@ def prose(docstring: str) -> Iterator[str]:
         if re.fullmatch(r"[A-Z]\w+:", head) and rest:
             yield from (f"*{head[:-1]}*", "")
             for item in re.split(r"\n(?= {4}\S)", rest):
-                name, colon, said = " ".join(item.split()).partition(": ")
+                name, colon, text = " ".join(item.split()).partition(": ")
                 yield (
-                    f"- `{name}`: {escaped(said)}" if colon and " " not in name else f"- {escaped(name + colon + said)}"
+                    f"- `{name}`: {escaped(text)}" if colon and " " not in name else f"- {escaped(name + colon + text)}"
                 )
         elif (
             block.startswith((">>>", "    ", "│"))
@@ -136,14 +142,14 @@ def prose(docstring: str) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text in which nothing outside code is taken for Markdown or HTML."""
+    """Return text in which Markdown and HTML characters outside code are escaped."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([*_<>|\[\]])", r"\\\1", part) for part in parts)
 
 
 def rule_page() -> Iterator[str]:
-    """Lines of the page on the rules of `tiewise check`."""
-    yield from ("# Rules of `tiewise check`", "", MADE)
+    """Yield the lines of the page on the rules of `tiewise check`."""
+    yield from ("# Rules of `tiewise check`", "", NOTICE)
     yield "`tiewise check --explain B012` prints one of them. [check.md](check.md) says how they are chosen and read."
     for rule in rules().values():
         yield from ("", f"## {rule.id}: {rule.title}", "", f"Severity: {rule.severity}.", "", *prose(rule.explain))
@@ -152,10 +158,10 @@ def rule_page() -> Iterator[str]:
 
 
 def check_page() -> Iterator[str]:
-    """Lines of the page on `tiewise check`, with the table of rules as they are."""
+    """Yield the lines of the page on `tiewise check`, with a new table of rules."""
     before, mark, rest = (DOCS / "check.md").read_text(encoding="utf-8").partition(f"{TABLE}\n")
     assert mark, "docs/check.md lacks the mark above its table of rules"
-    _, _, after = rest.lstrip("\n").partition("\n\n")  # behind the old table
+    _, _, after = rest.lstrip("\n").partition("\n\n")  # below the old table
     yield from (before + TABLE, "")
     yield "| id | severity | what holds in a sound checkpoint | read |"
     yield "|---|---|---|---|"
@@ -165,12 +171,12 @@ def check_page() -> Iterator[str]:
 
 
 def rule_index() -> Iterator[str]:
-    """Lines of the package of rules: its docstring, and comments that list them by subject."""
+    """Yield the lines of the package of rules: its docstring, and comments by subject."""
     yield '"""Check rules, one file per subject; `rule.rules` imports every file of this folder and lists them."""'
     yield from ("", INDEX_NOTE)
-    for subject, found in rules_by_subject().items():
+    for subject, subject_rules in rules_by_subject().items():
         yield from ("#", f"# {subject}.py")
-        for rule in found:
+        for rule in subject_rules:
             yield f"#     {rule.id}  {rule.severity:7}  {rule.title}"
 
 
@@ -185,16 +191,16 @@ PAGES = {
 
 
 def main() -> None:
-    """Write the pages, or say which of them is behind."""
-    behind = []
+    """Write the pages, or list those that differ from the code."""
+    outdated = []
     for path, lines in PAGES.items():
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines())).rstrip() + "\n"
         if "--hold" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            behind.append(path.name)
-    if behind:
-        sys.exit(f"{', '.join(behind)}: behind the code; run python tools/make_reference.py")
+            outdated.append(path.name)
+    if outdated:
+        sys.exit(f"{', '.join(outdated)}: behind the code; run python tools/make_reference.py")
 
 
 if __name__ == "__main__":

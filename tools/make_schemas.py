@@ -1,11 +1,11 @@
 """Write JSON Schemas for the output of `--json` and the JSON files of results.
 
     python tools/make_schemas.py           writes src/tiewise/report/schemas/NAME-VERSION.json
-    python tools/make_schemas.py --hold    writes nothing, and exits with 1 where one is not what it would write
+    python tools/make_schemas.py --hold    writes nothing, and exits with 1 if a file differs from what it would write
 
-What is a dataclass is described by its hints, and by the comments behind its fields. What a plan says is a mapping
-whose keys depend on the model, so its schema holds what plans of unlike models have in common. A number that is none is
-written as null, so every number may be null. `tests/answers` holds every recorded answer against its schema.
+The type hints of a dataclass and the comments behind its fields describe its JSON. A plan is a mapping whose keys
+depend on the model, so its schema has what the plans of different models have in common. JSON has no nan: a missing
+number is written as null, so every float may be null. `tests/answers` checks every recorded answer against its schema.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiewise.training import results
 
 HOME = Path(tiewise.__file__).parent / "report" / "schemas"
 SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", Path: "string", types.NoneType: "null"}
-LIKE = (
+PLANNED_MODELS = (
     "gpt2",
     "llama-3.1-405b",
     "t5-small",
@@ -46,26 +46,30 @@ LIKE = (
 Schema = dict[str, Any]
 
 
-def of(hint: Any) -> Schema:
-    """The schema of what a type is written as."""
+def schema_of(hint: Any) -> Schema:
+    """Return the schema of the JSON form of a type."""
     outer, inner = get_origin(hint), get_args(hint)
     if outer in (Union, types.UnionType):
-        found = [of(one) for one in inner]
-        kinds = [kind for one in found for kind in ([one["type"]] if isinstance(one.get("type"), str) else one["type"])]
-        return {**found[0], "type": list(dict.fromkeys(kinds))}
+        schemas = [schema_of(part) for part in inner]
+        kinds = [
+            kind for one in schemas for kind in ([one["type"]] if isinstance(one.get("type"), str) else one["type"])
+        ]
+        return {**schemas[0], "type": list(dict.fromkeys(kinds))}
     if hint is float:
         return {"type": ["number", "null"]}
     if hint in SCALARS:
         return {"type": SCALARS[hint]}
     if is_dataclass(hint):
-        hints, said = get_type_hints(hint), comments(hint)
-        return thing({field.name: (of(hints[field.name]), said.get(field.name, "")) for field in fields(hint)})
+        hints, texts = get_type_hints(hint), comments(hint)
+        return object_schema(
+            {field.name: (schema_of(hints[field.name]), texts.get(field.name, "")) for field in fields(hint)}
+        )
     if outer in (dict, collections.abc.Mapping):
-        return mapping(of(inner[1]))
+        return mapping(schema_of(inner[1]))
     if outer is tuple and len(inner) > 1 and inner[1] is not Ellipsis:
-        return {"type": "array", "prefixItems": [of(one) for one in inner], "minItems": len(inner)}
+        return {"type": "array", "prefixItems": [schema_of(part) for part in inner], "minItems": len(inner)}
     if outer in (list, tuple, collections.abc.Sequence):
-        return {"type": "array", **({"items": of(inner[0])} if inner and of(inner[0]) else {})}
+        return {"type": "array", **({"items": schema_of(inner[0])} if inner and schema_of(inner[0]) else {})}
     return {}
 
 
@@ -87,22 +91,25 @@ def attributes(kind: type) -> dict[str, str]:
     return descriptions
 
 
-def thing(properties: dict[str, Schema | tuple[Schema, str]]) -> Schema:
-    """An object with these keys, all of which are always there; later versions may add others."""
-    found = {}
+def object_schema(properties: dict[str, Schema | tuple[Schema, str]]) -> Schema:
+    """Return the schema of an object that always has these keys.
+
+    Later versions may add others.
+    """
+    described = {}
     for name, value in properties.items():
-        schema, said = value if isinstance(value, tuple) else (value, "")
-        found[name] = {**schema, **({"description": said} if said else {})}
-    return {"type": "object", "properties": found, "required": list(found)}
+        schema, description = value if isinstance(value, tuple) else (value, "")
+        described[name] = {**schema, **({"description": description} if description else {})}
+    return {"type": "object", "properties": described, "required": list(described)}
 
 
 def mapping(values: Schema) -> Schema:
-    """An object whose keys are names of the reader's own."""
+    """Return the schema of an object with any keys."""
     return {"type": "object", "additionalProperties": values or True}
 
 
 def or_null(schema: Schema) -> Schema:
-    """The same, or null."""
+    """Return the same schema, or null."""
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {**schema, "type": list(dict.fromkeys([*kinds, "null"]))}
 
@@ -113,55 +120,63 @@ def common(values: list[Any]) -> Schema:
     kinds |= {"null"} if "number" in kinds else set()
     if {"integer", "number"} <= kinds:
         kinds.discard("integer")
-    found: Schema = {"type": sorted(kinds) if len(kinds) > 1 else kinds.pop()} if kinds else {}
+    schema: Schema = {"type": sorted(kinds) if len(kinds) > 1 else kinds.pop()} if kinds else {}
     objects, lists = [v for v in values if isinstance(v, dict)], [v for v in values if isinstance(v, list)]
     if objects:
         keys = list(dict.fromkeys(key for one in objects for key in one))
         parts = {key: [one[key] for one in objects if key in one] for key in keys}
-        found["properties"] = {
+        schema["properties"] = {
             key: OPEN[key] if key in OPEN and isinstance(values[0], dict) else common(values)
             for key, values in parts.items()
         }
-        found["required"] = [key for key in keys if all(key in one for one in objects)]
+        schema["required"] = [key for key in keys if all(key in one for one in objects)]
     if any(lists):
-        found["items"] = common([item for one in lists for item in one])
-    return found
+        schema["items"] = common([item for one in lists for item in one])
+    return schema
 
 
-TEXT, COUNT, FLAG, NUMBER, TEXTS = of(str), of(int), of(bool), of(float), of(list[str])
+TEXT, COUNT, FLAG, NUMBER, TEXTS = (
+    schema_of(str),
+    schema_of(int),
+    schema_of(bool),
+    schema_of(float),
+    schema_of(list[str]),
+)
 
 
-OPEN = {"parameters": mapping(COUNT), "config": {"type": ["object", "null"]}}  # their keys are the model's own
+OPEN = {"parameters": mapping(COUNT), "config": {"type": ["object", "null"]}}  # their keys depend on the model
 
 
 def plans() -> Schema:
     """Return the common schema of plans of different models."""
     boundaries, setting = ("tied", "untied", "factored:64", "projected:32"), Setting(world=8, tp=2, fsdp=2, std=0.05)
-    made = [tiewise.plan(name, boundaries, setting=setting).record() for name in LIKE]
-    made += [tiewise.plan(name).record() for name in LIKE]
-    made.append(tiewise.plan({"architectures": ["BertModel"], "model_type": "bert"}).record())
-    made += [tiewise.plan(sizes).record() for sizes in (tiewise.Sizes(32_000, 512, 8), tiewise.Sizes(2048, 64, 2))]
+    records = [tiewise.plan(name, boundaries, setting=setting).record() for name in PLANNED_MODELS]
+    records += [tiewise.plan(name).record() for name in PLANNED_MODELS]
+    records.append(tiewise.plan({"architectures": ["BertModel"], "model_type": "bert"}).record())
+    records += [tiewise.plan(sizes).record() for sizes in (tiewise.Sizes(32_000, 512, 8), tiewise.Sizes(2048, 64, 2))]
     experts = {"model_type": "minimax_m2", "vocab_size": 2048, "hidden_size": 64, "num_local_experts": 8}
-    made += [tiewise.plan(experts, boundaries, setting=setting).record(), tiewise.plan(experts).record()]
+    records += [tiewise.plan(experts, boundaries, setting=setting).record(), tiewise.plan(experts).record()]
     built = Architecture("xglm", 64, TokenTables(2048, 64, tied=True), (), {"other": Count(1000, 900, 1000)})
-    made.append(tiewise.plan(built).record())
-    found = common(made)
-    found["properties"]["neighbours"]["items"] = common([model.record() for model in models()])
-    return found
+    records.append(tiewise.plan(built).record())
+    schema = common(records)
+    schema["properties"]["neighbours"]["items"] = common([model.record() for model in models()])
+    return schema
 
 
 def audits() -> Schema:
-    """`Audit.record`, whose fields docs/check-schema.md explains."""
+    """Return the schema of `Audit.record`, whose fields docs/check-schema.md explains."""
     hints = get_type_hints(audit.Audit)
-    claim = thing(
+    claim = object_schema(
         {
             **{key: or_null(FLAG) for key in ("tied", "fixed")},
             **dict.fromkeys(("known", "t5_like"), FLAG),
-            "levels": {"type": "array", "items": merged(of(claims.Claim), {"effective": or_null(FLAG)})},
+            "levels": {"type": "array", "items": merged(schema_of(claims.Claim), {"effective": or_null(FLAG)})},
         }
     )
-    part = thing({"role": TEXT, "name": TEXT, "file": TEXT, "dtype": TEXT, "shape": of(list[int]), "bytes": COUNT})
-    return thing(
+    part = object_schema(
+        {"role": TEXT, "name": TEXT, "file": TEXT, "dtype": TEXT, "shape": schema_of(list[int]), "bytes": COUNT}
+    )
+    return object_schema(
         {
             "schema": {"const": audit.SCHEMA},
             "versions": mapping(TEXT),
@@ -176,66 +191,69 @@ def audits() -> Schema:
             "names": or_null(mapping({})),
             "scalars": mapping({}),
             "parts": {"type": "array", "items": part},
-            "ends": of(hints["ends"]),
-            "loaders": of(hints["outcomes"]),
+            "ends": schema_of(hints["ends"]),
+            "loaders": schema_of(hints["outcomes"]),
             "worst": or_null(TEXT),
-            "findings": of(hints["findings"]),
-            "rules": thing({"ran": TEXTS, "skipped": mapping(TEXT)}),
+            "findings": schema_of(hints["findings"]),
+            "rules": object_schema({"ran": TEXTS, "skipped": mapping(TEXT)}),
         }
     )
 
 
 def inspections() -> Schema:
-    """`Inspection.record`: by section and model what was found, and of the evidence its rows."""
+    """Return the schema of `Inspection.record`: measurements by section and model."""
     row = dict.fromkeys(("question", "measure", "about", "speaks", "why", "section"), TEXT)
     row |= dict.fromkeys(("value", "low", "high", "level", "p"), NUMBER)
-    evidence = thing({"rows": {"type": "array", "items": thing(row)}, "verdict": TEXT})
-    found = mapping({"anyOf": [{"$ref": "#/$defs/found"}, {"$ref": "#/$defs/evidence"}]})
+    evidence = object_schema({"rows": {"type": "array", "items": object_schema(row)}, "verdict": TEXT})
+    measurements = mapping({"anyOf": [{"$ref": "#/$defs/found"}, {"$ref": "#/$defs/evidence"}]})
     return {
-        **thing(
+        **object_schema(
             {
                 "schema": {"const": inspected.SCHEMA},
                 "subjects": (mapping(TEXT), "label → folder"),
-                "request": of(workspace.Request),
-                "sections": (mapping(thing({"found": found, "left_out": mapping(TEXT)})), "by name, then by label"),
+                "request": schema_of(workspace.Request),
+                "sections": (
+                    mapping(object_schema({"found": measurements, "left_out": mapping(TEXT)})),
+                    "by name, then by label",
+                ),
             }
         ),
-        "$defs": {"found": of(Measurement), "evidence": evidence},
+        "$defs": {"found": schema_of(Measurement), "evidence": evidence},
     }
 
 
 def single() -> Schema:
-    """One run, as `tiewise train --json` prints it."""
+    """Return the schema of one run, as `tiewise train --json` prints it."""
     return merged(
-        of(results.RunResult), {"model": (TEXT, "folder of it"), "dense": (or_null(TEXT), "of its dense form")}
+        schema_of(results.RunResult), {"model": (TEXT, "folder of it"), "dense": (or_null(TEXT), "of its dense form")}
     )
 
 
 def comparison() -> Schema:
-    """results.json."""
-    found = of(results.Comparison)
-    found["properties"].pop("folder")
-    found["required"].remove("folder")
-    return found
+    """Return the schema of results.json."""
+    schema = schema_of(results.Comparison)
+    schema["properties"].pop("folder")
+    schema["required"].remove("folder")
+    return schema
 
 
 def receipt() -> Schema:
     """Return the schema of the record of a rewritten checkpoint.
 
-    `loss` only where a text was given to `transplant`; `loaded` only where loading was not skipped (docs/rewrite.md).
-    Where there was nothing to do, the reason alone.
+    `loss` is present only if `transplant` got a text, `loaded` only if loading was not skipped (docs/rewrite.md). If
+    there was nothing to do, the record has the reason alone.
     """
-    done = merged(of(engine.Receipt), {"schema": {"const": engine.SCHEMA}})
-    return {"anyOf": [done, thing({"verb": TEXT, "source": TEXT, "nothing_to_do": TEXT})]}
+    done = merged(schema_of(engine.Receipt), {"schema": {"const": engine.SCHEMA}})
+    return {"anyOf": [done, object_schema({"verb": TEXT, "source": TEXT, "nothing_to_do": TEXT})]}
 
 
 def merged(schema: Schema, more: dict[str, Schema | tuple[Schema, str]]) -> Schema:
-    """An object with more keys."""
-    other = thing(more)
-    return thing({**schema["properties"], **other["properties"]})
+    """Return an object schema with more keys."""
+    other = object_schema(more)
+    return object_schema({**schema["properties"], **other["properties"]})
 
 
-# name → (version, what writes it, its schema)
+# name → (version, the command that writes it, its schema)
 SCHEMAS = {
     "results": (results.SCHEMA, "tiewise compare --json; results.json of a comparison", comparison),
     "run": (results.SCHEMA, "tiewise train --json", single),
@@ -247,8 +265,8 @@ SCHEMAS = {
 
 
 def main() -> None:
-    """Write the schemas, or say which of them is behind."""
-    behind = []
+    """Write the schemas, or list those that differ from the code."""
+    outdated = []
     HOME.mkdir(exist_ok=True)
     for name, (version, writer, make) in SCHEMAS.items():
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, "description": writer}
@@ -257,9 +275,9 @@ def main() -> None:
         if "--hold" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            behind.append(path.name)
-    if behind:
-        sys.exit(f"{', '.join(behind)}: behind the code; run python tools/make_schemas.py")
+            outdated.append(path.name)
+    if outdated:
+        sys.exit(f"{', '.join(outdated)}: behind the code; run python tools/make_schemas.py")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write the stubs of verbs and settings of runs, for type checkers and editors.
 
     python tools/make_stubs.py           writes the files
-    python tools/make_stubs.py --hold    writes nothing, and exits with 1 if a file is not what it would write
+    python tools/make_stubs.py --hold    writes nothing, and exits with 1 if a file differs from what it would write
 
 | file | written from |
 |---|---|
@@ -27,7 +27,7 @@ PACKAGE = Path(tiewise.__file__).parent
 REWRITE = "tiewise.checkpoint.rewrite"
 VERB_LINE = re.compile(rf"^from {re.escape(REWRITE)} import \w+ as \w+\n", re.MULTILINE)
 AFTER_VERBS = f"from {REWRITE}.engine import Receipt as Receipt\n"
-WIDTH = 120  # of a line
+WIDTH = 120  # characters of a line
 REWRITE_HEAD = '''"""Signatures of the verbs, for type checkers and editors; `tools/make_stubs.py` writes them."""
 
 import os
@@ -67,7 +67,7 @@ class ComparisonSettings(TrainingSettings, total=False):
     arms: str | Sequence[str]
     boundary: str | Sequence[str]
 '''
-# settings of `compare` or `train` alone, or named by the functions
+# settings of `compare` or `train` alone, and parameters with a name in the functions
 NOT_SHARED = ("arms", "model", "kind_options", "seed", "teacher")
 
 
@@ -90,7 +90,7 @@ def verb_stub(verb: Verb) -> str:
 
 
 def _head(name: str, parameters: list[str]) -> str:
-    """Return the first line of a function, in several lines if it is too long."""
+    """Return the first line of a function, split into several if it is too long."""
     one_line = f"def {name}({', '.join(parameters)}) -> Receipt:"
     if len(one_line) <= WIDTH:
         return one_line
@@ -101,7 +101,7 @@ def _head(name: str, parameters: list[str]) -> str:
 
 
 def package_stub() -> str:
-    """Return the stub of `tiewise` with a line for every verb, before those of the engine."""
+    """Return the stub of `tiewise`, with a line for every verb before those of the engine."""
     text = VERB_LINE.sub("", (PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
     lines = "".join(f"from {REWRITE} import {name} as {name}\n" for name in sorted(verbs()))
     before, engine, after = text.partition(AFTER_VERBS)
@@ -114,7 +114,7 @@ def setting_types() -> str:
 
 
 def _setting_lines() -> Iterator[str]:
-    """Yield a line for each shared setting, then for those of some kinds of run."""
+    """Yield a line for each shared setting, then for those of single kinds of run."""
     types: dict[str, dict[str, str]] = {"all": {name: _setting_type(hint) for name, hint in _hints(Settings)}}
     for kind in kinds():
         options = None if kind == DECODER else find_kind(kind).options
@@ -131,15 +131,20 @@ def _setting_lines() -> Iterator[str]:
 
 
 def _hints(options: type | None) -> Iterator[tuple[str, Any]]:
+    """Yield the names and type hints of options; none for None."""
     yield from get_type_hints(options).items() if options is not None else ()
 
 
 def _setting_type(hint: Any) -> str:
-    """Return the type of a setting of all kinds: where several texts may be given, one may be too."""
+    """Return the type of a setting of all kinds.
+
+    A setting that takes several texts also takes a single one.
+    """
     return "str | Sequence[str]" if get_origin(hint) is tuple else _option_type(hint)
 
 
 def _option_type(hint: Any) -> str:
+    """Return the type of an option as source text."""
     return "Sequence[str]" if get_origin(hint) is tuple else inspect.formatannotation(hint)
 
 
@@ -151,16 +156,16 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write the files, or name those that are behind."""
-    behind = []
+    """Write the files, or list those that differ from the code."""
+    outdated = []
     for name, text_of in FILES.items():
         path, text = PACKAGE / name, text_of()
         if "--hold" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            behind.append(name)
-    if behind:
-        sys.exit(f"{', '.join(behind)}: behind the code; run python tools/make_stubs.py")
+            outdated.append(name)
+    if outdated:
+        sys.exit(f"{', '.join(outdated)}: behind the code; run python tools/make_stubs.py")
 
 
 if __name__ == "__main__":

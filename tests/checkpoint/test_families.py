@@ -66,7 +66,7 @@ def test_family_data_lists_every_class_as_built_or_not_built():
 def test_families_file_is_small_and_has_generator_format():
     text = (ROOT / "src/tiewise/checkpoint/data/families.json").read_text()
     assert len(text) < 225_000  # 26 kB of it locate layers, and 21 kB describe modules between body and head
-    assert make_families.written(DATA) == text
+    assert make_families.families_json(DATA) == text
 
 
 def test_family_and_class_ends_answer_by_config():
