@@ -4,9 +4,9 @@
     python tools/compare_answers.py main . --only "plan gpt2" "check tied"
     python tools/compare_answers.py v1 HEAD --renames renames.json
 
-`.` is the working tree as it is. Both revisions run the cases of the second one: `tests/answers` and the writers in
-`tests/checkpoint` use the command line and public names alone, so one set of cases runs with either layout of the
-package, and both revisions get the same inputs. Figures are compared to 1e-9, trained ones to 1e-3; the recorded
+`.` is the working tree with its uncommitted changes. Both revisions run the cases of the second one and get the same
+inputs: `tests/answers` and the writers in `tests/checkpoint` use only the command line and public names, so one set of
+cases runs with any layout of the package. Figures are compared to 1e-9, trained ones to 1e-3; the recorded
 answers in the repository to 1e-5 and 1e-2, because processors round differently.
 
 Exit code 0: no difference; 1: differences; 2: a revision or a case cannot run.
@@ -30,15 +30,15 @@ from revisions import RevisionError, worktree  # noqa: E402
 from tests.answers.compare import ONE_MACHINE, differences  # noqa: E402
 from tests.answers.describe import flat  # noqa: E402
 
-TABLE = (
+TOLERANCES = (
     "import json; from tests.answers.cases import CASES; print(json.dumps({n: c.tolerance for n, c in CASES.items()}))"
 )
-WHERE = "import tiewise; print(tiewise.__file__)"
+PACKAGE_FILE = "import tiewise; print(tiewise.__file__)"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Where the cases are, and which of them run.
+    """Root of the cases, and the choice of those that run.
 
     Attributes:
         cases: root of the tree whose `tests/answers` are run.
@@ -52,12 +52,15 @@ class Setup:
 
 
 class CannotRun(Exception):
-    """A revision or a case that cannot run."""
+    """Error of a revision or a case that cannot run."""
 
 
 @contextmanager
 def tree_of(revision):
-    """Give the tree of a revision: the working tree of `.`, else a git worktree that is removed afterwards."""
+    """Yield the tree of a revision.
+
+    That is the working tree for `.`, otherwise a git worktree that is removed afterwards.
+    """
     if revision == ".":
         yield ROOT
         return
@@ -83,7 +86,7 @@ def recorded_in(path):
 
 def answers_of(package, setup):
     """Return {case: answer} of the package of one tree."""
-    home = Path(run_python(["-c", WHERE], package, setup).strip())
+    home = Path(run_python(["-c", PACKAGE_FILE], package, setup).strip())
     if package / "src" not in home.parents:
         raise CannotRun(f"Python imports {home}, not the package of {package}")
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +100,10 @@ def answers_of(package, setup):
 
 
 def renamed(value, renames):
-    """Return an answer in which whole words are replaced, in keys and texts; digests of long texts stay."""
+    """Return an answer with words replaced, in keys and texts.
+
+    Only complete words are replaced. Digests of long texts stay.
+    """
     if isinstance(value, dict):
         return {renamed(key, renames): renamed(part, renames) for key, part in value.items()}
     if isinstance(value, list):
@@ -112,17 +118,17 @@ def compared(old, new, setup, renames):
     """Return one line for each difference between two revisions."""
     with tree_of(old) as first, tree_of(new) as second:
         setup = setup if setup.cases != Path() else Setup(second, setup.only, setup.quick)
-        tolerances = json.loads(run_python(["-c", TABLE], second, setup))
-        was, now = renamed(answers_of(first, setup), renames), answers_of(second, setup)
+        tolerances = json.loads(run_python(["-c", TOLERANCES], second, setup))
+        before, after = renamed(answers_of(first, setup), renames), answers_of(second, setup)
     lines = []
-    for name in now:
-        for line in differences(was.get(name, {}), now[name], ONE_MACHINE[tolerances[name]]):
+    for name in after:
+        for line in differences(before.get(name, {}), after[name], ONE_MACHINE[tolerances[name]]):
             lines.append(f"{name}: {line}")
     return lines
 
 
 def main():
-    """Compare two revisions."""
+    """Compare two revisions and exit with the code of the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", metavar="REV_A", help="a revision of git, or . for the working tree")
     parser.add_argument("new", metavar="REV_B", help="the same; its cases are run")

@@ -5,10 +5,10 @@
     python tools/mutate.py --recheck FILE               run each killed mutant of FILE against today's tests
     python tools/mutate.py --summary FILE               print the score, the outcomes and the survivors
 
-Each mutant runs with the quick tests that execute its line, the most specific first, until one fails. At most 45 CPU
-seconds and 200 of these tests are chosen. A mutant is killed if a test fails, if a module no longer imports or if the
-process crashes. A mutant that exceeds 60 CPU seconds is killed if its tests need less than 20 without it. Otherwise it
-counts as survived, not decided.
+Each mutant runs with the quick tests that execute its line, the most specific first, until one fails. The tool chooses
+at most 200 of these tests, and at most 45 CPU seconds. A mutant is killed if a test fails, if a module no longer
+imports or if the process crashes. A mutant that exceeds 60 CPU seconds is killed if its tests need less than 20
+without it. Otherwise it counts as survived, not decided.
 
 Data and results are in .cache/mutate, which git ignores. Results name a mutant by its file, its line and both texts, so
 that `--recheck` finds a line that has moved within its file.
@@ -42,9 +42,9 @@ from mutation.operators import OPERATORS, Source, edits_of  # noqa: E402
 from mutation.results import Result, ResultFile, summary  # noqa: E402
 from mutation.serve import Job, Report  # noqa: E402
 
-CPU_SECONDS = 60.0
+CPU_SECONDS = 60.0  # of a mutant
 WALL_SECONDS = 600.0  # on a busy machine, a process gets a fraction of a core
-PRELOADED = (
+PRELOADED = (  # modules that a test server imports once
     "numpy",
     "scipy.stats",
     "hypothesis",
@@ -58,13 +58,13 @@ PRELOADED = (
     "transformers.models.gpt2.modeling_gpt2",
     "plotly.graph_objects",
 )
-SANITY_MUTANTS = 4
-SANITY_SECONDS = 300.0
+SANITY_MUTANTS = 4  # their tests first run without a mutant
+SANITY_SECONDS = 300.0  # CPU seconds of such a run
 Task = TypeVar("Task")
 
 
 class Server:
-    """A process of `mutation/serve.py` with its copy of the project."""
+    """Process of `mutation/serve.py`, with a separate copy of the project."""
 
     def __init__(self, root: Path, scratch: Path, preloaded: Sequence[str] = PRELOADED):
         copy = scratch / "project"
@@ -142,6 +142,7 @@ def in_parallel(started: list[Server], tasks: list[Task], work: Callable[[Server
     errors: list[BaseException] = []
 
     def serve(server: Server) -> None:
+        """Run waiting tasks until none is left or one raises."""
         while waiting and not errors:
             try:
                 work(server, waiting.popleft())
@@ -159,7 +160,7 @@ def in_parallel(started: list[Server], tasks: list[Task], work: Callable[[Server
 
 @dataclass
 class Judge:
-    """Runs mutants against tests and names the outcome; `excluded` tests fail without a mutant."""
+    """Runner of mutants that names their outcomes; `excluded` tests fail without a mutant."""
 
     coverage: Coverage
     excluded: set[str]
@@ -184,7 +185,7 @@ class Judge:
         return Result(mutant, "survived", "passed", "", ran, round(used, 1))
 
     def verdict(self, outcome: str, expected_seconds: float) -> tuple[str, str]:
-        """Return outcome and how for what a server reported.
+        """Return outcome and `how` of a mutant from the outcome that a server reported.
 
         A timeout kills only if the tests need less than a third of the limit without a mutant: then the mutant loops.
         """
@@ -202,17 +203,17 @@ def run(arguments: argparse.Namespace) -> ResultFile:
     """Draw mutants, run those without a result, and confirm the tests that killed."""
     root, data = arguments.root, arguments.data
     coverage = read_coverage(data)
-    drawn = draw(root, coverage, arguments.seed, arguments.count)
+    selected = draw(root, coverage, arguments.seed, arguments.count)
     file = ResultFile(arguments.results or data / f"results-{arguments.seed}.jsonl")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
-    header = {"seed": arguments.seed, "count": arguments.count, "commit": commit, "lines": drawn.counts}
+    header = {"seed": arguments.seed, "count": arguments.count, "commit": commit, "lines": selected.counts}
     header |= {"limit": arguments.limit, "operators": sorted(OPERATORS)}
     file.begin(header)
     with servers(root, arguments.workers, arguments.preload) as started:
-        excluded = check_sanity(started, file, drawn.tests, drawn.mutants[:SANITY_MUTANTS])
+        excluded = check_sanity(started, file, selected.tests, selected.mutants[:SANITY_MUTANTS])
         judge = Judge(coverage, excluded, arguments.limit)
-        while waiting := [mutant for mutant in drawn.mutants if mutant.key not in file.results]:
-            judge_all(started, judge, [(mutant, drawn.tests[mutant]) for mutant in waiting], file)
+        while waiting := [mutant for mutant in selected.mutants if mutant.key not in file.results]:
+            judge_all(started, judge, [(mutant, selected.tests[mutant]) for mutant in waiting], file)
             unreliable = confirm_killers(started, file)
             judge.excluded |= unreliable
             for key in [key for key, result in file.results.items() if result.test in unreliable and result.test]:
@@ -232,6 +233,7 @@ def judge_all(started: list[Server], judge: Judge, waiting: list[tuple[Mutant, l
     total = len(file.results) + len(waiting)
 
     def work(server: Server, task: tuple[Mutant, list[str]]) -> None:
+        """Judge one mutant and record the result."""
         result = judge.judge(server, *task)
         file.add(result)
         print_result(result, len(file.results), total)
@@ -243,15 +245,15 @@ def print_result(result: Result, done: int, total: int) -> None:
     """Print one line for a mutant."""
     mutant = result.mutant
     by = f" by {result.test}" if result.test else ""
-    place = f"{mutant.file}:{mutant.line}"
-    said = f"{result.outcome} ({result.how}, {result.seconds:.1f} s, {result.tests} tests){by}"
-    print(f"[{done}/{total}] {place} {mutant.change}: {said}", flush=True)
+    where = f"{mutant.file}:{mutant.line}"
+    text = f"{result.outcome} ({result.how}, {result.seconds:.1f} s, {result.tests} tests){by}"
+    print(f"[{done}/{total}] {where} {mutant.change}: {text}", flush=True)
 
 
 def check_sanity(
     started: list[Server], file: ResultFile, tests: dict[Mutant, list[str]], sample: list[Mutant]
 ) -> set[str]:
-    """Run the tests of some mutants without them; return those that fail, which are left out."""
+    """Run the tests of some mutants without them; return the tests to exclude."""
     if "sanity" not in file.notes:
         failed, ran = run_unchanged(started, [tests[mutant] for mutant in sample])
         file.note("sanity", {"tests": ran, "failed": sorted(failed)})
@@ -270,16 +272,17 @@ def confirm_killers(started: list[Server], file: ResultFile) -> set[str]:
 
 
 def run_unchanged(started: list[Server], groups: list[list[str]]) -> tuple[set[str], int]:
-    """Run groups of tests without a mutant; return the ones that fail and how many ran."""
+    """Run groups of tests without a mutant; return the failures and the number of tests."""
     reports: list[Report] = []
 
     def work(server: Server, tests: list[str]) -> None:
+        """Run one group of tests."""
         reports.append(server.run(Job(tests, SANITY_SECONDS, 2 * SANITY_SECONDS, stop_at_first=False)))
 
     in_parallel(started, groups, work)
-    late = [report.outcome for report in reports if report.outcome not in ("passed", "failed")]
-    if late:
-        raise SystemExit(f"tests without a mutant ended as {', '.join(late)}; the tree must pass its tests first")
+    unfinished = [report.outcome for report in reports if report.outcome not in ("passed", "failed")]
+    if unfinished:
+        raise SystemExit(f"tests without a mutant ended as {', '.join(unfinished)}; the tree must pass its tests first")
     return {test for report in reports for test in report.failed}, sum(report.ran for report in reports)
 
 
@@ -297,6 +300,7 @@ def recheck(arguments: argparse.Namespace) -> ResultFile:
     judge = Judge(coverage, set(), arguments.limit)
 
     def work(server: Server, result: Result) -> None:
+        """Judge one mutant again and record the result."""
         again = judge_again(server, judge, root, result)
         file.add(again)
         print_result(again, len(file.results), len(killed))
@@ -307,7 +311,7 @@ def recheck(arguments: argparse.Namespace) -> ResultFile:
 
 
 def judge_again(server: Server, judge: Judge, root: Path, result: Result) -> Result:
-    """Return the outcome on this tree, under the name that the mutant had before."""
+    """Return the outcome on this tree, under the mutant's earlier file and line."""
     line = locate(root, result.mutant)
     if line is None:
         return Result(result.mutant, "gone", "the source line changed")
@@ -324,8 +328,8 @@ def locate(root: Path, mutant: Mutant) -> int | None:
     """Return the nearest line of the file that has the mutant's original text."""
     path = root / mutant.file
     lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-    places = [number for number, line in enumerate(lines, 1) if line == mutant.original]
-    return min(places, key=lambda number: abs(number - mutant.line), default=None)
+    numbers = [number for number, line in enumerate(lines, 1) if line == mutant.original]
+    return min(numbers, key=lambda number: abs(number - mutant.line), default=None)
 
 
 def selection(root: Path, mutant: Mutant, coverage: Coverage) -> list[str]:
@@ -364,7 +368,7 @@ def main(words: list[str] | None = None) -> int:
     if arguments.summary:
         print(summary(ResultFile(arguments.summary)), end="")
         return 0
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background processes ignore it
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         file: ResultFile = recheck(arguments) if arguments.recheck else run(arguments)

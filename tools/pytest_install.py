@@ -1,4 +1,6 @@
-"""Plugin of pytest for `tools/transformers_tests.py`: install tiewise into every model that a test builds or loads.
+"""Pytest plugin that installs tiewise into every model that a test builds or loads.
+
+`tools/transformers_tests.py` uses it:
 
     python -m pytest -p pytest_install --models installed --results results.jsonl …
 
@@ -31,7 +33,7 @@ import tiewise
 from tiewise.core.errors import InstallError
 
 MODES = ("plain", "installed", "uninstalled")
-COMMON = "test_modeling_common"  # the module of transformers' tests that draws inputs from a generator of its own
+COMMON = "test_modeling_common"  # module of transformers' tests with a separate generator of inputs
 NO_HEAD = "no output head"
 SEED = 0
 
@@ -69,7 +71,10 @@ class Results:
         self.path = path
 
     def write(self, **entry: Any) -> None:
-        """Append one object; the file is complete up to here if the process dies in a later test."""
+        """Append one object.
+
+        The file is complete up to here if the process dies in a later test.
+        """
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
@@ -99,15 +104,18 @@ def _last_line(report: Any) -> str:
 
 
 class Installer:
-    """Calls `install` on each new model and writes the answer: the installed spec, or the reason of the refusal."""
+    """Callable that installs into each new model and writes the answer.
+
+    The answer is "installed", or the reason of the refusal.
+    """
 
     def __init__(self, mode: str, results: Results) -> None:
         self.mode, self.results = mode, results
-        self.depth = 0  # of constructors and loaders that run now; only the outermost one installs
+        self.depth = 0  # number of nested constructors and loaders; only the outermost one installs
 
     @contextmanager
     def building(self) -> Iterator[bool]:
-        """Within this context a model is being built; yields whether it is the outermost one."""
+        """Mark a model as being built; yield whether it is the outermost one."""
         self.depth += 1
         try:
             yield self.depth == 1
@@ -119,16 +127,17 @@ class Installer:
         with self.building():  # `install` may copy or load models itself
             has_head = self._has_head(model)
             try:
-                made = tiewise.install(model, batch=batch_of(model))
+                boundary = tiewise.install(model, batch=batch_of(model))
                 answer = "installed"
                 if self.mode == "uninstalled":
-                    made.uninstall()
+                    boundary.uninstall()
             except InstallError as error:
                 answer = f"refused: {error.problem}" if has_head else NO_HEAD
         self.results.write(model=type(model).__name__.removeprefix("Tiewise"), answer=answer)
 
     @staticmethod
     def _has_head(model: Any) -> bool:
+        """Return whether a model has an output head."""
         try:
             return model.get_output_embeddings() is not None
         except (AttributeError, NotImplementedError):
@@ -136,7 +145,10 @@ class Installer:
 
 
 def batch_of(model: Any) -> dict[str, torch.Tensor] | None:
-    """Return the inputs of one forward if a model needs more than token ids, as Whisper does; None otherwise."""
+    """Return inputs for one forward pass of a model that needs more than token ids.
+
+    Whisper is such a model; None for all others.
+    """
     config = model.config
     if config.model_type != "whisper" or model.main_input_name != "input_features":
         return None
@@ -149,12 +161,13 @@ def batch_of(model: Any) -> dict[str, torch.Tensor] | None:
 
 
 def patch_models(install: Installer) -> None:
-    """Make every constructor of a model class, and `from_pretrained`, end in `install`."""
+    """Call `install` at the end of every model constructor and of `from_pretrained`."""
     base = transformers.PreTrainedModel
     declared = base.__dict__["__init_subclass__"].__func__
 
     @functools.wraps(declared)
     def declare(cls: type, **options: Any) -> None:
+        """Wrap the constructor of a new subclass."""
         declared(cls, **options)
         wrap_constructor(cls, install)
 
@@ -165,6 +178,7 @@ def patch_models(install: Installer) -> None:
 
     @functools.wraps(loading)
     def load(cls: type, *arguments: Any, **options: Any) -> Any:
+        """Load a model and install into it."""
         with install.building() as is_outermost:
             loaded = loading(cls, *arguments, **options)
         if is_outermost:
@@ -175,13 +189,17 @@ def patch_models(install: Installer) -> None:
 
 
 def wrap_constructor(cls: Any, install: Installer) -> None:
-    """Make the constructor that a class defines itself end in `install`, if no other model is being built."""
+    """Call `install` at the end of the constructor that a class itself defines.
+
+    It is not called while another model is being built.
+    """
     construct: Callable[..., None] | None = cls.__dict__.get("__init__")
     if construct is None:
         return
 
     @functools.wraps(construct)
     def build(self: Any, *arguments: Any, **options: Any) -> None:
+        """Build a model and install into it."""
         with install.building() as is_outermost:
             construct(self, *arguments, **options)
         if is_outermost:
@@ -191,6 +209,7 @@ def wrap_constructor(cls: Any, install: Installer) -> None:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    """Yield all direct and indirect subclasses of a class."""
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class RevisionError(Exception):
-    """A git command that fails."""
+    """Error of a git command."""
 
 
 def git(*arguments: str, repository: Path | None = None) -> str:
@@ -23,14 +23,14 @@ def git(*arguments: str, repository: Path | None = None) -> str:
 
 @contextmanager
 def worktree(revision: str, repository: Path | None = None) -> Iterator[Path]:
-    """Check a revision out into a temporary worktree, and remove that at the end."""
+    """Check a revision out into a temporary worktree, and remove it at the end."""
     name = f"{revision}^{{commit}}"
     try:
         commit = git("rev-parse", "--verify", "--end-of-options", name, repository=repository)
     except RevisionError as error:
         raise RevisionError(f"no revision {revision!r}: {error}") from None
-    with tempfile.TemporaryDirectory(prefix="revision-") as place:
-        folder = Path(place) / "tree"
+    with tempfile.TemporaryDirectory(prefix="revision-") as temporary:
+        folder = Path(temporary) / "tree"
         git("worktree", "add", "--detach", str(folder), commit, repository=repository)
         try:
             yield folder

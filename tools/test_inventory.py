@@ -49,7 +49,7 @@ FAILED = 2  # exit code
 
 
 class InventoryError(Exception):
-    """A revision or file that cannot be used."""
+    """Error of a revision or file that cannot be used."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Pattern:
     text: str
     expression: re.Pattern[str]
     is_expression: bool = False
-    takes_parameters: bool = False  # it is compared with name and parameters, not with the name alone
+    takes_parameters: bool = False  # whether it is compared with name and parameters, or with the name alone
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
@@ -85,7 +85,7 @@ class Pattern:
         return cls(text, expression, takes_parameters="[" in text)
 
     def match(self, test: str) -> re.Match[str] | None:
-        """Return how a test fits, or None."""
+        """Return the match of a test's name, or None."""
         subject = test if self.takes_parameters else test.partition("[")[0]
         return self.expression.fullmatch(subject)
 
@@ -154,7 +154,7 @@ def pytest_collection_finish(session: Any) -> None:
     suites: dict[str, list[str]] = {"quick": [], "slow": []}
     for item in session.items:
         suite = "slow" if item.get_closest_marker("slow") else "quick"
-        suites[suite].append(without_places(item.name, folder))
+        suites[suite].append(without_paths(item.name, folder))
     Path(os.environ[COLLECTED]).write_text(json.dumps(suites), encoding="utf-8")
 
 
@@ -166,18 +166,18 @@ def require_packages_of(folder: Path) -> None:
             raise InventoryError(f"{package.parent.name} was imported from {module.__file__}, not from the revision")
 
 
-def without_places(test: str, folder: Path) -> str:
+def without_paths(test: str, folder: Path) -> str:
     """Replace addresses and temporary paths, which differ between two collections."""
-    for place in (str(folder), str(folder.resolve())):
-        test = test.replace(place, "…")
+    for path in (str(folder), str(folder.resolve())):
+        test = test.replace(path, "…")
     temporary = re.escape(tempfile.gettempdir())
     return ADDRESS.sub("0x…", re.sub(rf"{temporary}/[^\s\]]*", "…", test))
 
 
 def collect(folder: Path) -> Suites:
     """Collect the quick and slow tests of a folder with its own package."""
-    with tempfile.TemporaryDirectory(prefix="test-inventory-") as place:
-        written = Path(place) / "collected.json"
+    with tempfile.TemporaryDirectory(prefix="test-inventory-") as temporary:
+        written = Path(temporary) / "collected.json"
         paths = [folder / "src", folder, Path(__file__).parent]
         settings = {"PYTHONPATH": os.pathsep.join(map(str, paths)), COLLECTED: str(written), "PYTEST_ADDOPTS": ""}
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
@@ -209,7 +209,7 @@ def read_renames(path: Path) -> list[Rename]:
 
 
 def read_reasons(path: Path) -> list[Reason]:
-    """Read the file of reasons; a line that does not start with - ` is prose."""
+    """Read the file of reasons; lines that do not start with - ` are prose."""
     reasons = []
     for line in read_lines(path):
         if not line.startswith("- `"):
@@ -275,7 +275,7 @@ def listed(heading: str, tests: Counter[str]) -> Iterator[str]:
 
 
 def times(count: int) -> str:
-    """Return how often a test is meant, if more than once."""
+    """Return the text "(N times)", or an empty text for 1."""
     return f"  ({count} times)" if count > 1 else ""
 
 

@@ -42,12 +42,12 @@ SELECTED = (
     "and not (tensor_parallel or fsdp or export or compile or flash or deepspeed or offload or parallelism "
     "or multi_gpu or Integration or tp_plan or kernels)"
 )
-SECONDS = 3600  # for one family in one mode
+SECONDS = 3600  # limit for one family in one mode
 WORSE = ("passed", "skipped", "xfailed", "failed", "not run")  # a test's outcome is the worst of its reports
 
 
 class FolderError(Exception):
-    """Reason why FOLDER cannot be used; its text is one line."""
+    """Reason, in one line, why FOLDER cannot be used."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def checkout(folder: Path) -> Path:
-    """Return the root of the checkout that `folder` is or that it is the `tests` of, at the installed version."""
+    """Return the root of the checkout of transformers that a folder belongs to.
+
+    The folder is the root or its `tests`. Its version must be the installed one.
+    """
     if not folder.is_dir():
         raise FolderError(f"{folder} is not a folder; give a checkout of transformers")
     root = folder.resolve()
@@ -86,15 +89,15 @@ def checkout(folder: Path) -> Path:
         raise FolderError(f"{folder} has no tests/test_modeling_common.py; give a checkout of transformers")
     source = root / "src" / "transformers" / "__init__.py"
     try:
-        found = re.search(r'^__version__ = "([^"]+)"', source.read_text(encoding="utf-8"), re.M)
+        version = re.search(r'^__version__ = "([^"]+)"', source.read_text(encoding="utf-8"), re.M)
     except (OSError, UnicodeDecodeError):
-        found = None
-    if found is None:
+        version = None
+    if version is None:
         raise FolderError(f"{source} names no version; give a whole checkout of transformers")
     installed = metadata.version("transformers")
-    if found[1] != installed:
+    if version[1] != installed:
         fix = f"check out v{installed} there"
-        raise FolderError(f"{folder} is transformers {found[1]}, and {installed} is installed; {fix}")
+        raise FolderError(f"{folder} is transformers {version[1]}, and {installed} is installed; {fix}")
     return root
 
 
@@ -135,7 +138,7 @@ class Run:
         return ", ".join(f"{counts[outcome]} {outcome}" for outcome in WORSE if counts[outcome]) or "no tests"
 
     def add(self, entry: dict[str, str | None]) -> None:
-        """Take one object of the file of results."""
+        """Add one object of the file of results."""
         if "model" in entry:
             self.answers[str(entry["model"]), str(entry["answer"])] += 1
             return
@@ -148,7 +151,10 @@ class Run:
 
 
 def run_family(root: Path, file: Path, models: str, options: argparse.Namespace) -> Run:
-    """Run a family's selected tests in a child process; a FolderError if they cannot be imported."""
+    """Run a family's selected tests in a child process.
+
+    Raises FolderError if they cannot be imported.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         results = Path(scratch, "results.jsonl")
         results.touch()
@@ -171,7 +177,10 @@ def run_family(root: Path, file: Path, models: str, options: argparse.Namespace)
 
 
 def run_child(command: list[str], root: Path, scratch: Path, options: argparse.Namespace) -> tuple[int | None, str]:
-    """Run a command offline and return (its exit code, its output); the code is None if its time ran out."""
+    """Run a command offline and return its exit code and output.
+
+    The code is None if the time ran out.
+    """
     tools = str(Path(__file__).resolve().parent)
     paths = [tools, *filter(None, [os.environ.get("PYTHONPATH")])]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(scratch / "hub"), "TOKENIZERS_PARALLELISM": "false"}
@@ -196,7 +205,7 @@ def run_child(command: list[str], root: Path, scratch: Path, options: argparse.N
 
 
 def compare(root: Path, family: str, file: Path, options: argparse.Namespace) -> bool:
-    """Run a family in both modes, print what differs and return whether nothing does."""
+    """Run a family in both modes, print the differences and return whether there is none."""
     start = time.monotonic()
     plain, changed = (run_family(root, file, models, options) for models in ("plain", options.models))
     print(f"{family}: plain {plain.counts()}; {options.models} {changed.counts()} ({time.monotonic() - start:.0f} s)")
@@ -214,7 +223,10 @@ def compare(root: Path, family: str, file: Path, options: argparse.Namespace) ->
 
 
 def answers(run: Run) -> list[str]:
-    """Return a line for the installed classes, one for those without a head, and one for each refusal."""
+    """Return the lines on the answers of `install`.
+
+    One line lists the installed classes, one those without a head; each refusal has a line.
+    """
     installed = [f"{kind} ({count})" for (kind, answer), count in sorted(run.answers.items()) if answer == "installed"]
     headless = sorted({kind for kind, answer in run.answers if answer == NO_HEAD})
     lines = [f"installed (models): {', '.join(installed) or 'none'}"]

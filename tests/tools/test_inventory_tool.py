@@ -215,8 +215,8 @@ def test_rename_tests_counts_two_tests_that_get_one_name():
     assert uses == {row: 2}
 
 
-def test_without_places_removes_addresses_and_paths_from_names():
-    clean = INVENTORY["without_places"]
+def test_without_paths_removes_addresses_and_paths_from_names():
+    clean = INVENTORY["without_paths"]
     folder = Path(os.sep) / "srv" / "tree"
     assert clean("test_a[<A at 0x7f00aa11>-0x1]", folder) == "test_a[<A at 0x…>-0x1]"
     assert clean("test_a[/srv/tree/tests/x.py-3]", folder) == "test_a[…/tests/x.py-3]"

@@ -1,6 +1,6 @@
-"""Choice of the mutants and of the tests that each one meets.
+"""Choice of mutants and of the tests for each.
 
-Lines are drawn uniformly over those that a quick test executes and that an operator can change. Each drawn line gets
+Lines are drawn uniformly from those that a quick test executes and that an operator can change. Each drawn line gets
 one mutant: an operator is drawn first, then one of its changes.
 """
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from mutation.coverage_data import PACKAGE, Coverage, mask_of
 from mutation.operators import ExecutableLine, Source, edits_of
 
-SECONDS_A_MUTANT = 45.0
-FIRST_SECONDS = 6.0
-FILES_A_MUTANT = 12
-TESTS_A_MUTANT = 200
-ALWAYS = 10  # the most specific tests, which run whatever they cost
+SECONDS_PER_MUTANT = 45.0  # CPU time of the chosen tests
+FIRST_SECONDS = 6.0  # CPU time of the first stage
+FILES_PER_MUTANT = 12
+TESTS_PER_MUTANT = 200
+ALWAYS = 10  # number of most specific tests, which are chosen at any cost
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one line, named by file, number and the texts before and after."""
+    """Change of one line, named by file, number and the texts before and after."""
 
     file: str
     line: int
@@ -33,18 +33,18 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, int, str, str]:
-        """Identity of a mutant in a file of results."""
+        """Return the identity of a mutant in a file of results."""
         return self.file, self.line, self.original, self.mutated
 
     @property
     def change(self) -> str:
-        """The two texts without their indentation."""
+        """Return the two texts without their indentation."""
         return f"`{self.original.strip()}` → `{self.mutated.strip()}`"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A line that can be drawn, with its place in the order and its source of random choices."""
+    """Line that can be drawn, with its rank and its source of random choices."""
 
     order: float
     file: str
@@ -124,11 +124,12 @@ def has_tests(line: ExecutableLine, file: str, coverage: Coverage) -> bool:
 
 
 def tests_of(line: ExecutableLine, file: str, coverage: Coverage) -> dict[str, int]:
-    """Return the tests that meet a line, each with its tier: lower tiers run first.
+    """Return the tests that can notice a change of a line, each with its tier.
 
-    Tier 0 has the tests that execute the line. If a fixture or a function with a cache executes it, only its first user
-    has it in the coverage. The other tests of that test file then follow in tier 1. A line that runs at import belongs
-    to the tests that execute the lines which use its name. All tests that execute the file follow in tier 1.
+    Lower tiers run first. Tier 0 has the tests that execute the line. If a fixture or a function with a cache executes
+    it, the coverage names only the first test that used it. The other tests of that test file then follow in tier 1. A
+    line that runs at import belongs to the tests that execute the lines which use its name. All tests that execute the
+    file follow in tier 1.
     """
     mask = mask_of(range(line.line, line.last + 1))
     if line.at_import:
@@ -154,20 +155,21 @@ def choose(tests: dict[str, int], coverage: Coverage) -> list[str]:
     """
 
     def rank(test: str) -> tuple[int, int, float, str]:
+        """Return the sort key of a test: tier, lines executed, seconds, name."""
         return tests[test], coverage.breadth.get(test, 0), coverage.seconds.get(test, 0.0), test
 
     ranked = sorted(tests, key=rank)
     chosen = ranked[:ALWAYS]
     seconds = sum(coverage.seconds.get(test, 0.0) for test in chosen)
-    while len(chosen) > 1 and seconds > SECONDS_A_MUTANT:
+    while len(chosen) > 1 and seconds > SECONDS_PER_MUTANT:
         seconds -= coverage.seconds.get(chosen.pop(), 0.0)
     files = {test.partition("::")[0] for test in chosen}
     for test in _in_turn(ranked):
-        if len(chosen) >= TESTS_A_MUTANT:
+        if len(chosen) >= TESTS_PER_MUTANT:
             break
         file = test.partition("::")[0]
         cost = coverage.seconds.get(test, 0.0)
-        is_affordable = seconds + cost <= SECONDS_A_MUTANT and (file in files or len(files) < FILES_A_MUTANT)
+        is_affordable = seconds + cost <= SECONDS_PER_MUTANT and (file in files or len(files) < FILES_PER_MUTANT)
         if test not in chosen and is_affordable:
             chosen.append(test)
             files.add(file)
@@ -176,7 +178,7 @@ def choose(tests: dict[str, int], coverage: Coverage) -> list[str]:
 
 
 def _in_turn(ranked: list[str]) -> list[str]:
-    """Order tests so that each test function gives its first case before any gives a second."""
+    """Return the tests with the first case of each function before any second case."""
     seen: Counter[str] = Counter()
     turns = []
     for position, test in enumerate(ranked):

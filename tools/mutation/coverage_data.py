@@ -1,7 +1,7 @@
-"""Coverage of the quick suite by test: its lines and its CPU time.
+"""Coverage of the quick suite by test: lines and CPU time.
 
-`collect` runs the quick suite once with pytest-cov, and `Coverage.read` reads what it wrote. This module is also the
-pytest plugin (`-p mutation.coverage_data`) that records the CPU seconds of each test.
+`collect` runs the quick suite once with pytest-cov, and `Coverage.read` reads the data. This module is also the pytest
+plugin (`-p mutation.coverage_data`) that records the CPU seconds of each test.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-DATA = "coverage"
-SECONDS = "seconds"
+DATA = "coverage"  # file of coverage, in the data folder
+SECONDS = "seconds"  # start of the names of the files of CPU times
 SECONDS_VARIABLE = "TIEWISE_MUTATE_SECONDS"
 PACKAGE = "src/tiewise/"
-# They change the user of the process, who may not write coverage's file.
+# These tests change the user of the process, and that user may not write the file of coverage.
 NOT_COLLECTED = ("tests/training/data/test_sources.py::test_open_sources_reports_missing_read_permission",)
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CI": "true"}
 LINES_BY_TEST = """
@@ -82,6 +82,7 @@ def mask_of(lines: range | list[int]) -> int:
 
 
 def _seconds(folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield each test with its CPU seconds."""
     for path in sorted(folder.glob(f"{SECONDS}.*")):
         for line in path.read_text(encoding="utf-8").splitlines():
             test, seconds, *_ = json.loads(line)
@@ -104,6 +105,7 @@ def collect(root: Path, folder: Path, workers: int) -> int:
 
 
 def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -112,7 +114,7 @@ def _cpu_seconds() -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Record the CPU seconds of a test and of the child processes that it waited for.
 
-    A test that sets a trace function ends coverage for all later tests, so the one of coverage is set again.
+    A test that sets a trace function ends coverage for all later tests, so coverage's trace function is set again.
     """
     before, tracer = _cpu_seconds(), sys.gettrace()
     result = yield

@@ -74,11 +74,11 @@ class Edit:
 
 @dataclass
 class ExecutableLine:
-    """A statement, named by its first line, with the changes that the operators propose for it.
+    """Statement, named by its first line, with the changes that the operators propose.
 
     `at_import` is true outside functions, where Python runs the line while it imports the module. `is_cached` is true
-    in a function with a cache, whose lines run for the first caller alone. `used_on` lists the lines that use what an
-    import-time statement defines.
+    in a function with a cache, whose lines run for the first caller alone. `used_on` lists the lines that use the name
+    which an import-time statement defines.
     """
 
     line: int
@@ -90,7 +90,7 @@ class ExecutableLine:
 
 
 class Source:
-    """The text of a file as lines of bytes: a syntax tree's columns count bytes."""
+    """Text of a file as lines of bytes, since columns of a syntax tree count bytes."""
 
     def __init__(self, text: str):
         self.text = text
@@ -99,7 +99,7 @@ class Source:
         self.readers = _readers(self.tree)
 
     def replace(self, operator: str, node: ast.AST, text: str) -> Iterator[Edit]:
-        """Propose `text` instead of a node that lies on one line."""
+        """Propose `text` instead of a node if it is on one line."""
         if node.lineno == node.end_lineno:
             yield Edit(operator, node.lineno, node.col_offset, node.end_col_offset, text)
 
@@ -138,6 +138,7 @@ def operator(name: str) -> Callable[[Operator], Operator]:
     """Register a function as the operator of a name."""
 
     def register(function: Operator) -> Operator:
+        """Register the decorated function."""
         OPERATORS[name] = function
         return function
 
@@ -276,8 +277,8 @@ def drop_argument(node: ast.AST, source: Source) -> Iterator[Edit]:
     """Leave out a keyword argument that follows another argument on its line."""
     if not isinstance(node, ast.Call):
         return
-    given = sorted([*node.args, *node.keywords], key=lambda one: (one.lineno, one.col_offset))
-    for previous, keyword in itertools.pairwise(given):
+    arguments = sorted([*node.args, *node.keywords], key=lambda one: (one.lineno, one.col_offset))
+    for previous, keyword in itertools.pairwise(arguments):
         if not isinstance(keyword, ast.keyword) or keyword.arg is None or keyword.lineno != keyword.end_lineno:
             continue
         for comma in source.replace_between("argument dropped", previous, keyword, ",", ""):
@@ -297,19 +298,21 @@ def swap_call(node: ast.AST, source: Source) -> Iterator[Edit]:
 
 
 def _comparisons(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST, ast.cmpop]]:
+    """Yield the left and right operand of each comparison in a chain, with its operator."""
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
         yield from zip(operands, operands[1:], node.ops, strict=False)
 
 
 def _has_text(node: ast.AST) -> bool:
-    """Return True if a text is an operand: its operators are not arithmetic."""
+    """Return whether a text is an operand: the operators of texts are not arithmetic."""
     if isinstance(node, ast.BinOp):
         return _has_text(node.left) or _has_text(node.right)
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
 
 
 def _other_constants(value: object) -> list[str]:
+    """Return constants, as source text, that replace a truth value or a number."""
     if isinstance(value, bool):
         return [str(not value)]
     if isinstance(value, int):
@@ -339,6 +342,7 @@ def edits_of(source: Source) -> list[ExecutableLine]:
 
 
 def _statements(body: list[ast.stmt], source: Source, at_import: bool, is_cached: bool) -> Iterator[ExecutableLine]:
+    """Yield the executable lines of a block and of the blocks inside it."""
     for statement in body:
         if _is_left_out(statement):
             continue
@@ -350,21 +354,22 @@ def _statements(body: list[ast.stmt], source: Source, at_import: bool, is_cached
 
 
 def _executable_line(statement: ast.stmt, source: Source, at_import: bool, is_cached: bool) -> ExecutableLine:
+    """Return a statement as an executable line with all its changes."""
     blocks = [block for block in _blocks(statement) if block]
     last = statement.end_lineno or statement.lineno
     if blocks:
         last = max(statement.lineno, min(block[0].lineno for block in blocks) - 1)
-    made = ExecutableLine(statement.lineno, last, at_import, is_cached)
-    made.used_on = _uses(statement, source) if at_import else []
+    result = ExecutableLine(statement.lineno, last, at_import, is_cached)
+    result.used_on = _uses(statement, source) if at_import else []
     seen = set()
-    for node in _own_nodes(statement):
+    for node in _header_nodes(statement):
         for propose in OPERATORS.values():
             for edit in propose(node, source):
-                place = (edit.line, edit.start, edit.end, edit.text)
-                if place not in seen:
-                    seen.add(place)
-                    made.edits.append(edit)
-    return made
+                columns = (edit.line, edit.start, edit.end, edit.text)
+                if columns not in seen:
+                    seen.add(columns)
+                    result.edits.append(edit)
+    return result
 
 
 def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
@@ -375,8 +380,11 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
     return blocks
 
 
-def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the statement and the expressions in its header, without what the operators leave out."""
+def _header_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield a statement and the expressions in its header.
+
+    Parts that the operators leave out are skipped.
+    """
     yield statement
     for name, value in ast.iter_fields(statement):
         if name in ("annotation", "returns", "decorator_list", "handlers", "cases"):
@@ -387,6 +395,7 @@ def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield an expression and those inside it, without f-strings and log calls."""
     if isinstance(node, ast.JoinedStr) or _is_log_call(node):
         return
     yield node
@@ -399,6 +408,7 @@ def _expressions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_left_out(statement: ast.stmt) -> bool:
+    """Return whether the operators leave out a statement."""
     if isinstance(statement, NO_CODE):
         return True
     if isinstance(statement, ast.Expr):
@@ -411,6 +421,7 @@ def _is_left_out(statement: ast.stmt) -> bool:
 
 
 def _is_log_call(node: ast.AST) -> bool:
+    """Return whether a node is a call of a logger."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     return node.func.attr in LOG_METHODS and ast.unparse(node.func.value) in LOG_NAMES

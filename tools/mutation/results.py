@@ -13,16 +13,16 @@ from typing import Any
 from mutation.choice import Mutant
 from tiewise.core import estimates
 
-SHOWN = ("seed", "commit", "recheck of", "limit")  # of the first line
+PRINTED_FIELDS = ("seed", "commit", "recheck of", "limit")  # keys of the header that the summary prints
 
 
 @dataclass(frozen=True)
 class Result:
     """Outcome of one mutant.
 
-    `outcome` is killed, survived or gone (the source line no longer exists). `how` says more: test, import, crash or
-    timeout for a killed one; passed or undecided for one that survived. `seconds` is CPU time, `tests` counts those
-    that ran.
+    `outcome` is killed, survived or gone (the source line no longer exists). `how` is the reason: test, import, crashed
+    or timeout for a killed mutant, passed or undecided for a survivor. `seconds` is CPU time, `tests` counts those that
+    ran.
     """
 
     mutant: Mutant
@@ -47,9 +47,9 @@ class Result:
 
 
 class ResultFile:
-    """A file of results that a later run continues.
+    """File of results that a later run continues.
 
-    Of two results for a mutant, the later one counts.
+    If a mutant has two results, the later one counts.
     """
 
     def __init__(self, path: Path):
@@ -66,6 +66,7 @@ class ResultFile:
                 self._add(line)
 
     def _add(self, line: str) -> None:
+        """Add one line of the file to the results, notes or header."""
         fields = json.loads(line)
         if "outcome" in fields:
             result = Result.from_json(fields)
@@ -83,8 +84,8 @@ class ResultFile:
             self._append(json.dumps(header))
         differing = [name for name in header if self.header.get(name) != header[name]]
         if differing:
-            said = ", ".join(f"{name} {self.header.get(name)}, now {header[name]}" for name in differing)
-            raise SystemExit(f"{self.path} belongs to another run ({said}); give another --results")
+            differences = ", ".join(f"{name} {self.header.get(name)}, now {header[name]}" for name in differing)
+            raise SystemExit(f"{self.path} belongs to another run ({differences}); give another --results")
 
     def note(self, name: str, value: object) -> None:
         """Record a fact about the run, such as the outcome of a check."""
@@ -97,6 +98,7 @@ class ResultFile:
         self._append(result.to_json())
 
     def _append(self, line: str) -> None:
+        """Write one line to the disk at once."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -104,7 +106,10 @@ class ResultFile:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of a share; all of 0 to 1 without a trial."""
+    """Return the 95 % Wilson interval of a share.
+
+    It is 0 to 1 without a trial.
+    """
     if trials == 0:
         return 0.0, 1.0
     return estimates.wilson_interval(successes / trials, trials)
@@ -118,7 +123,7 @@ def summary(file: ResultFile) -> str:
     share = killed / max(len(results), 1)
     lines = ["# Mutation score", "", "Printed by `python tools/mutate.py --summary` from a file of results.", ""]
     lines += ["| measure | value |", "|---|---|"]
-    lines += [f"| {name} | {file.header[name]} |" for name in SHOWN if name in file.header]
+    lines += [f"| {name} | {file.header[name]} |" for name in PRINTED_FIELDS if name in file.header]
     lines += [f"| mutants | {len(results)} |", f"| killed | {killed} |", f"| survived | {len(results) - killed} |"]
     lines += [f"| score | {share:.3f} |", f"| 95 % Wilson interval | {low:.3f} to {high:.3f} |"]
     lines += [f"| source line gone | {len(file.results) - len(results)} |"]
@@ -133,6 +138,7 @@ def summary(file: ResultFile) -> str:
 
 
 def _operators(results: Iterable[Result]) -> list[str]:
+    """Return the rows of the table of operators."""
     counts: dict[str, Counter[str]] = {}
     for result in results:
         counts.setdefault(result.mutant.operator, Counter())[result.outcome] += 1
@@ -141,5 +147,6 @@ def _operators(results: Iterable[Result]) -> list[str]:
 
 
 def _survivors(results: Iterable[Result]) -> list[str]:
+    """Return the rows of the table of survivors."""
     rows = sorted((r.mutant.file, r.mutant.line, r.mutant.change, r.how) for r in results if r.outcome == "survived")
     return [f"| {file}:{line} | {change.replace('|', chr(92) + '|')} | {how} |" for file, line, change, how in rows]

@@ -1,9 +1,9 @@
 """Process that runs tests on mutants: `python serve.py COPY MODULE …`.
 
-Each line of its input is a job as JSON. The process imports the modules once and forks a child for each job, which
-spares those imports. It never imports the package or the tests, so that each child imports the mutant. COPY is a copy
-of the project that this process alone uses. Limits count the CPU seconds of the child and its descendants, since
-other programs may slow the machine.
+Each line of its input is a job as JSON. The process imports the modules once and forks a child for each job, so that
+children need not import them. It never imports the package or the tests, so that each child imports the mutant. COPY
+is a copy of the project that this process alone uses. Limits count the CPU seconds of the child and its descendants,
+since other programs may slow the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 POLL_SECONDS = 0.05
-MEASURE_SECONDS = 1.0  # a look at all processes takes several milliseconds
+MEASURE_SECONDS = 1.0  # reading the CPU time of all processes takes several milliseconds
 LOG = "mutate.log"
 REPORT = "mutate-report.json"
 
@@ -92,7 +92,7 @@ class ChosenTests:
 
 
 class Server:
-    """Runs jobs in a copy of the project, one after another."""
+    """Runner of jobs in a copy of the project, one after another."""
 
     def __init__(self, copy: Path):
         self.copy = copy
@@ -167,7 +167,10 @@ class Server:
         return code
 
     def wait(self, tree: ProcessTree, job: Job) -> Report:
-        """Wait for the child; end it if it exceeds a limit or if this process lost its parent."""
+        """Wait for the child and return its report.
+
+        The child is killed if it exceeds a limit or if this process lost its parent.
+        """
         pid = tree.root.pid
         started = measured = time.monotonic()
         is_late = False
@@ -198,7 +201,7 @@ class Server:
 
 
 class ProcessTree:
-    """A process and all its descendants, as long as one poll has seen them."""
+    """Process and all its descendants that one poll has seen."""
 
     def __init__(self, pid: int):
         self.root = psutil.Process(pid)
@@ -232,6 +235,7 @@ class ProcessTree:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the time and size of a file, or None if it is missing."""
     try:
         state = path.stat()
     except OSError:
