@@ -1,7 +1,7 @@
-"""The figures and tables of docs/atlas.md: `python docs/make_atlas.py` writes docs/atlas-*.svg, and the page's tables.
+"""Write docs/atlas-*.svg and the tables of docs/atlas.md: `python docs/make_atlas.py`.
 
-They come from the rows of `tiewise/planning/data/atlas.csv`, which `python -m benchmarks.atlas` gathers, and from
-`benchmarks/results`. A table stands in the page between <!-- rows of STUDY --> and <!-- end -->.
+The rows come from `tiewise/planning/data/atlas.csv`, which `python -m benchmarks.atlas` writes, and from
+`benchmarks/results`. A table of the page is between <!-- rows of STUDY --> and <!-- end -->.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ATLAS = Path(tiewise.__file__).parent / "planning" / "data" / "atlas.csv"
 PAGE = Path(__file__).with_name("atlas.md")
 INK, SOFT, RULE = "#22252b", "#5d626d", "#e4e2dd"
-# of each study: what its table says of where a row stands
+# columns of each study's table that identify a row
 AXES = {
     "gain-by-text": ["train_tokens"],
     "size-text-vocabulary": ["width", "train_tokens", "tokenizer"],
@@ -54,7 +54,7 @@ Row = dict[str, str]
 
 
 class Spot(NamedTuple):
-    """A point of a line, with its 95 % interval."""
+    """Point of a line, with its 95 % interval."""
 
     x: float
     y: float
@@ -63,25 +63,27 @@ class Spot(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, x: float) -> Spot:
-        """Held-out difference of a row."""
+        """Return the held-out difference of a row at a position x."""
         return cls(x, *(float(row[name]) for name in ("heldout", "heldout_low", "heldout_high")))
 
 
 def studies() -> dict[str, list[Row]]:
-    """Rows of every study in the atlas."""
-    found: dict[str, list[Row]] = {}
+    """Return the rows of every study in the atlas."""
+    rows_by_study: dict[str, list[Row]] = {}
     with ATLAS.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["study"], []).append(row)
-    return found
+            rows_by_study.setdefault(row["study"], []).append(row)
+    return rows_by_study
 
 
-def said(row: Row, axis: str) -> str:
-    """What a row has on an axis, as a table says it."""
-    value = re.sub(r"=vectors/\d+\.txt", "", row[axis].removeprefix("synthetic:").removeprefix("bpe:"))
-    if value.startswith("/"):  # files of sayings, of each language in its folder
+def cell_text(row: Row, column: str) -> str:
+    """Return the value of a row in a column as the table prints it."""
+    value = re.sub(r"=vectors/\d+\.txt", "", row[column].removeprefix("synthetic:").removeprefix("bpe:"))
+    if value.startswith("/"):  # files of sayings; their folder names the language
         return " and ".join(dict.fromkeys(LANGUAGES[Path(name).parent.name] for name in value.split()))
-    return count(int(value)) if value.isdecimal() else value.replace("=", " ") if axis == "text" else value
+    if value.isdecimal():
+        return count(int(value))
+    return value.replace("=", " ") if column == "text" else value
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -102,35 +104,46 @@ def table(rows: Sequence[Row]) -> str:
         sign = {"-1": "better", "0": "–", "1": "worse"}[row["sign"]]
         interval = f"[{signed(low)}, {signed(high)}]"
         value = f"**{signed(mean)}**" if row["sign"] != "0" else signed(mean)
-        lines.append([*(said(row, axis) for axis in axes), value, interval, sign, plain(least), signed(training)])
+        lines.append([*(cell_text(row, axis) for axis in axes), value, interval, sign, plain(least), signed(training)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def transfer(rows: Sequence[Row]) -> str:
-    """Accuracies of fine-tuned models, from an untrained start and from a pretrained one, in Markdown."""
-    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    """Return the table of fine-tuned models in Markdown.
+
+    It compares their accuracies from an untrained start and from a pretrained one.
+    """
+    accuracies_by_group: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for row in rows:
-        starts = found.setdefault((row["arm"], row["task"]), {"untrained": [], "pretrained": []})
+        starts = accuracies_by_group.setdefault((row["arm"], row["task"]), {"untrained": [], "pretrained": []})
         starts[row["start"]].append(100 * float(row["accuracy"]))
-    gains = [mean_interval(np.subtract(at["pretrained"], at["untrained"])) for at in found.values()]
+    gains = [
+        mean_interval(np.subtract(starts["pretrained"], starts["untrained"])) for starts in accuracies_by_group.values()
+    ]
     lines = [["model", "task", "untrained", "pretrained", "gain, points", "95 % interval", "sign", "could show"]]
     lines.append(["---", "---", *["---:"] * 6])
-    for (at, starts), gain, (p, level) in zip(found.items(), gains, tested(gains), strict=True):
+    for (arm_and_task, starts), gain, (p, level) in zip(accuracies_by_group.items(), gains, tested(gains), strict=True):
         means = [f"{np.mean(accuracies):.1f} %" for accuracies in starts.values()]
         sign = "–" if p >= 0.05 else "better" if gain.value > 0 else "worse"
         value, interval, least = contrast(gain, p, level, 1)
-        lines.append([*at, *means, value, interval, sign, least])
+        lines.append([*arm_and_task, *means, value, interval, sign, least])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def tested(means: Sequence[Estimate]) -> list[tuple[float, float]]:
-    """Return Holm's p of each mean against zero, and the level at which Holm reads its own p."""
+    """Return Holm's p of each mean against zero, with a level.
+
+    Holm compares the unadjusted p with that level.
+    """
     p = [p_value(mean, [0.0]) for mean in means]
     return list(zip(holm_adjusted(p), holm_levels(p), strict=True))
 
 
 def contrast(mean: Estimate, p: float, level: float, digits: int) -> tuple[str, str, str]:
-    """A difference, bold if it is detected; its interval; what a repetition detects in 80 of 100 cases."""
+    """Return the texts of a difference: its value, its interval, and the detectable difference.
+
+    The value is bold if it is significant. A repetition detects the last one in 80 of 100 cases.
+    """
     value = signed(mean.value, digits)
     least = detectable_difference(mean.rows - 1, level) * (mean.high - mean.value) / critical_t(mean.rows - 1)
     interval = f"[{signed(mean.low, digits)}, {signed(mean.high, digits)}]"
@@ -138,50 +151,63 @@ def contrast(mean: Estimate, p: float, level: float, digits: int) -> tuple[str, 
 
 
 def objectives(rows: Sequence[Row]) -> str:
-    """What ALBERTs judge, by what they were trained on, in Markdown: pairs seed by seed, nll over seeds."""
-    asked = "right as sop, by seed", "as nsp", "masked tokens, nll", "in order", "could show"
-    lines = [["init", "steps", "trained on", *asked], ["---", *["---:"] * 7]]
-    found: dict[tuple[str, str], dict[str, dict[str, list[Row]]]] = {}
+    """Return the table of ALBERT's pretraining objectives in Markdown.
+
+    Accuracies on segment pairs are listed by seed. The nll of masked tokens is a mean over seeds with its interval.
+    """
+    columns = "right as sop, by seed", "as nsp", "masked tokens, nll", "in order", "could show"
+    lines = [["init", "steps", "trained on", *columns], ["---", *["---:"] * 7]]
+    # (init, steps) → objective of the training → judged task → rows
+    groups: dict[tuple[str, str], dict[str, dict[str, list[Row]]]] = {}
     for row in rows:
-        trained = found.setdefault((row["init"], row["steps"]), {}).setdefault(row["objective"], {})
+        trained = groups.setdefault((row["init"], row["steps"]), {}).setdefault(row["objective"], {})
         trained.setdefault(row["judged"], []).append(row)
     gaps = []
-    for at in found.values():  # nll of masked tokens in rows that all are asked, seed by seed
-        nll = {name: [float(row["nll"]) for row in here["masked tokens, in order"]] for name, here in at.items()}
+    for group in groups.values():  # nll of masked tokens on pairs in order, which all models predict, by seed
+        nll = {name: [float(row["nll"]) for row in tasks["masked tokens, in order"]] for name, tasks in group.items()}
         pairs = ("sop", "none"), ("nsp", "none"), ("nsp", "sop")
         gaps.append({f"{one} − {other}": mean_interval(np.subtract(nll[one], nll[other])) for one, other in pairs})
-    adjusted = iter(tested([gap for of in gaps for gap in of.values()]))
-    for ((init, steps), at), of in zip(found.items(), gaps, strict=True):
+    adjusted = iter(tested([gap for group_gaps in gaps for gap in group_gaps.values()]))
+    for ((init, steps), group), group_gaps in zip(groups.items(), gaps, strict=True):
         where = [init, count(int(steps))]
-        for name, here in at.items():
-            right = [", ".join(f"{100 * float(row['right']):.1f} %" for row in here.get(j, ())) for j in ("sop", "nsp")]
+        for name, tasks in group.items():
+            right = [
+                ", ".join(f"{100 * float(row['right']):.1f} %" for row in tasks.get(task, ()))
+                for task in ("sop", "nsp")
+            ]
             means = [
-                mean_interval([float(row["nll"]) for row in here[f"masked tokens{j}"]]) for j in ("", ", in order")
+                mean_interval([float(row["nll"]) for row in tasks[f"masked tokens{order}"]])
+                for order in ("", ", in order")
             ]
             lines.append([*where, name, *right, *(f"{m.value:.3f} [{m.low:.3f}, {m.high:.3f}]" for m in means), ""])
-        for name, gap in of.items():
+        for name, gap in group_gaps.items():
             value, interval, least = contrast(gap, *next(adjusted), 3)
             lines.append([*where, name, "", "", "", f"{value} {interval}", least])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def curves(rows: Sequence[Row]) -> str:
-    """Tied against untied at the last step and at the best, which the tuning split chooses, in Markdown."""
+    """Return the table of tied against untied at the last and the best step, in Markdown.
+
+    The tuning split chooses the best step.
+    """
     runs: dict[tuple[int, str], dict[str, list[Row]]] = {}  # tokens and seed → arm → points of its curve
     for row in rows:
         runs.setdefault((int(row["train_tokens"]), row["seed"]), {}).setdefault(row["arm"], []).append(row)
     lines = [["train tokens", "compared", "tied − untied", "95 % interval", "sign", "untied", "tied", "steps"]]
     lines.append(["---:", "---", *["---:"] * 6])
-    found = []
+    compared = []
     for tokens in sorted({tokens for tokens, _ in runs}):
-        pairs = [arms for (of, _), arms in runs.items() if of == tokens]
-        for which, chosen in (("last step", last_point), ("best step", best_point)):
-            points = {arm: [chosen(pair[arm]) for pair in pairs] for arm in ("untied", "tied")}
-            nll = {arm: [float(point["heldout_nll"]) for point in at] for arm, at in points.items()}
-            steps = sorted({int(point["step"]) for at in points.values() for point in at})
+        pairs = [arms for (run_tokens, _), arms in runs.items() if run_tokens == tokens]
+        for which, choose in (("last step", last_point), ("best step", best_point)):
+            points = {arm: [choose(pair[arm]) for pair in pairs] for arm in ("untied", "tied")}
+            nll = {arm: [float(point["heldout_nll"]) for point in chosen] for arm, chosen in points.items()}
+            steps = sorted({int(point["step"]) for chosen in points.values() for point in chosen})
             gap = mean_interval(np.subtract(nll["tied"], nll["untied"]))
-            found.append((count(tokens), which, gap, [f"{np.mean(nll[arm]):.3f}" for arm in points], steps))
-    for (tokens, which, gap, means, steps), (p, level) in zip(found, tested([of[2] for of in found]), strict=True):
+            compared.append((count(tokens), which, gap, [f"{np.mean(nll[arm]):.3f}" for arm in points], steps))
+    for (tokens, which, gap, means, steps), (p, level) in zip(
+        compared, tested([row[2] for row in compared]), strict=True
+    ):
         value, interval, _ = contrast(gap, p, level, 4)
         sign = "–" if p >= 0.05 else "worse" if gap.value > 0 else "better"
         span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
@@ -195,22 +221,27 @@ def last_point(curve: Sequence[Row]) -> Row:
 
 
 def best_point(curve: Sequence[Row]) -> Row:
-    """Return the point at which the loss on the tuning split is least; the held-out loss does not choose it."""
+    """Return the point with the least loss on the tuning split.
+
+    The held-out loss does not choose it.
+    """
     return min(curve, key=lambda point: float(point["tune_nll"]))
 
 
-# tables of benchmarks/results
-KEPT = {"transfer": transfer, "objectives": objectives, "atlas_curves": curves}
+# files of benchmarks/results and their tables
+RESULT_TABLES = {"transfer": transfer, "objectives": objectives, "atlas_curves": curves}
 
 # figures
 
 
-def _text(x: float, y: float, what: str, **more: str) -> str:
+def _text(x: float, y: float, words: str, **more: str) -> str:
+    """Return a text element of SVG; `more` are its attributes."""
     style = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
-    return f'<text x="{x:.1f}" y="{y:.1f}"{style}>{what}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{style}>{words}</text>'
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """Return a complete SVG with a title and these elements."""
     look = 'font-family="sans-serif" font-size="14" fill="#5d626d" role="img"'
     head = _text(24, 34, title, font_size="19", font_weight="600", fill=INK)
     return (
@@ -220,7 +251,7 @@ def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
 
 
 def colour(value: float, top: float) -> str:
-    """Blue below zero, orange above, as far as `top`."""
+    """Return a colour: blue below zero, orange above, deepest at `top`."""
     low, middle, high = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in DIVERGING["light"])
     share = min(abs(value) / top, 1.0)
     r, g, b = (middle + share * ((low if value < 0 else high) - middle)).round().astype(int)
@@ -228,26 +259,31 @@ def colour(value: float, top: float) -> str:
 
 
 def signs(title: str, rows: Sequence[Row], down: str, across: str, panel: str, note: str) -> str:
-    """The difference over two axes, a panel for each value of a third; a colour where it is detected."""
+    """Return a grid of differences over two columns, a panel for each value of a third.
+
+    A difference has a colour if it is significant.
+    """
     panels = list(dict.fromkeys(row[panel] for row in rows))
-    xs, ys = (list(dict.fromkeys(row[axis] for row in rows)) for axis in (across, down))
+    xs, ys = (list(dict.fromkeys(row[column] for row in rows)) for column in (across, down))
     wide, tall, left, top, gap = 104, 58, 96, 104, 56
     limit = max((abs(float(row["heldout"])) for row in rows if row["sign"] != "0"), default=1.0)
     parts = []
-    for place, value in enumerate(panels):
-        x0 = left + place * (wide * len(xs) + gap)
-        here = [row for row in rows if row[panel] == value]
-        parts.append(_text(x0, 66, f"vocabulary {said(here[0], panel)}", font_weight="600", fill=INK))
+    for index, value in enumerate(panels):
+        x0 = left + index * (wide * len(xs) + gap)
+        panel_rows = [row for row in rows if row[panel] == value]
+        parts.append(_text(x0, 66, f"vocabulary {cell_text(panel_rows[0], panel)}", font_weight="600", fill=INK))
         for i, name in enumerate(xs):
-            parts.append(_text(x0 + wide * (i + 0.5), top - 10, said({across: name}, across), text_anchor="middle"))
-        for row in here:
+            parts.append(
+                _text(x0 + wide * (i + 0.5), top - 10, cell_text({across: name}, across), text_anchor="middle")
+            )
+        for row in panel_rows:
             x, y = x0 + wide * xs.index(row[across]), top + tall * (len(ys) - 1 - ys.index(row[down]))
-            mean, clear = float(row["heldout"]), row["sign"] != "0"
-            fill = colour(mean, limit) if clear else "#ffffff"
+            mean, is_significant = float(row["heldout"]), row["sign"] != "0"
+            fill = colour(mean, limit) if is_significant else "#ffffff"
             parts.append(
                 f'<rect x="{x + 1}" y="{y + 1}" width="{wide - 2}" height="{tall - 2}" fill="{fill}" stroke="{RULE}"/>'
             )
-            ink = "#ffffff" if clear and abs(mean) > 0.6 * limit else INK
+            ink = "#ffffff" if is_significant and abs(mean) > 0.6 * limit else INK
             half = (float(row["heldout_high"]) - float(row["heldout_low"])) / 2
             parts.append(
                 _text(
@@ -262,7 +298,7 @@ def signs(title: str, rows: Sequence[Row], down: str, across: str, panel: str, n
             parts.append(_text(x + wide / 2, y + 44, f"± {half:.2f}", text_anchor="middle", fill=ink, font_size="11"))
     for i, name in enumerate(ys):
         y = top + tall * (len(ys) - i - 0.5) + 5
-        parts.append(_text(left - 10, y, said({down: name}, down), text_anchor="end"))
+        parts.append(_text(left - 10, y, cell_text({down: name}, down), text_anchor="end"))
     high = top + tall * len(ys)
     parts.append(_text(24, high + 26, note, font_size="12"))
     width = left + len(panels) * wide * len(xs) + (len(panels) - 1) * gap + 28
@@ -273,20 +309,22 @@ def chart(
     title: str, lines: dict[str, list[Spot]], along: str, note: str, *, up: str, logarithmic: bool = True,
     points: Sequence[tuple[float, str]] = (), floor: Sequence[tuple[float, float]] = (),
 ) -> str:  # fmt: skip
-    """Lines with their 95 % intervals; `points` are ticks, `floor` a dotted line."""
+    """Return lines with their 95 % intervals; `points` are ticks, `floor` a dotted line."""
     width, height, left, right, top, bottom = 760, 450, 76, 190, 66, 96
     spots = [spot for line in lines.values() for spot in line]
     lows, highs = min(0.0, *(spot.low for spot in spots)), max(0.0, *(spot.high for spot in spots))
-    room = 0.06 * (highs - lows)
-    lows, highs = lows - room * (lows < 0), highs + room
+    margin = 0.06 * (highs - lows)
+    lows, highs = lows - margin * (lows < 0), highs + margin
     scale = math.log if logarithmic else float
     ends = [scale(x) for x, _ in points] or [scale(spot.x) for spot in spots]
     first, last = min(ends), max(ends)
 
     def x_of(x: float) -> float:
+        """Return the horizontal position of a value."""
         return left + 14 + (scale(x) - first) / (last - first or 1) * (width - left - right - 28)
 
     def y_of(y: float) -> float:
+        """Return the vertical position of a value."""
         return top + (highs - y) / (highs - lows) * (height - top - bottom)
 
     step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if (highs - lows) / s <= 8)
@@ -301,105 +339,105 @@ def chart(
             parts.append(_text(x_of(x), height - bottom + 20 + 15 * i, word, text_anchor="middle", font_size="13"))
     parts.append(_text((left + width - right) / 2, height - bottom + 54, along, text_anchor="middle"))
     if floor:
-        way = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in floor)
-        parts.append(f'<polyline points="{way}" fill="none" stroke="{INK}" stroke-dasharray="3 4"/>')
-    ends_at = []
-    for (name, line), place in zip(lines.items(), places(lines).values(), strict=True):
-        hue = COLOURS[place % len(COLOURS)]
-        way = " ".join(f"{x_of(spot.x):.1f},{y_of(spot.y):.1f}" for spot in line)
-        parts.append(f'<polyline points="{way}" fill="none" stroke="{hue}" stroke-width="2.2"/>')
+        path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in floor)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-dasharray="3 4"/>')
+    labels = []
+    for (name, line), number in zip(lines.items(), places(lines).values(), strict=True):
+        hue = COLOURS[number % len(COLOURS)]
+        path = " ".join(f"{x_of(spot.x):.1f},{y_of(spot.y):.1f}" for spot in line)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{hue}" stroke-width="2.2"/>')
         for spot in line:
             x, low, high = x_of(spot.x), y_of(spot.low), y_of(spot.high)
             parts.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{hue}" opacity="0.6"/>'
             )
             parts.append(f'<circle cx="{x:.1f}" cy="{y_of(spot.y):.1f}" r="4" fill="{hue}"/>')
-        ends_at.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
-    put: list[tuple[float, float]] = []
-    for y, name, hue, x in sorted(ends_at):
-        lower = [there for across, there in put if abs(across - x) < 90]
-        put.append((x, max([y + 5, *(there + 17 for there in lower)])))
-        parts.append(_text(x + 10, put[-1][1], name, fill=hue, font_weight="600"))
+        labels.append([y_of(line[-1].y), name, hue, x_of(line[-1].x)])
+    positions: list[tuple[float, float]] = []  # of the labels, which must not overlap
+    for y, name, hue, x in sorted(labels):
+        near = [label_y for label_x, label_y in positions if abs(label_x - x) < 90]
+        positions.append((x, max([y + 5, *(label_y + 17 for label_y in near)])))
+        parts.append(_text(x + 10, positions[-1][1], name, fill=hue, font_weight="600"))
     parts.append(_text(24, height - 14, note, font_size="12"))
     return _svg(width, height, title, parts)
 
 
 # the atlas's figures
 
-BANDS = "Bars: 95 % intervals over seeds. Below zero tying is better."
-HELD = "tied − untied after the last step, nats per token of held-out text"
+INTERVAL_NOTE = "Bars: 95 % intervals over seeds. Below zero tying is better."
+GAP_LABEL = "tied − untied after the last step, nats per token of held-out text"
 
 
 def lines_by(rows: Sequence[Row], of: str, along: str, name: str = "{}") -> dict[str, list[Spot]]:
-    """A line for everything that rows have on `of`, along another axis."""
-    found: dict[str, list[Spot]] = {}
+    """Return a line for each value of column `of`, along another column."""
+    lines: dict[str, list[Spot]] = {}
     for row in sorted(rows, key=lambda row: float(row[along])):
-        found.setdefault(name.format(said(row, of)), []).append(Spot.of(row, float(row[along])))
-    return found
+        lines.setdefault(name.format(cell_text(row, of)), []).append(Spot.of(row, float(row[along])))
+    return lines
 
 
 def thousands(value: float) -> str:
-    """12k for 12,480."""
+    """Return a number in thousands: 12k for 12,480."""
     return f"{value / 1000:.0f}k"
 
 
 def gain_by_text(rows: list[Row]) -> str:
-    """Study 2."""
-    found = lines_by(rows, "contrast", "tokens")
+    """Return the figure of study 2: difference by amount of text."""
+    lines_by_contrast = lines_by(rows, "contrast", "tokens")
     names = ("training", "training_low", "training_high")
     trained = [Spot(float(row["tokens"]), *(float(row[name]) for name in names)) for row in rows]
-    (held,) = found.values()
-    ticks = [(spot.x, thousands(spot.x)) for spot in held]
-    lines = {"held-out text": held, "training text": trained}
+    (heldout,) = lines_by_contrast.values()
+    ticks = [(spot.x, thousands(spot.x)) for spot in heldout]
+    lines = {"held-out text": heldout, "training text": trained}
     return chart(
         "Tied less untied after the last step, by amount of text",
         lines,
         "tokens of training text",
-        BANDS,
-        up=HELD,
+        INTERVAL_NOTE,
+        up=GAP_LABEL,
         points=ticks,
     )
 
 
 def size_text_vocabulary(rows: list[Row]) -> str:
-    """Study 1."""
+    """Return the figure of study 1: difference by width, amount of text and vocabulary."""
     note = "Rows: width. Columns: tokens of training text. Blue: tied is better; orange: worse; white: not detected."
     return signs("Tied − untied after the last step, nats", rows, "width", "train_tokens", "tokenizer", note)
 
 
 def rank(rows: list[Row]) -> str:
-    """Study 3, the larger vocabulary."""
-    here = [row for row in rows if row["tokenizer"] == "bpe:8192"]
+    """Return the figure of study 3, at the larger vocabulary: difference by rank."""
+    large_vocabulary = [row for row in rows if row["tokenizer"] == "bpe:8192"]
     lines: dict[str, list[Spot]] = {}
-    for row in sorted(here, key=lambda row: int(row["parameters"])):
+    for row in sorted(large_vocabulary, key=lambda row: int(row["parameters"])):
         kind = {"factored": "rank k", "factored-untied": "16 in, 64 out"}.get(row["arm"].partition(":")[0], row["arm"])
         lines.setdefault(kind, []).append(Spot.of(row, float(row["parameters"])))
     ticks = [
         (float(row["parameters"]), f"{thousands(float(row['parameters']))}|k={row['rank']}")
-        for row in here
+        for row in large_vocabulary
         if row["arm"].startswith("factored:")
     ]
-    whole = float(here[0]["reference_parameters"])
+    untied_parameters = float(large_vocabulary[0]["reference_parameters"])
     up = "arm − untied after the last step, nats per token of held-out text, V = 8,192"
     note = "Bars: 95 % intervals over seeds. Zero is the untied model."
-    ticks.append((whole, f"{thousands(whole)}|untied"))
-    lines["untied"] = [Spot(whole, 0.0, 0.0, 0.0)]
+    ticks.append((untied_parameters, f"{thousands(untied_parameters)}|untied"))
+    lines["untied"] = [Spot(untied_parameters, 0.0, 0.0, 0.0)]
     return chart("Loss against parameters, by rank", lines, "parameters of the model", note, up=up, points=ticks)
 
 
 def lookup_gradient_scale(rows: list[Row]) -> str:
-    """Study 4."""
-    here = [row for row in rows if row["arm"].startswith("tied")]
-    lines = lines_by(here, "train_tokens", "alpha", "{} tokens")
+    """Return the figure of study 4: effect of scaling the lookup's gradient."""
+    tied_rows = [row for row in rows if row["arm"].startswith("tied")]
+    lines = lines_by(tied_rows, "train_tokens", "alpha", "{} tokens")
     lines = {name: sorted([*line, Spot(1.0, 0.0, 0.0, 0.0)]) for name, line in lines.items()}
-    ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in here} | {1.0})]
+    ticks = [(a, f"{a:g}") for a in sorted({float(row["alpha"]) for row in tied_rows} | {1.0})]
     up = "α − 1 after the last step, nats per token of held-out text"
     note = "Bars: 95 % intervals over seeds. Below zero α is better than 1."
     return chart("Scaling the lookup’s gradient by α", lines, "α", note, up=up, points=ticks)
 
 
 def causes(rows: list[Row]) -> str:
-    """Study 8."""
+    """Return the figure of study 8: cost of order for one table, with and without layers."""
     for row in rows:
         row["nats"] = row["text"].rpartition("=")[2]
         row["between"] = {"0": "no layers"}.get(row["layers"], f"{row['layers']} layers")
@@ -409,7 +447,7 @@ def causes(rows: list[Row]) -> str:
     return chart(
         "What order costs one table, and layers give back", lines, "irreversibility of the language, nats per word",
         note,
-        up=HELD, logarithmic=False, points=ticks, floor=[(x, x) for x, _ in ticks],
+        up=GAP_LABEL, logarithmic=False, points=ticks, floor=[(x, x) for x, _ in ticks],
     )  # fmt: skip
 
 
@@ -422,25 +460,25 @@ FIGURES = {
 }
 
 
-def page(text: str, found: dict[str, list[Row]]) -> str:
-    """Return the page with the tables of these rows."""
-    tables = {name: table(rows) for name, rows in found.items()}
-    for name, made in KEPT.items():
+def page(text: str, rows_by_study: dict[str, list[Row]]) -> str:
+    """Return the text of the page with new tables."""
+    tables = {name: table(rows) for name, rows in rows_by_study.items()}
+    for name, make in RESULT_TABLES.items():
         with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-            tables[name] = made(list(csv.DictReader(file)))
+            tables[name] = make(list(csv.DictReader(file)))
     for name, lines in tables.items():
         block = rf"(<!-- rows of {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(block, lambda place, lines=lines: f"{place[1]}{lines}\n{place[2]}", text, flags=re.S)
+        text = re.sub(block, lambda match, lines=lines: f"{match[1]}{lines}\n{match[2]}", text, flags=re.S)
     return text
 
 
 def main() -> None:
     """Write the figures and the page's tables."""
-    found = studies()
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    for name, drawn in FIGURES.items():
-        if name in found:
-            PAGE.with_name(f"atlas-{name}.svg").write_text(drawn(found[name]), encoding="utf-8")
+    rows_by_study = studies()
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), rows_by_study), encoding="utf-8")
+    for name, figure in FIGURES.items():
+        if name in rows_by_study:
+            PAGE.with_name(f"atlas-{name}.svg").write_text(figure(rows_by_study[name]), encoding="utf-8")
 
 
 if __name__ == "__main__":

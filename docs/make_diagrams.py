@@ -1,41 +1,41 @@
-"""The drawings of the Ideas pages: `python docs/make_diagrams.py` writes all five SVGs beside itself.
+"""Write the five diagrams of the Ideas pages as SVG files in docs: `python docs/make_diagrams.py`.
 
-Each is at most 440 units wide with letters of 13 or more, so that a phone, 360 points wide, shows them at 10 and more,
-and stands on a sheet of its own, so that a dark page shows it as a light one does.
+Each is at most 440 units wide with letters of 13 or more, so that a phone, 360 points wide, shows them at 10 or more.
+Each has a white background, so that it also looks right on a dark page.
 """
 
 from pathlib import Path
 
 from tiewise.core.measurement import COLOURS, PATHS
 
-INK, PALE, LINE, SHEET = "#22252b", "#5d626d", "#c9c4ba", "#f6f4f0"
+INK, PALE, LINE, BOX_FILL = "#22252b", "#5d626d", "#c9c4ba", "#f6f4f0"
 TABLE = "#e7eef8"
 LOOKUP, HEAD = COLOURS[PATHS["lookup-path"]], COLOURS[PATHS["head-path"]]
 
 
-def box(x: float, y: float, width: float, height: float, *lines: str, fill: str = SHEET) -> str:
-    """A rounded box; its first line is bold, what follows is pale."""
+def box(x: float, y: float, width: float, height: float, *lines: str, fill: str = BOX_FILL) -> str:
+    """Return a rounded box with lines of text: the first bold, the others pale."""
     middle, first = x + width / 2, y + height / 2 + 5 - 9 * (len(lines) - 1)
-    drawn = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="{fill}" stroke="{LINE}"/>'
-    drawn += text(middle, first, lines[0], INK, "middle", bold=True)
-    return drawn + "".join(text(middle, first + 18 * i, line, PALE, "middle") for i, line in enumerate(lines) if i)
+    svg = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="{fill}" stroke="{LINE}"/>'
+    svg += text(middle, first, lines[0], INK, "middle", bold=True)
+    return svg + "".join(text(middle, first + 18 * i, line, PALE, "middle") for i, line in enumerate(lines) if i)
 
 
 def text(x: float, y: float, words: str, ink: str = PALE, anchor: str = "start", bold: bool = False) -> str:
-    """Words at a place: `anchor` is start, middle or end."""
+    """Return words at a position; `anchor` is start, middle or end."""
     weight = ' font-weight="600"' if bold else ""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}"{weight}>{words}</text>'
 
 
 def arrow(*points: tuple[float, float], ink: str = PALE, dashed: bool = False) -> str:
-    """A line along these points, with its head at the last."""
+    """Return a line along these points that ends in an arrow."""
     path = "L".join(f"{x} {y}" for x, y in points)
     dash = ' stroke-dasharray="5 4"' if dashed else ""
     return f'<path d="M{path}" stroke="{ink}" stroke-width="1.6" fill="none"{dash} marker-end="url(#{ink[1:]})"/>'
 
 
-def sheet(title: str, height: float, *parts: str) -> str:
-    """The whole drawing."""
+def diagram(title: str, height: float, *parts: str) -> str:
+    """Return a complete SVG with a title and these elements."""
     width = 440
     heads = "".join(
         f'<marker id="{ink[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -49,8 +49,11 @@ def sheet(title: str, height: float, *parts: str) -> str:
 
 
 def tied_pass() -> str:
-    """Up the middle the pass, at the left the table that it uses twice, dashed what comes back to it."""
-    return sheet(
+    """Draw the tied pass, from the token at the bottom to the loss at the top.
+
+    The table is at the left. Dashed arrows are the two gradient paths.
+    """
+    return diagram(
         "The tied pass: one table, read by rows at the bottom, compared with at the top",
         386,
         box(20, 116, 116, 152, "W", "[V, D]", "one row", "for each token", fill=TABLE),
@@ -77,8 +80,8 @@ def tied_pass() -> str:
 
 
 def two_widths() -> str:
-    """A recurrent model whose table is narrower, or wider, than its state."""
-    return sheet(
+    """Draw a recurrent model whose table is narrower or wider than its state."""
+    return diagram(
         "A recurrent net with E not equal to H: two maps let one table serve both ends",
         400,
         box(20, 128, 104, 140, "U", "[V, E]", "one table", fill=TABLE),
@@ -101,8 +104,11 @@ def two_widths() -> str:
 
 
 def factored() -> str:
-    """A plain table beside a factored one, drawn to scale in width but not in height."""
-    return sheet(
+    """Draw a plain table next to a factored one.
+
+    Widths are to scale, heights are not.
+    """
+    return diagram(
         "A plain table, and a factored one: narrow rows and one map",
         250,
         text(88, 30, "plain", INK, "middle", bold=True),
@@ -113,7 +119,7 @@ def factored() -> str:
         text(246, 150, "V × k"),
         text(246, 168, "3.9 million"),
         text(246, 66, "×", INK, "middle", bold=True),
-        f'<rect x="262" y="48" width="140" height="24" rx="4" fill="{SHEET}" stroke="{LINE}"/>',
+        f'<rect x="262" y="48" width="140" height="24" rx="4" fill="{BOX_FILL}" stroke="{LINE}"/>',
         text(332, 65, "k × D", INK, "middle"),
         text(332, 92, "0.1 million", PALE, "middle"),
         text(316, 222, "30,522 × 128, 128 × 768", PALE, "middle"),
@@ -121,12 +127,13 @@ def factored() -> str:
 
 
 def sentence_order() -> str:
-    """Where the second segment of a wrong pair comes from, in either task."""
+    """Draw the source of the second segment of a wrong pair, in both tasks."""
 
     def page(x: float, y: float, name: str, *sentences: tuple[str, str]) -> str:
-        drawn = f'<rect x="{x}" y="{y}" width="96" height="112" rx="8" fill="#ffffff" stroke="{LINE}"/>'
-        drawn += text(x + 48, y + 20, name, PALE, "middle")
-        return drawn + "".join(box(x + 12, y + 32 + 38 * i, 72, 30, s, fill=f) for i, (s, f) in enumerate(sentences))
+        """Return a page with a name and a box for each sentence."""
+        svg = f'<rect x="{x}" y="{y}" width="96" height="112" rx="8" fill="#ffffff" stroke="{LINE}"/>'
+        svg += text(x + 48, y + 20, name, PALE, "middle")
+        return svg + "".join(box(x + 12, y + 32 + 38 * i, 72, 30, s, fill=f) for i, (s, f) in enumerate(sentences))
 
     a, b, other = ("A", TABLE), ("B", TABLE), ("C", "#f6e7d8")
     parts = []
@@ -152,19 +159,19 @@ def sentence_order() -> str:
         text(20, 402, "Both speak of the same thing:"),
         text(20, 420, "only their order tells."),
     ]
-    return sheet("Next sentence prediction beside sentence order prediction", 438, *parts)
+    return diagram("Next sentence prediction beside sentence order prediction", 438, *parts)
 
 
 def decide() -> str:
-    """Down the left four questions, at the right of each what settles it."""
-    asked = (
+    """Draw four questions at the left, and their answers at the right."""
+    steps = (
         (("tiewise check", "weights to continue from?"), "yes", ("keep what it has",), "no"),
         (("tiewise plan", "what share is saved?"), "under 5 %", ("either will do",), "more"),
         (("tiewise compare", "what does the loss say?"), "no difference", ("take the smaller",), "clear"),
         (("two more sizes", "does it carry over?"), "yes", ("take the better",), "no"),
     )
     parts = []
-    for index, (question, settled, answer, otherwise) in enumerate(asked):
+    for index, (question, settled, answer, otherwise) in enumerate(steps):
         y = 20 + 104 * index
         parts += [
             box(20, y, 172, 60, *question),
@@ -174,7 +181,7 @@ def decide() -> str:
             arrow((106, y + 60), (106, y + 100)),
             text(116, y + 86, otherwise),
         ]
-    return sheet("From a model to a choice", 494, *parts, box(20, 436, 172, 44, "stay untied", fill=TABLE))
+    return diagram("From a model to a choice", 494, *parts, box(20, 436, 172, 44, "stay untied", fill=TABLE))
 
 
 DRAWINGS = {

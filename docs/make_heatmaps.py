@@ -1,7 +1,7 @@
-"""The three heat maps of docs/start.md: `python docs/make_heatmaps.py` writes docs/one-table.svg.
+"""Write docs/one-table.svg, the three heat maps of docs/start.md: `python docs/make_heatmaps.py`.
 
-Of six words, which follows which, in the prose that every Python carries: in per cent of a row. Beside it the best that
-two tables can say of it with nothing between them, softmax(E·Uᵀ), and the best that one table can, softmax(W·Wᵀ).
+The first map shows how often one of six words follows another in Python's own documentation, in per cent of a row. The
+others are the best predictions without a body: of two tables, softmax(E·Uᵀ), and of one table, softmax(W·Wᵀ).
 """
 
 import re
@@ -22,25 +22,33 @@ TITLES = ("What the text asks", "Two tables", "One table, tied")
 
 
 def counts() -> np.ndarray:
-    """How often row's word is followed by column's [6, 6]; one more of each, so that nothing is impossible."""
+    """Return how often the row's word is followed by the column's [6, 6].
+
+    Each count is one more than that, so that no pair is impossible.
+    """
     words = [word.lower() for _, text in builtin_texts() for word in re.findall(r"[A-Za-z]+|[.,:;]", text)]
     pairs = Counter(pairwise(words))
     return np.array([[pairs[a, b] + 1 for b in WORDS] for a in WORDS], float)
 
 
 def tied(pairs: np.ndarray) -> tuple[np.ndarray, float]:
-    """(softmax of the W·Wᵀ with the least loss on these pairs, by how many nats a pair that is above their own)."""
+    """Fit one table to the counts; return its predictions and its cost.
+
+    The predictions are the softmax(W·Wᵀ) with the least loss. The cost is the difference of its loss from the entropy
+    of the counts, in nats per pair.
+    """
     size = len(pairs)
     n = pairs.sum(1, keepdims=True)
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the loss of a flattened W, in nats per pair, and its gradient."""
         w = flat.reshape(size, size)
         q = log_softmax(w @ w.T, 1)
         back = n * np.exp(q) - pairs
         return -(pairs * q).sum() / n.sum(), ((back + back.T) @ w).ravel() / n.sum()
 
     starts = np.random.default_rng(0).normal(size=(8, size * size))
-    best = min((minimize(loss, x, jac=True, options={"maxiter": 5000}) for x in starts), key=lambda found: found.fun)
+    best = min((minimize(loss, x, jac=True, options={"maxiter": 5000}) for x in starts), key=lambda fit: fit.fun)
     w = best.x.reshape(size, size)
     return np.exp(log_softmax(w @ w.T, 1)), best.fun + (pairs * np.log(pairs / n)).sum() / n.sum()
 
@@ -50,8 +58,8 @@ def drawing(maps: list[np.ndarray]) -> str:
     middle, high = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in DIVERGING["light"][1:])
     side = CELL * len(WORDS)
     parts = []
-    for place, (title, m) in enumerate(zip(TITLES, maps, strict=True)):
-        x0 = LEFT + place * (side + GAP)
+    for index, (title, m) in enumerate(zip(TITLES, maps, strict=True)):
+        x0 = LEFT + index * (side + GAP)
         parts.append(f'<text x="{x0}" y="24" font-size="19" font-weight="600" fill="#22252b">{title}</text>')
         for i, word in enumerate(WORDS):
             middle_of = CELL * i + CELL / 2
@@ -74,15 +82,15 @@ def drawing(maps: list[np.ndarray]) -> str:
     )
 
 
-def made() -> tuple[str, str]:
-    """Return the picture, and what one table costs."""
-    asked = counts()
-    own, (best, worse) = asked / asked.sum(1, keepdims=True), tied(asked)
-    picture = drawing([own, own, best])
-    return picture, f'"the the" gets {100 * best[1, 1]:.0f} %.\nOne table costs {worse:.2f} nats a pair'
+def heat_maps() -> tuple[str, str]:
+    """Return the picture, and a text with the cost of one table."""
+    pairs = counts()
+    shares, (best, cost) = pairs / pairs.sum(1, keepdims=True), tied(pairs)
+    picture = drawing([shares, shares, best])
+    return picture, f'"the the" gets {100 * best[1, 1]:.0f} %.\nOne table costs {cost:.2f} nats a pair'
 
 
 if __name__ == "__main__":
-    picture, said = made()
+    picture, text = heat_maps()
     Path(__file__).with_name("one-table.svg").write_text(picture, encoding="utf-8")
-    print(said)
+    print(text)

@@ -1,9 +1,9 @@
-"""The README's picture: the top of a report.html, photographed in a real browser.
+"""Photograph the top of a report.html in a browser, as the README shows it.
 
     python docs/make_picture.py runs/demo/report.html            writes docs/report.png
     python docs/make_picture.py runs/demo/report.html --dark -o dark.png
 
-It needs playwright (in the `dev` extra) and a chromium: on the PATH, or named by TIEWISE_CHROMIUM.
+It needs playwright (in the `dev` extra) and chromium, on the PATH or at the path in TIEWISE_CHROMIUM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PANELS = 3  # the paired differences and the two figures under them
 
 
 def main() -> None:
-    """Read the arguments, take the picture, say where it is."""
+    """Read the arguments, take the picture and print its path."""
     parser = argparse.ArgumentParser(description="Photograph the top of a report.")
     parser.add_argument("report", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path(__file__).with_name("report.png"))
@@ -46,7 +46,10 @@ def main() -> None:
 
 
 def photograph(page: Page, report: Path, out: Path) -> None:
-    """Open the report, wait until its last figure is drawn, and keep the page down to the first few."""
+    """Save the upper part of a report as a picture.
+
+    The page is complete when its last figure is drawn.
+    """
     page.goto(report.resolve().as_uri())
     page.locator(".plot").last.locator(".main-svg").first.wait_for()
     bottoms = page.eval_on_selector_all(".panel", "all => all.map(e => e.getBoundingClientRect().bottom + scrollY)")
