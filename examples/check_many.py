@@ -1,4 +1,4 @@
-"""Every checkpoint below a folder, one line each: what is wrong with it, and the command that mends it."""
+"""Check every checkpoint below a folder; print its first fault and the command that repairs it."""
 
 import sys
 from pathlib import Path
@@ -9,5 +9,5 @@ for config in sorted(Path(sys.argv[1] if len(sys.argv) > 1 else ".").rglob("conf
     if not list(config.parent.glob("*.safetensors")):
         continue
     audit = tiewise.check(config.parent)
-    found = audit.at_least("warning")
-    print(f"{config.parent}: {f'{found[0].rule}: {found[0].repair}' if found else 'sound'}")
+    findings = audit.at_least("warning")
+    print(f"{config.parent}: {f'{findings[0].rule}: {findings[0].repair}' if findings else 'sound'}")

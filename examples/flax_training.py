@@ -1,8 +1,8 @@
-"""Tied, untied and factored decoders in Flax NNX, trained with Optax on the text that Python carries.
+"""Train tied, untied and factored decoders in Flax NNX with Optax.
 
     python examples/flax_training.py [steps]
 
-No download: the corpus is Python's own documentation. What is written to runs/flax/ PyTorch reads.
+The text is Python's own documentation, so nothing is downloaded. PyTorch can read the files in runs/flax/.
 """
 
 import math
@@ -22,7 +22,7 @@ VOCAB, WIDTH = 2048, 64
 
 
 def show(point: TrainingPoint, steps: int) -> None:
-    """Print one moment of training."""
+    """Print the state of training at one step."""
     paths = point.paths
     cosine = "" if math.isnan(paths.cosine) else f"  cosine {paths.cosine:+.3f}"
     print(
@@ -34,7 +34,7 @@ def show(point: TrainingPoint, steps: int) -> None:
 
 
 def main() -> None:
-    """Train every arm and print what it reached."""
+    """Train every arm and print its validation loss and speed."""
     recipe = OptaxRecipe(steps=int(sys.argv[1]) if len(sys.argv) > 1 else 200, length=64)
     print("preparing the text", file=sys.stderr)
     text = prepare(["builtin"], f"bpe:{VOCAB}", OUT / "data", length=recipe.length)

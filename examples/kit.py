@@ -1,12 +1,14 @@
-"""Make what the examples of the documentation work on: `python examples/kit.py FOLDER`, about a minute, no network.
+"""Make the files that the documentation's examples use: `python examples/kit.py FOLDER`.
 
-text.txt            prose that every Python carries
+It takes about a minute and needs no network.
+
+text.txt            Python's own documentation
 runs/demo/          a comparison of three small models, two seeds each
 model/              its tied model         untied/, factored/    the others
 my-model/           model/ as some trainers save it: with its table a second time, as a head
-longer/             model/'s tokenizer with three tokens more
-other/              a tied model with a vocabulary of its own
-adapter/            a PEFT adapter of model/: an update of one layer, and copies of the table with one other row
+longer/             model/'s tokenizer with three more tokens
+other/              a tied model with another vocabulary
+adapter/            a PEFT adapter of model/: an update of one layer, and copies of the table with one changed row
 draft/              an EAGLE-3 draft of model/: a head over 500 of its tokens
 config.json         that of model/
 """
@@ -28,7 +30,7 @@ SIZES = {"width": 64, "layers": 2, "heads": 4, "length": 128, "batch": 8, "steps
 
 
 def make(folder: Path) -> None:
-    """Fill a folder, which must not exist or be empty."""
+    """Write the files into a folder that is empty or does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty")
@@ -49,9 +51,9 @@ def make(folder: Path) -> None:
     (folder / "longer").mkdir()
     (folder / "longer/tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     shutil.copy(folder / "model/config.json", folder / "config.json")
-    with tempfile.TemporaryDirectory() as made:
-        tiewise.compare(Path(made) / "run", arms=["tied"], text="builtin", seeds=1, tokenizer="bpe:3000", **SIZES)
-        shutil.copytree(Path(made) / "run/tied/seed-1/final", folder / "other")
+    with tempfile.TemporaryDirectory() as temporary:
+        tiewise.compare(Path(temporary) / "run", arms=["tied"], text="builtin", seeds=1, tokenizer="bpe:3000", **SIZES)
+        shutil.copytree(Path(temporary) / "run/tied/seed-1/final", folder / "other")
     make_adapter(folder / "model", folder / "adapter")
     make_draft(folder / "model", folder / "draft")
 
@@ -64,7 +66,10 @@ def write(folder: Path, config_name: str, config: dict, name: str, tensors: dict
 
 
 def make_adapter(model: Path, adapter: Path) -> None:
-    """Write what PEFT saves of a tied model with one new token trained by `modules_to_save`: the table, twice."""
+    """Write the adapter that PEFT saves of a tied model with one trained token.
+
+    `modules_to_save` stores the table twice.
+    """
     table, rng = load_file(model / "model.safetensors")["model.embed_tokens.weight"], np.random.default_rng(0)
     table[-1] += rng.normal(size=table.shape[1])
     q_proj = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -83,7 +88,10 @@ def make_adapter(model: Path, adapter: Path) -> None:
 
 
 def make_draft(model: Path, draft: Path) -> None:
-    """Write a draft with a row for each of the first 250 and the last 250 tokens, untrained but for its tables."""
+    """Write a draft with rows for the first 250 and the last 250 tokens.
+
+    It is untrained except for its tables.
+    """
     table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     vocab, width = table.shape
     ids = np.r_[0:250, vocab - 250 : vocab]

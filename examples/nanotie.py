@@ -231,9 +231,9 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale both gradients by `upstream`, the derivative of whatever became of the loss."""
+        """Scale both gradients by `upstream`, the derivative of the final value by the loss."""
         # Why were they not computed here, where gradients belong? Because the logits would have to
-        # be kept from one pass to the other. The price: autograd gets the buffers, so only once.
+        # be stored between the passes. The price: autograd takes the buffers, so this works only once.
         if ctx.gradients is None:
             raise RuntimeError("this loss was already differentiated; compute it again")
         gradients, ctx.gradients = ctx.gradients, None
@@ -293,7 +293,7 @@ class PathNorms:
     lookup: float
     head: float
     total: float
-    cosine: float  # nan for two tables, whose gradients never meet, and if a path is zero
+    cosine: float  # nan for two tables, whose gradients are never added, and if a path is zero
 
 
 def path_norms(boundary: Boundary) -> PathNorms:
@@ -376,7 +376,7 @@ class Corpus:
 
     train: Tensor
     tuning: Tensor  # chooses the best step
-    heldout: Tensor  # measures it. Chosen here, the least of many losses would flatter its run
+    heldout: Tensor  # measures it. A best step chosen here would make the loss look too low
     vocab: int
 
 
@@ -388,7 +388,7 @@ def make_corpus(text: str) -> Corpus:
     if len(words) < 20 * (LENGTH + 1):  # a twentieth has to hold a window
         raise ValueError(f"the text has only {len(words)} words; give one of {20 * (LENGTH + 1)} or more")
     train_end, tuning_end = len(words) * 90 // 100, len(words) * 95 // 100
-    frequent = Counter(words[:train_end]).most_common(VOCAB - 1)  # held-out words have no say
+    frequent = Counter(words[:train_end]).most_common(VOCAB - 1)  # held-out words do not count
     number = {word: row for row, (word, _) in enumerate(frequent, start=UNKNOWN + 1)}
     ids = torch.tensor([number.get(word, UNKNOWN) for word in words])
     return Corpus(ids[:train_end], ids[train_end:tuning_end], ids[tuning_end:], len(number) + 1)
@@ -397,13 +397,13 @@ def make_corpus(text: str) -> Corpus:
 def windows(tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs and targets [B, T] of the windows that begin at `starts` [B]."""
     block = tokens[starts[:, None] + torch.arange(LENGTH + 1)]
-    targets = block[:, 1:]  # predicting "some rare word" is no merit, so it is ignored
+    targets = block[:, 1:]  # UNKNOWN is no word to predict, so it is ignored
     return block[:, :-1], targets.masked_fill(targets == UNKNOWN, IGNORED)
 
 
 def batches(tokens: Tensor, seed: int, steps: int) -> list[tuple[Tensor, Tensor]]:
     """Return inputs and targets of `steps` batches, the same for every arm with this seed."""
-    order = torch.Generator().manual_seed(seed)  # its own, which no model can advance
+    order = torch.Generator().manual_seed(seed)  # a separate generator: models draw from another
     starts = torch.randint(len(tokens) - LENGTH, (steps, BATCH), generator=order)
     return [windows(tokens, of_batch) for of_batch in starts]
 
@@ -430,7 +430,7 @@ class Run:
     asymmetry: float = math.nan  # of the 500 most frequent words, after the last step
 
     def measure(self, step: int, model: LanguageModel, corpus: Corpus) -> None:
-        """Measure the model after `step` updates, and note the best so far."""
+        """Measure the model after `step` updates, and record the best step."""
         tuning, self.last_loss = loss_on(corpus.tuning, model), loss_on(corpus.heldout, model)
         if tuning < self.best_tuning:
             self.best_step, self.best_tuning, self.best_loss = step, tuning, self.last_loss
@@ -454,7 +454,7 @@ def train(spec: str, corpus: Corpus, seed: int, steps: int) -> Run:
         schedule.step()
         run.curve.append(loss.item())
     run.measure(steps, model, corpus)
-    run.paths = path_norms(model.boundary)  # the gradients of the last step are still there
+    run.paths = path_norms(model.boundary)  # gradients of the last step
     run.asymmetry = asymmetry(model.boundary, torch.arange(1, min(501, corpus.vocab)))
     return run
 

@@ -1,4 +1,4 @@
-"""From which width on does tying save less than a tenth? Counted for three vocabularies, without weights."""
+"""Find the width from which tying saves less than a tenth, for three vocabularies."""
 
 from tiewise.planning.read_config import Sizes, from_sizes
 

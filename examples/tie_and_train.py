@@ -1,4 +1,4 @@
-"""Give a model another boundary and train it, in your own loop: both gradient paths told apart at every step.
+"""Install another boundary into a model, train it, and measure both gradient paths.
 
 python examples/kit.py here && cd here && python ../examples/tie_and_train.py
 """
@@ -31,4 +31,4 @@ for step in range(40):
         print(
             f"step {step}: loss {loss:.3f}; gradient through the lookup {norms.a:.3f}, through the head {norms.b:.3f}"
         )
-model.save_pretrained("trained")  # tiewise.load reads it, and any loader the dense tables that tiewise densify makes
+model.save_pretrained("trained")  # tiewise.load reads it; `tiewise densify` makes dense tables for other loaders

@@ -1,4 +1,4 @@
-"""Sharded training of a tied model by two processes: torchrun --nproc_per_node 2 examples/two_processes.py"""
+"""Train a tied model that two processes share by FSDP: torchrun --nproc_per_node 2 examples/two_processes.py"""
 
 import torch
 import torch.distributed as dist
@@ -9,13 +9,13 @@ import tiewise
 
 dist.init_process_group("gloo")
 model = AutoModelForCausalLM.from_pretrained("model")
-tiewise.install(model)  # before it is sharded: it is held against whole tables
+tiewise.install(model)  # before sharding: install checks the model with full tables
 for layer in model.model.layers:
     fully_shard(layer)
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ids = torch.randint(0, 2000, (4, 64), generator=torch.Generator().manual_seed(dist.get_rank()))
-for _ in range(6):  # in the first of them, replicas, optimizer and shards are looked at
+for _ in range(6):  # the first step also checks replicas, optimizer and shards
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     optimizer.step()
@@ -23,6 +23,6 @@ for _ in range(6):  # in the first of them, replicas, optimizer and shards are l
 tiewise.save_sharded("sharded", model, optimizer)
 if dist.get_rank() == 0:
     print(f"loss {loss.item():.3f}; saved by {dist.get_world_size()} processes")
-    tiewise.export_sharded("sharded", "exported")  # an ordinary folder, tied
+    tiewise.export_sharded("sharded", "exported")  # a tied model in transformers' format
 dist.barrier()
 dist.destroy_process_group()
