@@ -163,7 +163,7 @@ def objectives(rows: Sequence[Row]) -> str:
         trained = groups.setdefault((row["init"], row["steps"]), {}).setdefault(row["objective"], {})
         trained.setdefault(row["judged"], []).append(row)
     gaps = []
-    for group in groups.values():  # nll of masked tokens on pairs in order, which all models predict, by seed
+    for group in groups.values():  # nll by seed on pairs in order, which every objective has
         nll = {name: [float(row["nll"]) for row in tasks["masked tokens, in order"]] for name, tasks in group.items()}
         pairs = ("sop", "none"), ("nsp", "none"), ("nsp", "sop")
         gaps.append({f"{one} − {other}": mean_interval(np.subtract(nll[one], nll[other])) for one, other in pairs})
@@ -199,19 +199,19 @@ def curves(rows: Sequence[Row]) -> str:
     compared = []
     for tokens in sorted({tokens for tokens, _ in runs}):
         pairs = [arms for (run_tokens, _), arms in runs.items() if run_tokens == tokens]
-        for which, choose in (("last step", last_point), ("best step", best_point)):
+        for moment, choose in (("last step", last_point), ("best step", best_point)):
             points = {arm: [choose(pair[arm]) for pair in pairs] for arm in ("untied", "tied")}
             nll = {arm: [float(point["heldout_nll"]) for point in chosen] for arm, chosen in points.items()}
             steps = sorted({int(point["step"]) for chosen in points.values() for point in chosen})
             gap = mean_interval(np.subtract(nll["tied"], nll["untied"]))
-            compared.append((count(tokens), which, gap, [f"{np.mean(nll[arm]):.3f}" for arm in points], steps))
-    for (tokens, which, gap, means, steps), (p, level) in zip(
+            compared.append((count(tokens), moment, gap, [f"{np.mean(nll[arm]):.3f}" for arm in points], steps))
+    for (tokens, moment, gap, means, steps), (p, level) in zip(
         compared, tested([row[2] for row in compared]), strict=True
     ):
         value, interval, _ = contrast(gap, p, level, 4)
         sign = "–" if p >= 0.05 else "worse" if gap.value > 0 else "better"
         span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-        lines.append([tokens, which, value, interval, sign, *means, span])
+        lines.append([tokens, moment, value, interval, sign, *means, span])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -242,10 +242,10 @@ def _text(x: float, y: float, words: str, **more: str) -> str:
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
     """Return a complete SVG with a title and these elements."""
-    look = 'font-family="sans-serif" font-size="14" fill="#5d626d" role="img"'
+    attributes = 'font-family="sans-serif" font-size="14" fill="#5d626d" role="img"'
     head = _text(24, 34, title, font_size="19", font_weight="600", fill=INK)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" {look}>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" {attributes}>'
         f'<title>{title}</title><rect width="100%" height="100%" rx="12" fill="#ffffff"/>{head}{"".join(parts)}</svg>\n'
     )
 

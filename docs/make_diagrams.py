@@ -42,10 +42,10 @@ def diagram(title: str, height: float, *parts: str) -> str:
         f'<path d="M0 0L8 4L0 8z" fill="{ink}"/></marker>'
         for ink in (PALE, LOOKUP, HEAD)
     )
-    look = f'width="{width}" height="{height}" font-family="sans-serif" font-size="13" role="img"'
-    back = '<rect width="100%" height="100%" rx="12" fill="#ffffff"/>'
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {look}>'
-    return f"{start}<title>{title}</title><defs>{heads}</defs>{back}{''.join(parts)}</svg>\n"
+    attributes = f'width="{width}" height="{height}" font-family="sans-serif" font-size="13" role="img"'
+    background = '<rect width="100%" height="100%" rx="12" fill="#ffffff"/>'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {attributes}>'
+    return f"{start}<title>{title}</title><defs>{heads}</defs>{background}{''.join(parts)}</svg>\n"
 
 
 def tied_pass() -> str:

@@ -38,19 +38,19 @@ def tied(pairs: np.ndarray) -> tuple[np.ndarray, float]:
     of the counts, in nats per pair.
     """
     size = len(pairs)
-    n = pairs.sum(1, keepdims=True)
+    totals = pairs.sum(1, keepdims=True)  # of each row's word
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the loss of a flattened W, in nats per pair, and its gradient."""
         w = flat.reshape(size, size)
-        q = log_softmax(w @ w.T, 1)
-        back = n * np.exp(q) - pairs
-        return -(pairs * q).sum() / n.sum(), ((back + back.T) @ w).ravel() / n.sum()
+        log_p = log_softmax(w @ w.T, 1)
+        slope = totals * np.exp(log_p) - pairs
+        return -(pairs * log_p).sum() / totals.sum(), ((slope + slope.T) @ w).ravel() / totals.sum()
 
     starts = np.random.default_rng(0).normal(size=(8, size * size))
     best = min((minimize(loss, x, jac=True, options={"maxiter": 5000}) for x in starts), key=lambda fit: fit.fun)
     w = best.x.reshape(size, size)
-    return np.exp(log_softmax(w @ w.T, 1)), best.fun + (pairs * np.log(pairs / n)).sum() / n.sum()
+    return np.exp(log_softmax(w @ w.T, 1)), best.fun + (pairs * np.log(pairs / totals)).sum() / totals.sum()
 
 
 def drawing(maps: list[np.ndarray]) -> str:
@@ -64,21 +64,21 @@ def drawing(maps: list[np.ndarray]) -> str:
         for i, word in enumerate(WORDS):
             middle_of = CELL * i + CELL / 2
             parts.append(f'<text x="{x0 - 8}" y="{TOP + middle_of + 4}" text-anchor="end">{word}</text>')
-            turned = f"rotate(-45 {x0 + middle_of} {TOP - 8})"
-            parts.append(f'<text x="{x0 + middle_of}" y="{TOP - 8}" transform="{turned}">{word}</text>')
+            rotation = f"rotate(-45 {x0 + middle_of} {TOP - 8})"
+            parts.append(f'<text x="{x0 + middle_of}" y="{TOP - 8}" transform="{rotation}">{word}</text>')
             for j, value in enumerate(m[i]):
                 r, g, b = (middle + value * (high - middle)).round().astype(int)
                 ink = "#ffffff" if value > 0.6 else "#22252b"
                 x, y = x0 + CELL * j, TOP + CELL * i
                 parts.append(f'<rect x="{x}" y="{y}" width="{CELL}" height="{CELL}" fill="rgb({r},{g},{b})"/>')
-                at = f'x="{x + CELL / 2}" y="{y + 27}" font-size="14" text-anchor="middle"'
-                parts.append(f'<text {at} fill="{ink}">{100 * value:.0f}</text>')
+                position = f'x="{x + CELL / 2}" y="{y + 27}" font-size="14" text-anchor="middle"'
+                parts.append(f'<text {position} fill="{ink}">{100 * value:.0f}</text>')
     width, height = LEFT + 3 * side + 2 * GAP + 24, TOP + side + 16
-    look = 'font-family="sans-serif" font-size="15" fill="#5d626d" role="img"'
-    back = '<rect width="100%" height="100%" rx="12" fill="#ffffff"/>'
+    attributes = 'font-family="sans-serif" font-size="15" fill="#5d626d" role="img"'
+    background = '<rect width="100%" height="100%" rx="12" fill="#ffffff"/>'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {look}>'
-        f"<title>{', '.join(TITLES)}</title>{back}{''.join(parts)}</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {attributes}>'
+        f"<title>{', '.join(TITLES)}</title>{background}{''.join(parts)}</svg>\n"
     )
 
 
