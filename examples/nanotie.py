@@ -57,10 +57,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 # Letters: B batch, T time, N = B·T tokens, V vocabulary, D width of the body, E width of a table.
-WIDTH, LAYERS, HEADS, LENGTH = 64, 2, 4, 64  # of the decoder; LENGTH is T
+WIDTH, LAYERS, HEADS, LENGTH = 64, 2, 4, 64  # sizes of the decoder; LENGTH is T
 VOCAB, UNKNOWN = 2048, 0  # words that have a row, and the row of all other words
 BATCH, LEARNING_RATE = 16, 4e-3  # windows of LENGTH tokens in a step; the rate's maximum
-MEASUREMENTS, MEASURED_WINDOWS = 6, 64  # times that a run is measured (about), and on how much
+MEASUREMENTS, MEASURED_WINDOWS = 6, 64  # measurements of a run (about), and windows of each
 IGNORED = -100  # label of a position that does not count, as in torch.nn.functional.cross_entropy
 LOGITS_AT_ONCE = 2**20  # entries of a chunk's logits: 4 MB in fp32, about a processor's cache
 
@@ -116,9 +116,9 @@ class Boundary(nn.Module):
         if kind == "factored" or (kind == "projected" and table_width != width):
             self.in_map = linear_map(table_width, width)  # E·D parameters
         if kind in ("factored", "projected"):
-            self.out_map = linear_map(width, table_width)  # E·D more
+            self.out_map = linear_map(width, table_width)  # E·D more parameters
         if kind == "residual":
-            self.out_map = LowRankCorrection(width, size)  # 2·r·D more than tied
+            self.out_map = LowRankCorrection(width, size)  # 2·r·D more parameters than tied
         self.record: list[tuple[Tensor, Tensor]] | None = None  # see path_norms
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -180,13 +180,13 @@ def asymmetry(boundary: Boundary, ids: Tensor) -> float:
 
 # ---- The loss, without its logits --------------------------------------------------------------
 # For 8,192 tokens and GPT-2's vocabulary the logits take 1.6 GB in fp32, their gradient as much
-# again. But for a mean over `count` tokens all that anyone needs of them is
+# again. But a mean over `count` tokens needs only
 #     loss      = Σ (log Σ exp(logits) − logit of the target) / count
 #     slope     = (softmax(logits) − onehot(target)) / count             d loss / d logits
 #     d hidden  = slope @ table                                          [N, E]
 #     d table   = slope.T @ hidden                                       [V, E]
-# Loss and d table are sums over tokens; slope and d hidden have a row for each token. So a few tokens
-# at a time will do, with the plain way's three matrix products: logits, d hidden and d table.
+# Loss and d table are sums over tokens; slope and d hidden have a row for each token. So chunks of
+# tokens suffice, with the three matrix products of the plain loss: logits, d hidden and d table.
 
 
 def linear_cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
@@ -196,7 +196,7 @@ def linear_cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, chunk: 
     """
     chunk = chunk or max(1, LOGITS_AT_ONCE // len(table))
     flat = hidden.reshape(-1, hidden.shape[-1])
-    training = torch.is_grad_enabled()  # False in the forward() below, always
+    training = torch.is_grad_enabled()  # always False inside forward() below
     return FusedCrossEntropy.apply(flat, table, targets.reshape(-1), chunk, training)
 
 
@@ -207,10 +207,10 @@ class FusedCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden: Tensor, table: Tensor, targets: Tensor, chunk: int, training: bool):
         """Return the loss [], and keep the gradients of `hidden` and `table` if `training`."""
         wide = torch.promote_types(hidden.dtype, torch.float32)  # bf16 and fp16 are summed in fp32
-        wide_table = table.to(wide)  # no copy of an fp32 table; the library copies none
+        wide_table = table.to(wide)  # an fp32 table is not copied; the library copies no table
         counted = targets != IGNORED
         count = counted.sum().clamp(min=1)  # if no label counts, the loss is 0 / 1, not 0 / 0
-        targets = targets.where(counted, 0)  # any valid row will do, since its weight is 0
+        targets = targets.where(counted, 0)  # any valid row, since its weight is 0
         loss = wide_table.new_zeros(())
         hidden_grad, table_grad = torch.zeros_like(hidden, dtype=wide), torch.zeros_like(wide_table)
         for start in range(0, len(targets), chunk):
@@ -263,7 +263,7 @@ class TiedLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table: Tensor, ids: Tensor, record: list | None) -> tuple[Tensor, Tensor]:
         """Return rows and a view of the table."""
-        ctx.set_materialize_grads(False)  # an output that is not used has the gradient None
+        ctx.set_materialize_grads(False)  # an unused output has the gradient None
         ctx.save_for_backward(ids)
         ctx.table_shape, ctx.record = table.shape, record
         return F.embedding(ids, table), table.view_as(table)
@@ -385,7 +385,7 @@ def make_corpus(text: str) -> Corpus:
     # A paragraph counts once: if the end repeated one, a model could recite it.
     paragraphs = dict.fromkeys(paragraph.strip() for paragraph in text.split("\n\n"))
     words = re.findall(r"\w+|[^\w\s]|\n", "\n\n".join(paragraphs))
-    if len(words) < 20 * (LENGTH + 1):  # a twentieth has to hold a window
+    if len(words) < 20 * (LENGTH + 1):  # a twentieth must contain a window
         raise ValueError(f"the text has only {len(words)} words; give one of {20 * (LENGTH + 1)} or more")
     train_end, tuning_end = len(words) * 90 // 100, len(words) * 95 // 100
     frequent = Counter(words[:train_end]).most_common(VOCAB - 1)  # held-out words do not count
@@ -424,9 +424,9 @@ class Run:
     curve: list[float] = field(default_factory=list)  # training loss before each step's update
     best_step: int = 0
     best_tuning: float = math.inf
-    best_loss: float = math.nan  # on the held-out text, at the best step
+    best_loss: float = math.nan  # on the held-out text at the best step
     last_loss: float = math.nan  # on the held-out text, after the last step
-    paths: PathNorms | None = None  # of the last step
+    paths: PathNorms | None = None  # gradients of the last step
     asymmetry: float = math.nan  # of the 500 most frequent words, after the last step
 
     def measure(self, step: int, model: LanguageModel, corpus: Corpus) -> None:
@@ -441,7 +441,7 @@ def train(spec: str, corpus: Corpus, seed: int, steps: int) -> Run:
     model = LanguageModel(spec, corpus.vocab, seed)
     run = Run(parameters=sum(parameter.numel() for parameter in model.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    warm_up = max(1, steps // 10)  # the rate climbs for a tenth of the steps, and falls to 0 in all of them
+    warm_up = max(1, steps // 10)  # the rate rises for a tenth of the steps, then falls to 0
     schedule = LambdaLR(optimizer, lambda step: min(1, (step + 1) / warm_up) * (1 - step / steps))
     for step, (ids, targets) in enumerate(batches(corpus.train, seed, steps)):
         if step % max(1, steps // MEASUREMENTS) == 0:
