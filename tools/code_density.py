@@ -37,8 +37,8 @@ TOLERANCE = 0.01  # share of the committed value by which a figure may exceed it
 COMMITS = 300  # newest commits whose subjects are measured
 SUBJECT_LENGTH = 72  # characters
 SUMMARY_LENGTH = 16  # words in the first sentence of a docstring
-LOCAL_NAMES = 15  # of a function
-PARAMETERS = 6  # of a private function
+LOCAL_NAMES = 15  # local names of a function, at most
+PARAMETERS = 6  # parameters of a private function, at most
 
 BRANCHES = (
     ast.If,
@@ -59,7 +59,7 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 BODIES = (*DEFINITIONS, ast.Module)
 NO_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert)
 
-# words that make a name say nothing
+# words without information in a name
 VAGUE = frozenset(
     [
         "anew",
@@ -87,7 +87,7 @@ VAGUE = frozenset(
         "whole",
     ]
 )
-# phrases that STYLE.md replaces by others
+# phrases that the style guide replaces
 PHRASES = (
     "anew",
     "are asked",
@@ -117,7 +117,7 @@ class Body:
     """One function, or the rest of a class or module."""
 
     decisions: int
-    lines: int  # of a function; 0 for a class or module
+    lines: int  # length of a function; 0 for a class or module
     where: str
 
 
@@ -126,7 +126,7 @@ class Counts:
     """Totals over the measured files."""
 
     files: int = 0
-    packages: int = 0  # folders and files at the top level, as far as they contain Python in folders
+    packages: int = 0  # folders at the top level that contain Python files
     nodes: int = 0
     statements: int = 0
     decisions: int = 0
@@ -210,7 +210,7 @@ def bound_name(node: ast.AST) -> str:
 
 
 def is_vague(name: str) -> bool:
-    """Return whether one of a name's words says nothing."""
+    """Return whether one of a name's words carries no information."""
     return not VAGUE.isdisjoint(name.lower().split("_"))
 
 
@@ -241,7 +241,7 @@ def count_function(counts: Counts, function: ast.FunctionDef | ast.AsyncFunction
 
 
 def count_body(counts: Counts, body: ast.Module | ast.ClassDef, path: Path) -> None:
-    """Add what a class or module contains outside its functions and classes."""
+    """Add the decisions of a class or module outside its functions and classes."""
     decisions = sum(decisions_in(node) for node in body.body if not isinstance(node, DEFINITIONS))
     line = body.lineno if isinstance(body, ast.ClassDef) else 1
     name = body.name if isinstance(body, ast.ClassDef) else "the module"
@@ -394,7 +394,7 @@ def worst_bodies(counts: Counts, count: int) -> list[Body]:
 
 
 def record(counts: Counts, subjects: Subjects, worst: int) -> dict[str, object]:
-    """Return everything as JSON takes it."""
+    """Return all results as an object for JSON."""
     totals = {name: value for name, value in vars(counts).items() if name != "bodies"}
     return {
         "totals": totals | {"bodies": len(counts.bodies)},
@@ -426,7 +426,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, and compare or write as asked; return the exit code."""
+    """Measure, print, and compare or write if requested; return the exit code."""
     arguments = read_arguments()
     root = arguments.path or Path(os.path.relpath(PACKAGE))
     counts = measure(root)

@@ -22,7 +22,7 @@ from tiewise.cli.main import command_line, commands
 DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
 INDEX_NOTE = "# `tools/make_reference.py` writes this list. Look here before you write a rule: it may be one of these."
-TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # in docs/check.md
+TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # in check.md
 HEADINGS = {  # modules whose names `import tiewise` offers, by heading of the page
     "Comparing and training": ("lab", "training", "planning", "inspection.inspection", "report"),
     "The boundary in a model": (

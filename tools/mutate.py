@@ -42,8 +42,8 @@ from mutation.operators import OPERATORS, Source, edits_of  # noqa: E402
 from mutation.results import Result, ResultFile, summary  # noqa: E402
 from mutation.serve import Job, Report  # noqa: E402
 
-CPU_SECONDS = 60.0  # of a mutant
-WALL_SECONDS = 600.0  # on a busy machine, a process gets a fraction of a core
+CPU_SECONDS = 60.0  # limit for one mutant
+WALL_SECONDS = 600.0  # limit for one mutant; a busy machine gives a process a fraction of a core
 PRELOADED = (  # modules that a test server imports once
     "numpy",
     "scipy.stats",

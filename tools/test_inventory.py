@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from revisions import RevisionError, worktree
 
-COLLECTED = "TEST_INVENTORY"  # environment variable: the file that the plugin writes
+COLLECTED = "TEST_INVENTORY"  # environment variable with the path of the file that the plugin writes
 REASONS = Path("tests") / "removed.md"
 COLUMNS = re.compile(r"\t+| {2,}| → | -> ")
 REASON = re.compile(r"- `(?P<pattern>.+)`: (?P<reason>\S.*)")

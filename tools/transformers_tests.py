@@ -34,7 +34,7 @@ from pathlib import Path
 from pytest_install import MODES, NO_HEAD
 
 FAMILIES = ("llama", "gpt2", "gemma2", "gemma3", "bert", "t5", "bart", "albert", "whisper", "mamba", "qwen2")
-# words in the names of the tests that are run, as an expression of pytest's option -k
+# words in the names of the selected tests, as an expression for pytest -k
 SELECTED = (
     "(training or loss or tied or tie or resize or embeddings or save or load or missing or checkpointing or generate "
     "or decoding or output or outputs or hidden_states or attentions or determinism or batching or require_grads "
@@ -116,11 +116,13 @@ def test_file(root: Path, family: str) -> Path:
 class Run:
     """Outcomes of one run of a family's tests."""
 
-    outcomes: dict[str, str] = field(default_factory=dict)  # by test
-    failed_subtests: dict[str, set[str]] = field(default_factory=dict)  # by test
-    reasons: dict[str, str] = field(default_factory=dict)  # first failure of a test
-    answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # (class, answer of install): models
-    trouble: str = ""  # why the run did not finish
+    outcomes: dict[str, str] = field(default_factory=dict)  # outcome by test
+    failed_subtests: dict[str, set[str]] = field(default_factory=dict)  # names by test
+    reasons: dict[str, str] = field(default_factory=dict)  # first failure by test
+    answers: Counter[tuple[str, str]] = field(
+        default_factory=Counter
+    )  # number of models by class and answer of `install`
+    trouble: str = ""  # reason if the run did not finish
 
     def outcome(self, test: str) -> str:
         """Return a test's outcome, with the subtests that failed."""
