@@ -56,7 +56,7 @@ def descendants(process, called="", recursive=True):
 
 def training_processes(ray):
     """Return the processes that train a run now, without idle ones that wait for the next task."""
-    return [child for task in descendants(ray, "streamed") for child in descendants(task, "serve(", recursive=False)]
+    return [child for task in descendants(ray, "stream_messages") for child in descendants(task, "serve(", recursive=False)]
 
 
 def all_gone(processes):
@@ -71,7 +71,7 @@ def test_ray_restarts_killed_worker_and_killed_run_and_counts_each_run_once(tmp_
     [ray] = launch(tmp_path, 1, "compare", *options, "--out=run", "--launcher=ray", "--jobs=2", "--json")
     wait_until(lambda: len(training_processes(ray)) == 2, ray)
     wait_until(training_advances(tmp_path), ray)
-    before, (task, *_) = descendants(ray), descendants(ray, "streamed")
+    before, (task, *_) = descendants(ray), descendants(ray, "stream_messages")
     task.kill()
     assert all_gone([task])
     wait_until(training_advances(tmp_path), ray)
