@@ -27,6 +27,7 @@ check: $(STAMP)
 	$(BIN)/python tools/make_schemas.py --hold
 	$(BIN)/python tools/make_stubs.py --hold
 	$(BIN)/python tools/code_density.py --check
+	$(BIN)/python tools/check_commits.py
 
 docs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_docs.py

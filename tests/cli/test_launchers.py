@@ -56,7 +56,9 @@ def descendants(process, called="", recursive=True):
 
 def training_processes(ray):
     """Return the processes that train a run now, without idle ones that wait for the next task."""
-    return [child for task in descendants(ray, "stream_messages") for child in descendants(task, "serve(", recursive=False)]
+    return [
+        child for task in descendants(ray, "stream_messages") for child in descendants(task, "serve(", recursive=False)
+    ]
 
 
 def all_gone(processes):
