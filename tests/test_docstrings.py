@@ -5,6 +5,7 @@ Examples of verbs name the folders of `tests/checkpoint/rewrite/verb_examples.py
 
 import doctest
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -23,13 +24,13 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 def modules_with_examples():
     """Return the name of every module of the package whose source has an example."""
-    found = []
+    names = []
     for module in pkgutil.walk_packages(tiewise.__path__, "tiewise."):
         source = importlib.util.find_spec(module.name).origin
         with open(source, encoding="utf-8") as file:
             if ">>>" in file.read():
-                found.append(module.name)
-    return found
+                names.append(module.name)
+    return names
 
 
 @pytest.fixture(scope="module")

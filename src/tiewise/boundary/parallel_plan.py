@@ -60,12 +60,11 @@ def parallel_plan(model: Any, mesh: Any) -> dict[str, ParallelStyle]:
 
     >>> import torch.distributed as dist
     >>> from torch.distributed.device_mesh import init_device_mesh
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
     >>> sorted(parallel_plan(model, init_device_mesh("cpu", (1,))))
-    ['lm_head', 'model.embed_tokens']
+    ['lm_head', 'transformer.wte']
     >>> dist.destroy_process_group()
 
     Args:
@@ -100,12 +99,11 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
 
     >>> import torch.distributed as dist
     >>> from torch.distributed.device_mesh import init_device_mesh
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
-    >>> len(keep_tables(model, init_device_mesh("cpu", (1,))))
-    2
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+    >>> len(keep_tables(model, init_device_mesh("cpu", (1,))))  # one table, because GPT-2 is tied
+    1
     >>> dist.destroy_process_group()
 
     Args:
