@@ -9,18 +9,20 @@ Merge commits are skipped. Without a git history (an unpacked archive, a shallow
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from revisions import git_output
+
 ROOT = Path(__file__).parents[1]
 THIS_FILE = "tools/check_commits.py"
-SUBJECT = re.compile(r"[a-z0-9_./-]+: [a-z`]")
+AREA = r"[a-z0-9_./-]+: "
+SUBJECT = re.compile(AREA + "[a-z`]")
 SUBJECT_LENGTH = 72  # characters
 LARGE = 30  # changed lines; a larger change needs a body that says why
-FIELD, RECORD = "\x1f", "\x1e"  # separate the parts of a commit, and the commits, in git's output
+FIELD, RECORD = "\x01", "\x02"  # between the parts of a commit, and before each commit, in git's output
 
 
 class Commit(NamedTuple):
@@ -32,15 +34,9 @@ class Commit(NamedTuple):
     changed_lines: int
 
 
-def git(*arguments: str) -> str:
-    """Return what a git command prints; an empty text if it fails."""
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    return result.stdout if result.returncode == 0 else ""
-
-
 def new_commits() -> str:
     """Return the range of commits after the one that added this file; an empty text without a history."""
-    added = git("log", "--diff-filter=A", "--format=%H", "--", THIS_FILE).split()
+    added = git_output("log", "--diff-filter=A", "--format=%H", "--", THIS_FILE, repository=ROOT).split()
     if not added:
         return ""
     return f"{added[-1]}..HEAD"
@@ -49,7 +45,8 @@ def new_commits() -> str:
 def commits(revisions: str) -> Iterator[Commit]:
     """Yield the commits of a range that are no merges, newest first."""
     layout = RECORD + FIELD.join(["%H", "%s", "%b"]) + FIELD
-    for record in git("log", "--no-merges", f"--format={layout}", "--shortstat", revisions).split(RECORD)[1:]:
+    log = git_output("log", "--no-merges", f"--format={layout}", "--shortstat", revisions, repository=ROOT)
+    for record in log.split(RECORD)[1:]:
         revision, subject, body, statistics = record.split(FIELD)
         counts = re.findall(r"(\d+) (?:insertion|deletion)", statistics)
         yield Commit(revision, subject, body.strip(), sum(map(int, counts)))

@@ -24,18 +24,19 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from check_commits import AREA, SUBJECT_LENGTH
+from revisions import git_output
 
 TOOLS = Path(__file__).parent
 PACKAGE = TOOLS.parent / "src" / "tiewise"
 COMMITTED = TOOLS / "code_density.json"
 TOLERANCE = 0.01  # share of the committed value by which a figure may exceed it
 COMMITS = 300  # newest commits whose subjects are measured
-SUBJECT_LENGTH = 72  # characters
 SUMMARY_LENGTH = 16  # words in the first sentence of a docstring
 LOCAL_NAMES = 15  # local names of a function, at most
 PARAMETERS = 6  # parameters of a private function, at most
@@ -109,7 +110,7 @@ PHRASES = (
 LISTED_PHRASE = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b")
 BAD_OPENING = re.compile(r"(?:What|Whatever|Whether|Where|Of|Whoever)\b")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n\n")
-SUBJECT_WITH_AREA = re.compile(r"[a-z0-9_./-]+: ")
+SUBJECT_WITH_AREA = re.compile(AREA)
 
 
 @dataclass(frozen=True)
@@ -304,19 +305,10 @@ def measure(root: Path) -> Counts:
 
 def commit_subjects(folder: Path) -> list[str]:
     """Return the newest commit subjects of a folder's repository; none for a shallow clone."""
-    tracked = _git(folder, "ls-files", "--", ".")
-    if not tracked or _git(folder, "rev-parse", "--is-shallow-repository") != ["false"]:
+    tracked = git_output("ls-files", "--", ".", repository=folder)
+    if not tracked or git_output("rev-parse", "--is-shallow-repository", repository=folder) != "false":
         return []
-    return _git(folder, "log", "--format=%s", "-n", str(COMMITS))
-
-
-def _git(folder: Path, *arguments: str) -> list[str]:
-    """Return the lines that a git command prints; none if it fails or git is missing."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True)
-    except FileNotFoundError:
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    return git_output("log", "--format=%s", "-n", str(COMMITS), repository=folder).splitlines()
 
 
 def measure_subjects(subjects: list[str]) -> Subjects:

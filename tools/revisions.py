@@ -21,6 +21,14 @@ def git(*arguments: str, repository: Path | None = None) -> str:
     return done.stdout.strip()
 
 
+def git_output(*arguments: str, repository: Path) -> str:
+    """Return what a git command prints; an empty text if it fails or git is missing."""
+    try:
+        return git(*arguments, repository=repository)
+    except (RevisionError, OSError):
+        return ""
+
+
 @contextmanager
 def worktree(revision: str, repository: Path | None = None) -> Iterator[Path]:
     """Check a revision out into a temporary worktree, and remove it at the end."""

@@ -36,6 +36,11 @@ def test_a_message_is_reported_with_the_rule_it_breaks(subject, body, lines, rea
     assert all(reason in problem for problem in reported)
 
 
+def copy_tool(folder: Path) -> None:
+    for name in ("check_commits.py", "revisions.py"):
+        shutil.copy(ROOT / "tools" / name, folder / "tools")
+
+
 class Repository:
     """A repository that contains the tool and whatever the test commits."""
 
@@ -57,7 +62,7 @@ class Repository:
         self.git("commit", "-q", "-m", message)
 
     def add_tool(self) -> None:
-        shutil.copy(ROOT / "tools" / "check_commits.py", self.folder / "tools")
+        copy_tool(self.folder)
 
     def check(self) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(self.folder / "tools" / "check_commits.py")]
@@ -114,7 +119,15 @@ def test_a_shallow_clone_has_nothing_to_check(repository, tmp_path_factory):
 
 def test_an_unpacked_archive_has_nothing_to_check(tmp_path):
     (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools" / "check_commits.py", tmp_path / "tools")
+    copy_tool(tmp_path)
     command = [sys.executable, str(tmp_path / "tools" / "check_commits.py")]
     result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "commit messages: no git history to check\n")
+
+
+def test_a_machine_without_git_has_nothing_to_check(tmp_path):
+    (tmp_path / "tools").mkdir()
+    copy_tool(tmp_path)
+    command = [sys.executable, str(tmp_path / "tools" / "check_commits.py")]
+    result = subprocess.run(command, capture_output=True, text=True, env={"PATH": ""})
     assert (result.returncode, result.stdout) == (0, "commit messages: no git history to check\n")

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "code_density.py"
+sys.path.insert(0, str(TOOL.parent))  # as Python does when it runs the tool
 DENSITY = runpy.run_path(str(TOOL))
 
 # the annotation with a value and the assignment are statements
@@ -226,6 +227,8 @@ def copy(tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "src" / "tiewise").mkdir(parents=True)
     (tmp_path / "src" / "tiewise" / "a.py").write_text('"""A file."""\nx = 1 if y else 2\n')
+    for name in ("check_commits.py", "revisions.py"):  # the tool imports both
+        shutil.copy(TOOL.with_name(name), tmp_path / "tools")
     return Path(shutil.copy(TOOL, tmp_path / "tools"))
 
 
