@@ -82,6 +82,11 @@ def test_the_glossary_defines_every_term_that_the_pages_use():
     assert missing(GLOSSARY.read_text(encoding="utf-8"), class_names(), prose()) == []
 
 
+def test_every_standard_word_is_a_candidate_that_the_pages_use():
+    candidates, text = set(map(singular, class_names())), prose()
+    assert [word for word in STANDARD if word not in candidates or times(word, text) < COMMON] == []
+
+
 @pytest.mark.parametrize("name", registered_names())
 def test_the_glossary_has_every_kind_section_and_verb(name):
     page = GLOSSARY.read_text(encoding="utf-8")
