@@ -82,7 +82,7 @@ MOMENTS = {
         "checkpoint with half its state": (TrainerState, "save_to_json", 7, half_a_state),
         "old checkpoint half removed": (trainer, "rotate_checkpoints", 3, half_a_rotation),
         "half a line of metrics": ("tiewise.training.trainer", "add_line", 13, half_a_line),
-        "while the final loss is measured": (run, "_concluded", 1),
+        "while the final loss is measured": (run, "_conclude", 1),
         "before the final model is in place": (run, "replace_path", 2, half_a_model),
         "before the result is written": (run, "write_json", 1),
         "before checkpoints are removed": (run, "write_json", 1, after),
@@ -94,7 +94,7 @@ MOMENTS = {
         "checkpoint without its state": (FLAX, "write_json", 3),
         "checkpoint not in its place": (FLAX, "replace_path", 4),
         "half a line of metrics": (FLAX, "add_line", 13, half_a_line),
-        "while the final loss is measured": (run, "_concluded", 1),
+        "while the final loss is measured": (run, "_conclude", 1),
     },
     "seq2seq": {
         "at a step of the second run": (RunRecord, "on_step_end", 60),
