@@ -6,13 +6,15 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+import tiewise
+
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number, with thousands separators and either minus sign; "B012" and "w7" are words
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
 SPEED = re.compile(r"tokens/s {2,}.*\d.*")
 SPACES = re.compile(r"[ ─━]+")
 HUGE = 1e100  # larger numbers are not summed
-LIBRARIES = ("torch", "transformers", "tiewise", "jax", "flax", "numpy", "safetensors")
+LIBRARIES = ("torch", "transformers", "jax", "flax", "numpy", "safetensors")
 # text that depends on the clock, the machine or the temporary folder
 PLACEHOLDERS = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "DATE"),  # dates
@@ -23,6 +25,17 @@ PLACEHOLDERS = (
 )
 
 
+def versions():
+    """Return the version of tiewise's source and of each library installed."""
+    found = {"tiewise": tiewise.__version__}  # an editable installation may state an older one
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
 def normalised(text, folder):
     """Replace text that differs between runs by placeholders."""
     text = ESCAPES.sub("", text)
@@ -30,11 +43,8 @@ def normalised(text, folder):
         text = text.replace(str(path), name)
     text = re.sub(r"TEMPORARY/[\w-]+", "TEMPORARY/NAME", text)
     text = text.replace(sys.executable, "PYTHON")  # batch scripts name the interpreter
-    for library in LIBRARIES:
-        try:
-            text = re.sub(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(version(library))}", r"\1VERSION", text)
-        except PackageNotFoundError:
-            continue
+    for library, number in versions().items():
+        text = re.sub(rf"(?i)\b({library}(?:\[\w+\])?[ =/\-]+){re.escape(number)}", r"\1VERSION", text)
     for pattern, placeholder in PLACEHOLDERS:
         text = pattern.sub(placeholder, text)
     return without_speed(text)
