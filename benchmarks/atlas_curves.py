@@ -1,12 +1,12 @@
 """Compare tied with untied at their best steps as well: `python -m benchmarks.atlas_curves FOLDER`.
 
 A row of the atlas compares the models of the last step. On little text a model is past its best by then. This script
-repeats the two rows of the study `gain-by-text` with the least text, with the same seeds and settings, and measures
-whole splits at the points of the curves up to step 330, by when all of them rise, and at the last. It writes them to
-`benchmarks/results/atlas_curves.csv`, of which `docs/make_atlas.py` makes the table of docs/atlas.md.
+repeats the two rows of the study `gain-by-text` with the least text, with the same seeds and settings. It measures
+complete splits at the curves' points up to step 330, where all curves rise, and at the last step. It writes them to
+`benchmarks/results/atlas_curves.csv`, from which `docs/make_atlas.py` makes the table of docs/atlas.md.
 
-The best step of a run is the one at which its loss on the tuning split is least. Its held-out loss is compared: the
-choice of the step never reads the held-out text, as in early stopping.
+The best step of a run has the least loss on the tuning split. Its held-out loss is compared. As in early stopping, the
+choice of the step never reads the held-out text.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tiewise.training.study.grid import StudyGrid
 from tiewise.training.trainer import Job, logging_window
 
 STUDY, TOKENS = "gain-by-text", (25_000, 12_500)
-UNTIL = 330  # steps
+LAST_DENSE_STEP = 330  # last step of the dense part of a curve
 SPLITS = {"heldout": "heldout_nll", "tune": "tune_nll"}
-KEPT = Path(__file__).parent / "results" / "atlas_curves.csv"
+CSV_FILE = Path(__file__).parent / "results" / "atlas_curves.csv"
 Row = dict[str, str]
 
 
-def point(job: Job, installed: object) -> dict[str, float]:
-    """Measure whole splits instead of the few rows that a point of a curve takes."""
+def measure_point(job: Job, installed: object) -> dict[str, float]:
+    """Measure complete splits, where a point of a curve usually reads a few rows."""
     steps, window = job.settings.steps, logging_window(job.settings.steps)
     step = window * (len(read_lines(job.folder / METRICS)) + 1)
-    if UNTIL < step < steps:
+    if LAST_DENSE_STEP < step < steps:
         return {}
     text, length = job.text, job.settings.length
     return {
@@ -43,9 +43,9 @@ def point(job: Job, installed: object) -> dict[str, float]:
     }
 
 
-def trained(folder: Path) -> list[Row]:
-    """Train what is not yet trained in the folder and return the curves of all runs."""
-    KIND.point = point  # type: ignore[method-assign]
+def train_curves(folder: Path) -> list[Row]:
+    """Train the runs that the folder lacks, and return the curves of all runs."""
+    KIND.point = measure_point  # type: ignore[method-assign]
     rows = []
     cells = StudyGrid.named(STUDY).cells()
     for tokens in TOKENS:
@@ -54,20 +54,20 @@ def trained(folder: Path) -> list[Row]:
             start(replace(cells[out.name]), out, "benchmarks.atlas_curves", Display.on_stderr())
         comparison = finish(out, Display.on_stderr())
         for run in comparison.runs:
-            place = {"study": STUDY, "train_tokens": str(tokens), "arm": run.arm, "seed": str(run.seed)}
+            run_columns = {"study": STUDY, "train_tokens": str(tokens), "arm": run.arm, "seed": str(run.seed)}
             for line in read_lines(out / run.arm / f"seed-{run.seed}" / METRICS):
-                if line["step"] <= UNTIL or line["step"] == run.steps:
+                if line["step"] <= LAST_DENSE_STEP or line["step"] == run.steps:
                     losses = {name: f"{line[name]:.5f}" for name in ("train_nll", "tune_nll", "heldout_nll")}
-                    rows.append(place | {"step": str(line["step"])} | losses)
+                    rows.append(run_columns | {"step": str(line["step"])} | losses)
             assert abs(float(rows[-1]["heldout_nll"]) - run.heldout_nll) < 1e-4, "the curve ends in the result"
     return rows
 
 
 def main(folders: Sequence[Path]) -> None:
-    """Train and write where a folder is given."""
+    """Train in each folder and write the curves."""
     for folder in folders:
-        rows = trained(folder)
-        with KEPT.open("w", newline="", encoding="utf-8") as file:
+        rows = train_curves(folder)
+        with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

@@ -4,16 +4,16 @@ It is measured for every seed of a sweep.
 
     python -m benchmarks.atlas_paths runs/size-text-vocabulary
 
-Adds what it finds of each model to `benchmarks/results/atlas_paths.csv`, takes from there what it knows, and prints the
-tables of docs/atlas.md: means over seeds with 95 % intervals. Of held-out windows, by the residual stream's sum
-h = e + (what all layers wrote), e being the input rows:
+It adds the measures of each new model to `benchmarks/results/atlas_paths.csv`, and prints the tables of docs/atlas.md:
+means over seeds with 95 % intervals. Held-out windows give two measures. The residual stream is h = e + (sum of all
+layers' outputs), where e are the input rows:
 
-logits  ⟨z_e, z⟩ / ‖z‖², both less their mean over V: what e adds to the logits z while the final norm keeps its scale;
-        with the layers' share it is 1, so that below zero e speaks against the model's own prediction
-loss    of h − e less that of h, in nats: what taking the direct path away costs, the norm taken anew
+logits  ⟨z_e, z⟩ / ‖z‖², both less their mean over V: the part of the logits z that comes from e at the scale that the
+        final norm has for h. With the layers' part it adds up to 1; if negative, e opposes the model's prediction.
+loss    loss of h − e minus loss of h, in nats: cost of removing the direct path; the final norm is computed again.
 
-Of pairs of the built-in text, as `tiewise inspect --only first_mlp` has it: the loss of the direct path alone and with
-the first MLP between, and how far each is from symmetry.
+Pairs of the built-in text give the measures of `tiewise inspect --only first_mlp`: the loss of the direct path, alone
+and with the first MLP, and the asymmetry of each.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tiewise.training.data.corpus import load_prepared
 from tiewise.training.folder import RESULTS, read_json
 from tiewise.training.results import Comparison
 
-KEPT = Path(__file__).parent / "results" / "atlas_paths.csv"
+CSV_FILE = Path(__file__).parent / "results" / "atlas_paths.csv"
 WINDOWS, LENGTH = 64, 128
 ARMS = ("untied", "tied")
-ABLATED = ["loss", "taken away", "logits"]
+ABLATION_COLUMNS = ["loss", "taken away", "logits"]
 UNITS = {"logits": "%"}
-FIRST = {
+FIRST_MLP_COLUMNS = {
     "direct": "loss on the text's pairs, direct",
     "with the first MLP": "loss on the text's pairs, with the first MLP",
     "asymmetry, direct": "asymmetry, direct, centred",
@@ -49,26 +49,26 @@ FIRST = {
 
 
 @torch.no_grad()
-def taken_away(opened: Opened, windows: torch.Tensor) -> dict[str, float]:
-    """The direct path's share of logits and of loss, on windows of ids [n, T] held out."""
+def ablate_direct_path(opened: Opened, windows: torch.Tensor) -> dict[str, float]:
+    """Return the direct path's share of logits and loss on held-out ids [n, T]."""
     stack, sums = find_stack(opened), np.zeros(4)
     for ids in windows.split(8):
         first, *_, last = (states[:, :-1].flatten(0, 1) for states in stack.states(ids))
         targets = ids[:, 1:].reshape(-1, 1)
-        whole, without = stack.to_logits(last), stack.to_logits(last - first)
+        z_h, z_layers = stack.to_logits(last), stack.to_logits(last - first)
         rms = [
             (h.square().mean(-1, keepdim=True) + opened.model.config.rms_norm_eps).sqrt() for h in (last, last - first)
         ]
-        direct = whole - without * rms[1] / rms[0]  # with the final norm's scale as it was; Llama's has no shift
-        z, z_direct = (x - x.mean(-1, keepdim=True) for x in (whole, direct))
-        losses = [float(-x.log_softmax(-1).gather(1, targets).double().sum()) for x in (whole, without)]
-        sums += (*losses, float((z_direct * z).double().sum()), float(z.double().square().sum()))
+        direct = z_h - z_layers * rms[1] / rms[0]  # at the final norm's scale for h; Llama's norm has no shift
+        centred, centred_direct = (x - x.mean(-1, keepdim=True) for x in (z_h, direct))
+        losses = [float(-x.log_softmax(-1).gather(1, targets).double().sum()) for x in (z_h, z_layers)]
+        sums += (*losses, float((centred_direct * centred).double().sum()), float(centred.double().square().sum()))
     count = windows[:, 1:].numel()
     return {"loss": sums[0] / count, "taken away": (sums[1] - sums[0]) / count, "logits": sums[2] / sums[3]}
 
 
-def seen(cell: Path) -> list[dict[str, str]]:
-    """A row for every model of a cell."""
+def measure_cell(cell: Path) -> list[dict[str, str]]:
+    """Return one row for each model of a cell."""
     comparison, text = Comparison.from_dict(read_json(cell / RESULTS)), load_prepared(cell / "data")
     windows = torch.from_numpy(np.array(text.split("heldout")[: WINDOWS * LENGTH], np.int64)).reshape(WINDOWS, LENGTH)
     chain = Chain.of(np.array(text.split("heldout")), text.vocab)
@@ -76,39 +76,49 @@ def seen(cell: Path) -> list[dict[str, str]]:
     for arm in ARMS:
         for run in comparison.of(arm):
             opened = open_model(cell / arm / f"seed-{run.seed}" / "final")
-            held = {one.name: one.value for one in first_mlp_of(opened, chain=chain).quantities}
-            found = taken_away(opened, windows) | {name: float(held[theirs]) for name, theirs in FIRST.items()}
-            place = {"study": cell.parent.name, "cell": cell.name, "width": str(comparison.setting["width"])}
-            place |= {"V": str(text.vocab), "tokens": str(len(text.split("train"))), "arm": arm, "seed": str(run.seed)}
-            rows.append(place | {name: f"{value:.5g}" for name, value in found.items()})
+            first_mlp = {quantity.name: quantity.value for quantity in first_mlp_of(opened, chain=chain).quantities}
+            measures = ablate_direct_path(opened, windows) | {
+                name: float(first_mlp[quantity]) for name, quantity in FIRST_MLP_COLUMNS.items()
+            }
+            run_columns = {"study": cell.parent.name, "cell": cell.name, "width": str(comparison.setting["width"])}
+            run_columns |= {
+                "V": str(text.vocab),
+                "tokens": str(len(text.split("train"))),
+                "arm": arm,
+                "seed": str(run.seed),
+            }
+            rows.append(run_columns | {name: f"{value:.5g}" for name, value in measures.items()})
     return rows
 
 
-def table(rows: list[dict[str, str]], names: list[str]) -> str:
-    """By width, vocabulary and boundary, where there is much text: means over seeds with their intervals."""
-    lines, found = [["width, V", "model", *names], ["---", "---", *["---:"] * len(names)]], {}
+def render_table(rows: list[dict[str, str]], names: list[str]) -> str:
+    """Return the table of means over seeds with intervals, by width, V and arm.
+
+    It contains only cells with more than 390,000 tokens of text.
+    """
+    lines, groups = [["width, V", "model", *names], ["---", "---", *["---:"] * len(names)]], {}
     for row in rows:
         if int(row["tokens"]) > 390_000:
-            found.setdefault((int(row["width"]), int(row["V"]), row["arm"]), []).append(row)
-    for (width, vocab, arm), here in sorted(found.items(), key=lambda item: (*item[0][:2], ARMS.index(item[0][2]))):
-        means = [mean_interval([float(row[name]) for row in here]) for name in names]
+            groups.setdefault((int(row["width"]), int(row["V"]), row["arm"]), []).append(row)
+    for (width, vocab, arm), group in sorted(groups.items(), key=lambda item: (*item[0][:2], ARMS.index(item[0][2]))):
+        means = [mean_interval([float(row[name]) for row in group]) for name in names]
         cells = [str(Quantity.of_estimate("", m, unit=UNITS.get(n, NATS))) for n, m in zip(names, means, strict=True)]
         lines.append([f"{width}, {vocab:,}", arm, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main(studies: list[Path]) -> None:
-    """Look into what is not yet known, and print both tables."""
-    rows = list(csv.DictReader(KEPT.open(newline="", encoding="utf-8"))) if KEPT.exists() else []
-    known = {(row["study"], row["cell"]) for row in rows}
+    """Measure the cells that the file lacks, and print both tables."""
+    rows = list(csv.DictReader(CSV_FILE.open(newline="", encoding="utf-8"))) if CSV_FILE.exists() else []
+    measured = {(row["study"], row["cell"]) for row in rows}
     for cell in sorted(path.parent for study in studies for path in study.glob(f"*/{RESULTS}")):
-        if (cell.parent.name, cell.name) not in known:
-            rows += seen(cell)
-            with KEPT.open("w", newline="", encoding="utf-8") as file:
+        if (cell.parent.name, cell.name) not in measured:
+            rows += measure_cell(cell)
+            with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-    print(table(rows, ABLATED), table(rows, list(FIRST)), sep="\n\n")
+    print(render_table(rows, ABLATION_COLUMNS), render_table(rows, list(FIRST_MLP_COLUMNS)), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What sentence order teaches an ALBERT, next sentences beside it, and at what cost: `-m benchmarks.objectives RUNS`.
+"""Effect of ALBERT's sentence-order objective on accuracy: `python -m benchmarks.objectives RUNS`.
 
-RUNS holds comparisons of one arm, one for each objective, on sentences that say their place (docs/albert.md, "A
-control"). Text, sizes, steps and seeds are the same, so what an objective costs is masked tokens:
+It is compared with next-sentence prediction and with no such objective. RUNS holds one comparison of one arm for each
+objective, on numbered sentences (docs/albert.md, "A control"). Text, sizes, steps and seeds are the same, so the cost
+of an objective is lower accuracy on masked tokens:
 
     for objective in none sop nsp; do
         tiewise compare --recipe albert-small --text numbered.jsonl --tokenizer bpe:400 --arms factored:32 --seeds 5 \\
@@ -10,13 +11,14 @@ control"). Text, sizes, steps and seeds are the same, so what an objective costs
             --out RUNS/$objective
     done
 
-A first study had the recipe's init of 0.02, three seeds and 1,500 steps: one of three learnt order. Three trials of
-seed 101, none of the study's, on order alone, then chose init and steps before any run of this one: at 0.06 the loss of
-held-out pairs fell below 0.6 by step 300 of 1,500 and 450 of 1,000, at 0.12 by step 180 of 1,200. Learnt shall be
-called what every seed tells in nine of ten pairs or more; Holm's correction is over the six differences of both.
+A first study had the recipe's init of 0.02, three seeds and 1,500 steps; one of three seeds learnt order. Three trials
+then chose init and steps before any run of this study. They trained on order alone with seed 101, which the study does
+not use. With init 0.06 the loss of held-out pairs fell below 0.6 by step 300 of 1,500 and 450 of 1,000; with init 0.12
+by step 180 of 1,200. An objective counts as learnt if every seed is right in nine of ten pairs or more. Holm's
+correction is over the six differences of both studies.
 
-What each model judges goes into `benchmarks/results/objectives.csv`; masked tokens in the rows of its own objective,
-and in the same rows for all, whose pairs are in order. What stands there of another init or other steps stays.
+The accuracies go into `benchmarks/results/objectives.csv`. Masked tokens are judged twice: in rows of the model's
+objective, and in the same rows for all models, whose pairs are in order. Rows of another init or other steps remain.
 """
 
 from __future__ import annotations
@@ -30,35 +32,47 @@ from tiewise.boundary.install import installed
 from tiewise.training.compare import all_runs, make_jobs, open_run
 from tiewise.training.folder import read_json
 from tiewise.training.kinds.albert import ACCURACIES, evaluation_rows, measure_pretrained
-from tiewise.training.models.open_albert import OpenAlbertConfig  # and an ALBERT is loaded by its name
+from tiewise.training.models.open_albert import OpenAlbertConfig  # the import registers the ALBERT class for `load`
 
-KEPT = Path(__file__).parent / "results" / "objectives.csv"
+CSV_FILE = Path(__file__).parent / "results" / "objectives.csv"
 IN_ORDER = "masked tokens, in order"
 
 
 def main(runs: Path) -> None:
-    """Gather, and judge all on the same rows."""
+    """Collect the accuracies, and measure all models on the same rows."""
     rows: list[dict[str, str]] = []
     for cell in sorted(path.parent for path in runs.glob("*/results.json")):
         settings, text = open_run(cell, single=False)
         for job in all_runs(make_jobs(settings, text, cell), settings.seeds, ()):
-            found = read_json(job.folder / ACCURACIES)
-            judged = {"masked tokens": found["tokens"], **found["pairs"]}
-            same = evaluation_rows(job, "heldout", ("none",), settings.measured // settings.length)
-            tokens = measure_pretrained(installed(load(job.folder / "final")), same, text.counts).shares["masked"]
-            judged[IN_ORDER] = vars(tokens)
-            for name, share in judged.items():
-                right, nll = f"{share['share']:.4f}", f"{share['nll']:.4f}"
+            accuracies = read_json(job.folder / ACCURACIES)
+            shares = {"masked tokens": accuracies["tokens"], **accuracies["pairs"]}
+            common_rows = evaluation_rows(job, "heldout", ("none",), settings.measured // settings.length)
+            tokens = measure_pretrained(installed(load(job.folder / "final")), common_rows, text.counts).shares[
+                "masked"
+            ]
+            shares[IN_ORDER] = vars(tokens)
+            for name, share in shares.items():
+                accuracy, nll = f"{share['share']:.4f}", f"{share['nll']:.4f}"
                 init = settings.init or OpenAlbertConfig.initializer_range
-                at = {"init": str(init), "steps": str(settings.steps), "objective": settings.kind_options.objective}
-                at |= {"seed": str(job.seed), "judged": name}
+                run_columns = {
+                    "init": str(init),
+                    "steps": str(settings.steps),
+                    "objective": settings.kind_options.objective,
+                }
+                run_columns |= {"seed": str(job.seed), "judged": name}
                 rows.append(
-                    at | {"right": right, "of": share["count"], "nll": nll, "unigram": f"{found['unigram_nll']:.4f}"}
+                    run_columns
+                    | {
+                        "right": accuracy,
+                        "of": share["count"],
+                        "nll": nll,
+                        "unigram": f"{accuracies['unigram_nll']:.4f}",
+                    }
                 )
-    mine = {(row["init"], row["steps"]) for row in rows}
-    with KEPT.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if (row["init"], row["steps"]) not in mine] + rows
-    with KEPT.open("w", newline="", encoding="utf-8") as file:
+    replaced = {(row["init"], row["steps"]) for row in rows}
+    with CSV_FILE.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["init"], row["steps"]) not in replaced] + rows
+    with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -1,19 +1,20 @@
-"""Is what pretraining taught of use for a task? `python -m benchmarks.transfer CELL …`: cells of finished sweeps.
+"""Accuracy of fine-tuning pretrained and untrained bodies: `python -m benchmarks.transfer CELL …`.
 
-The atlas has those of runs/rank/tokenizer=bpe-1024 (decoders) and runs/sharing-by-depth/layers=6 (ALBERTs). An arm's
-kept model is fine-tuned whole, with a new linear head on the mean of its last states; and so is the model that its
-training began with, the same body untrained. Half of the passages are of either class. They are learnt from in the
-training split and judged in the held-out split; of sources, in the first four fifths and in the last of each document
-of the training split, for the other has two topics.
+CELL is a cell of a finished sweep; the atlas uses runs/rank/tokenizer=bpe-1024 (decoders) and
+runs/sharing-by-depth/layers=6 (ALBERTs). The script fine-tunes all parameters of an arm's saved model, with a new
+linear head on the mean of its last states. It does the same with the untrained body from which that training started.
+Training uses passages of the training split, evaluation those of the held-out split. The held-out split has only two
+topics, so for `source` they use the first four fifths and the last fifth of each training document. Each task has two
+classes of equal size:
 
-    source     from a topic of the language reference, or from a module's docstrings (decoders)
-    swapped    as they were, or in half of the pairs of neighbours the two have changed places
-    order      as they were, or the two segments of an ALBERT's row, the two halves of a decoder's, have changed places
+    source     a topic of the language reference, or a module's docstrings (decoders only)
+    swapped    unchanged, or with the two tokens exchanged in half of the pairs of neighbours
+    order      unchanged, or with the two segments of an ALBERT's row (halves of a decoder's passage) exchanged
 
-ALBERTs that share only attention or only the feed-forward part were added after the other rows had been seen, and last
-the order of a decoder's passages, which a trial of one seed had found at chance.
+Two kinds of rows were added after the others had been seen: ALBERTs that share only attention or only the feed-forward
+part and, last, the order of a decoder's passages. A trial of the latter with one seed had been at chance.
 
-Accuracies go into `benchmarks/results/transfer.csv` as they are found, and are taken from there by a later call.
+Accuracies are written to `benchmarks/results/transfer.csv` one by one, and later calls read them from there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
-import tiewise.models  # noqa: F401  (an ALBERT is loaded by its name)
+import tiewise.models  # noqa: F401  (registers the ALBERT class for `load`)
 from tiewise.boundary.hf import load
 from tiewise.training.compare import make_jobs, open_run, with_seed
 from tiewise.training.data.corpus import load_prepared
@@ -42,126 +43,129 @@ from tiewise.training.data.training_rows import Masking, PairRows, split_sentenc
 from tiewise.training.run import kind_of
 from tiewise.training.trainer import Job
 
-KEPT = Path(__file__).parent / "results" / "transfer.csv"
+CSV_FILE = Path(__file__).parent / "results" / "transfer.csv"
 ARMS = (
     *("tied", "factored:4", "factored:16", "factored:64"),
     *(f"factored:32+share={shared}" for shared in ("none", "attention", "ffn", "all")),
 )
-SEEDS, STEPS, BATCH, RATE, JUDGED = 3, 200, 16, 2e-3, 1000
-_HEAD = 16  # tokens that a document is known by
+SEEDS, STEPS, BATCH, RATE, EVALUATED = 3, 200, 16, 2e-3, 1000
+_HEAD = 16  # first tokens that identify a document
 Row = dict[str, Tensor]
 
 
-class Judge(nn.Module):
-    """A body with a linear head of two classes on the mean of its last states."""
+class Classifier(nn.Module):
+    """Body with a linear head of two classes on the mean of its last states."""
 
     def __init__(self, body: nn.Module, width: int):
         super().__init__()
         self.body, self.head = body, nn.Linear(width, 2)
 
-    def forward(self, input_ids: Tensor, labels: Tensor, **given: Tensor) -> dict[str, Tensor]:
-        """Judge passages [B, T]."""
-        hidden = self.body(input_ids=input_ids, output_hidden_states=True, **given).hidden_states[-1]
-        there = given.get("attention_mask", torch.ones_like(input_ids)).unsqueeze(-1)
-        logits = self.head((hidden * there).sum(1) / there.sum(1))
+    def forward(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+        """Return the loss and the logits [B, 2] of passages [B, T]."""
+        hidden = self.body(input_ids=input_ids, output_hidden_states=True, **inputs).hidden_states[-1]
+        is_token = inputs.get("attention_mask", torch.ones_like(input_ids)).unsqueeze(-1)
+        logits = self.head((hidden * is_token).sum(1) / is_token.sum(1))
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def swapped(ids: np.ndarray, places: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Exchange neighbours in half of the pairs that these places in a row make."""
-    chosen = 2 * draw.choice(len(places) // 2, max(1, len(places) // 4), replace=False)
-    made, first, second = ids.copy(), places[chosen], places[chosen + 1]
-    made[first], made[second] = ids[second], ids[first]
-    return made
+def exchange_neighbours(ids: np.ndarray, positions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Exchange the two tokens in half of the pairs that consecutive `positions` form."""
+    chosen = 2 * generator.choice(len(positions) // 2, max(1, len(positions) // 4), replace=False)
+    result, first, second = ids.copy(), positions[chosen], positions[chosen + 1]
+    result[first], result[second] = ids[second], ids[first]
+    return result
 
 
-def passages(job: Job, task: str, split: str, count: int, draw: np.random.Generator) -> Iterator[Row]:
-    """Yield passages of a decoder's text, each from within a document."""
+def make_passages(job: Job, task: str, split: str, count: int, generator: np.random.Generator) -> Iterator[Row]:
+    """Yield passages of a decoder's text, each within one document."""
     tokens, length = np.array(job.text.split("train" if task == "source" else split), np.int64), job.settings.length
     ends = np.flatnonzero(tokens == job.text.eos_id)
-    begins = np.append(0, ends[:-1] + 1)
+    starts = np.append(0, ends[:-1] + 1)
     if task == "source":
-        known = sources(job.text.folder)
-        source = np.array([known.get(tuple(tokens[at : at + _HEAD].tolist()), -1) for at in begins])
-        middle = begins + (ends - begins) * 4 // 5
-        begins, ends = (begins, middle) if split == "train" else (middle, ends)
-    room = np.maximum(ends - begins - length + 1, 0)  # passages that a document has
+        class_of = document_classes(job.text.folder)
+        classes = np.array([class_of.get(tuple(tokens[start : start + _HEAD].tolist()), -1) for start in starts])
+        middle = starts + (ends - starts) * 4 // 5
+        starts, ends = (starts, middle) if split == "train" else (middle, ends)
+    passage_counts = np.maximum(ends - starts - length + 1, 0)  # number of passages in each document
     for number in range(count):
         label = number % 2
-        weights = room * (source == label) if task == "source" else room
-        document = draw.choice(len(begins), p=weights / weights.sum())
-        at = int(draw.integers(begins[document], begins[document] + room[document]))
-        ids = tokens[at : at + length]
+        weights = passage_counts * (classes == label) if task == "source" else passage_counts
+        document = generator.choice(len(starts), p=weights / weights.sum())
+        start = int(generator.integers(starts[document], starts[document] + passage_counts[document]))
+        ids = tokens[start : start + length]
         if label and task == "swapped":
-            ids = swapped(ids, np.arange(length), draw)
+            ids = exchange_neighbours(ids, np.arange(length), generator)
         if label and task == "order":
             ids = np.roll(ids, length // 2)
         yield {"input_ids": torch.from_numpy(ids), "labels": torch.tensor(label)}
 
 
 @lru_cache(1)
-def sources(data: Path) -> dict[tuple[int, ...], int]:
-    """A built-in document's first tokens → 0 for a topic of the language reference, 1 for a module."""
+def document_classes(data: Path) -> dict[tuple[int, ...], int]:
+    """Return the class of each built-in document by its first tokens.
+
+    0 is a topic of the language reference, 1 is a module.
+    """
     encode = load_prepared(data).tokenizer.encode
-    begins = ((name, "\n\n".join(paragraphs(said))[:400]) for name, said in builtin_texts())
-    return {tuple(encode(said)[:_HEAD]): int(name.startswith("module")) for name, said in begins}
+    documents = ((name, "\n\n".join(paragraphs(text))[:400]) for name, text in builtin_texts())
+    return {tuple(encode(text)[:_HEAD]): int(name.startswith("module")) for name, text in documents}
 
 
-def pairs(job: Job, task: str, split: str, count: int, draw: np.random.Generator) -> Iterator[Row]:
-    """Yield an ALBERT's rows, with nothing masked."""
+def make_albert_rows(job: Job, task: str, split: str, count: int, generator: np.random.Generator) -> Iterator[Row]:
+    """Yield an ALBERT's rows without masks."""
     objective = "sop" if task == "order" else "none"
     marks = [getattr(job.text.tokenizer, f"{name}_id") for name in MARKS]
     rows = PairRows(
         split_sentences(job.text, split), job.settings.kind_options.packing(job.settings.length, objective),
-        Masking(masked=0, random=0), seed=int(draw.integers(1 << 30)), count=count,
+        Masking(masked=0, random=0), seed=int(generator.integers(1 << 30)), count=count,
     )  # fmt: skip
     for number, row in enumerate(rows):
         ids, label = row["input_ids"].numpy(), number % 2
         if task == "order":
             label = 1 - int(row["pair_labels"])
         elif label:
-            ids = swapped(ids, np.flatnonzero(~np.isin(ids, marks)), draw)  # [SEP] stays where it is
-        given = {name: row[name] for name in ("token_type_ids", "attention_mask")}
-        yield {"input_ids": torch.from_numpy(ids), "labels": torch.tensor(label), **given}
+            ids = exchange_neighbours(ids, np.flatnonzero(~np.isin(ids, marks)), generator)  # [SEP] keeps its position
+        inputs = {name: row[name] for name in ("token_type_ids", "attention_mask")}
+        yield {"input_ids": torch.from_numpy(ids), "labels": torch.tensor(label), **inputs}
 
 
-def accuracy(job: Job, task: str, start: str) -> float:
-    """Fine-tune an arm's model of one seed, and judge."""
-    make = pairs if job.settings.kind == "albert" else passages
-    learnt = list(make(job, task, "train", STEPS * BATCH, np.random.default_rng([1, job.seed])))
-    judged = list(make(job, task, "heldout", JUDGED, np.random.default_rng([2, job.seed])))
+def measure_accuracy(job: Job, task: str, start: str) -> float:
+    """Fine-tune an arm's model of one seed and return its accuracy."""
+    make_rows = make_albert_rows if job.settings.kind == "albert" else make_passages
+    training_rows = list(make_rows(job, task, "train", STEPS * BATCH, np.random.default_rng([1, job.seed])))
+    heldout_rows = list(make_rows(job, task, "heldout", EVALUATED, np.random.default_rng([2, job.seed])))
     body = load(job.folder / "final") if start == "pretrained" else kind_of(job.settings).build(job).model
     torch.manual_seed(job.seed)
-    model = Judge(body, job.settings.width)
+    model = Classifier(body, job.settings.width)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=STEPS, learning_rate=RATE, warmup_steps=STEPS // 10, seed=job.seed, use_cpu=True,
             per_device_train_batch_size=BATCH, per_device_eval_batch_size=100,
             report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=learnt)
+        trainer = Trainer(model, arguments, train_dataset=training_rows)
         trainer.train()
-        found = trainer.predict(judged)
-    return float((found.predictions.argmax(-1) == found.label_ids).mean())
+        prediction = trainer.predict(heldout_rows)
+    return float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())
 
 
 def main(cells: list[Path]) -> None:
-    """Fine-tune what is not yet known, seed by seed."""
-    rows = list(csv.DictReader(KEPT.open(newline="", encoding="utf-8"))) if KEPT.exists() else []
-    known = {tuple(list(row.values())[:-1]) for row in rows}
+    """Fine-tune the models that the file lacks, seed by seed."""
+    rows = list(csv.DictReader(CSV_FILE.open(newline="", encoding="utf-8"))) if CSV_FILE.exists() else []
+    measured = {tuple(list(row.values())[:-1]) for row in rows}
     for cell in cells:
         settings, text = open_run(cell, single=False)
         tasks = ("swapped", "order") if settings.kind == "albert" else ("source", "swapped", "order")
         jobs = [job for job in make_jobs(settings, text, cell) if job.arm in ARMS]
-        every = [
-            (s, job, t, b)
-            for s in range(1, SEEDS + 1)
+        cases = [
+            (seed, job, task, start)
+            for seed in range(1, SEEDS + 1)
             for job in jobs
-            for t in tasks
-            for b in ("untrained", "pretrained")
+            for task in tasks
+            for start in ("untrained", "pretrained")
         ]
-        for seed, job, task, start in every:
-            at = {
+        for seed, job, task, start in cases:
+            key = {
                 "study": cell.parent.name,
                 "cell": cell.name,
                 "arm": job.arm,
@@ -169,9 +173,9 @@ def main(cells: list[Path]) -> None:
                 "start": start,
                 "seed": str(seed),
             }
-            if tuple(at.values()) not in known:
-                rows.append({**at, "accuracy": f"{accuracy(with_seed(job, seed, ''), task, start):.3f}"})
-                with KEPT.open("w", newline="", encoding="utf-8") as file:
+            if tuple(key.values()) not in measured:
+                rows.append({**key, "accuracy": f"{measure_accuracy(with_seed(job, seed, ''), task, start):.3f}"})
+                with CSV_FILE.open("w", newline="", encoding="utf-8") as file:
                     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                     writer.writeheader()
                     writer.writerows(rows)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.column_spans import subspace_distance
-from benchmarks.subspace import Training, measure, numbered
+from benchmarks.subspace import Training, measure, number_words
 from scipy.linalg import subspace_angles
 
 from tiewise.core.errors import DataError
@@ -18,7 +18,7 @@ from tiewise.training.data.sources import builtin_texts
 def ids():
     """The first 4,000 words of the text that every CPython carries."""
     words = itertools.chain.from_iterable(text.split() for _, text in builtin_texts())
-    return numbered(list(itertools.islice(words, 4000)))
+    return number_words(list(itertools.islice(words, 4000)))
 
 
 @pytest.mark.slow

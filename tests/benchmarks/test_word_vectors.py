@@ -21,7 +21,7 @@ def test_information_matches_pairs_counted_one_by_one():
     for (word, _), n in pairs.items():
         often[word] += n
     smooth = sum(n**0.75 for n in often.values())
-    matrix = word_vectors.information(TEXT, WORDS).toarray()
+    matrix = word_vectors.compute_information(TEXT, WORDS).toarray()
     for word, i in WORDS.items():
         for near, j in WORDS.items():
             n = pairs[word, near]

@@ -36,7 +36,7 @@ def test_direct_path_share_matches_projection_and_is_one_without_layer_output(tm
     for weight in (model.lm_head.weight, *(layer.mlp.down_proj.weight for layer in model.model.layers)):
         weight *= 30
     model.save_pretrained(tmp_path / "model")
-    found, caught = atlas_paths.taken_away(open_model(tmp_path / "model"), ids), []
+    found, caught = atlas_paths.ablate_direct_path(open_model(tmp_path / "model"), ids), []
     model.model.norm.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
     said, e, (h,) = model(input_ids=ids, labels=ids), model.model.embed_tokens(ids), caught
     scale = (h.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
@@ -50,7 +50,7 @@ def test_direct_path_share_matches_projection_and_is_one_without_layer_output(tm
         layer.mlp.down_proj.weight.zero_()
         layer.self_attn.o_proj.weight.zero_()
     model.save_pretrained(tmp_path / "empty")
-    assert atlas_paths.taken_away(open_model(tmp_path / "empty"), ids)["logits"] == pytest.approx(1, abs=1e-6)
+    assert atlas_paths.ablate_direct_path(open_model(tmp_path / "empty"), ids)["logits"] == pytest.approx(1, abs=1e-6)
 
 
 def test_predictor_score_is_leave_one_out_error():
@@ -60,7 +60,7 @@ def test_predictor_score_is_leave_one_out_error():
     rows = [
         {"tied − untied": str(gap[i])} | {name: str(column[i]) for name, column in columns.items()} for i in range(12)
     ]
-    (line,) = (line for line in atlas_predictors.scored(rows).splitlines() if "lookup share" in line)
+    (line,) = (line for line in atlas_predictors.score_predictors(rows).splitlines() if "lookup share" in line)
     wrong = []
     for i in range(12):
         others = np.arange(12) != i
