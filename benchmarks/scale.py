@@ -2,8 +2,9 @@
 
     python -m benchmarks.scale [--vocab 128000] [--width 8192] [--tokens 1000000]
 
-One tied table in bf16 under AdamW with an fp32 master copy; `tokens` are of one step of all ranks together, so that
-every layout does the same work: n of a rank is tokens / world, and a tp group of T ranks has T times as many.
+The model has one tied table in bf16 under AdamW, with an fp32 master copy. `tokens` counts one step of all ranks
+together, so every layout does the same work: a rank has n = tokens / world, and a tp group of T ranks has T times as
+many.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
 
 WORLDS = (8, 64, 1000)
-GROUP = 8  # ranks of a machine: of tp, or of a group that keeps a table sharded
-# (how it is called, the planner's layout, tp, fsdp or None for the whole world)
-SHOWN: list[tuple[str, str, int, int | None]] = [
+GROUP = 8  # ranks of a machine: size of a tp group, or of a group that keeps a table sharded
+# (printed name, the planner's layout, tp, fsdp or None for all ranks)
+LAYOUTS: list[tuple[str, str, int, int | None]] = [
     ("data parallel", "data parallel", 1, None),
     ("FSDP2, tables gathered", "fsdp", 1, None),
     ("tables kept sharded over all ranks", "fsdp, tables kept sharded", 1, None),
@@ -33,60 +34,69 @@ SHOWN: list[tuple[str, str, int, int | None]] = [
 Rank = dict[str, Any]
 
 
-def rank(sizes: Sizes, tokens: int, world: int, layout: str, tp: int = 1, fsdp: int | None = None) -> Rank | None:
+def plan_rank(sizes: Sizes, tokens: int, world: int, layout: str, tp: int = 1, fsdp: int | None = None) -> Rank | None:
     """Return the plan of one rank; None if there is no such layout.
 
-    With fsdp 0, FSDP spans all ranks but those of tp.
+    fsdp = 0 means world / tp.
     """
     fsdp = world // tp if fsdp == 0 else fsdp
     setting = Setting(1, tokens * tp // world, "bfloat16", world, tp, fsdp=fsdp)
     ranks = plan(sizes, ["tied"], setting=setting).choices[0]["ranks"]
-    return next((found for found in ranks if found["layout"] == layout), None)
+    return next((plan_record for plan_record in ranks if plan_record["layout"] == layout), None)
 
 
-def held(of: Rank) -> int:
-    """Bytes of the tables, of what is gathered for them, and of the loss at its peak."""
-    return of["table_memory"]["total"] + of["table_memory"]["gathered"] + of["loss"]
+def count_rank_bytes(rank: Rank) -> int:
+    """Return the bytes of tables, their gathered copies, and the loss at its peak."""
+    return rank["table_memory"]["total"] + rank["table_memory"]["gathered"] + rank["loss"]
 
 
-def by_layout(sizes: Sizes, tokens: int) -> None:
+def print_layouts(sizes: Sizes, tokens: int) -> None:
+    """Print the bytes that a rank sends and holds, by layout and number of ranks."""
     print(f"| sent / held per rank | {' | '.join(f'{world:,} ranks' for world in WORLDS)} |")
     print("|---" * (len(WORLDS) + 1) + "|")
-    for name, layout, tp, fsdp in SHOWN:
-        found = (rank(sizes, tokens, world, layout, tp, fsdp) for world in WORLDS)
-        cells = [f"{format_bytes(of['sent_for_tables'])} / {format_bytes(held(of))}" if of else "–" for of in found]
+    for name, layout, tp, fsdp in LAYOUTS:
+        ranks = (plan_rank(sizes, tokens, world, layout, tp, fsdp) for world in WORLDS)
+        cells = [
+            f"{format_bytes(of['sent_for_tables'])} / {format_bytes(count_rank_bytes(of))}" if of else "–"
+            for of in ranks
+        ]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
-def where_it_stops(sizes: Sizes, tokens: int) -> None:
-    world, kept, split = WORLDS[-1], "fsdp, tables kept sharded", "vocabulary parallel"
+def print_limits(sizes: Sizes, tokens: int) -> None:
+    """Print the sizes from which a layout loses its advantage."""
+    world, sharded, split = WORLDS[-1], "fsdp, tables kept sharded", "vocabulary parallel"
 
-    def of(layout: str, n: int, world: int, tp: int = 1, fsdp: int | None = None) -> Rank:
-        """The same, for n tokens of every group that has the same tokens."""
-        found = rank(sizes, n * world // tp, world, layout, tp, fsdp)
-        assert found is not None
-        return found
+    def plan_layout(layout: str, n: int, world: int, tp: int = 1, fsdp: int | None = None) -> Rank:
+        """Return the plan for n tokens per group that shares tokens."""
+        plan_record = plan_rank(sizes, n * world // tp, world, layout, tp, fsdp)
+        assert plan_record is not None
+        return plan_record
 
     def gathers_more(ranks: int) -> bool:
-        found = of("fsdp", 1, ranks)["table_memory"]
-        return bool(found["gathered"] > found["total"])
+        """Return True if a rank gathers more bytes than it stores."""
+        memory = plan_layout("fsdp", 1, ranks)["table_memory"]
+        return bool(memory["gathered"] > memory["total"])
 
-    def keeping_holds_more(n: int) -> bool:
-        return held(of(kept, n, GROUP)) > held(of("fsdp", n, GROUP))
+    def sharding_holds_more(n: int) -> bool:
+        """Return True if sharded tables need more memory than gathered ones."""
+        return count_rank_bytes(plan_layout(sharded, n, GROUP)) > count_rank_bytes(plan_layout("fsdp", n, GROUP))
 
     n = tokens // world
-    sent = {g: of(kept, n, world, fsdp=g)["sent_for_tables"] for g in range(2, world + 1) if world % g == 0}
-    wire = of(kept, n, world)["wire"]
-    ours, theirs = (of(layout, n, GROUP, GROUP)["sent_for_tables"] for layout in (split, "stock tensor parallel"))
-    limits = {g: g * of(kept, n, g)["break_even_tokens"] for g in (GROUP, world)}
-    most = 1 + bisect_left(range(1, tokens), True, key=keeping_holds_more)
+    sent = {g: plan_layout(sharded, n, world, fsdp=g)["sent_for_tables"] for g in range(2, world + 1) if world % g == 0}
+    wire = plan_layout(sharded, n, world)["wire"]
+    sent_vocabulary_parallel, sent_stock = (
+        plan_layout(layout, n, GROUP, GROUP)["sent_for_tables"] for layout in (split, "stock tensor parallel")
+    )
+    limits = {g: g * plan_layout(sharded, n, g)["break_even_tokens"] for g in (GROUP, world)}
+    most_tokens = 1 + bisect_left(range(1, tokens), True, key=sharding_holds_more)
     rows = [
         ("FSDP2, gathered", "ranks from which a rank gathers more than it keeps", next(filter(gathers_more, count(2)))),
         *(
             (f"kept sharded over {g:,}", "N from which it sends more than gathering", f"{n:,}")
             for g, n in limits.items()
         ),
-        (f"kept sharded over {GROUP}", "N from which it also holds more", f"{GROUP * most:,}"),
+        (f"kept sharded over {GROUP}", "N from which it also holds more", f"{GROUP * most_tokens:,}"),
         ("kept sharded, averaged", f"G that sends least, n = {n:,}", min(sent, key=lambda g: sent[g])),
         (
             f"kept sharded over {world:,}",
@@ -96,9 +106,13 @@ def where_it_stops(sizes: Sizes, tokens: int) -> None:
         (
             f"vocabulary parallel over {GROUP}",
             "N from which it sends more than averaging",
-            f"{of(split, n, world, GROUP)['break_even_tokens']:,}",
+            f"{plan_layout(split, n, world, GROUP)['break_even_tokens']:,}",
         ),
-        (f"stock tensor parallel over {GROUP}", "times what vocabulary parallel sends", f"{theirs / ours:.1f}"),
+        (
+            f"stock tensor parallel over {GROUP}",
+            "times what vocabulary parallel sends",
+            f"{sent_stock / sent_vocabulary_parallel:.1f}",
+        ),
     ]
     print("| layout | where it stops | figure |\n|---|---|---|")
     for row in rows:
@@ -106,15 +120,16 @@ def where_it_stops(sizes: Sizes, tokens: int) -> None:
 
 
 def main() -> None:
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("vocab", 128_000), ("width", 8192), ("tokens", 1_000_000)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    asked = parser.parse_args()
-    sizes = Sizes(asked.vocab, asked.width, 1)
-    print(f"V = {asked.vocab:,}, E = {asked.width:,}, bf16, tied; {asked.tokens:,} tokens a step\n")
-    by_layout(sizes, asked.tokens)
+    options = parser.parse_args()
+    sizes = Sizes(options.vocab, options.width, 1)
+    print(f"V = {options.vocab:,}, E = {options.width:,}, bf16, tied; {options.tokens:,} tokens a step\n")
+    print_layouts(sizes, options.tokens)
     print()
-    where_it_stops(sizes, asked.tokens)
+    print_limits(sizes, options.tokens)
 
 
 if __name__ == "__main__":
