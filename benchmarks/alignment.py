@@ -14,7 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from benchmarks.measure import peak_megabytes
+from benchmarks.measure import measure_peak_megabytes
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.progress import listen_to_progress
 from tiewise.inspection.tables.align_tables import Alignment, align
@@ -25,58 +25,64 @@ SETTINGS = AlignSettings(maps=("identity", "orthogonal"), permutations=1, sample
 
 
 def write_tables(path: Path, rows: int, width: int) -> None:
-    """Write two independent Gaussian tables, in pieces."""
+    """Write two independent Gaussian tables, 2,000 rows at a time."""
     size = rows * width * 2
     header = {
         name: {"dtype": "BF16", "shape": [rows, width], "data_offsets": [i * size, (i + 1) * size]}
         for i, name in enumerate("ab")
     }
     text = json.dumps(header).encode()
-    draw = np.random.default_rng(0)
-    with path.open("wb") as made:
-        made.write(len(text).to_bytes(8, "little") + text)
+    generator = np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for start in range(0, 2 * rows, 2000):
-            piece = draw.standard_normal((min(2000, 2 * rows - start), width), dtype=np.float32)
-            made.write(piece.astype(ml_dtypes.bfloat16).tobytes())
+            piece = generator.standard_normal((min(2000, 2 * rows - start), width), dtype=np.float32)
+            file.write(piece.astype(ml_dtypes.bfloat16).tobytes())
 
 
 class Stages:
-    """Seconds between one report of progress and the next, by what was reported."""
+    """Seconds between progress reports, summed by stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.last = time.perf_counter()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Add the seconds since the last report to a stage."""
         now = time.perf_counter()
-        self.seconds[what] = self.seconds.get(what, 0.0) + now - self.last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.last
         self.last = now
 
 
 def main(rows: int = 152_000, width: int = 2560) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "tables.safetensors"
+    """Align two tables and print the seconds by stage and the memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tables.safetensors"
         write_tables(path, rows, width)
         a, b = read_header(path).tensors.values()
-        stages, found, started, busy = Stages(), [], time.perf_counter(), time.process_time()
+        stages, results, started, processor_seconds = Stages(), [], time.perf_counter(), time.process_time()
 
-        def work() -> None:
+        def align_once() -> None:
+            """Align once and report progress to `stages`."""
             with listen_to_progress(stages):
-                found.append(align(a, b, one_vocabulary(rows, rows), SETTINGS))
+                results.append(align(a, b, one_vocabulary(rows, rows), SETTINGS))
 
-        peak = peak_megabytes(work)
-        total, busy = time.perf_counter() - started, time.process_time() - busy
-    result: Alignment = found[0]
+        peak = measure_peak_megabytes(align_once)
+        total, processor_seconds = time.perf_counter() - started, time.process_time() - processor_seconds
+    result: Alignment = results[0]
     print(f"{rows:,} × {width:,}, {result.precision}, error {result.error:.1e}")
-    print(f"{total:.0f} s ({busy:.0f} s of processor time), {peak:,.0f} MB beyond what was resident before\n")
+    print(
+        f"{total:.0f} s ({processor_seconds:.0f} s of processor time), {peak:,.0f} MB beyond what was resident before\n"
+    )
     print("| stage | s |\n|---|---|")
     stages("the rest", 0, 0)
     for name, seconds in stages.seconds.items():
         print(f"| {name} | {seconds:.1f} |")
     print("\n| map | rows | mean cosine | chance | permuted |\n|---|---|---|---|---|")
-    for s in (score for score in result.scores if score.rows):
-        null = s.null[0] if s.null else float("nan")
-        print(f"| {s.measure}, {s.view} | {s.rows} | {s.estimate.value:.4f} | {s.chance:.4f} | {null:.4f} |")
+    for score in (score for score in result.scores if score.rows):
+        null = score.null[0] if score.null else float("nan")
+        values = f"{score.estimate.value:.4f} | {score.chance:.4f} | {null:.4f}"
+        print(f"| {score.measure}, {score.view} | {score.rows} | {values} |")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Correctness of losses and `install` on a GPU against fp64 on the CPU: one JSON file, exit 1 on a wrong figure.
+"""Checks of losses and `install` on a GPU against fp64 on the CPU.
 
 python -m benchmarks.gpu [--device cuda|cpu] [--out gpu.json]
 
-Needs torch and transformers, no network, and tiewise by PYTHONPATH=src from a checkout; on a GPU at most four minutes.
-With `--device cpu` the same checks run small, with CPU tensors on a GPU's branch (`benchmarks.gpu_branch`) where that
-can be emulated; what needs a GPU is then listed as not run.
+It needs torch and transformers, but no network; PYTHONPATH=src imports tiewise from a checkout. A GPU takes at most
+four minutes. With `--device cpu` the same checks run on small problems: CPU tensors take the code path of a GPU
+(`benchmarks.gpu_branch`), and checks that cannot be emulated are listed as not run.
 
-Each check is a function that returns figures: what was measured, its limit, and whether it is within it. A check that
-raises is a wrong figure. The references are formulas in fp64 that share no code with the sweeps.
+Each check is a function that returns figures: a measured number, its limit, and the test of the one against the other.
+A check that raises counts as wrong. All figures go into one JSON file, and a wrong one sets exit code 1. The references
+are formulas in fp64 that share no code with the fused losses.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_n
 from tiewise.boundary.ops.soft_targets import linear_divergence  # noqa: E402
 from tiewise.core.backends import CHUNK_ELEMENTS  # noqa: E402
 
-# relative distance of a loss or gradient from fp64 of the same, rounded inputs
-NEAR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# largest relative distance of a loss or gradient from the fp64 result for the same, rounded inputs
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"scale": 0.3},
@@ -56,54 +57,54 @@ OPTIONS: list[dict[str, Any]] = [
     {"softcap": 3.0, "label_smoothing": 0.1, "class_weight": True, "z_loss": 0.01, "scale": 1.7},
 ]
 FAMILIES = ("llama", "gpt2", "t5")
-SEEDED = """
+SEED_SCRIPT = """
 import sys, torch, tiewise
-from benchmarks.gpu import family
-model = family("gpt2")
+from benchmarks.gpu import build_family
+model = build_family("gpt2")
 torch.manual_seed(42)
-queue = getattr(torch.cuda, "_lazy_seed_tracker", None)  # seeds that CUDA takes when it starts
+queue = getattr(torch.cuda, "_lazy_seed_tracker", None)  # seeds that CUDA applies when it starts
 queued = getattr(queue, "manual_seed_all_cb", None)
 tiewise.install(model)
 changed = getattr(queue, "manual_seed_all_cb", None) is not queued
-drawn = [torch.rand(3, device=sys.argv[1]), torch.rand(3)]
+after_install = [torch.rand(3, device=sys.argv[1]), torch.rand(3)]
 torch.manual_seed(42)
-wanted = [torch.rand(3, device=sys.argv[1]), torch.rand(3)]
-print(changed + sum(int((x != y).sum()) for x, y in zip(drawn, wanted)))
+reference = [torch.rand(3, device=sys.argv[1]), torch.rand(3)]
+print(changed + sum(int((x != y).sum()) for x, y in zip(after_install, reference)))
 """
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that was measured, and the limit that it must not exceed; nan is beyond every limit."""
+    """A measured number and its upper limit; nan exceeds every limit."""
 
     name: str
     value: float
     limit: float
 
     @property
-    def right(self) -> bool:
-        """Whether the number is within its limit."""
+    def is_within_limit(self) -> bool:
+        """True if the number is at most its limit."""
         return self.value <= self.limit
 
 
 @dataclass
 class Outcome:
-    """What one check found; `why` says why it was not run, or how it failed."""
+    """Result of one check, as the JSON file stores it."""
 
     check: str
     state: str  # right, wrong, not run
     figures: list[Figure] = field(default_factory=list)
-    why: str = ""
+    why: str = ""  # reason of a check that was not run, or error of one that raised
     seconds: float = 0.0
 
 
 class NotRun(Exception):
-    """A check that this machine cannot run, with the reason."""
+    """Error of a check that this machine cannot run, with the reason."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """The device, and the sizes of the problems: N tokens, V words, tables [V, E]."""
+class Setup:
+    """Device and problem sizes: N tokens, tables [V, E]."""
 
     device: str
     n: int
@@ -112,11 +113,11 @@ class Place:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is a GPU, and not its emulation."""
+        """True on a GPU; False if the CPU emulates one."""
         return self.device != "cpu"
 
     def require_gpu(self) -> None:
-        """Leave the check out on a CPU."""
+        """Raise NotRun on a CPU."""
         if not self.on_gpu:
             raise NotRun("needs a GPU")
 
@@ -124,288 +125,336 @@ class Place:
 # problems and distances
 
 
-def problem(place: Place, kind: torch.dtype, spread: float = 0.5) -> tuple[list[Tensor], Tensor]:
-    """Features [N, E], weight [V, E] and bias [V] in `kind`, and targets [N] with some ignored, on the CPU."""
-    draw = torch.Generator().manual_seed(0)
-    h = torch.randn(place.n, place.e, generator=draw, dtype=torch.float64) * spread
-    w = torch.randn(place.v, place.e, generator=draw, dtype=torch.float64) * (12 / place.e) ** 0.5
-    b = torch.randn(place.v, generator=draw, dtype=torch.float64)
-    t = torch.randint(0, place.v, (place.n,), generator=draw)
+def draw_problem(setup: Setup, dtype: torch.dtype, spread: float = 0.5) -> tuple[list[Tensor], Tensor]:
+    """Draw the inputs of a loss on the CPU.
+
+    Return features [N, E], weight [V, E] and bias [V] of type `dtype`, and targets [N] of which every fifth is ignored.
+    """
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(setup.n, setup.e, generator=generator, dtype=torch.float64) * spread
+    w = torch.randn(setup.v, setup.e, generator=generator, dtype=torch.float64) * (12 / setup.e) ** 0.5
+    b = torch.randn(setup.v, generator=generator, dtype=torch.float64)
+    t = torch.randint(0, setup.v, (setup.n,), generator=generator)
     t[::5] = -100
-    return [x.to(kind) for x in (h, w, b)], t
+    return [x.to(dtype) for x in (h, w, b)], t
 
 
-def distance(found: Tensor, truth: Tensor) -> float:
-    """Relative distance of `found` from `truth`."""
-    found, truth = found.detach().cpu().double(), truth.detach().cpu().double()
-    return float((found - truth).norm() / truth.norm().clamp(min=1e-30))
+def relative_distance(result: Tensor, truth: Tensor) -> float:
+    """Return the relative distance of `result` from `truth` in the Euclidean norm."""
+    result, truth = result.detach().cpu().double(), truth.detach().cpu().double()
+    return float((result - truth).norm() / truth.norm().clamp(min=1e-30))
 
 
-def differentiated(loss: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor | None) -> list[Tensor]:
-    """Loss and gradients of the inputs."""
+def differentiate(loss: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor | None) -> list[Tensor]:
+    """Return the loss and its gradients with respect to the inputs."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    found = loss(*leaves)
-    grads = torch.autograd.grad(found, leaves, upstream)
-    return [found.detach(), *grads]
+    value = loss(*leaves)
+    grads = torch.autograd.grad(value, leaves, upstream)
+    return [value.detach(), *grads]
 
 
-def compared(name: str, found: list[Tensor], truth: list[Tensor], limit: float) -> list[Figure]:
-    """Distances of a loss and of its gradients."""
+def compare_results(name: str, results: list[Tensor], truth: list[Tensor], limit: float) -> list[Figure]:
+    """Return the distances of a loss and its gradients from the true ones."""
     names = ("loss", "features", "table", "bias")
-    pairs = zip(names, found, truth, strict=False)
-    return [Figure(f"{name}: {part}", distance(x, y), limit) for part, x, y in pairs]
+    pairs = zip(names, results, truth, strict=False)
+    return [Figure(f"{name}: {part}", relative_distance(result, expected), limit) for part, result, expected in pairs]
 
 
-def options_of(chosen: dict[str, Any], v: int) -> dict[str, Any]:
-    """The options with a class weight [V] in place of True."""
+def draw_class_weight(chosen: dict[str, Any], v: int) -> dict[str, Any]:
+    """Return the options with a random class weight [V] instead of True."""
     if "class_weight" not in chosen:
         return chosen
     return chosen | {"class_weight": torch.rand(v, generator=torch.Generator().manual_seed(7)) + 0.1}
 
 
-def moved(options: dict[str, Any], device: str) -> dict[str, Any]:
-    """The options with their tensors on the device."""
+def move_options(options: dict[str, Any], device: str) -> dict[str, Any]:
+    """Return the options with their tensors on the device."""
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
 
 
 # the losses
 
 
-def cross_entropy(place: Place) -> list[Figure]:
-    """Every option, reduction and type, in one chunk and in several."""
+def cross_entropy(setup: Setup) -> list[Figure]:
+    """Check every option, reduction and type, in one chunk and in several."""
     figures = []
-    for kind, chosen, reduction in product(NEAR, OPTIONS, ("mean", "sum", "none")):
-        inputs, t = problem(place, kind)
-        options = options_of(chosen, place.v) | {"reduction": reduction}
-        up = torch.linspace(-1, 2, place.n) if reduction == "none" else torch.tensor(0.7)
-        wide = torch.float64 if kind == torch.float64 else torch.float32
-        truth = differentiated(
+    for dtype, chosen, reduction in product(TOLERANCES, OPTIONS, ("mean", "sum", "none")):
+        inputs, t = draw_problem(setup, dtype)
+        options = draw_class_weight(chosen, setup.v) | {"reduction": reduction}
+        upstream = torch.linspace(-1, 2, setup.n) if reduction == "none" else torch.tensor(0.7)
+        loss_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        truth = differentiate(
             lambda h, w, b, t=t, options=options: oracle(h, w, t, b, **options),
             [x.double() for x in inputs],
-            up.double(),
+            upstream.double(),
         )
-        there, at = [x.to(place.device) for x in inputs], t.to(place.device)
-        for chunk in (None, max(1, place.n // 3)) if reduction == "mean" else (None,):
-            more = moved(options, place.device) | {"chunk": chunk}
-            found = differentiated(
-                lambda h, w, b, at=at, more=more: linear_cross_entropy(h, w, at, b, **more),
-                there,
-                up.to(place.device, wide),
+        on_device, targets = [x.to(setup.device) for x in inputs], t.to(setup.device)
+        for chunk in (None, max(1, setup.n // 3)) if reduction == "mean" else (None,):
+            device_options = move_options(options, setup.device) | {"chunk": chunk}
+            results = differentiate(
+                lambda h, w, b, targets=targets, device_options=device_options: linear_cross_entropy(
+                    h, w, targets, b, **device_options
+                ),
+                on_device,
+                upstream.to(setup.device, loss_dtype),
             )
-            name = f"{str(kind)[6:]} {reduction} {' '.join(chosen) or 'plain'}{' chunks' * bool(chunk)}"
-            figures += compared(name, found, truth, NEAR[kind])
+            name = f"{str(dtype)[6:]} {reduction} {' '.join(chosen) or 'plain'}{' chunks' * bool(chunk)}"
+            figures += compare_results(name, results, truth, TOLERANCES[dtype])
     return figures
 
 
-def minus_infinity_and_none(place: Place) -> list[Figure]:
-    """A target whose logit is −inf costs inf, with finite gradients; a batch that is ignored costs 0."""
-    (h, w, b), t = problem(place, torch.float64)
+def minus_infinity_and_none(setup: Setup) -> list[Figure]:
+    """Check targets with logit −inf and batches without a target.
+
+    The first cost inf and have finite gradients; the second cost 0.
+    """
+    (h, w, b), t = draw_problem(setup, torch.float64)
     t = t.where(t != 0, 1)
     b[0] = -torch.inf
     t[1] = 0
-    there = [x.to(place.device) for x in (h, w, b)]
-    at = t.to(place.device)
+    on_device = [x.to(setup.device) for x in (h, w, b)]
+    targets = t.to(setup.device)
     figures = []
     for options in ({}, {"z_loss": 0.01}):
-        each = linear_cross_entropy(*there[:2], at, there[2], reduction="none", **options)
+        token_losses = linear_cross_entropy(*on_device[:2], targets, on_device[2], reduction="none", **options)
         truth = oracle(h, w, t, b, reduction="none", **options)
-        others = torch.arange(place.n) != 1
-        figures.append(Figure(f"−inf {options}: inf", float(each[1].item() != math.inf), 0))
-        figures.append(Figure(f"−inf {options}: others", distance(each.cpu()[others], truth[others]), 1e-11))
-        grads = differentiated(
-            lambda h, w, b, options=options: linear_cross_entropy(h, w, at, b, **options), there, None
+        others = torch.arange(setup.n) != 1
+        figures.append(Figure(f"−inf {options}: inf", float(token_losses[1].item() != math.inf), 0))
+        figures.append(
+            Figure(f"−inf {options}: others", relative_distance(token_losses.cpu()[others], truth[others]), 1e-11)
+        )
+        grads = differentiate(
+            lambda h, w, b, options=options: linear_cross_entropy(h, w, targets, b, **options), on_device, None
         )[1:]
         figures.append(Figure(f"−inf {options}: gradients", float(not all(x.isfinite().all() for x in grads)), 0))
     for reduction in ("mean", "sum"):
-        none = torch.full_like(at, -100)
-        found = differentiated(
-            lambda h, w, b, none=none, reduction=reduction: linear_cross_entropy(h, w, none, b, reduction=reduction),
-            there,
+        ignored = torch.full_like(targets, -100)
+        results = differentiate(
+            lambda h, w, b, ignored=ignored, reduction=reduction: linear_cross_entropy(
+                h, w, ignored, b, reduction=reduction
+            ),
+            on_device,
             None,
         )
-        figures.append(Figure(f"all ignored, {reduction}", max(x.abs().max().item() for x in found), 0))
+        figures.append(Figure(f"all ignored, {reduction}", max(x.abs().max().item() for x in results), 0))
     return figures
 
 
-def fp32_logits(place: Place) -> list[Figure]:
-    """N4: logits of bf16 and fp16 are summed and kept in fp32: no token is further than 0.001 nats from fp64."""
+def fp32_logits(setup: Setup) -> list[Figure]:
+    """Check that logits of bf16 and fp16 inputs are summed and stored in fp32 (N4).
+
+    No token's loss may differ from fp64 by more than 0.001 nats.
+    """
     figures = []
-    for kind in (torch.bfloat16, torch.float16):
-        (h, w, _), t = problem(place, kind, spread=2.0)
+    for dtype in (torch.bfloat16, torch.float16):
+        (h, w, _), t = draw_problem(setup, dtype, spread=2.0)
         truth = oracle(h, w, t, reduction="none")
         for logits in (None, "fp32"):
-            got = linear_cross_entropy(
-                h.to(place.device), w.to(place.device), t.to(place.device), reduction="none", logits=logits
+            token_losses = linear_cross_entropy(
+                h.to(setup.device), w.to(setup.device), t.to(setup.device), reduction="none", logits=logits
             )
-            worst = (got.cpu().double() - truth).abs().max().item()
-            figures.append(Figure(f"{str(kind)[6:]} logits={logits}: worst token, nats", worst, 1e-3))
+            worst = (token_losses.cpu().double() - truth).abs().max().item()
+            figures.append(Figure(f"{str(dtype)[6:]} logits={logits}: worst token, nats", worst, 1e-3))
     return figures
 
 
-def wide_products(place: Place) -> list[Figure]:
-    """N4: `torch.mm` writes fp32 sums of narrow products into a part of a buffer."""
-    place.require_gpu()
+def wide_products(setup: Setup) -> list[Figure]:
+    """Check that `torch.mm` writes fp32 sums of narrow products into a slice (N4)."""
+    setup.require_gpu()
     figures = []
-    for kind in (torch.bfloat16, torch.float16):
-        (h, w, _), _ = problem(place, kind)
-        h, w = h.to(place.device), w.to(place.device)
-        buffer = torch.full((place.n + 3, place.v), 7.0, device=place.device)
-        torch.mm(h, w.T, out_dtype=torch.float32, out=buffer[: place.n])
-        figures.append(Figure(f"{str(kind)[6:]}", distance(buffer[: place.n], h.double() @ w.double().T), 1e-5))
-        figures.append(Figure(f"{str(kind)[6:]}: rows behind it", float((buffer[place.n :] != 7).sum()), 0))
+    for dtype in (torch.bfloat16, torch.float16):
+        (h, w, _), _ = draw_problem(setup, dtype)
+        h, w = h.to(setup.device), w.to(setup.device)
+        buffer = torch.full((setup.n + 3, setup.v), 7.0, device=setup.device)
+        torch.mm(h, w.T, out_dtype=torch.float32, out=buffer[: setup.n])
+        figures.append(
+            Figure(f"{str(dtype)[6:]}", relative_distance(buffer[: setup.n], h.double() @ w.double().T), 1e-5)
+        )
+        figures.append(Figure(f"{str(dtype)[6:]}: rows behind it", float((buffer[setup.n :] != 7).sum()), 0))
     return figures
 
 
-def autocast(place: Place) -> list[Figure]:
-    """Under autocast a loss of fp32 inputs multiplies in bf16, and gives fp32 gradients."""
-    inputs, t = problem(place, torch.float32)
-    truth = differentiated(lambda h, w, b: oracle(h, w, t, b), [x.double() for x in inputs], None)
-    there, at = [x.to(place.device) for x in inputs], t.to(place.device)
-    with torch.autocast(place.device, torch.bfloat16):
-        found = differentiated(lambda h, w, b: linear_cross_entropy(h, w, at, b), there, None)
-    figures = compared("autocast", found, truth, NEAR[torch.bfloat16])
-    return [*figures, Figure("types that are not fp32", sum(x.dtype != torch.float32 for x in found), 0)]
+def autocast(setup: Setup) -> list[Figure]:
+    """Check that autocast multiplies fp32 inputs in bf16 and returns fp32 gradients."""
+    inputs, t = draw_problem(setup, torch.float32)
+    truth = differentiate(lambda h, w, b: oracle(h, w, t, b), [x.double() for x in inputs], None)
+    on_device, targets = [x.to(setup.device) for x in inputs], t.to(setup.device)
+    with torch.autocast(setup.device, torch.bfloat16):
+        results = differentiate(lambda h, w, b: linear_cross_entropy(h, w, targets, b), on_device, None)
+    figures = compare_results("autocast", results, truth, TOLERANCES[torch.bfloat16])
+    return [*figures, Figure("types that are not fp32", sum(x.dtype != torch.float32 for x in results), 0)]
 
 
-def log_probabilities(place: Place) -> list[Figure]:
-    """Log-probabilities and entropies, with temperature and soft-cap, and their gradients together."""
+def log_probabilities(setup: Setup) -> list[Figure]:
+    """Check log-probabilities and entropies with temperature and soft-cap, and their gradients."""
     figures = []
-    for kind, softcap in product(NEAR, (None, 5.0)):
-        inputs, t = problem(place, kind)
+    for dtype, softcap in product(TOLERANCES, (None, 5.0)):
+        inputs, t = draw_problem(setup, dtype)
         t = t.clamp(min=0)
 
         def plain(h: Tensor, w: Tensor, b: Tensor, t: Tensor = t, softcap: float | None = softcap) -> Tensor:
+            """Return Σ log p · entropy from all logits."""
             z = F.linear(h, w, b)
             z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / 0.7
             log_p = z.log_softmax(-1)
             return (log_p.gather(1, t[:, None])[:, 0] * -(log_p.exp() * log_p).sum(-1)).sum()
 
-        def ours(h: Tensor, w: Tensor, b: Tensor, t: Tensor = t, softcap: float | None = softcap) -> Tensor:
+        def fused(h: Tensor, w: Tensor, b: Tensor, t: Tensor = t, softcap: float | None = softcap) -> Tensor:
+            """Return the same sum from `linear_log_prob`."""
             log_p, entropy = linear_log_prob(
-                h, w, t.to(place.device), b, temperature=0.7, entropy=True, softcap=softcap, logits="fp32"
+                h, w, t.to(setup.device), b, temperature=0.7, entropy=True, softcap=softcap, logits="fp32"
             )
             return (log_p * entropy).sum()
 
-        truth = differentiated(plain, [x.double() for x in inputs], None)
-        found = differentiated(ours, [x.to(place.device) for x in inputs], None)
-        figures += compared(f"{str(kind)[6:]} softcap={softcap}", found, truth, 10 * NEAR[kind])
+        truth = differentiate(plain, [x.double() for x in inputs], None)
+        results = differentiate(fused, [x.to(setup.device) for x in inputs], None)
+        figures += compare_results(f"{str(dtype)[6:]} softcap={softcap}", results, truth, 10 * TOLERANCES[dtype])
     return figures
 
 
-def divergences(place: Place) -> list[Figure]:
-    """KL, reverse KL and Jensen–Shannon divergence from a teacher of another width."""
+def divergences(setup: Setup) -> list[Figure]:
+    """Check KL, reverse KL and Jensen–Shannon divergence from a teacher of another width."""
     figures = []
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(place.n, 5, generator=draw, dtype=torch.float64)
-    u = torch.randn(place.v, 5, generator=draw, dtype=torch.float64)
-    for kind, beta, softcap in product(NEAR, (0.0, 0.5, 1.0), (None, 4.0)):
-        inputs, t = problem(place, kind)
-        teacher = [x.to(kind), u.to(kind)]
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(setup.n, 5, generator=generator, dtype=torch.float64)
+    u = torch.randn(setup.v, 5, generator=generator, dtype=torch.float64)
+    for dtype, beta, softcap in product(TOLERANCES, (0.0, 0.5, 1.0), (None, 4.0)):
+        inputs, t = draw_problem(setup, dtype)
+        teacher = [x.to(dtype), u.to(dtype)]
 
         def plain(
             h: Tensor, w: Tensor, b: Tensor, teacher: Any = teacher, beta: float = beta, cap: Any = softcap, t: Any = t
         ) -> Tensor:
+            """Return the mean divergence from all logits."""
+
             def log_softmax(z: Tensor) -> Tensor:
+                """Apply soft-cap and temperature before the log-softmax."""
                 return ((z if cap is None else cap * torch.tanh(z / cap)) / 1.3).log_softmax(-1)
 
             q, p = log_softmax(F.linear(h, w, b)), log_softmax(teacher[0].double() @ teacher[1].double().T)
             kl = lambda a, b: (a.exp() * (a - b)).sum(-1)  # noqa: E731
             m = torch.logaddexp(p + math.log(max(beta, 1e-300)), q + math.log(max(1 - beta, 1e-300)))
-            each = kl(p, q) if beta == 0 else kl(q, p) if beta == 1 else beta * kl(p, m) + (1 - beta) * kl(q, m)
+            token_losses = kl(p, q) if beta == 0 else kl(q, p) if beta == 1 else beta * kl(p, m) + (1 - beta) * kl(q, m)
             valid = t != -100
-            return each.where(valid, 0).sum() / valid.sum()
+            return token_losses.where(valid, 0).sum() / valid.sum()
 
-        there = [y.to(place.device) for y in teacher]
+        teacher_on_device = [y.to(setup.device) for y in teacher]
 
-        def ours(
-            h: Tensor, w: Tensor, b: Tensor, there: Any = there, beta: float = beta, cap: Any = softcap, t: Any = t
+        def fused(
+            h: Tensor,
+            w: Tensor,
+            b: Tensor,
+            teacher_on_device: Any = teacher_on_device,
+            beta: float = beta,
+            cap: Any = softcap,
+            t: Any = t,
         ) -> Tensor:
+            """Return the same mean from `linear_divergence`."""
             return linear_divergence(
-                h, w, *there, t.to(place.device), b, beta=beta, temperature=1.3, softcap=cap, logits="fp32"
+                h, w, *teacher_on_device, t.to(setup.device), b, beta=beta, temperature=1.3, softcap=cap, logits="fp32"
             )
 
-        truth = differentiated(plain, [y.double() for y in inputs], None)
-        found = differentiated(ours, [y.to(place.device) for y in inputs], None)
-        name = f"{str(kind)[6:]} beta={beta} softcap={softcap}"
-        figures += compared(name, found, truth, 10 * NEAR[kind])
+        truth = differentiate(plain, [y.double() for y in inputs], None)
+        results = differentiate(fused, [y.to(setup.device) for y in inputs], None)
+        name = f"{str(dtype)[6:]} beta={beta} softcap={softcap}"
+        figures += compare_results(name, results, truth, 10 * TOLERANCES[dtype])
     return figures
 
 
-def tied_steps(place: Place) -> list[Figure]:
-    """Both gradients of a tied table in one buffer, their norms by path, and a gradient that stands (`into`)."""
+def tied_steps(setup: Setup) -> list[Figure]:
+    """Check the gradient of a tied table, the norms of its two paths, and `into`.
+
+    With `into`, two parts of a batch add to one gradient buffer.
+    """
     figures = []
-    for kind in (torch.float64, torch.float32, torch.bfloat16):
-        (_, w, _), t = problem(place, kind)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        (_, w, _), t = draw_problem(setup, dtype)
         t = t.clamp(min=0)
-        ids, body = t.roll(1), torch.linspace(-1, 1, place.e * place.e, dtype=torch.float64).view(place.e, place.e)
-        a, b = (w.double().clone().requires_grad_() for _ in "ab")
-        F.cross_entropy(torch.tanh(F.embedding(ids, a) @ body.to(kind).double()) @ b.T, t).backward()
-        total = a.grad + b.grad
-        table, record = w.clone().to(place.device).requires_grad_(), PathRecord()
-        body, near = body.to(place.device, kind), NEAR[kind]
-        rows, after = tied_lookup(table, ids.to(place.device), LookupOptions(record=record))
-        linear_cross_entropy(torch.tanh(rows @ body), after, t.to(place.device)).backward()
-        figures.append(Figure(f"{str(kind)[6:]}: table", distance(table.grad, total), near))
+        ids, body = t.roll(1), torch.linspace(-1, 1, setup.e * setup.e, dtype=torch.float64).view(setup.e, setup.e)
+        input_table_fp64, output_table_fp64 = (w.double().clone().requires_grad_() for _ in "ab")
+        F.cross_entropy(
+            torch.tanh(F.embedding(ids, input_table_fp64) @ body.to(dtype).double()) @ output_table_fp64.T, t
+        ).backward()
+        total = input_table_fp64.grad + output_table_fp64.grad
+        table, record = w.clone().to(setup.device).requires_grad_(), PathRecord()
+        body, tolerance = body.to(setup.device, dtype), TOLERANCES[dtype]
+        rows, output_table = tied_lookup(table, ids.to(setup.device), LookupOptions(record=record))
+        linear_cross_entropy(torch.tanh(rows @ body), output_table, t.to(setup.device)).backward()
+        figures.append(Figure(f"{str(dtype)[6:]}: table", relative_distance(table.grad, total), tolerance))
         norms = path_norms(table.grad, record)
-        figures.append(Figure(f"{str(kind)[6:]}: path A", abs(norms.a / a.grad.norm().item() - 1), near))
-        figures.append(Figure(f"{str(kind)[6:]}: path B", abs(norms.b / b.grad.norm().item() - 1), near))
-        elsewhere = PathRecord([tuple(x.cpu() for x in piece) for piece in record.pieces])
-        apart = abs(path_norms(table.grad, elsewhere).b / norms.b - 1)
-        figures.append(Figure(f"{str(kind)[6:]}: record on the CPU", apart, 1e-5))
-        into = torch.zeros_like(table, dtype=torch.float64 if kind == torch.float64 else torch.float32)
+        figures.append(
+            Figure(f"{str(dtype)[6:]}: path A", abs(norms.a / input_table_fp64.grad.norm().item() - 1), tolerance)
+        )
+        figures.append(
+            Figure(f"{str(dtype)[6:]}: path B", abs(norms.b / output_table_fp64.grad.norm().item() - 1), tolerance)
+        )
+        cpu_record = PathRecord([tuple(x.cpu() for x in piece) for piece in record.pieces])
+        difference = abs(path_norms(table.grad, cpu_record).b / norms.b - 1)
+        figures.append(Figure(f"{str(dtype)[6:]}: record on the CPU", difference, 1e-5))
+        into = torch.zeros_like(table, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
         table.grad = None
-        for part in torch.arange(place.n).split(-(-place.n // 2)):
-            share = len(part) / place.n
-            rows, after = tied_lookup(table, ids[part].to(place.device), LookupOptions(into=into))
+        for part in torch.arange(setup.n).split(-(-setup.n // 2)):
+            share = len(part) / setup.n
+            rows, output_table = tied_lookup(table, ids[part].to(setup.device), LookupOptions(into=into))
             loss = linear_cross_entropy(
-                torch.tanh(rows @ body), after, t[part].to(place.device), into=into, upstream=share
+                torch.tanh(rows @ body), output_table, t[part].to(setup.device), into=into, upstream=share
             )
             (loss * share).backward()
-        figures.append(Figure(f"{str(kind)[6:]}: into", distance(into, total), near))
+        figures.append(Figure(f"{str(dtype)[6:]}: into", relative_distance(into, total), tolerance))
     return figures
 
 
 # N3, N5, N6
 
 
-def other_kernels(place: Place) -> list[Figure]:
-    """N3: Liger and Cut Cross-Entropy, where they are installed in a tested version, by token and summed."""
-    place.require_gpu()
+def other_kernels(setup: Setup) -> list[Figure]:
+    """Check Liger and Cut Cross-Entropy, by token and as a mean (N3).
+
+    A backend that is missing or has an untested version is left out.
+    """
+    setup.require_gpu()
     figures, reasons = [], []
-    for name, kind, chosen in product(("liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})):
-        (h, w, _), t = problem(place, kind)
+    for name, dtype, chosen in product(("liger", "cce"), (torch.float32, torch.bfloat16), ({}, {"softcap": 2.0})):
+        (h, w, _), t = draw_problem(setup, dtype)
         for reduction in ("mean", "none"):
-            up = torch.linspace(-1, 2, place.n) if reduction == "none" else torch.tensor(0.7)
+            upstream = torch.linspace(-1, 2, setup.n) if reduction == "none" else torch.tensor(0.7)
             options = chosen | {"reduction": reduction}
-            truth = differentiated(
-                lambda h, w, t=t, options=options: oracle(h, w, t, **options), [h.double(), w.double()], up.double()
+            truth = differentiate(
+                lambda h, w, t=t, options=options: oracle(h, w, t, **options),
+                [h.double(), w.double()],
+                upstream.double(),
             )
             try:
-                found = differentiated(
+                results = differentiate(
                     lambda h, w, t=t, options=options, name=name: linear_cross_entropy(
-                        h, w, t.to(place.device), backend=name, **options
+                        h, w, t.to(setup.device), backend=name, **options
                     ),
-                    [h.to(place.device), w.to(place.device)],
-                    up.to(place.device),
+                    [h.to(setup.device), w.to(setup.device)],
+                    upstream.to(setup.device),
                 )
             except tiewise.core.errors.UnsupportedError as error:
                 reasons.append(str(error))
                 continue
-            figures += compared(f"{name} {str(kind)[6:]} {reduction} {chosen}", found, truth, NEAR[kind])
+            figures += compare_results(
+                f"{name} {str(dtype)[6:]} {reduction} {chosen}", results, truth, TOLERANCES[dtype]
+            )
     if not figures:
         raise NotRun("; ".join(dict.fromkeys(reasons)))
     return figures
 
 
-def memory(place: Place) -> list[Figure]:
-    """N5: what a loss holds beside its inputs and gradients is within the budget of a chunk."""
-    place.require_gpu()
+def memory(setup: Setup) -> list[Figure]:
+    """Check that temporary memory of a loss is within the budget of a chunk (N5).
+
+    Inputs and gradients are not temporary.
+    """
+    setup.require_gpu()
     n, v, e = 8192, 32_000, 512
     figures = []
-    for kind in (torch.float32, torch.bfloat16):
-        h, x = (torch.randn(n, e, device=place.device, dtype=kind).mul_(0.1).requires_grad_() for _ in "ab")
-        w, u = (torch.randn(v, e, device=place.device, dtype=kind).mul_(0.1).requires_grad_() for _ in "ab")
-        t = torch.randint(0, v, (n,), device=place.device)
+    for dtype in (torch.float32, torch.bfloat16):
+        h, x = (torch.randn(n, e, device=setup.device, dtype=dtype).mul_(0.1).requires_grad_() for _ in "ab")
+        w, u = (torch.randn(v, e, device=setup.device, dtype=dtype).mul_(0.1).requires_grad_() for _ in "ab")
+        t = torch.randint(0, v, (n,), device=setup.device)
         losses: dict[str, Callable[[], Tensor]] = {
             "plain": lambda h=h, w=w, t=t: linear_cross_entropy(h, w, t),
             "softcap": lambda h=h, w=w, t=t: linear_cross_entropy(h, w, t, softcap=30.0, z_loss=1e-4),
@@ -414,8 +463,8 @@ def memory(place: Place) -> list[Figure]:
             ),
             "divergence": lambda h=h, w=w, x=x, u=u: linear_divergence(h, w, x, u, softcap=30.0),
         }
-        # both gradients in fp32 and once more in the type of the inputs; in a narrow type one product of table size
-        kept = (n + v) * e * (4 + 2 * kind.itemsize)
+        # both gradients in fp32, and again in the inputs' type; a narrow type adds one product of the table's size
+        gradient_bytes = (n + v) * e * (4 + 2 * dtype.itemsize)
         for name, loss in losses.items():
             for _ in range(2):
                 h.grad = w.grad = None
@@ -424,22 +473,27 @@ def memory(place: Place) -> list[Figure]:
                 before = torch.cuda.memory_allocated()
                 loss().backward()
                 torch.cuda.synchronize()
-                held = torch.cuda.max_memory_allocated() - before
+                peak_bytes = torch.cuda.max_memory_allocated() - before
             budget = 4 * CHUNK_ELEMENTS["cuda"]
-            figures.append(Figure(f"{str(kind)[6:]} {name}: MB", held / 1e6, (1.15 * budget + kept) / 1e6))
-            figures.append(Figure(f"{str(kind)[6:]} {name}: of all logits", (held - kept) / (4 * n * v), 0.5))
+            figures.append(
+                Figure(f"{str(dtype)[6:]} {name}: MB", peak_bytes / 1e6, (1.15 * budget + gradient_bytes) / 1e6)
+            )
+            figures.append(
+                Figure(f"{str(dtype)[6:]} {name}: of all logits", (peak_bytes - gradient_bytes) / (4 * n * v), 0.5)
+            )
     return figures
 
 
-def steps_without_waiting(place: Place, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Losses and a tied step, forward and backward, that read no value from the device."""
-    for kind in (torch.float32, torch.bfloat16):
-        (h, w, b), t = problem(place, kind)
+def make_asynchronous_steps(setup: Setup, device: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield losses and a tied step, forward and backward, that read no value from the device."""
+    for dtype in (torch.float32, torch.bfloat16):
+        (h, w, b), t = draw_problem(setup, dtype)
         h, w, b = (x.to(device).requires_grad_() for x in (h, w, b))
         t = t.to(device)
-        weights = torch.ones(place.v, device=device)
+        weights = torch.ones(setup.v, device=device)
 
         def tied(w: Tensor = w, t: Tensor = t) -> Tensor:
+            """Return the loss of a lookup and a head with one table."""
             rows, table = tied_lookup(w, t.clamp(min=0), LookupOptions(record=PathRecord()))
             return linear_cross_entropy(rows, table, t)
 
@@ -456,13 +510,13 @@ def steps_without_waiting(place: Place, device: str) -> Iterator[tuple[str, Call
             "tied step": tied,
         }
         for name, loss in losses.items():
-            yield f"{str(kind)[6:]} {name}", lambda loss=loss: loss().backward()
+            yield f"{str(dtype)[6:]} {name}", lambda loss=loss: loss().backward()
 
 
-def waits(step: Callable[[], None], on_gpu: bool) -> str:
-    """Say where a step reads a value from the device; "" if it reads none."""
+def find_synchronisation(step: Callable[[], None], on_gpu: bool) -> str:
+    """Return the error of a step that reads a value from the device, else ""."""
     if on_gpu:
-        step()  # what is asked once
+        step()  # the first call may read values that later calls reuse
         torch.cuda.set_sync_debug_mode("error")
     try:
         step()
@@ -474,35 +528,39 @@ def waits(step: Callable[[], None], on_gpu: bool) -> str:
     return ""
 
 
-def synchronisations(place: Place) -> list[Figure]:
-    """N6: no loss waits for the GPU; on a CPU the same on meta tensors, of which no value can be read."""
+def synchronisations(setup: Setup) -> list[Figure]:
+    """Check that no loss waits for the GPU (N6).
+
+    On a CPU the losses run on meta tensors, whose values cannot be read.
+    """
     figures = []
-    device = place.device if place.on_gpu else "meta"
-    for name, step in steps_without_waiting(place, device):
-        why = waits(step, place.on_gpu)
-        figures.append(Figure(f"{name} {why}", float(bool(why)), 0))
+    device = setup.device if setup.on_gpu else "meta"
+    for name, step in make_asynchronous_steps(setup, device):
+        error = find_synchronisation(step, setup.on_gpu)
+        figures.append(Figure(f"{name} {error}", float(bool(error)), 0))
     for name in FAMILIES:
-        plain, installed = family(name).train(), family(name).train()
+        plain, installed = build_family(name).train(), build_family(name).train()
         tiewise.install(installed)
-        both = [model.to(device) for model in (plain, installed)]
-        given = batch(device)
-        steps = [lambda model=model, given=given: model(**given).loss.backward() for model in both]
-        if not waits(steps[0], place.on_gpu):  # GPT-2 reads a value by itself
-            why = waits(steps[1], place.on_gpu)
-            figures.append(Figure(f"installed {name} {why}", float(bool(why)), 0))
+        models = [model.to(device) for model in (plain, installed)]
+        inputs = make_batch(device)
+        steps = [lambda model=model, inputs=inputs: model(**inputs).loss.backward() for model in models]
+        if not find_synchronisation(steps[0], setup.on_gpu):  # GPT-2 reads a value by itself
+            error = find_synchronisation(steps[1], setup.on_gpu)
+            figures.append(Figure(f"installed {name} {error}", float(bool(error)), 0))
     return figures
 
 
-def cuda_graph(place: Place) -> list[Figure]:
-    """N6: a loss with its backward pass can be captured in a CUDA graph, and replayed with other numbers."""
-    place.require_gpu()
+def cuda_graph(setup: Setup) -> list[Figure]:
+    """Check a loss and its backward pass in a CUDA graph, replayed with other inputs (N6)."""
+    setup.require_gpu()
     figures = []
-    for kind in (torch.float32, torch.bfloat16):
-        (h, w, _), t = problem(place, kind)
-        h, w = (x.to(place.device).requires_grad_() for x in (h, w))
-        t = t.to(place.device)
+    for dtype in (torch.float32, torch.bfloat16):
+        (h, w, _), t = draw_problem(setup, dtype)
+        h, w = (x.to(setup.device).requires_grad_() for x in (h, w))
+        t = t.to(setup.device)
 
         def step(h: Tensor = h, w: Tensor = w, t: Tensor = t) -> list[Tensor]:
+            """Return the loss and the gradients of features and table."""
             loss = linear_cross_entropy(h, w, t, z_loss=1e-4)
             return [loss, *torch.autograd.grad(loss, (h, w))]
 
@@ -514,43 +572,47 @@ def cuda_graph(place: Place) -> list[Figure]:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            kept = step()
+            outputs = step()
         with torch.no_grad():
             h.mul_(0.5)
             t.copy_(t.roll(3))
         graph.replay()
-        replayed = [x.clone() for x in kept]
-        figures += compared(f"{str(kind)[6:]} replay", replayed, step(), 1e-6)
+        replayed = [x.clone() for x in outputs]
+        figures += compare_results(f"{str(dtype)[6:]} replay", replayed, step(), 1e-6)
     return figures
 
 
-def compiled(place: Place) -> list[Figure]:
-    """`torch.compile`, on a GPU with CUDA graphs (`reduce-overhead`): the same loss and gradients in one graph."""
-    inputs, t = problem(place, torch.float32)
-    inputs, t = [x.to(place.device) for x in inputs], t.to(place.device)
+def compiled(setup: Setup) -> list[Figure]:
+    """Check that `torch.compile` gives the same loss and gradients from one graph.
+
+    On a GPU it uses CUDA graphs (`reduce-overhead`).
+    """
+    inputs, t = draw_problem(setup, torch.float32)
+    inputs, t = [x.to(setup.device) for x in inputs], t.to(setup.device)
 
     def step(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        """Return the loss of doubled features."""
         return linear_cross_entropy(h * 2, w, t, b)
 
-    how = {"mode": "reduce-overhead"} if place.on_gpu else {"backend": "aot_eager"}
-    fast = torch.compile(step, fullgraph=True, **how)
-    truth = differentiated(step, inputs, None)
+    compile_options = {"mode": "reduce-overhead"} if setup.on_gpu else {"backend": "aot_eager"}
+    compiled_step = torch.compile(step, fullgraph=True, **compile_options)
+    truth = differentiate(step, inputs, None)
     try:
         for _ in range(3):
             torch.compiler.cudagraph_mark_step_begin()
-            found = differentiated(fast, inputs, None)
+            results = differentiate(compiled_step, inputs, None)
     except Exception as error:
         if "compiler" in str(error).lower() or "triton" in str(error).lower():
             raise NotRun(f"torch.compile does not work here: {str(error).splitlines()[0][:120]}") from None
         raise
-    return compared("compiled", found, truth, NEAR[torch.float32])
+    return compare_results("compiled", results, truth, TOLERANCES[torch.float32])
 
 
 # installed models
 
 
-def family(name: str, **settings: Any) -> Any:
-    """Build a small random model of a family, without dropout unless `settings` say otherwise."""
+def build_family(name: str, **settings: Any) -> Any:
+    """Build a small random model of a family; `settings` override its config without dropout."""
     import transformers as tr
 
     torch.manual_seed(1)
@@ -584,85 +646,98 @@ def family(name: str, **settings: Any) -> Any:
     return tr.T5ForConditionalGeneration(config)
 
 
-def batch(device: str) -> dict[str, Tensor]:
-    """Token ids and labels, of which some are ignored."""
-    draw = torch.Generator().manual_seed(3)
-    ids = torch.randint(3, 503, (4, 24), generator=draw)
+def make_batch(device: str) -> dict[str, Tensor]:
+    """Draw token ids [4, 24], and labels; the first five of a row are ignored."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, 503, (4, 24), generator=generator)
     labels = ids.clone()
     labels[:, :5] = -100
     return {"input_ids": ids.to(device), "labels": labels.to(device)}
 
 
-def trained(model: Any, device: str, steps: int = 3) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
-    """Loss and gradients of the first step, and the weights after some steps of SGD."""
+def train_model(model: Any, device: str, steps: int = 3) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
+    """Return loss and gradients of the first step of SGD, and the weights after the last."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    first, grads = math.nan, {}
+    first_loss, grads = math.nan, {}
     for step in range(steps):
-        loss = model(**batch(device)).loss
+        loss = model(**make_batch(device)).loss
         optimizer.zero_grad()
         loss.backward()
         if not step:
-            first = loss.item()
-            grads = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+            first_loss = loss.item()
+            grads = {
+                name: parameter.grad.detach().clone()
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None
+            }
         optimizer.step()
-    return first, grads, {name: p.detach() for name, p in model.named_parameters()}
+    return first_loss, grads, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def installed_families(place: Place) -> list[Figure]:
-    """Three families installed against plain: loss, gradients and weights after three steps, in fp32 and bf16."""
+def installed_families(setup: Setup) -> list[Figure]:
+    """Compare installed models of three families with plain ones, in fp32 and bf16.
+
+    Figures are the loss and gradients of the first step and the weights after three.
+    The plain model's error sets the limit.
+    """
     figures = []
-    for name, kind in product(FAMILIES, (torch.float32, torch.bfloat16)):
-        narrow = kind == torch.bfloat16
-        truth = trained(family(name).to(kind).double(), "cpu")  # of the rounded weights
+    for name, dtype in product(FAMILIES, (torch.float32, torch.bfloat16)):
+        is_narrow = dtype == torch.bfloat16
+        truth = train_model(build_family(name).to(dtype).double(), "cpu")  # from the rounded weights
         runs = {}
-        for way in ("plain", "installed"):
-            model = family(name).to(kind).to(place.device)
-            handle = tiewise.install(model) if way == "installed" else None
-            runs[way] = trained(model, place.device)
+        for variant in ("plain", "installed"):
+            model = build_family(name).to(dtype).to(setup.device)
+            handle = tiewise.install(model) if variant == "installed" else None
+            runs[variant] = train_model(model, setup.device)
             if handle is not None:
-                figures.append(Figure(f"{name} {str(kind)[6:]}: fused losses missing", 3 - handle.counts.fused, 0))
-        for what, at in (("gradient", 1), ("weights", 2)):
+                figures.append(Figure(f"{name} {str(dtype)[6:]}: fused losses missing", 3 - handle.counts.fused, 0))
+        for quantity, index in (("gradient", 1), ("weights", 2)):
             errors = {}
-            for way, run in runs.items():
-                pairs = [(run[at][key], truth[at][key]) for key in truth[at]]
-                errors[way] = max(distance(x, y) for x, y in pairs)
-            limit = 1.5 * errors["plain"] + (1e-2 if narrow else 1e-5)
-            figures.append(Figure(f"{name} {str(kind)[6:]}: {what}", errors["installed"], limit))
-        losses = [abs(runs[way][0] / truth[0] - 1) for way in ("plain", "installed")]
-        figures.append(Figure(f"{name} {str(kind)[6:]}: loss", losses[1], 1.5 * losses[0] + (2e-3 if narrow else 1e-5)))
+            for variant, result in runs.items():
+                pairs = [(result[index][key], truth[index][key]) for key in truth[index]]
+                errors[variant] = max(relative_distance(x, y) for x, y in pairs)
+            limit = 1.5 * errors["plain"] + (1e-2 if is_narrow else 1e-5)
+            figures.append(Figure(f"{name} {str(dtype)[6:]}: {quantity}", errors["installed"], limit))
+        losses = [abs(runs[variant][0] / truth[0] - 1) for variant in ("plain", "installed")]
+        figures.append(
+            Figure(f"{name} {str(dtype)[6:]}: loss", losses[1], 1.5 * losses[0] + (2e-3 if is_narrow else 1e-5))
+        )
     return figures
 
 
-def outputs_by_config(place: Place) -> list[Figure]:
-    """N1: a model whose config asks for hidden states returns as many, and the same, installed and after uninstall."""
+def outputs_by_config(setup: Setup) -> list[Figure]:
+    """Check the hidden states of models whose config sets output_hidden_states (N1).
+
+    Count and values are those of the plain model, both installed and after `uninstall`.
+    """
     figures = []
     for name in FAMILIES:
-        plain = family(name, output_hidden_states=True).to(place.device).eval()
+        model = build_family(name, output_hidden_states=True).to(setup.device).eval()
         key = "decoder_hidden_states" if name == "t5" else "hidden_states"
         with torch.no_grad():
-            wanted = plain(**batch(place.device))[key]
-            handle = tiewise.install(plain)
-            for when in ("installed", "uninstalled"):
-                found = plain(**batch(place.device))[key]
-                figures.append(Figure(f"{name}, {when}: hidden states", abs(len(found) - len(wanted)), 0))
-                far = max(distance(x, y) for x, y in zip(found, wanted, strict=False))
-                figures.append(Figure(f"{name}, {when}: numbers", far, 1e-5))
-                if when == "installed":
+            expected = model(**make_batch(setup.device))[key]
+            handle = tiewise.install(model)
+            for moment in ("installed", "uninstalled"):
+                states = model(**make_batch(setup.device))[key]
+                figures.append(Figure(f"{name}, {moment}: hidden states", abs(len(states) - len(expected)), 0))
+                largest = max(relative_distance(x, y) for x, y in zip(states, expected, strict=False))
+                figures.append(Figure(f"{name}, {moment}: numbers", largest, 1e-5))
+                if moment == "installed":
                     handle.uninstall()
     return figures
 
 
-def seeds(place: Place) -> list[Figure]:
-    """N2: `install` before CUDA starts leaves the GPU's generator, and the CPU's, as they were seeded."""
-    command = [sys.executable, "-c", SEEDED, place.device]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return [Figure("seeds and numbers that differ after install", float(done.stdout.split()[-1]), 0)]
+def seeds(setup: Setup) -> list[Figure]:
+    """Check that `install` leaves the seeds of CPU and GPU unchanged before CUDA starts (N2)."""
+    command = [sys.executable, "-c", SEED_SCRIPT, setup.device]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr.strip().splitlines()[-1])
+    return [Figure("seeds and numbers that differ after install", float(process.stdout.split()[-1]), 0)]
 
 
-CHECKS: tuple[Callable[[Place], list[Figure]], ...] = (
+CHECKS: tuple[Callable[[Setup], list[Figure]], ...] = (
     wide_products,
     fp32_logits,
     minus_infinity_and_none,
@@ -682,27 +757,27 @@ CHECKS: tuple[Callable[[Place], list[Figure]], ...] = (
 )
 
 
-def run(check: Callable[[Place], list[Figure]], place: Place) -> Outcome:
-    """Run one check, on a CPU within a GPU's branch."""
+def run_check(check: Callable[[Setup], list[Figure]], setup: Setup) -> Outcome:
+    """Run one check; on a CPU, emulate a GPU."""
     start = time.perf_counter()
-    found = Outcome(check.__name__, "right")
-    emulated = contextlib.nullcontext() if place.on_gpu or check is synchronisations else gpu_branch()
+    outcome = Outcome(check.__name__, "right")
+    emulation = contextlib.nullcontext() if setup.on_gpu or check is synchronisations else gpu_branch()
     try:
-        with emulated:
-            found.figures = check(place)
-        if not found.figures or not all(one.right for one in found.figures):
-            found.state = "wrong"
+        with emulation:
+            outcome.figures = check(setup)
+        if not outcome.figures or not all(figure.is_within_limit for figure in outcome.figures):
+            outcome.state = "wrong"
     except NotRun as reason:
-        found.state, found.why = "not run", str(reason)
+        outcome.state, outcome.why = "not run", str(reason)
     except Exception as error:
-        found.state, found.why = "wrong", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    found.seconds = round(time.perf_counter() - start, 2)
-    return found
+        outcome.state, outcome.why = "wrong", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    outcome.seconds = round(time.perf_counter() - start, 2)
+    return outcome
 
 
-def context_is_dead(place: Place) -> bool:
-    """Whether the GPU can run nothing more in this process."""
-    if not place.on_gpu:
+def is_context_dead(setup: Setup) -> bool:
+    """Return True if an error ended all work on the GPU in this process."""
+    if not setup.on_gpu:
         return False
     try:
         torch.cuda.synchronize()
@@ -711,57 +786,60 @@ def context_is_dead(place: Place) -> bool:
     return False
 
 
-def record_of(place: Place, outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
-    """What is written to the file."""
+def make_record(setup: Setup, outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
+    """Return the contents of the JSON file."""
     import transformers
 
     checks = []
-    for one in outcomes:
-        figures = [asdict(figure) | {"right": figure.right} for figure in one.figures]
-        checks.append(asdict(one) | {"figures": figures})
+    for outcome in outcomes:
+        figures = [asdict(figure) | {"right": figure.is_within_limit} for figure in outcome.figures]
+        checks.append(asdict(outcome) | {"figures": figures})
     return {
-        "device": torch.cuda.get_device_name() if place.on_gpu else "cpu, a GPU's branch emulated",
+        "device": torch.cuda.get_device_name() if setup.on_gpu else "cpu, a GPU's branch emulated",
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__},
         "seconds": round(seconds, 1),
         "checks": checks,
     }
 
 
-def report(found: Outcome) -> str:
-    """One line of a check, and one of each wrong figure."""
-    wrong = [one for one in found.figures if not one.right]
-    share = max((one.value / one.limit for one in found.figures if one.limit), default=0.0)
-    figures = f"{len(found.figures)} figures, at most {share:.2f} of the limit" if found.figures else found.why
-    lines = [f"{found.state:8} {found.check:24} {found.seconds:6.1f} s  {figures}"]
-    lines += [f"           {one.name}: {one.value:.3g}, limit {one.limit:.3g}" for one in wrong[:12]]
+def format_outcome(outcome: Outcome) -> str:
+    """Return one line about a check, and one about each wrong figure, up to 12."""
+    wrong = [figure for figure in outcome.figures if not figure.is_within_limit]
+    share = max((figure.value / figure.limit for figure in outcome.figures if figure.limit), default=0.0)
+    figures = f"{len(outcome.figures)} figures, at most {share:.2f} of the limit" if outcome.figures else outcome.why
+    lines = [f"{outcome.state:8} {outcome.check:24} {outcome.seconds:6.1f} s  {figures}"]
+    lines += [f"           {figure.name}: {figure.value:.3g}, limit {figure.limit:.3g}" for figure in wrong[:12]]
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run all checks; 0 where every figure is right, 1 where one is wrong, 2 where the device is missing."""
+    """Run all checks and return the exit code.
+
+    0: no check is wrong; 1: a check is wrong; 2: torch sees no GPU.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file for all figures")
-    asked = parser.parse_args(arguments)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("benchmarks.gpu: torch sees no GPU; --device cpu runs the checks small on the CPU", file=sys.stderr)
         return 2
-    if asked.device == "cuda":
-        torch.set_float32_matmul_precision("highest")  # also sets oneDNN's flag, which the CPU checks leave alone
-    place = Place("cuda", 777, 5003, 96) if asked.device == "cuda" else Place("cpu", 40, 61, 8)
+    if options.device == "cuda":
+        torch.set_float32_matmul_precision("highest")  # it sets oneDNN's flag too, so not on a CPU
+    setup = Setup("cuda", 777, 5003, 96) if options.device == "cuda" else Setup("cpu", 40, 61, 8)
     start, outcomes = time.perf_counter(), []
     for check in CHECKS:
-        outcomes.append(run(check, place))
-        print(report(outcomes[-1]), flush=True)
-        if context_is_dead(place):
+        outcomes.append(run_check(check, setup))
+        print(format_outcome(outcomes[-1]), flush=True)
+        if is_context_dead(setup):
             print(f"the GPU's context is dead after {check.__name__}: nothing more can run", file=sys.stderr)
             outcomes[-1].state = "wrong"
             break
-    record = record_of(place, outcomes, time.perf_counter() - start)
-    asked.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    states = [one.state for one in outcomes]
+    record = make_record(setup, outcomes, time.perf_counter() - start)
+    options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    states = [outcome.state for outcome in outcomes]
     counts = ", ".join(f"{states.count(name)} {name}" for name in ("right", "wrong", "not run") if name in states)
-    print(f"{counts}; {record['seconds']} s on {record['device']}; {asked.out}")
+    print(f"{counts}; {record['seconds']} s on {record['device']}; {options.out}")
     return int("wrong" in states)
 
 

@@ -1,4 +1,4 @@
-"""A GPU's branch of the sweeps on CPU tensors: for tests, and for `benchmarks.gpu` where there is no GPU."""
+"""Emulation of a GPU's code path with CPU tensors, for tests and for `benchmarks.gpu`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tiewise.boundary.ops import devices
 
 @contextmanager
 def gpu_branch(*, wide_products: bool = True) -> Iterator[None]:
-    """Within this context CPU tensors take the branch of a GPU, with or without products that keep their fp32 sums."""
+    """Let CPU tensors take the code path of a GPU.
+
+    With `wide_products`, products of bf16 and fp16 tensors return their fp32 sums.
+    """
     with patch.multiple(
         devices,
         is_cpu=lambda x: False,
@@ -25,5 +28,5 @@ def gpu_branch(*, wide_products: bool = True) -> Iterator[None]:
 
 
 def _wide_product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write what `torch.mm(a, b, out_dtype=…, out=…)` of a GPU writes."""
+    """Write the result of a GPU's `torch.mm(a, b, out_dtype=…, out=…)`."""
     torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)

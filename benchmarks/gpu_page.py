@@ -1,6 +1,6 @@
-"""The section of `docs/performance.md` about GPUs, rendered from the files in `benchmarks/results/gpu/`.
+"""Section of `docs/performance.md` about GPUs, rendered from `benchmarks/results/gpu/`.
 
-`checks-CARD.json` is written by `benchmarks.gpu`, `times-CARD.json` by `benchmarks.gpu_times`.
+`benchmarks.gpu` writes `checks-CARD.json`; `benchmarks.gpu_times` writes `times-CARD.json`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Times are multiples of the three bare matrix products of the same type; memory i
 Record = dict[str, Any]
 
 
-def section(folder: Path) -> str:
-    """Return the section of all cards that were measured."""
+def render_section(folder: Path) -> str:
+    """Return the section about all cards that were measured."""
     cards = sorted(path.stem.removeprefix("checks-") for path in folder.glob("checks-*.json"))
     if not cards:
         return f"{HEAD}\nThe loss has never run on a GPU.\n"
-    parts = [HEAD]
+    blocks = [HEAD]
     for card in cards:
-        checks, times = read(folder / f"checks-{card}.json"), read(folder / f"times-{card}.json")
-        parts += [correctness(checks), *(table(one) for one in times["measurements"])]
-    return "\n".join(parts)
+        checks, times = read_results(folder / f"checks-{card}.json"), read_results(folder / f"times-{card}.json")
+        blocks += [render_checks(checks), *(render_table(measurement) for measurement in times["measurements"])]
+    return "\n".join(blocks)
 
 
-def read(path: Path) -> Record:
+def read_results(path: Path) -> Record:
     """Read one file of results."""
     record: Record = json.loads(path.read_text(encoding="utf-8"))
     return record
 
 
-def correctness(record: Record) -> str:
-    """Return the sentences about one card's checks: how many were right, and which were not run and why."""
+def render_checks(record: Record) -> str:
+    """Return one card's counts of right, wrong and skipped checks, with reasons."""
     versions, checks = record["versions"], record["checks"]
     states = [check["state"] for check in checks]
     figures = sum(len(check["figures"]) for check in checks)
@@ -51,13 +51,13 @@ def correctness(record: Record) -> str:
     return "\n".join(lines)
 
 
-def table(measurement: Record) -> str:
-    """Return the table of one shape and type: every row's time, memory and error."""
+def render_table(measurement: Record) -> str:
+    """Return the table of one shape and type, with time, memory and error."""
     shape = " × ".join(f"{size}" for size in measurement["shape"])
-    kind = {"bfloat16": "bf16", "float32": "fp32"}[measurement["dtype"]]
+    dtype = {"bfloat16": "bf16", "float32": "fp32"}[measurement["dtype"]]
     products = f"{measurement['products_ms']:.1f}"
     lines = [
-        f"| {kind}, {shape}; three products {products} ms | × products | ms | extra MB | error of the table |",
+        f"| {dtype}, {shape}; three products {products} ms | × products | ms | extra MB | error of the table |",
         "|---|---|---|---|---|",
     ]
     for row in measurement["rows"]:

@@ -17,10 +17,10 @@ from pathlib import Path
 Candidate = Callable[[], object]
 
 
-def wall_seconds(work: Candidate) -> float:
-    """Seconds of one call by the clock."""
+def time_call(call: Candidate) -> float:
+    """Return the wall-clock seconds of one call."""
     start = time.perf_counter()
-    work()
+    call()
     return time.perf_counter() - start
 
 
@@ -28,12 +28,15 @@ def alternate(
     candidates: dict[str, Candidate],
     rounds: int = 7,
     uncounted: int = 1,
-    timed: Callable[[Candidate], float] = wall_seconds,
+    timed: Callable[[Candidate], float] = time_call,
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round, after some rounds that do not count."""
+    """Return the seconds of each candidate in each round.
+
+    The first `uncounted` rounds are left out.
+    """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     gc.collect()
-    gc.freeze()  # what stands already need not be searched again, which takes most of a second once JAX is loaded
+    gc.freeze()  # later collections skip existing objects; with JAX loaded they would take most of a second
     for number in range(-uncounted, rounds):
         names = list(candidates)
         for name in names if number % 2 else reversed(names):
@@ -45,34 +48,38 @@ def alternate(
     return times
 
 
-def ratio(times: dict[str, list[float]], a: str, b: str) -> float:
-    """Median over rounds of a / b."""
+def median_ratio(times: dict[str, list[float]], a: str, b: str) -> float:
+    """Return the median over rounds of a / b."""
     return statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))
 
 
-def spread(values: list[float]) -> str:
-    """Median and range in milliseconds."""
+def format_spread(values: list[float]) -> str:
+    """Return median and range in milliseconds, as text."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{1e3 * middle:.0f} ({1e3 * low:.0f}–{1e3 * high:.0f})"
 
 
-def peak_megabytes(work: Candidate) -> float:
-    """Growth of the peak resident size (Linux) while `work` runs, in MB; use a fresh process."""
+def measure_peak_megabytes(call: Candidate) -> float:
+    """Return the growth of the peak resident size (Linux) during a call, in MB.
+
+    Call it in a fresh process.
+    """
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _status("VmRSS")
-    work()
-    return (_status("VmHWM") - before) / 1e3
+    before = _read_status("VmRSS")
+    call()
+    return (_read_status("VmHWM") - before) / 1e3
 
 
-def in_fresh_process(module: str, *arguments: str) -> str:
-    """Standard output of `python -m module arguments`."""
+def run_in_fresh_process(module: str, *arguments: str) -> str:
+    """Return the standard output of `python -m module arguments`."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
-def _status(field: str) -> float:
+def _read_status(field: str) -> float:
+    """Return a size of this process from /proc/self/status, in kB."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
             return float(line.split()[1])

@@ -1,9 +1,9 @@
-"""`docs/performance.md`, rendered from what `benchmarks.loss` measured: no figure on it that is not in its results.
+"""`docs/performance.md`, rendered from the results of `benchmarks.loss`.
 
 python -m benchmarks.performance
 
-A file of `benchmarks/results/loss/` is one shape on one instruction set, a row on each line. A row's figure is the
-median over its rounds of (its seconds / those of the three products in the same round). Two rows of one run are
+A file of `benchmarks/results/loss/` is one shape on one instruction set, with one row on each line. A row's figure is
+the median over its rounds of (its seconds / seconds of the three products in the same round). Two rows of one run are
 compared by the median of their ratios in each round, rows of two runs by the quotient of their figures.
 """
 
@@ -21,7 +21,7 @@ from benchmarks import gpu_page
 RESULTS = Path(__file__).parent / "results" / "loss"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SQUARE, READ, PRODUCTS = "square product", "read of memory", "three products"
-SIDE, NUMBERS = 2048, 2**27  # of the square product; fp32 numbers read
+SIDE, NUMBERS = 2048, 2**27  # size of the square product; number of fp32 values read
 SHAPES = (
     (2048, 50304, 768),
     (4096, 32000, 512),
@@ -33,11 +33,11 @@ SHAPES = (
 )
 KINDS = ("fp32", "bf16")
 ERRORS = (("loss", "loss"), ("worst token, nats", "worst token"), ("features", "features"), ("table", "table"))
-# what a name begins with that is no bare loss
+# first words in the names of rows that compute more than a scalar loss
 SETTINGS = ("per token", "log-probabilities", "divergence", "tied step")
 
 PORTABLE, POLICY = "tiewise, portable", "log-probabilities and entropy"
-QUESTIONS = (  # who asks, two rows, what their ratio says
+QUESTIONS = (  # question, two rows, answer with their ratio
     ("Into a gradient that is kept", "tiewise, gradient kept", PRODUCTS, "{} × its three products."),
     ("What do compiled kernels save", PORTABLE, "tiewise", "without them it takes {} × as long."),
     (
@@ -74,170 +74,198 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One file: a shape on one instruction set, its rows by type and name."""
+class ShapeResults:
+    """Contents of one file: the rows of a shape on one instruction set."""
 
     instructions: str
     shape: tuple[int, ...]
-    kinds: dict[str, dict[str, Row]]
+    kinds: dict[str, dict[str, Row]]  # rows by type and name
 
     @property
     def title(self) -> str:
+        """The shape as text."""
         return " × ".join(map(str, self.shape))
 
 
-def results(folder: Path) -> list[Measured]:
-    """All files of a folder, by instruction set; shapes as they are measured."""
-    found = []
+def read_results(folder: Path) -> list[ShapeResults]:
+    """Read all files of a folder, sorted by instruction set and by order of measurement."""
+    shapes = []
     for path in folder.glob("*.json"):
         instructions, _, shape = path.stem.rpartition("-")
         kinds: dict[str, dict[str, Row]] = {}
         for row in json.loads(path.read_text(encoding="utf-8")):
             kinds.setdefault(row["kind"], {})[row["name"]] = row
-        found.append(Measured(instructions, tuple(map(int, shape.split("x"))), kinds))
-    return sorted(found, key=lambda m: (m.instructions, (*SHAPES, m.shape).index(m.shape)))
+        shapes.append(ShapeResults(instructions, tuple(map(int, shape.split("x"))), kinds))
+    return sorted(shapes, key=lambda result: (result.instructions, (*SHAPES, result.shape).index(result.shape)))
 
 
-def over(a: Row, b: Row) -> float:
-    """Time of row a over that of row b."""
+def compare_times(a: Row, b: Row) -> float:
+    """Return the time of row a divided by that of row b."""
     if a["run"] == b["run"]:
         return median(x / y for x, y in zip(a["seconds"], b["seconds"], strict=True))
-    return factor(a) / factor(b)
+    return relative_time(a) / relative_time(b)
 
 
-def factor(row: Row) -> float:
-    """Time of a row over that of the three products."""
+def relative_time(row: Row) -> float:
+    """Return the time of a row divided by that of the three products."""
     return median(x / y for x, y in zip(row["seconds"], row["products"], strict=True))
 
 
-def page(measured: list[Measured]) -> str:
+def render_page(results: list[ShapeResults]) -> str:
     """Return the page of all results."""
-    parts = [HEAD]
-    for name in dict.fromkeys(m.instructions for m in measured):
-        mine = [m for m in measured if m.instructions == name]
+    blocks = [HEAD]
+    for name in dict.fromkeys(result.instructions for result in results):
+        shapes = [result for result in results if result.instructions == name]
         machines = dict.fromkeys(
-            row["machine"] for m in mine for rows in m.kinds.values() for row in rows.values() if "run" in row
+            row["machine"]
+            for result in shapes
+            for rows in result.kinds.values()
+            for row in rows.values()
+            if "run" in row
         )
-        rounds = [len(r["seconds"]) for m in mine for rows in m.kinds.values() for r in rows.values() if "run" in r]
+        rounds = [
+            len(row["seconds"])
+            for result in shapes
+            for rows in result.kinds.values()
+            for row in rows.values()
+            if "run" in row
+        ]
         least, most = min(rounds), max(rounds)
-        told = f"{least} rounds" if least == most else f"{least} to {most} rounds"
-        parts += [f"## {name}\n", f"{'; '.join(machines)}, {told}.\n", *answers(mine), ""]
+        count = f"{least} rounds" if least == most else f"{least} to {most} rounds"
+        blocks += [f"## {name}\n", f"{'; '.join(machines)}, {count}.\n", *render_answers(shapes), ""]
         for kind in KINDS:
-            if some := [m for m in mine if kind in m.kinds]:
-                parts += [times(some, kind), beside(some, kind)]
-    parts.append(gpu_page.section(gpu_page.RESULTS))
-    return "\n".join(parts)
+            if selected := [result for result in shapes if kind in result.kinds]:
+                blocks += [render_times(selected, kind), render_errors_and_memory(selected, kind)]
+    blocks.append(gpu_page.render_section(gpu_page.RESULTS))
+    return "\n".join(blocks)
 
 
-def pairs(mine: list[Measured], kind: str, a: str, b: str) -> list[float]:
-    """Time of row a over row b at every shape that has both."""
-    rows = [m.kinds.get(kind, {}) for m in mine]
-    return [over(r[a], r[b]) for r in rows if "run" in r.get(a, {}) and "run" in r.get(b, {})]
+def compare_rows(shapes: list[ShapeResults], kind: str, a: str, b: str) -> list[float]:
+    """Return times of row a / times of row b, at shapes that have both."""
+    rows_by_shape = [result.kinds.get(kind, {}) for result in shapes]
+    return [
+        compare_times(by_name[a], by_name[b])
+        for by_name in rows_by_shape
+        if "run" in by_name.get(a, {}) and "run" in by_name.get(b, {})
+    ]
 
 
-def answers(mine: list[Measured]) -> list[str]:
-    """One item per question that a reader has, from one machine's results."""
-    found = []
+def render_answers(shapes: list[ShapeResults]) -> list[str]:
+    """Return one list item for each question, answered from one machine's results."""
+    items = []
     for kind in KINDS:
-        if ours := pairs(mine, kind, "tiewise", PRODUCTS):
-            text = f"`tiewise.linear_cross_entropy`: {between(ours)} × its three products."
-            found.append(f"* **Which loss, {kind}?** {text}{standing(mine, kind)}")
+        if ours := compare_rows(shapes, kind, "tiewise", PRODUCTS):
+            text = f"`tiewise.linear_cross_entropy`: {format_range(ours)} × its three products."
+            items.append(f"* **Which loss, {kind}?** {text}{render_rank(shapes, kind)}")
     for question, a, b, answer in QUESTIONS:
-        if (a, b) == (PORTABLE, "tiewise") and mine[0].instructions == "avx2":
-            continue  # kernels need AVX-512: here both rows do the same
-        ratios = {kind: pairs(mine, kind, a, b) for kind in KINDS}
-        told_by = [f"{kind}: {answer.format(between(some))}" for kind, some in ratios.items() if some]
-        if told_by:
-            found.append(f"* **{question}?** In {' In '.join(told_by)}")
-    for m in mine:
-        held = {name: row["megabytes"] for name, row in bare(m.kinds.get("fp32", {})).items() if "megabytes" in row}
-        if "tiewise" in held:
-            each = ", ".join(f"`{name}` {value:,.0f}" for name, value in held.items())
-            return [*found, f"* **How much memory?** MB at {m.title}, fp32, both gradients among them: {each}."]
-    return found
+        if (a, b) == (PORTABLE, "tiewise") and shapes[0].instructions == "avx2":
+            continue  # kernels need AVX-512: on AVX2 both rows are the same
+        ratios = {kind: compare_rows(shapes, kind, a, b) for kind in KINDS}
+        parts = [f"{kind}: {answer.format(format_range(values))}" for kind, values in ratios.items() if values]
+        if parts:
+            items.append(f"* **{question}?** In {' In '.join(parts)}")
+    for result in shapes:
+        megabytes = {
+            name: row["megabytes"]
+            for name, row in select_scalar_losses(result.kinds.get("fp32", {})).items()
+            if "megabytes" in row
+        }
+        if "tiewise" in megabytes:
+            listing = ", ".join(f"`{name}` {value:,.0f}" for name, value in megabytes.items())
+            return [*items, f"* **How much memory?** MB at {result.title}, fp32, both gradients among them: {listing}."]
+    return items
 
 
-def bare(rows: dict[str, Row]) -> dict[str, Row]:
-    """Rows of a scalar loss with fresh gradients, ours and of peers, that were measured."""
+def select_scalar_losses(rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the measured rows of scalar losses with fresh gradients, ours and of peers."""
     return {
         name: row for name, row in rows.items() if "run" in row and "error" in row and not name.startswith(SETTINGS)
     }
 
 
-def standing(mine: list[Measured], kind: str) -> str:
-    """Return where our loss is ahead of all measured peers, and where the fastest peer is ahead."""
+def render_rank(shapes: list[ShapeResults], kind: str) -> str:
+    """Return the shapes at which our loss is faster or slower than the fastest peer."""
     ahead, behind = [], []
-    for m in mine:
-        rows = bare(m.kinds.get(kind, {}))
+    for result in shapes:
+        rows = select_scalar_losses(result.kinds.get(kind, {}))
         if "tiewise" not in rows:
             continue
-        peers = {name: over(row, rows["tiewise"]) for name, row in rows.items() if not name.startswith("tiewise")}
+        peers = {
+            name: compare_times(row, rows["tiewise"]) for name, row in rows.items() if not name.startswith("tiewise")
+        }
         if peers:
             best = min(peers, key=peers.__getitem__)
             (ahead if peers[best] >= 1 else behind).append(
-                f"{m.title} (the fastest of {len(peers)} measured, `{best}`: {peers[best]:.2f} × ours)"
+                f"{result.title} (the fastest of {len(peers)} measured, `{best}`: {peers[best]:.2f} × ours)"
             )
     text = f" Ahead of its peers at {', '.join(ahead)}." if ahead else ""
     return text + (f" Behind at {', '.join(behind)}." if behind else "")
 
 
-def told(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
+    """Return a ratio with two decimals, or with two digits below 0.1."""
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
-def between(ratios: list[float]) -> str:
-    low, high = told(min(ratios)), told(max(ratios))
+def format_range(ratios: list[float]) -> str:
+    """Return the lowest and the highest ratio, once if they look the same."""
+    low, high = format_ratio(min(ratios)), format_ratio(max(ratios))
     return low if low == high else f"{low}–{high}"
 
 
-def times(mine: list[Measured], kind: str) -> str:
-    """Return the table of one type: the machine, and every row × products, at every shape."""
-    lines = _header(f"{kind}, × products", [m.title for m in mine])
+def render_times(shapes: list[ShapeResults], kind: str) -> str:
+    """Return the table of times of one type: × products, by row and shape."""
+    lines = _table_header(f"{kind}, × products", [result.title for result in shapes])
     for text, name, unit in (
-        ("three products, ms", PRODUCTS, lambda m, s: 1e3 * s),
-        ("three products, GFLOP/s", PRODUCTS, lambda m, s: 6e-9 * math.prod(m.shape) / s),
-        (f"square product of {SIDE}, GFLOP/s", SQUARE, lambda m, s: 2e-9 * SIDE**3 / s),
+        ("three products, ms", PRODUCTS, lambda result, seconds: 1e3 * seconds),
+        ("three products, GFLOP/s", PRODUCTS, lambda result, seconds: 6e-9 * math.prod(result.shape) / seconds),
+        (f"square product of {SIDE}, GFLOP/s", SQUARE, lambda result, seconds: 2e-9 * SIDE**3 / seconds),
     ):
-        known = [(m, m.kinds[kind].get(name)) for m in mine]
-        cells = [f"{unit(m, median(row['seconds'])):,.0f}" if row else "" for m, row in known]
+        rows_by_shape = [(result, result.kinds[kind].get(name)) for result in shapes]
+        cells = [f"{unit(result, median(row['seconds'])):,.0f}" if row else "" for result, row in rows_by_shape]
         lines.append(f"| *{text}* | " + " | ".join(cells) + " |")
-    for name in _names(mine, kind):
-        rows = [m.kinds[kind].get(name, {}) for m in mine]
-        cells = [told(factor(row)) if "run" in row else row.get("missing", "") for row in rows]
+    for name in _row_names(shapes, kind):
+        rows = [result.kinds[kind].get(name, {}) for result in shapes]
+        cells = [format_ratio(relative_time(row)) if "run" in row else row.get("missing", "") for row in rows]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
-def beside(mine: list[Measured], kind: str) -> str:
-    """Return the table of what stands beside the times of one type: the worst errors, and memory by shape."""
-    weighed = [m for m in mine if any("megabytes" in row for row in m.kinds[kind].values())]
-    lines = _header(f"{kind}, errors", [*(what for what, _ in ERRORS), *(f"extra MB, {m.title}" for m in weighed)])
-    for name in _names(mine, kind):
-        found = [m.kinds[kind][name].get("error", {}) for m in mine if name in m.kinds[kind]]
-        worst = [max((error[key] for error in found if key in error), default=None) for _, key in ERRORS]
+def render_errors_and_memory(shapes: list[ShapeResults], kind: str) -> str:
+    """Return the table of one type's worst errors, and of memory by shape."""
+    with_memory = [result for result in shapes if any("megabytes" in row for row in result.kinds[kind].values())]
+    lines = _table_header(
+        f"{kind}, errors", [*(title for title, _ in ERRORS), *(f"extra MB, {result.title}" for result in with_memory)]
+    )
+    for name in _row_names(shapes, kind):
+        errors = [result.kinds[kind][name].get("error", {}) for result in shapes if name in result.kinds[kind]]
+        worst = [max((error[key] for error in errors if key in error), default=None) for _, key in ERRORS]
         cells = ["" if value is None else f"{value:.0e}" for value in worst]
-        held = [m.kinds[kind].get(name, {}).get("megabytes") for m in weighed]
-        cells += ["" if value is None else f"{value:,.0f}" for value in held]
+        memory = [result.kinds[kind].get(name, {}).get("megabytes") for result in with_memory]
+        cells += ["" if value is None else f"{value:,.0f}" for value in memory]
         if any(cells):
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
-def _names(mine: list[Measured], kind: str) -> list[str]:
-    """Rows of a type at any shape, in the order of the shape that has most."""
-    known = sorted((m.kinds[kind] for m in mine), key=len, reverse=True)
+def _row_names(shapes: list[ShapeResults], kind: str) -> list[str]:
+    """Return the names of a type's rows, in the order of the shape that has most."""
+    longest_first = sorted((result.kinds[kind] for result in shapes), key=len, reverse=True)
     return [
-        name for name in dict.fromkeys(name for rows in known for name in rows) if name not in (SQUARE, READ, PRODUCTS)
+        name
+        for name in dict.fromkeys(name for rows in longest_first for name in rows)
+        if name not in (SQUARE, READ, PRODUCTS)
     ]
 
 
-def _header(corner: str, columns: list[str]) -> list[str]:
+def _table_header(corner: str, columns: list[str]) -> list[str]:
     return [f"| {corner} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
 
 
-def write() -> None:
-    PAGE.write_text(page(results(RESULTS)), encoding="utf-8")
+def write_page() -> None:
+    """Write the page from the committed results."""
+    PAGE.write_text(render_page(read_results(RESULTS)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write()
+    write_page()

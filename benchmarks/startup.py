@@ -1,8 +1,7 @@
 """Time of `import tiewise`, `tiewise --help` and a plan, compared with an empty Python.
 
-Each time is that of a full process.
-
-The processor's time (user and system) says what a process does whatever else the machine does; the clock's does not.
+Each time is that of a complete process. Processor time (user and system) hardly depends on other load of the machine;
+wall-clock time does.
 
 python -m benchmarks.startup
 """
@@ -15,30 +14,47 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.measure import alternate, spread
+from benchmarks.measure import alternate, format_spread
 
 
-def table(rounds: int = 9) -> str:
+def render_table(rounds: int = 9) -> str:
     """Return the Markdown table."""
-    command = str(Path(sys.executable).with_name("tiewise"))
-    runs = {
+    tiewise = str(Path(sys.executable).with_name("tiewise"))
+    commands = {
         "python -c pass": [sys.executable, "-c", "pass"],
         "python -c 'import tiewise'": [sys.executable, "-c", "import tiewise"],
-        "tiewise --help": [command, "--help"],
-        "tiewise compare --help": [command, "compare", "--help"],
-        "tiewise plan --like gpt2": [command, "plan", "--like", "gpt2"],
+        "tiewise --help": [tiewise, "--help"],
+        "tiewise compare --help": [tiewise, "compare", "--help"],
+        "tiewise plan --like gpt2": [tiewise, "plan", "--like", "gpt2"],
     }
-    worked: dict[str, list[float]] = {name: [] for name in runs}
+    processor_seconds: dict[str, list[float]] = {name: [] for name in commands}
     times = alternate(
-        {name: (lambda n=name, run=run: worked[n].append(_run(run))) for name, run in runs.items()}, rounds
+        {
+            name: (
+                lambda name=name, command_line=command_line: processor_seconds[name].append(
+                    _time_processor(command_line)
+                )
+            )
+            for name, command_line in commands.items()
+        },
+        rounds,
     )
     lines = ["| process | ms, median (range) | of the processor |", "|---|---|---|"]
-    # the first round, which writes what Python compiles, counts for neither
-    return "\n".join(lines + [f"| `{name}` | {spread(times[name])} | {spread(worked[name][1:])} |" for name in runs])
+    # the first round, in which Python writes compiled files, counts for neither column
+    return "\n".join(
+        lines
+        + [
+            f"| `{name}` | {format_spread(times[name])} | {format_spread(processor_seconds[name][1:])} |"
+            for name in commands
+        ]
+    )
 
 
-def _run(command: list[str]) -> float:
-    """Run to the end, with compiled files kept as Python does by default; return seconds of the processor."""
+def _time_processor(command: list[str]) -> float:
+    """Run a command and return its seconds of processor time.
+
+    Python may write compiled files, as it does by default.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
@@ -47,4 +63,4 @@ def _run(command: list[str]) -> float:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(render_table())

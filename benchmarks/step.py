@@ -1,6 +1,6 @@
 """Time of a small decoder's training step, plain and installed, in fp32 and bf16.
 
-It runs with torch's own matrix products and with the fastest ones.
+It uses torch's own matrix products, and the fastest ones.
 
 python -m benchmarks.step [BATCH LENGTH WIDTH LAYERS VOCAB [ROUNDS]]
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.measure import alternate, ratio, spread
+from benchmarks.measure import alternate, format_spread, median_ratio
 from tiewise.boundary.install import install
 from tiewise.boundary.ops.compiled_kernels import kernels_state
 from tiewise.boundary.ops.fast_products import choose_products, fast_products
@@ -22,8 +22,11 @@ from tiewise.boundary.ops.path_gradient import path_norms
 SHAPES = ((8, 64, 128, 2, 4096), (4, 512, 512, 4, 32000))
 
 
-def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: int) -> str:
-    """Return the Markdown table of one shape; every candidate takes 2048 tokens a round, or one step."""
+def render_table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: int) -> str:
+    """Return the Markdown table of one shape.
+
+    A round is 2,048 tokens of each candidate, or one step if a step has more.
+    """
     ids = torch.randint(0, vocab, (batch, length), generator=torch.Generator().manual_seed(0))
     config = LlamaConfig(
         vocab_size=vocab,
@@ -35,7 +38,7 @@ def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: 
     )
     fastest, bf16 = fast_products(), torch.autocast("cpu", torch.bfloat16)
     plain, installed, tracked = (
-        _stepper(config, ids, installed=installed, track=track)
+        _make_step(config, ids, installed=installed, track=track)
         for installed, track in ((False, False), (True, False), (True, True))
     )
     steps = {
@@ -57,19 +60,20 @@ def table(batch: int, length: int, width: int, layers: int, vocab: int, rounds: 
         "|---|---|---|---|",
     ]
     for name, values in times.items():
-        own = "plain transformers, bf16" if "bf16" in name else "plain transformers"
-        ratios = " | ".join(f"{ratio(times, name, other):.2f}" for other in ("plain transformers", own))
-        lines.append(f"| {name} | {spread(values)} | {ratios} |")
-    cost = ratio(times, "installed, fastest products, paths tracked", "installed, fastest products") - 1
-    said = [
+        baseline = "plain transformers, bf16" if "bf16" in name else "plain transformers"
+        ratios = " | ".join(f"{median_ratio(times, name, other):.2f}" for other in ("plain transformers", baseline))
+        lines.append(f"| {name} | {format_spread(values)} | {ratios} |")
+    cost = median_ratio(times, "installed, fastest products, paths tracked", "installed, fastest products") - 1
+    notes = [
         str(choose_products()),
         f"compiled kernels {kernels_state(full=False)}",
         f"tracking both paths: {100 * cost:+.1f} % of a step",
     ]
-    return "\n".join([*lines, "", *(f"- {one}" for one in said)])
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
 
 
-def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: bool) -> Callable[[], None]:
+def _make_step(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: bool) -> Callable[[], None]:
+    """Return a training step of a Llama, plain or installed, with or without path norms."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     boundary = install(model) if installed else None
@@ -77,6 +81,7 @@ def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
+        """Train on the batch once."""
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         if record is not None and boundary is not None:
@@ -89,6 +94,6 @@ def _stepper(config: LlamaConfig, ids: torch.Tensor, *, installed: bool, track: 
 
 
 if __name__ == "__main__":
-    chosen = [tuple(map(int, sys.argv[1:6]))] if len(sys.argv) > 1 else SHAPES
+    shapes = [tuple(map(int, sys.argv[1:6]))] if len(sys.argv) > 1 else SHAPES
     rounds = int(sys.argv[6]) if len(sys.argv) > 6 else 7
-    print("\n\n".join(table(*shape, rounds=rounds) for shape in chosen))  # type: ignore[misc]
+    print("\n\n".join(render_table(*shape, rounds=rounds) for shape in shapes))  # type: ignore[misc]
