@@ -48,8 +48,8 @@ def count_wrong(top: ExactTop, hidden: Tensor, k: int) -> int:
     errors = 0
     for h, score, token in zip(hidden.double(), scores, tokens, strict=True):
         z = rows @ h
-        near = (z >= z.topk(k).values[-1] - 1e-9 * h.norm() * rows[token[0]].norm()).nonzero()[:, 0]
-        exact = {int(v): math.fsum((rows[v] * h).tolist()) for v in near}
+        candidates = (z >= z.topk(k).values[-1] - 1e-9 * h.norm() * rows[token[0]].norm()).nonzero()[:, 0]
+        exact = {int(v): math.fsum((rows[v] * h).tolist()) for v in candidates}
         order = sorted(exact, key=lambda v: (-exact[v], v))[:k]
         true = torch.tensor([exact[v] for v in order], dtype=torch.float64).float()
         errors += order != token.tolist() or not torch.equal(true, score)
@@ -102,7 +102,7 @@ def render_row(name: str, table: Tensor, hidden: Tensor, top: ExactTop, k: int) 
     counts = top.counts
     rows = f"{counts.rows / max(1, counts.queries - counts.full_scans):,.0f}"
     rows += f" (all, {counts.full_scans} times)" if counts.full_scans else ""
-    cells = [name, str(k), *(format_spread(each) for each in times.values())]
+    cells = [name, str(k), *(format_spread(seconds) for seconds in times.values())]
     cells += [f"{median_ratio(times, 'exact', 'fp32'):.2f}", f"{median_ratio(times, 'exact', 'bf16'):.2f}", rows]
     return f"| {' | '.join(cells)} | {count_wrong(top, hidden[:CHECKED_QUERIES], k)} of {CHECKED_QUERIES} |"
 

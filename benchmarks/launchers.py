@@ -38,8 +38,8 @@ def main() -> None:
     target_seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 75.0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _, alone = time_command("train", folder / "pace", "--steps", str(SHORT), "--quiet", "--json")
-        steps = max(SHORT, round(target_seconds / alone["seconds"] * SHORT))
+        _, pace_result = time_command("train", folder / "pace", "--steps", str(SHORT), "--quiet", "--json")
+        steps = max(SHORT, round(target_seconds / pace_result["seconds"] * SHORT))
         arguments = (*OPTIONS, "--seeds", str(SEEDS), "--steps", str(steps), "--jobs", str(JOBS))
         local, local_result = time_command("compare", folder / "local", *arguments)
         ray, ray_result = time_command("compare", folder / "ray", *arguments, "--launcher", "ray")

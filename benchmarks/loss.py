@@ -41,7 +41,7 @@ SAMPLED_TOKENS, SAMPLED_WORDS = 256, 4096  # sampled rows of the gradients of fe
 class Truth:
     """Losses by token [N], and sampled rows of both gradients."""
 
-    each: Tensor
+    token_losses: Tensor
     dh: Tensor
     dw: Tensor
 
@@ -93,10 +93,10 @@ def compute_truth(problem: Problem, name: str) -> Truth:
 def compute_errors(result: tuple[Any, Any, Any], truth: Truth) -> dict[str, float]:
     """Return relative errors of loss and gradients, and the worst token's error in nats."""
     loss, dh, dw = (None if x is None else torch.from_dlpack(x).double() for x in result)
-    mean = truth.each.mean()
+    mean = truth.token_losses.mean()
     errors = {"loss": float(abs(loss.mean() - mean) / mean)}
     if loss.dim():
-        errors["worst token"] = float((loss - truth.each).abs().max())
+        errors["worst token"] = float((loss - truth.token_losses).abs().max())
     for name, value, expected, most in (
         ("features", dh, truth.dh, SAMPLED_TOKENS),
         ("table", dw, truth.dw, SAMPLED_WORDS),
@@ -219,10 +219,10 @@ def main() -> None:
             rounds = args.rounds or ROUNDS[not with_peers]
             store_results(args.shape, kind, measure(args.shape, kind, names, rounds, args.seconds))
         if args.only == "memory" or (with_peers and not args.only):
-            forks = multiprocessing.get_context("forkserver")  # its server process has computed nothing
-            forks.set_forkserver_preload(["benchmarks.loss_rows", "tiewise.training.compare"])
+            context = multiprocessing.get_context("forkserver")  # its server process has computed nothing
+            context.set_forkserver_preload(["benchmarks.loss_rows", "tiewise.training.compare"])
             for name in (name for name in names if ROWS[name].make and ROWS[name].truth):
-                with forks.Pool(1) as pool:
+                with context.Pool(1) as pool:
                     store_results(
                         args.shape, kind, {name: {"megabytes": pool.apply(measure_peak, (args.shape, kind, name))}}
                     )

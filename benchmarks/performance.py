@@ -185,7 +185,7 @@ def select_scalar_losses(rows: dict[str, Row]) -> dict[str, Row]:
 
 def render_rank(shapes: list[ShapeResults], kind: str) -> str:
     """Return the shapes at which our loss is faster or slower than the fastest peer."""
-    ahead, behind = [], []
+    faster, slower = [], []
     for result in shapes:
         rows = select_scalar_losses(result.kinds.get(kind, {}))
         if "tiewise" not in rows:
@@ -195,11 +195,11 @@ def render_rank(shapes: list[ShapeResults], kind: str) -> str:
         }
         if peers:
             best = min(peers, key=peers.__getitem__)
-            (ahead if peers[best] >= 1 else behind).append(
+            (faster if peers[best] >= 1 else slower).append(
                 f"{result.title} (the fastest of {len(peers)} measured, `{best}`: {peers[best]:.2f} × ours)"
             )
-    text = f" Ahead of its peers at {', '.join(ahead)}." if ahead else ""
-    return text + (f" Behind at {', '.join(behind)}." if behind else "")
+    text = f" Ahead of its peers at {', '.join(faster)}." if faster else ""
+    return text + (f" Behind at {', '.join(slower)}." if slower else "")
 
 
 def format_ratio(ratio: float) -> str:

@@ -57,8 +57,8 @@ def print_layouts(sizes: Sizes, tokens: int) -> None:
     for name, layout, tp, fsdp in LAYOUTS:
         ranks = (plan_rank(sizes, tokens, world, layout, tp, fsdp) for world in WORLDS)
         cells = [
-            f"{format_bytes(of['sent_for_tables'])} / {format_bytes(count_rank_bytes(of))}" if of else "–"
-            for of in ranks
+            f"{format_bytes(rank['sent_for_tables'])} / {format_bytes(count_rank_bytes(rank))}" if rank else "–"
+            for rank in ranks
         ]
         print(f"| {name} | {' | '.join(cells)} |")
 

@@ -75,14 +75,14 @@ class ByteCounter(TorchDispatchMode):
         passes = 2 if "reduce" in name and "scatter" not in name else 1
         if not ("gather" in name or "reduce" in name):
             raise RuntimeError(f"{name} is not counted: say what it sends")
-        size = _size_of_group(args)
+        size = _group_size(args)
         # n is the largest input or output; a list counts as the sum of its tensors
         full_bytes = max(sum(t.nbytes for t in tree_leaves(x) if isinstance(t, Tensor)) for x in (*args, out))
         self.sent[name.strip("_")] += passes * full_bytes * (size - 1) // size
         return out
 
 
-def _size_of_group(args: Any) -> int:
+def _group_size(args: Any) -> int:
     """Return the number of ranks of a collective, from its arguments."""
     for x in args:
         if isinstance(x, torch.ScriptObject) and "ProcessGroup" in str(x._type()):
@@ -90,15 +90,16 @@ def _size_of_group(args: Any) -> int:
     return dist.distributed_c10d._resolve_process_group(args[-1]).size()
 
 
-def sent_by_tcp() -> int:
+def count_bytes_sent_by_tcp() -> int:
     """Return the bytes that this process's TCP sockets sent so far (Linux: tcpi_bytes_sent)."""
     total = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(entry))) as of:
-                total += struct.unpack_from("Q", of.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232), 200)[0]
+            with socket.socket(fileno=os.dup(int(entry))) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+                total += struct.unpack_from("Q", info, 200)[0]
         except OSError:  # closed in the meantime, or not a TCP socket
             continue
     return total
@@ -229,12 +230,12 @@ def measure_step(make: Step) -> tuple[int, int, int]:
     for _ in range(2):  # one-time work: groups connect, DDP sends its buckets at the second step
         make().backward()
     dist.barrier()
-    before = sent_by_tcp()
+    before = count_bytes_sent_by_tcp()
     with ByteCounter() as counter:
         make().backward()
     dist.barrier()
     counted, scattered = (sum(n for name, n in counter.sent.items() if part in name) for part in ("", "scatter"))
-    sent = torch.tensor([counted, counted + scattered, sent_by_tcp() - before])
+    sent = torch.tensor([counted, counted + scattered, count_bytes_sent_by_tcp() - before])
     dist.all_reduce(sent)
     return tuple((sent // dist.get_world_size()).tolist())
 
@@ -273,9 +274,9 @@ def measure_cases(world: int, vocab: int, folder: Path) -> list[Row]:
     split: list[tuple[str, bool, int | None]] = [("stock tensor parallel", False, None), (SPLIT, True, None)]
     for name, installed, fsdp in [*split, (BOTH, True, 2)] if world == 4 else split:
         steps = (make_fsdp_tp_step(vocab, n) if fsdp else make_tp_step(vocab, n, installed, folder) for n in (1, 2))
-        one, two = map(measure_step, steps)
+        one_layer, two_layers = map(measure_step, steps)
         bytes_ = plan_ranks(fsdp or world, fsdp)[name]["sent_for_tables"]
-        counted, gloo, tcp = (2 * a - b for a, b in zip(one, two, strict=True))
+        counted, gloo, tcp = (2 * one - two for one, two in zip(one_layer, two_layers, strict=True))
         rows.append((f"Llama, tied{', installed' * installed}, {name}, its ends", bytes_, counted, gloo, tcp))
     return rows
 
@@ -313,7 +314,7 @@ def main() -> None:
     for world in map(int, sys.argv[1:] or VOCABULARIES):
         for vocab, rows in run_ranks(world).items():
             for name, *bytes_ in rows:
-                print(f"| {world} | {vocab:,} | {name} | {' | '.join(f'{each:,}' for each in bytes_)} |")
+                print(f"| {world} | {vocab:,} | {name} | {' | '.join(f'{count:,}' for count in bytes_)} |")
 
 
 if __name__ == "__main__":
