@@ -39,16 +39,16 @@ def test_main_exits_1_and_names_wrong_figure(tmp_path, capsys, monkeypatch):
 
 
 def test_run_reports_check_that_raises_or_returns_nan_as_wrong():
-    place = gpu.Place("cpu", 2, 3, 4)
+    place = gpu.Setup("cpu", 2, 3, 4)
 
     def raises(place):
         raise RuntimeError("CUDA error: out of order")
 
-    assert gpu.run(raises, place).state == "wrong"
-    assert "out of order" in gpu.run(raises, place).why
-    assert gpu.run(lambda place: [gpu.Figure("x", float("nan"), 1.0)], place).state == "wrong"
-    assert gpu.run(lambda place: [], place).state == "wrong"
-    assert gpu.run(lambda place: [gpu.Figure("x", 0.0, 0.0)], place).state == "right"
+    assert gpu.run_check(raises, place).state == "wrong"
+    assert "out of order" in gpu.run_check(raises, place).why
+    assert gpu.run_check(lambda place: [gpu.Figure("x", float("nan"), 1.0)], place).state == "wrong"
+    assert gpu.run_check(lambda place: [], place).state == "wrong"
+    assert gpu.run_check(lambda place: [gpu.Figure("x", 0.0, 0.0)], place).state == "right"
 
 
 def test_main_reports_missing_gpu_or_package_in_one_line(tmp_path, capsys, monkeypatch):

@@ -32,8 +32,8 @@ def test_truth_matches_autograd_in_fp64(name):
     h.retain_grad()
     each = _by_distributions(p, name, h @ w.T)
     each.mean().backward()
-    result = loss.truth(p, name)
-    torch.testing.assert_close(result.each, each.detach(), rtol=1e-12, atol=1e-12)
+    result = loss.compute_truth(p, name)
+    torch.testing.assert_close(result.token_losses, each.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(result.dh, h.grad, rtol=1e-10, atol=1e-15)
     torch.testing.assert_close(result.dw, w.grad, rtol=1e-10, atol=1e-15)
 
@@ -41,7 +41,7 @@ def test_truth_matches_autograd_in_fp64(name):
 def _errors(name, kind):
     p = Problem(*SHAPE, KINDS[kind])
     step, of = ROWS[name].make(p), ROWS[name].truth
-    return [loss.errors(step(), loss.truth(p, of)) for _ in range(2)]  # a step leaves no state behind
+    return [loss.compute_errors(step(), loss.compute_truth(p, of)) for _ in range(2)]  # a step leaves no state behind
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def test_benchmark_row_matches_fp64_reference(name, kind):
 
 
 def test_performance_page_equals_page_of_committed_results():
-    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(performance.results(performance.RESULTS))
+    assert performance.PAGE.read_text(encoding="utf-8") == performance.render_page(
+        performance.read_results(performance.RESULTS)
+    )
 
 
 @pytest.fixture
@@ -76,11 +78,11 @@ def test_results_of_another_machine_add_a_table_and_keep_the_others(results, mon
     pages, names = [], ["tiewise", "tied step, tiewise", "tied step, paths tracked"]
     result = loss.measure(SHAPE, "fp32", names, 1, 60.0)
     for instructions in ("avx2", "amx"):
-        monkeypatch.setattr(loss, "instructions", lambda name=instructions: name)
-        loss.keep(SHAPE, "fp32", result)
-        loss.keep(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}, "plain": {"megabytes": 30.0}})
-        loss.keep((8, 64, 8), "bf16", {"plain": {"megabytes": 1.0}})  # a shape without measured times
-        performance.write()
+        monkeypatch.setattr(loss, "detect_instruction_set", lambda name=instructions: name)
+        loss.store_results(SHAPE, "fp32", result)
+        loss.store_results(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}, "plain": {"megabytes": 30.0}})
+        loss.store_results((8, 64, 8), "bf16", {"plain": {"megabytes": 1.0}})  # a shape without measured times
+        performance.write_page()
         pages.append(performance.PAGE.read_text(encoding="utf-8"))
     one, both = pages
     assert one[one.index("## avx2") :] in both
@@ -92,18 +94,18 @@ def test_results_of_another_machine_add_a_table_and_keep_the_others(results, mon
 
 def test_keep_replaces_times_of_measured_row_and_keeps_its_memory(results):
     row = {"error": {"loss": 1e-8}, "seconds": [1.0], "products": [1.0], "run": "1", "machine": "this"}
-    loss.keep(SHAPE, "fp32", {"tiewise": row | {"megabytes": 3.0}, "plain": row})
-    loss.keep(
+    loss.store_results(SHAPE, "fp32", {"tiewise": row | {"megabytes": 3.0}, "plain": row})
+    loss.store_results(
         SHAPE, "fp32", {"tiewise": row | {"seconds": [2.0]}, "cut-cross-entropy, torch_compile": {"missing": "so"}}
     )
     (path,) = results.iterdir()
     stored_rows = {r["name"]: r for r in json.loads(path.read_text(encoding="utf-8"))}
     assert (stored_rows["tiewise"]["seconds"], stored_rows["tiewise"]["megabytes"]) == ([2.0], 3.0)
     assert stored_rows["plain"]["seconds"] == [1.0]
-    loss.keep(SHAPE, "fp32", {"plain": {"missing": "not installed"}})
-    (m,) = performance.results(results)
-    assert performance.factor(m.kinds["fp32"]["plain"]) == 1.0
-    assert performance.over(m.kinds["fp32"]["tiewise"], m.kinds["fp32"]["plain"]) == 2.0
+    loss.store_results(SHAPE, "fp32", {"plain": {"missing": "not installed"}})
+    (m,) = performance.read_results(results)
+    assert performance.relative_time(m.kinds["fp32"]["plain"]) == 1.0
+    assert performance.compare_times(m.kinds["fp32"]["tiewise"], m.kinds["fp32"]["plain"]) == 2.0
 
 
 def test_measure_runs_slow_rows_once():

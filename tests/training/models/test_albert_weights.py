@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from albert_tools import TINY, batch, perturbed
-from benchmarks.sharing import kept_bytes, measure, table
+from benchmarks.sharing import measure, measure_activation_bytes, render_table
 
 from tiewise.core.errors import UnsupportedError
 from tiewise.training.models import (
@@ -106,7 +106,7 @@ def test_kept_bytes_counts_saved_activations_without_weights():
     weight = torch.nn.Linear(5, 7, bias=False)
     given = torch.ones(3, 5)
     kept = 3 * 5 + 3 * 7  # the input of the layer and of the square
-    assert kept_bytes(weight, lambda: weight(given).pow(2).sum()) == 4 * kept
+    assert measure_activation_bytes(weight, lambda: weight(given).pow(2).sum()) == 4 * kept
 
 
 def test_sharing_benchmark_measures_costs_of_four_ways_to_share_layers():
@@ -120,9 +120,9 @@ def test_sharing_benchmark_measures_costs_of_four_ways_to_share_layers():
     assert none.parameters - ffn.parameters == 2 * parts["ffn"]
     assert none.parameters - whole.parameters == 2 * sum(parts.values())
     assert {cost.flops for cost in found.costs} == {none.flops}
-    assert {cost.kept for cost in found.costs} == {none.kept}
+    assert {cost.activations for cost in found.costs} == {none.activations}
     assert [cost.state for cost in found.costs] == [16 * cost.parameters for cost in found.costs]
     assert all(len(cost.forward) == len(cost.step) == 2 for cost in found.costs)
-    rows = table(found).splitlines()
+    rows = render_table(found).splitlines()
     assert "the same bit for bit" in rows[0]
     assert [row.split(" | ")[0] for row in rows[4:]] == ["| none", "| attention", "| ffn", "| all"]
