@@ -147,11 +147,6 @@ def are_close(one, other):
 # the dense fp64 formula
 
 
-def set_numbers(named):
-    """Return numbers of every parameter by name, of biases too, so that they have an effect."""
-    return {name: random_numbers(*shape, seed=place) for place, (name, shape) in enumerate(sorted(named.items()))}
-
-
 def reference_figures(spec, values):
     """Return rows, logits, gradients and penalty of a spec by plain autograd in fp64."""
     leaves = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in values.items()}

@@ -27,7 +27,8 @@ def show(*arguments):
 def test_data_show_json_labels_match_order_of_sentences(objective, source, capsys):
     show("-t", source, "--objective", objective, "--length", "60", "-n", "12", "--json")
     record = json.loads(capsys.readouterr().out)
-    assert (record["documents"], record["sentences"]) == (record["documents"], 6 * record["documents"])
+    assert 0 < record["documents"] < 60  # the other documents are held out
+    assert record["sentences"] == 6 * record["documents"]
     seen_labels = set()
     for row in record["rows"]:
         row_text = re.sub(r"\[[^\]|]*\|([^\]]*)\]", r"\1", row["a"] + row["b"])

@@ -51,7 +51,7 @@ def test_pool_fails_all_calls_after_one_kill_without_naming_signal():
     try:
         errors = process.communicate(timeout=PATIENCE)[0].splitlines()
     except subprocess.TimeoutExpired:
-        return
+        pytest.skip("the pool missed the end of its process and hangs, as the interpreter allows")
     finally:
         end_session(process)
     assert len(errors) == 2
