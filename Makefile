@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-torch
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # Tests run two processes on two cores; each keeps to one thread, or they would fight for them.
@@ -10,8 +11,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-slow check docs bench format clean setup
 
-demo: $(STAMP)
-	$(BIN)/tiewise compare --out runs/demo --overwrite
+# The demo needs a part of the packages; the other targets add the rest to the same environment.
+demo: $(DEMO_STAMP)
+	@echo "Training tied, untied and factored models, three seeds each." >&2
+	@$(BIN)/tiewise compare --out runs/demo --overwrite
+	@echo "Report: runs/demo/report.html. Next, your own text: $(BIN)/tiewise compare --text FILE" >&2
 
 test: $(STAMP)
 	$(PYTEST)
@@ -43,14 +47,14 @@ format: $(STAMP)
 
 setup: $(STAMP)
 
-# torch first and by its exact pin: an unpinned torch pulls several gigabytes of CUDA packages
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	-$(BIN)/python -m pip install -q -c constraints.txt 'mlx-lm[cpu]'  # where it has no wheel, the tests that run it skip
-	-$(BIN)/tiewise kernels build  # without a compiler or AVX-512 the portable path computes the same
-	touch $@
+	@$(PYTHON) tools/set_up.py $(VENV) dev
+	-@$(BIN)/python -m pip install -q --no-compile -c constraints.txt 'mlx-lm[cpu]'  # without a wheel, the tests that run it skip
+	@touch $(DEMO_STAMP) $@
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) tools/set_up.py $(VENV) torch --then 180
+	@touch $@
 
 clean:
 	rm -rf $(VENV) runs build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
