@@ -70,6 +70,6 @@ def test_kernel_trials_run_under_another_default_device():
     problem = (x, table, None, targets)
     for reduction in ("none", "mean"):
         options = LossOptions(reduction=reduction)
-        assert gpu_kernels.measure_distance(chunked.sweep, options, problem, torch.float32, chunked.sweep) == 0
+        assert gpu_kernels.measure_distance(chunked.loss_pass, options, problem, torch.float32, chunked.loss_pass) == 0
     assert set(fast_products.run_trial(1, 0.0)) >= {"default_ms", "onednn_ms"}
     assert exact_top.has_exact_int8() in (True, False)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers.trainer_pt_utils import LabelSmoother
 
 from tiewise.boundary.deferred import Deferred
-from tiewise.boundary.recorded_logits import Counts, SweepTargets
+from tiewise.boundary.recorded_logits import Counts, PassTargets
 from tiewise.core.errors import UnsupportedError
 
 B, T, E, V = 3, 4, 5, 11
@@ -55,7 +55,7 @@ def entropy_of_softmax(z):
     return torch.logsumexp(z, dim=-1) - torch.sum(p * z, dim=-1)
 
 
-# name -> (operation on logits, number of sweeps over the vocabulary)
+# name -> (operation on logits, number of passes over the vocabulary)
 ASKED = {
     "gather": (lambda z: z.gather(-1, at(z)).squeeze(-1), 1),
     "torch.gather by name": (lambda z: torch.gather(input=z, dim=2, index=at(z)), 1),
@@ -88,13 +88,13 @@ ASKED = {
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("asked", ASKED)
 def test_deferred_logits_give_the_values_and_gradients_of_computed_logits(asked, head):
-    ask, sweeps = ASKED[asked]
+    ask, passes = ASKED[asked]
     counts, given = Counts(), leaves()
     found = ask(HEADS[head](Deferred(*given, counts)))
     mine = leaves()
     wanted = ask(HEADS[head](F.linear(*mine)))
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-    assert (counts.fused, counts.materialised) == (sweeps, 0)
+    assert (counts.fused, counts.materialised) == (passes, 0)
     weights = torch.randn(found.shape, dtype=found.dtype)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
@@ -103,10 +103,10 @@ def test_deferred_logits_give_the_values_and_gradients_of_computed_logits(asked,
         torch.testing.assert_close(got.grad, expected.grad, rtol=rounding, atol=rounding)
 
 
-def test_sweep_targets_match_without_reading_device_values():
+def test_pass_targets_match_without_reading_device_values():
     """Meta tensors have no values, so a comparison raises an error where a GPU would synchronise."""
     labels = torch.zeros(B, T, 1, dtype=torch.long, device="meta")
-    known = SweepTargets(labels.reshape(-1))
+    known = PassTargets(labels.reshape(-1))
     assert known.match(labels.reshape(-1))
     with pytest.raises(NotImplementedError):
         known.match(labels.reshape(-1)[1:])  # other targets
@@ -115,7 +115,7 @@ def test_sweep_targets_match_without_reading_device_values():
         known.match(labels.reshape(-1))  # changed targets
 
 
-def test_targets_written_in_place_start_a_new_sweep():
+def test_targets_written_in_place_start_a_new_pass():
     labels, z = at(torch.empty(B, T, V)).clone(), Deferred(*leaves(), Counts())
     first = z.gather(-1, labels)
     labels.numpy()[:] = (labels.numpy() + 1) % V  # a change that autograd does not see
@@ -175,7 +175,7 @@ def test_gather_refuses_a_token_outside_the_vocabulary_as_torch_does():
             Deferred(*leaves(), Counts()).gather(-1, torch.full((B, T, 1), wrong))
 
 
-def test_sweep_without_gradients_is_not_reused_for_one_with_gradients():
+def test_pass_without_gradients_is_not_reused_for_one_with_gradients():
     counts, given = Counts(), leaves()
     z = Deferred(*given, counts)
     with torch.no_grad():

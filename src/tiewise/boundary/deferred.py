@@ -14,10 +14,10 @@ effect would be lost raises UnsupportedError. Such are operations in place, exce
 there is no memory to change. The others are hooks on the logits' gradient, which the fused loss never computes.
 
 Losses and statistics that trainers need are computed in chunks of tokens, without the [N, V] logits
-(`tiewise.boundary.logit_answers`). A *sweep* is one pass over the vocabulary for all tokens:
+(`tiewise.boundary.logit_answers`). A *pass* covers all tokens and the vocabulary once:
 
-    expression of z [..., V], t [...] token ids                result, from one sweep
-    F.cross_entropy(z, t)                                      the fused loss, by a separate sweep
+    expression of z [..., V], t [...] token ids                result, from one pass
+    F.cross_entropy(z, t)                                      the fused loss, by a separate pass
     log_softmax(z, -1).gather(-1, t[..., None])                log p_t
     softmax(z, -1).gather(-1, t[..., None])                    exp log p_t
     z.gather(-1, t[..., None])                                 lse + log p_t
@@ -30,7 +30,7 @@ Losses and statistics that trainers need are computed in chunks of tokens, witho
 `torch.autograd.grad(loss, z)` computes the logits and repeats the loss from them (`gradients`).
 
 H is the entropy and lse the log-sum-exp of the logits after all recorded steps, such as a temperature. The result of a
-sweep is stored. Pieces of z by iteration, `split` and `chunk` read their tokens from it, since trainers process rows
+pass is stored. Pieces of z by iteration, `split` and `chunk` read their tokens from it, since trainers process tokens
 one by one to save memory.
 """
 
@@ -116,7 +116,7 @@ class Deferred(RecordedLogits):
     # pieces
 
     def _cut_positions(self, cut: Callable[..., tuple[Tensor, ...]], *sizes: Any, dim: int) -> tuple[Self, ...] | None:
-        """Split a leading dimension by `cut(x, *sizes, dim)`. The pieces share the sweep of all tokens."""
+        """Split a leading dimension by `cut(x, *sizes, dim)`. The pieces share the pass of all tokens."""
         if dim % self.ndim == self.ndim - 1:
             return None
         leading = self.hidden.shape[:-1]

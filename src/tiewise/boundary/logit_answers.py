@@ -23,40 +23,40 @@ from tiewise.boundary.recorded_logits import (
     MINUS_LOG_P,
     P_LOG_P,
     P_LOGITS,
+    PassTargets,
     RecordedLogits,
-    Sweep,
-    SweepTargets,
+    VocabularyPass,
     head_of,
 )
 from tiewise.core.backends import chunk_rows
 
-# a sweep
+# a pass over the vocabulary
 
 
-def sweep(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatistics:
-    """Return statistics [N] of the tokens of `z`, from an earlier sweep if possible.
+def vocabulary_pass(z: RecordedLogits, targets: Tensor | None = None) -> VocabularyStatistics:
+    """Return statistics [N] of the tokens of `z`, from an earlier pass if possible.
 
-    Logits of some tokens read theirs from the sweep of all tokens. With separate targets they get a separate sweep.
+    Logits of some tokens read theirs from the pass of all tokens. With separate targets they get a separate pass.
     """
     z.require_unchanged()
-    is_swept_alone = targets is not None and z.positions is not None
-    if is_swept_alone:
+    has_separate_pass = targets is not None and z.positions is not None
+    if has_separate_pass:
         owner = z
     else:
         owner = z.origin()
-    last = owner.last_sweep
+    last = owner.last_pass
     if last is None or not _is_reusable(last, owner, targets):
-        last = owner.last_sweep = _new_sweep(owner, targets)
+        last = owner.last_pass = _new_pass(owner, targets)
         owner.counts.fused += 1
     statistics = last.statistics
     if owner is z or z.positions is None:
         return statistics
-    assert statistics.entropy is not None, "every sweep is asked for the entropy"
+    assert statistics.entropy is not None, "every pass is asked for the entropy"
     return VocabularyStatistics(None, statistics.lse[z.positions], statistics.entropy[z.positions])
 
 
-def _is_reusable(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> bool:
-    """Return whether an earlier sweep has the same targets, and a gradient if one is needed."""
+def _is_reusable(last: VocabularyPass, owner: RecordedLogits, targets: Tensor | None) -> bool:
+    """Return whether an earlier pass has the same targets, and a gradient if one is needed."""
     if owner.requires_grad and not last.statistics.lse.requires_grad:
         return False
     if targets is None:
@@ -64,15 +64,15 @@ def _is_reusable(last: Sweep, owner: RecordedLogits, targets: Tensor | None) -> 
     return last.targets is not None and last.targets.match(targets)
 
 
-def _new_sweep(owner: RecordedLogits, targets: Tensor | None) -> Sweep:
+def _new_pass(owner: RecordedLogits, targets: Tensor | None) -> VocabularyPass:
     """Compute the statistics of all tokens of `owner`, with or without targets [N]."""
     hidden, table, bias, options = head_of(owner)
     with torch.set_grad_enabled(owner.requires_grad), _autocast_of(owner):
         hidden = hidden.reshape(-1, hidden.shape[-1])
         statistics = vocabulary_statistics(hidden, table, targets, bias, options, entropy=True, shard=owner.shard)
     if targets is None:
-        return Sweep(None, statistics)
-    return Sweep(SweepTargets(targets), statistics)
+        return VocabularyPass(None, statistics)
+    return VocabularyPass(PassTargets(targets), statistics)
 
 
 def _autocast_of(owner: RecordedLogits) -> torch.autocast:
@@ -82,19 +82,19 @@ def _autocast_of(owner: RecordedLogits) -> torch.autocast:
     return torch.autocast(owner.device.type, enabled=False)
 
 
-# answers that a sweep has
+# answers that a pass has
 
 
 def gather(z: RecordedLogits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
     """Answer `torch.gather` of one token per position."""
-    if not _can_sweep(z, dim) or z.form in (P_LOG_P, P_LOGITS):
+    if not _allows_pass(z, dim) or z.form in (P_LOG_P, P_LOGITS):
         return None
     if sparse_grad or not _has_one_token_each(index, z.shape):
         return None
     if _has_unknown_token(index, z.shape[-1]):
         return None  # torch raises the error
     with torch.set_grad_enabled(z.requires_grad):
-        statistics = sweep(z, index.reshape(-1))
+        statistics = vocabulary_pass(z, index.reshape(-1))
         return _reshape_as_reduction(z, _entry_at_target(statistics, z.form), keepdim=True)
 
 
@@ -118,7 +118,7 @@ def _has_unknown_token(index: Tensor, vocab: int) -> bool:
 def _entry_at_target(statistics: VocabularyStatistics, form: str) -> Tensor:
     """Return the target's logit, p, log p or −log p, by `form`."""
     log_prob = statistics.log_prob
-    assert log_prob is not None, "this sweep had no targets"
+    assert log_prob is not None, "this pass had no targets"
     if form == LOGITS:
         return statistics.lse + log_prob
     if form == LOG_P:
@@ -137,10 +137,10 @@ def take_along_dim(z: RecordedLogits, indices: Tensor, dim: int | None = None) -
 
 def logsumexp(z: RecordedLogits, dim: Any, keepdim: bool = False) -> Tensor | None:
     """Answer `torch.logsumexp` over the vocabulary."""
-    if z.form != LOGITS or not _can_sweep(z, dim):
+    if z.form != LOGITS or not _allows_pass(z, dim):
         return None
     with torch.set_grad_enabled(z.requires_grad):
-        return _reshape_as_reduction(z, sweep(z).lse.clone(), keepdim)
+        return _reshape_as_reduction(z, vocabulary_pass(z).lse.clone(), keepdim)
 
 
 def sum_over_vocabulary(
@@ -150,15 +150,15 @@ def sum_over_vocabulary(
 
     The summands may be log p, −log p, p · log p or p · logits.
     """
-    if not _can_sweep(z, dim):
+    if not _allows_pass(z, dim):
         return None
     if z.form in (LOG_P, MINUS_LOG_P):
         return _sum_of_log_probs(z, keepdim, dtype)
     if z.form not in (P_LOG_P, P_LOGITS) or dtype is not None:
         return None
     with torch.set_grad_enabled(z.requires_grad):
-        statistics = sweep(z)
-        assert statistics.entropy is not None, "every sweep is asked for the entropy"
+        statistics = vocabulary_pass(z)
+        assert statistics.entropy is not None, "every pass is asked for the entropy"
         if z.form == P_LOG_P:
             summed = -statistics.entropy  # Σ p log p = −H
         else:
@@ -190,10 +190,10 @@ def _sum_of_log_probs(z: RecordedLogits, keepdim: bool, dtype: torch.dtype | Non
         return shaped.to(dtype)
 
 
-def _can_sweep(z: RecordedLogits, dim: Any) -> bool:
+def _allows_pass(z: RecordedLogits, dim: Any) -> bool:
     """Return whether `dim` is the vocabulary's and no compiler traces.
 
-    A sweep stores state between calls, which a compiled graph cannot.
+    A pass stores state between calls, which a compiled graph cannot.
     """
     return z.is_vocabulary(dim) and not torch.compiler.is_compiling()
 

@@ -1,6 +1,6 @@
 """Logits as a record: hidden states, a table, and the later steps of a model's forward.
 
-`RecordedLogits` stores them, computes the real logits on demand, and stores the result of the last sweep over the
+`RecordedLogits` stores them, computes the real logits on demand, and stores the result of the last pass over the
 vocabulary. `tiewise.boundary.deferred` adds the methods of a Tensor, and `tiewise.boundary.logit_answers` computes
 losses and statistics.
 """
@@ -77,8 +77,8 @@ class FusedLoss(NamedTuple):
     options: LossOptions
 
 
-class SweepTargets:
-    """Targets [N] of a sweep, compared with those of a later call."""
+class PassTargets:
+    """Targets [N] of a pass, compared with those of a later call."""
 
     def __init__(self, targets: Tensor) -> None:
         self.source, self.version = targets, _version(targets)
@@ -114,10 +114,10 @@ def _version(x: Tensor) -> int | None:
     return x._version
 
 
-class Sweep(NamedTuple):
-    """Result of one sweep over the vocabulary, with its targets (None: without targets)."""
+class VocabularyPass(NamedTuple):
+    """Result of one pass over the vocabulary, with its targets (None: without targets)."""
 
-    targets: SweepTargets | None
+    targets: PassTargets | None
     statistics: VocabularyStatistics
 
 
@@ -146,9 +146,9 @@ class RecordedLogits:
         self.product = self.dtype  # dtype in which the head multiplies
         self.grad_mode = torch.is_grad_enabled()  # at the call of the head
         self.form = LOGITS  # LOGITS, LOG_P, P, …
-        self.parent: RecordedLogits | None = None  # logits that store the sweep, of these tokens or of more
+        self.parent: RecordedLogits | None = None  # logits that store the pass, of these tokens or of more
         self.positions: Tensor | None = None  # [n] positions of these tokens in the parent; None: all
-        self.last_sweep: Sweep | None = None
+        self.last_pass: VocabularyPass | None = None
         self.losses: list[FusedLoss] = []  # fused losses of these logits, stored in the origin only
         # the counter is shared by all logits that would be views of one memory; a step in place increments it
         self.memory, self.version = [0], 0
@@ -170,11 +170,11 @@ class RecordedLogits:
         return new
 
     def derive_aligned(self, step: Step | None = None, **changes: Any) -> Self:
-        """Derive logits of the same tokens in the same order, which share one sweep."""
+        """Derive logits of the same tokens in the same order, which share one pass."""
         return self.derive(step, parent=self.origin(), positions=self.positions, **changes)
 
     def origin(self) -> RecordedLogits:
-        """Return the logits that store the sweep. No step in place changes them."""
+        """Return the logits that store the pass. No step in place changes them."""
         if self.parent is None:
             self.parent = self.derive(memory=[0], version=0, grad_mode=self.grad_mode)
         return self.parent

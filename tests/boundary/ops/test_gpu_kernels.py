@@ -22,7 +22,7 @@ from tests.boundary.ops.test_cross_entropy import OPTIONS, E, assert_near, error
 
 import tiewise
 from tiewise.boundary.ops import gpu_kernels
-from tiewise.boundary.ops.chunked import sweep
+from tiewise.boundary.ops.chunked import loss_pass
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.boundary.ops.gpu_kernels import KERNELS
 from tiewise.boundary.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
@@ -299,8 +299,8 @@ def counts_ignored(h, w, t, *, ignore_index, reduction):
 def test_trial_times_only_backends_that_run_and_agree(kernels, reduction, agree):
     (h, w, _), t = problem(torch.float32)
     tensors, options = (h, w, None, t), LossOptions(reduction=reduction)
-    ways = {name: gpu_kernels.kernel_sweep(name, options, tensors, torch.float32) for name in kernels}
-    times = gpu_kernels.run_trial(ways, options, tensors, torch.float32, sweep)
+    ways = {name: gpu_kernels.kernel_loss_pass(name, options, tensors, torch.float32) for name in kernels}
+    times = gpu_kernels.run_trial(ways, options, tensors, torch.float32, loss_pass)
     assert list(times) == (agree or ["right_ms", "first_upstream_ms"])
     assert min(times.values()) > 0
 
@@ -308,12 +308,12 @@ def test_trial_times_only_backends_that_run_and_agree(kernels, reduction, agree)
 def test_trial_holds_one_table_gradient_at_a_time(kernels):
     v = 40_000
     tensors = torch.randn(64, E), torch.randn(v, E), None, torch.arange(64)
-    way = gpu_kernels.kernel_sweep("right", LossOptions(), tensors, torch.float32)
+    way = gpu_kernels.kernel_loss_pass("right", LossOptions(), tensors, torch.float32)
     alive, most = [], 0
 
     def watched(*given):
         nonlocal most
-        each, found = sweep(*given)
+        each, found = loss_pass(*given)
         alive.append(weakref.ref(found[1].untyped_storage()))
         most = max(most, sum(one() is not None for one in alive))
         return each, found
@@ -337,8 +337,8 @@ def test_requested_backend_is_compared_with_tiewise_at_first_use(kernels, name, 
     (h, w, _), t = problem(torch.float32)
 
     def loss():
-        return gpu_kernels.backend_sweep(
-            name, LossOptions(backend=name, reduction=reduction), (h, w, None, t), torch.float32, sweep
+        return gpu_kernels.backend_loss_pass(
+            name, LossOptions(backend=name, reduction=reduction), (h, w, None, t), torch.float32, loss_pass
         )
 
     if right_here:
@@ -353,12 +353,15 @@ def test_untested_version_of_a_backend_is_refused(kernels, tmp_path):
     (h, w, _), t = problem(torch.float32)
     install(tmp_path, kernels, "1.1")
     with pytest.raises(UnsupportedError, match=r"'right' is tested with right 1\.0, not 1\.1; pip install right==1\.0"):
-        gpu_kernels.backend_sweep("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
-    assert gpu_kernels.backend_sweep("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, sweep) is None
+        gpu_kernels.backend_loss_pass("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, loss_pass)
+    assert (
+        gpu_kernels.backend_loss_pass("auto", LossOptions(backend="auto"), (h, w, None, t), torch.float32, loss_pass)
+        is None
+    )
     gpu_kernels.TRIALS.versions.clear()
     shutil.rmtree(tmp_path / "packages")
     with pytest.raises(UnsupportedError, match="not a copy without a version"):
-        gpu_kernels.backend_sweep("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, sweep)
+        gpu_kernels.backend_loss_pass("right", LossOptions(backend="right"), (h, w, None, t), torch.float32, loss_pass)
 
 
 def test_liger_versions_are_those_that_pass_these_tests():

@@ -229,7 +229,7 @@ class _Reduced(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(options: FlaxLossOptions, tensors: _LossInputs) -> Array:
     """Return the losses [N], or their mean or sum."""
-    losses, _ = _sweep(options, tensors, None)
+    losses, _ = _loss_pass(options, tensors, None)
     if options.reduction == "none":
         return losses
     return losses.sum() * _reduction_factor(options, tensors)
@@ -240,8 +240,8 @@ def _loss_forward(options: FlaxLossOptions, tensors: _LossInputs) -> tuple[Array
     if options.reduction == "none":  # the upstream gradient of each token is known only in the backward pass
         return _loss(options, tensors), tensors
     factor = _reduction_factor(options, tensors)
-    losses, gradients = _sweep(options, tensors, jnp.broadcast_to(factor, tensors.targets.shape))
-    assert gradients is not None, "a sweep with row weights has gradients"
+    losses, gradients = _loss_pass(options, tensors, jnp.broadcast_to(factor, tensors.targets.shape))
+    assert gradients is not None, "a pass with row weights has gradients"
     return losses.sum() * factor, _Reduced(gradients, jnp.empty(0, tensors.weight.dtype))
 
 
@@ -251,7 +251,7 @@ def _loss_backward(options: FlaxLossOptions, saved: _LossInputs | _Reduced, upst
         gradients = jax.tree.map(lambda x: x * upstream, saved.gradients)
         product_dtype = saved.of_weight_type.dtype
     else:
-        _, gradients = _sweep(options, saved, upstream)
+        _, gradients = _loss_pass(options, saved, upstream)
         product_dtype = saved.weight.dtype
     features, weight, bias = gradients
     return (_LossInputs(features.astype(product_dtype), weight.astype(product_dtype), None, bias, None),)
@@ -273,7 +273,9 @@ def _reduction_factor(options: FlaxLossOptions, tensors: _LossInputs) -> Array:
     return 1 / jnp.where(total > 0, total, 1).astype(_sum_type(tensors.weight.dtype))
 
 
-def _sweep(options: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -> tuple[Array, _Gradients | None]:
+def _loss_pass(
+    options: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None
+) -> tuple[Array, _Gradients | None]:
     """Compute losses and gradients in one scan over all chunks.
 
     Returns:

@@ -68,7 +68,7 @@ def gradient_buffers(inputs: Sequence[Tensor | None], needs: Sequence[bool], dty
     The first chunk of `accumulate_gradients` overwrites it.
     """
     features = inputs[0]
-    assert features is not None, "a sweep has features"
+    assert features is not None, "a pass has features"
     allocate = Tensor.new_empty if len(features) else Tensor.new_zeros  # without tokens no chunk overwrites them
     buffers: Gradients = []
     for x, is_needed in zip(inputs, needs, strict=True):

@@ -32,7 +32,7 @@ from tiewise.boundary.ops.chunk_products import (
     gradient_buffers,
     softcap_slope,
 )
-from tiewise.boundary.ops.fast_products import sweep_products
+from tiewise.boundary.ops.fast_products import pass_products
 from tiewise.boundary.ops.problem import LossTensors, accumulator
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
 from tiewise.core.backends import LossOptions, chunk_rows
@@ -40,7 +40,7 @@ from tiewise.core.backends import LossOptions, chunk_rows
 SMALLEST = 1e-30  # least probability whose fp32 logarithm is accurate; fp32 ends near 1e-38
 
 
-def sweep(
+def loss_pass(
     options: LossOptions,
     tensors: LossTensors,
     product_dtype: torch.dtype,
@@ -67,7 +67,7 @@ def sweep(
     gradients = gradient_buffers((features, weight, bias), buffered, wide)
     if adds_to_into:
         gradients[1] = into
-    with sweep_products(features, weight, product_dtype):
+    with pass_products(features, weight, product_dtype):
         loss = _ChunkedLoss(options, LossTensors(*tensors), product_dtype, any(needs), shard)
         for chunk in loss.chunks():
             softmax = loss.softmax(chunk)
@@ -100,7 +100,7 @@ class _ChunkSoftmax(NamedTuple):
 
 
 class _ChunkedLoss:
-    """Loss of the chunks of one sweep, with memory for one of them."""
+    """Loss of the chunks of one pass, with memory for one of them."""
 
     def __init__(
         self,

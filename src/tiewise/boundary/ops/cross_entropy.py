@@ -30,8 +30,8 @@ from torch import Tensor
 from tiewise.boundary.ops import chunked
 from tiewise.boundary.ops.chunk_products import Gradients
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss, reduce_losses
-from tiewise.boundary.ops.gpu_kernels import VARIABLE, backend_sweep
-from tiewise.boundary.ops.native_loss import fastest_sweep
+from tiewise.boundary.ops.gpu_kernels import VARIABLE, backend_loss_pass
+from tiewise.boundary.ops.native_loss import fastest_loss_pass
 from tiewise.boundary.ops.problem import (
     LossTensors,
     accumulator,
@@ -119,9 +119,9 @@ def linear_cross_entropy(
         loss = _compiled_loss(tensors, product_dtype, options)
     else:
         _check_values(tensors, product_dtype, options, shard)
-        sweep = _Sweep(options, into, shard)
+        loss_pass = _CrossEntropyPass(options, into, shard)
         factor = None if into is None else upstream
-        loss = fused_loss("linear_cross_entropy", sweep, options, *tensors, upstream=factor, shard=shard)
+        loss = fused_loss("linear_cross_entropy", loss_pass, options, *tensors, upstream=factor, shard=shard)
     if options.reduction == "none":
         return loss.view(targets.shape)
     return loss
@@ -133,7 +133,7 @@ def _check_values(
     """Refuse targets outside the vocabulary, and fp16 if ranks have separate tokens."""
     if shard is None:
         check_range(tensors.targets, tensors.weight.shape[0], options.ignore_index)
-    # a shard's sweep checks the targets of all ranks, so that all of them raise
+    # a shard's pass checks the targets of all ranks, so that all of them raise
     elif shard.own_tokens and product_dtype == torch.float16:  # fp16 gradients are divided after they are summed
         raise UnsupportedError("tokens of a rank's own in fp16", "compute in bfloat16")
 
@@ -217,8 +217,8 @@ def _is_buffer_for(into: Any, weight: Tensor, wide: torch.dtype) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sweep:
-    """Function that computes the losses and gradients of one call, as `chunked.sweep` does."""
+class _CrossEntropyPass:
+    """Function that computes the losses and gradients of one call, as `chunked.loss_pass` does."""
 
     options: LossOptions
     into: Tensor | None = None
@@ -239,10 +239,10 @@ class _Sweep:
         options = self.options
         backend = options.backend or os.environ.get(VARIABLE) or "tiewise"
         if self.into is None and backend != "tiewise":
-            sweep = backend_sweep(backend, options, tensors, product_dtype, chunked.sweep)
-            if sweep is not None:
-                return sweep(options, tensors, product_dtype, needs, row_weight)
-        return fastest_sweep(options, tensors, product_dtype, needs, row_weight, self.into)
+            loss_pass = backend_loss_pass(backend, options, tensors, product_dtype, chunked.loss_pass)
+            if loss_pass is not None:
+                return loss_pass(options, tensors, product_dtype, needs, row_weight)
+        return fastest_loss_pass(options, tensors, product_dtype, needs, row_weight, self.into)
 
     def _over_ranks(
         self,
@@ -260,7 +260,7 @@ class _Sweep:
         if max_tokens is not None and row_weight is not None:
             row_weight = _gather_row_weight(row_weight, shard, max_tokens)
         all_tensors = tensors._replace(features=shard.gather_tokens(tensors.features, max_tokens), targets=targets)
-        losses, gradients = chunked.sweep(options, all_tensors, product_dtype, needs, row_weight, self.into, shard)
+        losses, gradients = chunked.loss_pass(options, all_tensors, product_dtype, needs, row_weight, self.into, shard)
         if gradients[0] is not None:
             gradients[0] = shard.sum_tokens(gradients[0], max_tokens, n)
         return shard.local_part(losses, max_tokens, n), gradients
@@ -335,7 +335,9 @@ def _operator(*arguments: Any) -> Any:
     a = _Arguments(*arguments)
     options = a.options()
     tensors = LossTensors(a.features, a.weight, a.bias, a.targets)
-    loss, gradients = reduce_losses(_Sweep(options), options, tensors, a.product_dtype, tuple(a.needs), a.upstream)
+    loss, gradients = reduce_losses(
+        _CrossEntropyPass(options), options, tensors, a.product_dtype, tuple(a.needs), a.upstream
+    )
     return (loss, *(loss.new_empty(0) if x is None else x for x in gradients))
 
 

@@ -1,8 +1,8 @@
-"""Properties of a tensor's device: its branch of a sweep, products, autocast and memory.
+"""Properties of a tensor's device: its branch of a pass over chunks, products, autocast and memory.
 
-The sweeps have two branches: one for a CPU, and one for every other device (a GPU; `meta`, which has shapes only).
-Every choice between the branches goes through this module by its name, so that a test can run a GPU's branch on CPU
-tensors.
+Each pass over chunks has two branches: one for a CPU, and one for every other device (a GPU; `meta`, which has shapes
+only). Every choice between the branches goes through this module by its name, so that a test can run a GPU's branch on
+CPU tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WITHOUT_AUTOCAST = ("meta",)  # devices that can be compiled for and lack autoca
 
 
 def is_cpu(x: Tensor) -> bool:
-    """Return whether sweeps over `x` take a CPU's branch."""
+    """Return whether a pass over `x` takes a CPU's branch."""
     return x.device.type == "cpu"
 
 

@@ -123,10 +123,10 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
 
 
 @contextmanager
-def sweep_products(features: Tensor, weight: Tensor, product_dtype: torch.dtype) -> Iterator[None]:
-    """Run a sweep's products in the fastest way for its size, without autocast and gradients.
+def pass_products(features: Tensor, weight: Tensor, product_dtype: torch.dtype) -> Iterator[None]:
+    """Run the products of a pass in the fastest way for their size.
 
-    They are in type `product_dtype`.
+    They have type `product_dtype`, and run without autocast and gradients.
     """
     fast = ExitStack()
     with devices.without_autocast(features), torch.no_grad(), fast:

@@ -23,40 +23,40 @@ from tiewise.core.errors import UnsupportedError
 Needs = tuple[bool, ...]
 # (tensors, type of the products, needed gradients, weight of each token's loss) → losses [N], gradients.
 # `tensors` is a tuple that each loss defines; its last element are the targets.
-Sweep = Callable[[Any, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
+LossPass = Callable[[Any, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
 
 
 def reduce_losses(
-    sweep: Sweep,
+    loss_pass: LossPass,
     options: LossOptions,
     tensors: Sequence[Tensor | None],
     product_dtype: torch.dtype,
     needs: Needs,
     upstream: Tensor | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """Reduce a sweep's losses as `options` say, and return them with their gradients.
+    """Reduce a pass's losses as `options` say, and return them with their gradients.
 
     The gradients are those of the reduced loss, or of Σ upstream_i · loss_i if `upstream` is given.
     """
     if options.reduction == "none":
         if upstream is None:
             needs = (False,) * len(needs)
-        return sweep(tensors, product_dtype, needs, upstream)
+        return loss_pass(tensors, product_dtype, needs, upstream)
     if options.reduction == "sum":
-        losses, gradients = sweep(tensors, product_dtype, needs, upstream)
+        losses, gradients = loss_pass(tensors, product_dtype, needs, upstream)
         return losses.sum(), gradients
     targets = tensors[-1]
     assert targets is not None, "the last of a loss's tensors are its targets"
     factor = _mean_factor(options, targets, accumulator(product_dtype))
     # fp16: the factor would underflow in the row coefficients, so it multiplies the gradients
     if product_dtype == torch.float16:
-        losses, gradients = sweep(tensors, product_dtype, needs, None)
+        losses, gradients = loss_pass(tensors, product_dtype, needs, None)
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(factor)
     else:  # in the row coefficients the factor costs nothing
         row_weight = factor if upstream is None else factor * upstream
-        losses, gradients = sweep(tensors, product_dtype, needs, row_weight)
+        losses, gradients = loss_pass(tensors, product_dtype, needs, row_weight)
     return losses.sum() * factor, gradients
 
 
@@ -75,7 +75,7 @@ def _mean_factor(options: LossOptions, targets: Tensor, wide: torch.dtype) -> Te
 
 def fused_loss(
     name: str,
-    sweep: Sweep,
+    loss_pass: LossPass,
     options: LossOptions,
     *tensors: Tensor | None,
     upstream: float | None = None,
@@ -83,11 +83,11 @@ def fused_loss(
 ) -> Tensor:
     """Return the reduced loss, differentiable once.
 
-    `name` is for the message that refuses a second derivative. With `upstream`, the sweep writes the second tensor's
+    `name` is for the message that refuses a second derivative. With `upstream`, the pass writes the second tensor's
     gradient to its buffer, already multiplied by `upstream`. With a `shard` whose ranks have separate tokens, that
-    gradient sums all ranks' losses. If the ranks' upstream gradients differ, the backward pass sweeps again.
+    gradient sums all ranks' losses. If the ranks' upstream gradients differ, the backward pass computes the loss again.
     """
-    call = _Call(name, sweep, options, upstream, shard)
+    call = _Call(name, loss_pass, options, upstream, shard)
     apply: Callable[..., Tensor] = _Fused.apply
     return apply(call, torch.is_grad_enabled(), *tensors)
 
@@ -97,7 +97,7 @@ class _Call:
     """Arguments of `fused_loss` other than its tensors."""
 
     name: str
-    sweep: Sweep
+    loss_pass: LossPass
     options: LossOptions
     upstream: float | None
     shard: VocabularyShard | None
@@ -138,13 +138,13 @@ class _Call:
 
 
 class _Fused(torch.autograd.Function):
-    """Autograd function of a loss that a sweep computes with its gradients."""
+    """Autograd function of a loss that a pass computes with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, grad_mode: bool, *tensors: Any) -> Tensor:
         """Compute the loss, and the gradients of a reduced one.
 
-        The inputs are saved if the backward pass sweeps again.
+        The inputs are saved if the backward pass computes the loss again.
         """
         ctx.call, ctx.product_dtype = call, compute_dtype(*tensors[:2])
         ctx.needs = tuple(grad_mode and need for need in ctx.needs_input_grad[2:])
@@ -157,7 +157,9 @@ class _Fused(torch.autograd.Function):
         if call.upstream is not None:  # `into` gets the table's gradient, even if autograd needs none
             ctx.needs = (ctx.needs[0], grad_mode, *ctx.needs[2:])
             upstream = tensors[0].new_full((), call.upstream, dtype=accumulator(ctx.product_dtype))
-        loss, ctx.gradients = reduce_losses(call.sweep, call.options, tensors, ctx.product_dtype, ctx.needs, upstream)
+        loss, ctx.gradients = reduce_losses(
+            call.loss_pass, call.options, tensors, ctx.product_dtype, ctx.needs, upstream
+        )
         return loss
 
     @staticmethod
@@ -175,11 +177,11 @@ class _Fused(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> Gradients:
-    """Return the gradients from the forward pass, or from another sweep."""
+    """Return the gradients from the forward pass, or from another pass."""
     call: _Call = ctx.call
     if call.is_per_token or _ranks_differ(ctx, upstream):
         _, gradients = reduce_losses(
-            call.sweep, call.options, ctx.saved_tensors, ctx.product_dtype, ctx.needs, upstream
+            call.loss_pass, call.options, ctx.saved_tensors, ctx.product_dtype, ctx.needs, upstream
         )
         return gradients
     if ctx.gradients is None:

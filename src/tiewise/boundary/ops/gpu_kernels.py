@@ -5,7 +5,7 @@
     cce       Cut Cross-Entropy, with nothing filtered  pip install cut-cross-entropy
     auto      on a GPU, the fastest that is installed, has the requested options and agrees with tiewise's
 
-A kernel computes one sweep: losses and gradients. Reductions, upstream gradients, `torch.compile` and refusals are the
+A kernel computes one pass: losses and gradients. Reductions, upstream gradients, `torch.compile` and refusals are the
 same for all kernels and are outside of it. A kernel takes its bias and returns its gradients in the type of the
 products, as autograd does; Liger's logits have that type too.
 
@@ -109,21 +109,21 @@ class Trials:
 TRIALS = Trials()
 
 Needs = tuple[bool, ...]  # whether each gradient is needed: of features, weight, bias
-# function with the arguments and results of `chunked.sweep`
-Sweep = Callable[[LossOptions, LossTensors, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
-Candidates = dict[str, Sweep | None]  # backend → its sweep; None: tiewise's
+# function with the arguments and results of `chunked.loss_pass`
+BackendPass = Callable[[LossOptions, LossTensors, torch.dtype, Needs, Tensor | None], tuple[Tensor, Gradients]]
+Candidates = dict[str, BackendPass | None]  # backend → its pass; None: tiewise's
 
 
 class BrokenDevice(RunError):
     """Error of a kernel that left the GPU unusable for this process."""
 
 
-def backend_sweep(
-    name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
-) -> Sweep | None:
-    """Return the sweep of the named backend; None if it is tiewise's.
+def backend_loss_pass(
+    name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_pass: BackendPass
+) -> BackendPass | None:
+    """Return the pass of the named backend; None if it is tiewise's.
 
-    For a mean or a sum, its losses [1] are their sum. `tiewise_sweep` is tiewise's sweep.
+    For a mean or a sum, its losses [1] are their sum. `tiewise_pass` is `chunked.loss_pass`.
 
     Raises:
         RunError: TIEWISE_LOSS names no backend, or a kernel breaks the GPU's context.
@@ -139,21 +139,25 @@ def backend_sweep(
     if options.backend is None and not _has_kernels(tensors.features.device):
         return None
     if name != "auto":
-        candidate = kernel_sweep(name, options, tensors, product_dtype)
-        _require_agreement(name, candidate, options, tensors, product_dtype, tiewise_sweep)
+        candidate = kernel_loss_pass(name, options, tensors, product_dtype)
+        _require_agreement(name, candidate, options, tensors, product_dtype, tiewise_pass)
         return candidate
     candidates: Candidates = {"tiewise": None}
     for name in KERNELS:
         with suppress(UnsupportedError):
-            candidates[name] = kernel_sweep(name, options, tensors, product_dtype)
+            candidates[name] = kernel_loss_pass(name, options, tensors, product_dtype)
     if len(candidates) == 1:
         return None
-    return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_sweep)
+    return _choose_fastest(candidates, options, tensors, product_dtype, tiewise_pass)
 
 
 def _choose_fastest(
-    candidates: Candidates, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
-) -> Sweep | None:
+    candidates: Candidates,
+    options: LossOptions,
+    tensors: LossTensors,
+    product_dtype: torch.dtype,
+    tiewise_pass: BackendPass,
+) -> BackendPass | None:
     """Return the fastest of `candidates` by a trial of this process or an earlier one."""
     problem = _describe_problem(options, tensors, product_dtype)
     key = (*problem.values(), *candidates)
@@ -167,7 +171,7 @@ def _choose_fastest(
             "losses.json",
             problem,
             ("tiewise_ms",),
-            lambda: run_trial(candidates, options, tensors, product_dtype, tiewise_sweep),
+            lambda: run_trial(candidates, options, tensors, product_dtype, tiewise_pass),
         )
         TRIALS.times[key] = {name: times.get(f"{name}_ms", math.inf) for name in candidates}
     fastest = min(candidates, key=TRIALS.times[key].__getitem__)
@@ -193,7 +197,7 @@ def _describe_problem(options: LossOptions, tensors: LossTensors, product_dtype:
     }
 
 
-# comparison of a kernel with tiewise's sweep
+# comparison of a kernel with tiewise's pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,19 +209,23 @@ class _Trial:
     product_dtype: torch.dtype
     row_weight: Tensor
 
-    def run(self, candidate: Sweep) -> tuple[float, list[Tensor]]:
+    def run(self, candidate: BackendPass) -> tuple[float, list[Tensor]]:
         """Return the milliseconds and the results of one candidate."""
         start = time.perf_counter()
-        results = _run_sweep(candidate, self.options, self.problem, self.product_dtype, self.row_weight)
+        results = _run_loss_pass(candidate, self.options, self.problem, self.product_dtype, self.row_weight)
         results[0].sum().item()  # waits until a GPU has finished
         milliseconds = 1e3 * (time.perf_counter() - start)
         return milliseconds, _sketch_table(results)
 
 
 def run_trial(
-    candidates: Candidates, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
+    candidates: Candidates,
+    options: LossOptions,
+    tensors: LossTensors,
+    product_dtype: torch.dtype,
+    tiewise_pass: BackendPass,
 ) -> dict[str, float]:
-    """Return the milliseconds of each candidate that runs and agrees with `tiewise_sweep`.
+    """Return the milliseconds of each candidate that runs and agrees with `tiewise_pass`.
 
     Each time is the minimum of three. Tokens are random, at most TOKENS of them; table and bias are the caller's. Only
     one gradient of the table exists at a time: a step needs as much memory.
@@ -228,24 +236,24 @@ def run_trial(
         options, LossTensors(h, weight, bias, t), product_dtype, _uneven_factors(options, len(t), features)
     )
     times = {}
-    _, truth = problem.run(tiewise_sweep)
+    _, truth = problem.run(tiewise_pass)
     for name, candidate in candidates.items():
         with _ignore_failure(name, features.device):
-            _, results = problem.run(candidate or tiewise_sweep)
+            _, results = problem.run(candidate or tiewise_pass)
             if _distance(results, truth) <= _tolerance(product_dtype):
-                times[f"{name}_ms"] = min(problem.run(candidate or tiewise_sweep)[0] for _ in range(3))
+                times[f"{name}_ms"] = min(problem.run(candidate or tiewise_pass)[0] for _ in range(3))
     return times
 
 
 def _require_agreement(
     name: str,
-    candidate: Sweep,
+    candidate: BackendPass,
     options: LossOptions,
     tensors: LossTensors,
     product_dtype: torch.dtype,
-    tiewise_sweep: Sweep,
+    tiewise_pass: BackendPass,
 ) -> None:
-    """Refuse a kernel whose results differ from those of `tiewise_sweep`.
+    """Refuse a kernel whose results differ from those of `tiewise_pass`.
 
     It is compared at its first use with this type and these options.
     """
@@ -261,7 +269,7 @@ def _require_agreement(
         weight.shape[1],
     )
     if key not in TRIALS.distances:
-        TRIALS.distances[key] = measure_distance(candidate, options, tensors, product_dtype, tiewise_sweep)
+        TRIALS.distances[key] = measure_distance(candidate, options, tensors, product_dtype, tiewise_pass)
     distance = TRIALS.distances[key]
     if not distance <= SLACK * _tolerance(product_dtype):
         package = KERNELS[name].package
@@ -273,16 +281,23 @@ def _require_agreement(
 
 
 def measure_distance(
-    candidate: Sweep, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype, tiewise_sweep: Sweep
+    candidate: BackendPass,
+    options: LossOptions,
+    tensors: LossTensors,
+    product_dtype: torch.dtype,
+    tiewise_pass: BackendPass,
 ) -> float:
-    """Return the largest relative distance of loss or gradients from those of `tiewise_sweep`.
+    """Return the largest relative distance of loss or gradients from those of `tiewise_pass`.
 
     It is measured on a small problem like this one.
     """
     tensors = LossTensors(*tensors)
     options, problem = _draw_problem(options, tensors)
     row_weight = _uneven_factors(options, len(problem.targets), tensors.features)
-    results = [_run_sweep(sweep, options, problem, product_dtype, row_weight) for sweep in (candidate, tiewise_sweep)]
+    results = [
+        _run_loss_pass(loss_pass, options, problem, product_dtype, row_weight)
+        for loss_pass in (candidate, tiewise_pass)
+    ]
     return _distance(*results)
 
 
@@ -327,14 +342,14 @@ def _uneven_factors(options: LossOptions, n: int, features: Tensor) -> Tensor:
     return numbers.to(features.device)
 
 
-def _run_sweep(
-    sweep: Sweep, options: LossOptions, problem: LossTensors, product_dtype: torch.dtype, row_weight: Tensor
+def _run_loss_pass(
+    loss_pass: BackendPass, options: LossOptions, problem: LossTensors, product_dtype: torch.dtype, row_weight: Tensor
 ) -> list[Tensor]:
     """Return the losses, and the gradients of features, table and bias.
 
     The losses of a mean or a sum are summed.
     """
-    losses, gradients = sweep(options, problem, product_dtype, (True, True, problem.bias is not None), row_weight)
+    losses, gradients = loss_pass(options, problem, product_dtype, (True, True, problem.bias is not None), row_weight)
     if options.reduction != "none":
         losses = losses.sum()
     return [losses, *(x for x in gradients if x is not None)]
@@ -394,8 +409,8 @@ def _ignore_failure(name: str, device: torch.device) -> Iterator[None]:
             raise BrokenDevice(what, f"start anew with backend='tiewise', or {VARIABLE}=tiewise") from error
 
 
-def kernel_sweep(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> Sweep:
-    """Return the sweep of a kernel by its name, without comparing its results.
+def kernel_loss_pass(name: str, options: LossOptions, tensors: LossTensors, product_dtype: torch.dtype) -> BackendPass:
+    """Return the pass of a kernel by its name, without comparing its results.
 
     Raises:
         UnsupportedError: it lacks the device, an option, the type of the products, or a tested version.
@@ -410,7 +425,7 @@ def kernel_sweep(name: str, options: LossOptions, tensors: LossTensors, product_
         lacks.append(f"products in {product_dtype}".replace("torch.", ""))
     if lacks:
         raise UnsupportedError(f"backend={name!r} has no {', no '.join(lacks)}", fix)
-    return _KernelSweep(_import_kernel(kernel, name), kernel.keywords)
+    return _KernelLossPass(_import_kernel(kernel, name), kernel.keywords)
 
 
 def _import_kernel(kernel: Kernel, name: str) -> Callable[..., Tensor]:
@@ -460,8 +475,8 @@ def _used_options(options: LossOptions, bias: Tensor | None, product_dtype: torc
 
 
 @dataclass(frozen=True, eq=False)
-class _KernelSweep:
-    """Sweep by another package's loss function, which autograd differentiates."""
+class _KernelLossPass:
+    """Pass by another package's loss function, which autograd differentiates."""
 
     function: Callable[..., Tensor]
     keywords: Callable[[LossOptions, Tensor | None], dict[str, Any]]
@@ -474,7 +489,7 @@ class _KernelSweep:
         needs: Needs,
         row_weight: Tensor | None,
     ) -> tuple[Tensor, Gradients]:
-        """Return losses and gradients, as `chunked.sweep` does."""
+        """Return losses and gradients, as `chunked.loss_pass` does."""
         # Liger computes the table's gradient only if the features need one
         computed = (any(needs), *needs[1:3])
         with torch.autocast(tensors[0].device.type, enabled=False), torch.enable_grad():

@@ -375,7 +375,7 @@ struct Team {
   }
 
   // This thread's words: their sums, E and dfeatures; with `maximum` only the largest logits.
-  void sweep(bool maximum) const {
+  void scan_words(bool maximum) const {
     std::fill(total, total + panels * LANES, 0.);
     std::fill(moments, moments + panels * LANES, 0.);
     std::fill(sum, sum + panels * LANES, -INFINITY);
@@ -533,11 +533,11 @@ struct Team {
     for (at = 0; at < l.n; at += l.rows) {
       here = std::min(l.rows, l.n - at), panels = up(here, LANES) / LANES;
       begin();
-      sweep(false);
+      scan_words(false);
 #pragma omp barrier
       if (!l.known && !safe()) {
 #pragma omp barrier
-        sweep(true);
+        scan_words(true);
 #pragma omp barrier
 #pragma omp for
         for (int64_t i = 0; i < here; i++) {
@@ -545,7 +545,7 @@ struct Team {
           for (int64_t thread = 0; thread < threads; thread++) most = std::max(most, of(thread, sum)[i]);
           ref[i] = most;
         }
-        sweep(false);
+        scan_words(false);
 #pragma omp barrier
       }
       finish();

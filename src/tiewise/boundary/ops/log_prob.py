@@ -7,7 +7,7 @@ With z [N, V] the logits as `cross_entropy` has them, after bias and soft-cap, d
 
     ∂lse/∂z_j = p_j        ∂(z_t − lse)/∂z_j = [j = t] − p_j        ∂H/∂z_j = −p_j (log p_j + H)
 
-One sweep over chunks of tokens computes the statistics. A second sweep computes their gradients from the upstream
+One pass over chunks of tokens computes the statistics. A second pass computes their gradients from the upstream
 gradients a, b, c of log-probability, lse and entropy, which are unknown before. Both take four matrix products, as
 per-token losses do.
 
@@ -108,10 +108,10 @@ def vocabulary_statistics(
     shard: VocabularyShard | None = None,
     **overrides: Any,
 ) -> VocabularyStatistics:
-    """Return all statistics that one sweep computes, by the arguments of `linear_log_prob`.
+    """Return all statistics that one pass computes, by the arguments of `linear_log_prob`.
 
     Without targets no token is ignored. Request all statistics in one call: each tensor of the result can be
-    differentiated alone or with the others, and tensors that are differentiated together share one sweep. If a target
+    differentiated alone or with the others, and tensors that are differentiated together share one pass. If a target
     is ignored, its three statistics are 0 without gradient.
     """
     options = replace(options, **overrides) if overrides else options

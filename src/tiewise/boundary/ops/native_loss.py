@@ -164,7 +164,7 @@ def _fake_results(
 # the loss
 
 
-def fastest_sweep(
+def fastest_loss_pass(
     options: LossOptions,
     tensors: LossTensors,
     product_dtype: torch.dtype,
@@ -172,15 +172,15 @@ def fastest_sweep(
     row_weight: Tensor | None,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """Return the results of `chunked.sweep` on one rank, by the compiled kernel if that is faster."""
+    """Return the results of `chunked.loss_pass` on one rank, by the compiled kernel if that is faster."""
     tensors = LossTensors(*tensors)
     if not _supports(options, tensors):  # checked first, because counting tokens would synchronise a GPU
-        return chunked.sweep(options, tensors, product_dtype, needs, row_weight, into)
+        return chunked.loss_pass(options, tensors, product_dtype, needs, row_weight, into)
     valid = tensors.targets != options.ignore_index
     count = int(valid.sum())
     compute = find_kernel(options, tensors, product_dtype, count)
     if compute is None:
-        return chunked.sweep(options, tensors, product_dtype, needs, row_weight, into)
+        return chunked.loss_pass(options, tensors, product_dtype, needs, row_weight, into)
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         if count == len(valid):
             return _NativeLoss(options, tensors, row_weight).compute(compute, needs, into)
@@ -200,7 +200,7 @@ class _NativeLoss:
     """Loss of tokens that are not ignored, and its gradients, with one call of the kernel."""
 
     def __init__(self, options: LossOptions, tensors: LossTensors, row_weight: Tensor | None) -> None:
-        """Compute the row coefficients; `row_weight` is as in `chunked.sweep`."""
+        """Compute the row coefficients; `row_weight` is as in `chunked.loss_pass`."""
         self.options, self.tensors = options, tensors
         targets = tensors.targets
         self.row_weights = tensors.features.new_ones(len(targets), dtype=torch.float32)

@@ -27,7 +27,7 @@ OPTIONAL = ("softcap", "chunk")
 
 
 class LossTensors(NamedTuple):
-    """Inputs of a sweep: features [N, E], weight [V, E], bias [V] or None, targets [N]."""
+    """Inputs of a loss: features [N, E], weight [V, E], bias [V] or None, targets [N]."""
 
     features: Tensor
     weight: Tensor

@@ -47,7 +47,7 @@ from tiewise.boundary.ops.chunk_products import (
     row_blocks,
     softcap_slope,
 )
-from tiewise.boundary.ops.fast_products import sweep_products
+from tiewise.boundary.ops.fast_products import pass_products
 from tiewise.boundary.ops.fused_loss import Needs, fused_loss
 from tiewise.boundary.ops.log_prob import at_temperature
 from tiewise.boundary.ops.problem import (
@@ -137,9 +137,9 @@ def linear_divergence(
     if teacher_bias is not None:
         teacher_bias = teacher_bias.detach()
     teacher = (flat_rows(teacher_features).detach(), teacher_weight.detach(), teacher_bias)
-    sweep = _DivergenceSweep(options, theirs, beta, compute_dtype(teacher_features, teacher_weight))
+    loss_pass = _DivergencePass(options, theirs, beta, compute_dtype(teacher_features, teacher_weight))
     flat = flat_rows(features)
-    loss = fused_loss("linear_divergence", sweep, options, flat, weight, bias, *teacher, targets.reshape(-1))
+    loss = fused_loss("linear_divergence", loss_pass, options, flat, weight, bias, *teacher, targets.reshape(-1))
     if options.reduction == "none":
         return loss.view(features.shape[:-1])
     return loss
@@ -181,7 +181,7 @@ class _DivergenceTensors(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _DivergenceSweep:
+class _DivergencePass:
     """Function that computes each token's divergence and its gradients, in chunks of tokens."""
 
     options: LossOptions
@@ -199,7 +199,7 @@ class _DivergenceSweep:
         t, options, wide = _DivergenceTensors(*tensors), self.options, accumulator(product_dtype)
         losses = t.features.new_empty(len(t.features), dtype=wide)
         gradients = gradient_buffers((t.features, t.weight, t.bias), needs[:3], wide)
-        with sweep_products(t.features, t.weight, product_dtype):
+        with pass_products(t.features, t.weight, product_dtype):
             t = self._convert(t, product_dtype)
             rows, (logits, teacher_logits) = self._allocate(t, losses, product_dtype)
             for start in range(0, len(losses), rows):
@@ -353,8 +353,8 @@ def augmented_cross_entropy(
     t = targets.reshape(-1).long()
     check_range(t, weight.shape[0], options.ignore_index)
     input_table = None if table is weight else table
-    flat, sweep = flat_rows(features), partial(_sweep_augmented, options)
-    loss = fused_loss("augmented_cross_entropy", sweep, plain, flat, weight, input_table, bias, t)
+    flat, loss_pass = flat_rows(features), partial(_augmented_pass, options)
+    loss = fused_loss("augmented_cross_entropy", loss_pass, plain, flat, weight, input_table, bias, t)
     if options.reduction == "none":
         return loss.view(targets.shape)
     return loss
@@ -370,7 +370,7 @@ class _AugmentedTensors(NamedTuple):
     targets: Tensor
 
 
-def _sweep_augmented(
+def _augmented_pass(
     options: AugmentedOptions, tensors: Any, product_dtype: torch.dtype, needs: Needs, row_weight: Tensor | None
 ) -> tuple[Tensor, Gradients]:
     """Return the losses [N], and the gradients of Σ row_weight_i · loss_i.
@@ -384,7 +384,7 @@ def _sweep_augmented(
         gradients.append(torch.zeros_like(x, dtype=wide) if x is not None and is_needed else None)
     by_features, by_weight, by_table, by_bias = gradients
     head_gradients = (by_features, by_weight, by_bias)
-    with sweep_products(t.features, t.weight, product_dtype):
+    with pass_products(t.features, t.weight, product_dtype):
         weight = t.weight.to(product_dtype)
         if t.table is None:
             loss = _AugmentedLoss(options, weight, by_weight)

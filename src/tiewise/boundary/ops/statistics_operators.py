@@ -22,7 +22,7 @@ from tiewise.boundary.ops.chunk_products import (
     row_blocks,
     softcap_slope,
 )
-from tiewise.boundary.ops.fast_products import sweep_products
+from tiewise.boundary.ops.fast_products import pass_products
 from tiewise.boundary.ops.native_loss import NativeKernel, find_kernel
 from tiewise.boundary.ops.problem import LossTensors, accumulator, compute_dtype
 from tiewise.core.backends import LossOptions
@@ -141,7 +141,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     result = _TokenStatistics(*(features.new_zeros(n, dtype=accumulator(product_dtype)) for _ in range(5)))
     at = None if targets is None else targets.where(targets != options.ignore_index, 0)
     compute = find_kernel(options, LossTensors(features, weight, bias, targets), product_dtype, n)
-    with sweep_products(features, weight, product_dtype):
+    with pass_products(features, weight, product_dtype):
         if compute is None:
             _compute_statistics(result, _Head(features, weight, bias, options, product_dtype), at, entropy)
         else:
@@ -245,7 +245,7 @@ def _gradients(*arguments: Any) -> Any:
     at, valid = _targets_or_first(args, options)
     upstream = _collect_upstream(args, valid)
     compute = find_kernel(options, LossTensors(*inputs, at), product_dtype, len(features))
-    with sweep_products(features, weight, product_dtype):
+    with pass_products(features, weight, product_dtype):
         if compute is None:
             gradients = gradient_buffers(inputs, args.needs, accumulator(product_dtype))
             head = _Head(features, weight, args.bias, options, product_dtype)
