@@ -57,9 +57,9 @@ from tiewise.core.spec_options import (
     STORED,
     TRAINED,
     option,
+    option_entries,
     options,
     positive,
-    rows,
 )
 from tiewise.inspection.tables.open_path import open_path
 from tiewise.training.built_models import build_with_random_tables
@@ -95,7 +95,7 @@ PAIRS = {
     "decay": ("projected", "projected:decay=0.2"),
     "out_bias": ("projected", "projected:out_bias"),
 }
-ROWS = {row.field: row for row in rows(BoundarySpec)}
+ROWS = {row.field: row for row in option_entries(BoundarySpec)}
 
 # kinds of options that each backend's figures show; other kinds must not change the figures
 SHOWS = {PLAN: {SIZES, INPUT_ROWS, LOGITS, START, TRAINED}} | {backend: {INPUT_ROWS, LOGITS} for backend in STORED}

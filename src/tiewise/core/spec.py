@@ -43,8 +43,8 @@ from tiewise.core.spec_options import (
     START,
     STORED,
     TRAINED,
+    OptionEntry,
     Refusal,
-    Row,
     argument,
     arguments,
     count,
@@ -52,10 +52,10 @@ from tiewise.core.spec_options import (
     map_kind,
     not_negative,
     option,
+    option_entries,
     options,
     positive,
     row_number,
-    rows,
     scale,
 )
 
@@ -252,7 +252,7 @@ class BoundarySpec:
             raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
         if self.kind == "residual" and self.rank is None:
             raise SpecError("residual needs the rank r", "write residual:32, say")
-        for name in sorted(row.field for row in self.changed_rows() if not row.is_of(self.kind)):
+        for name in sorted(entry.field for entry in self.changed_rows() if not entry.is_of(self.kind)):
             raise SpecError(f"{self.kind} takes no {name}", "leave it out")
 
     def _check_numbers(self) -> None:
@@ -306,7 +306,9 @@ class BoundarySpec:
     def __str__(self) -> str:
         sizes = self._written_sizes()
         head = f"{self.kind}:{sizes}" if sizes else self.kind
-        written_options = [row.written(getattr(self, row.field)) for row in self.changed_rows() if row.kinds is None]
+        written_options = [
+            entry.written(getattr(self, entry.field)) for entry in self.changed_rows() if entry.kinds is None
+        ]
         return "+".join([head, *written_options])
 
     def _written_sizes(self) -> str:
@@ -314,11 +316,11 @@ class BoundarySpec:
         if self.kind == "factored-untied":
             return str(self.width) if self.out_width is None else f"in={self.width},out={self.out_width}"
         sizes = []
-        for key, row in arguments(type(self), self.kind).items():
-            value = getattr(self, row.field)
-            if value == row.default:
+        for key, entry in arguments(type(self), self.kind).items():
+            value = getattr(self, entry.field)
+            if value == entry.default:
                 continue
-            text = row.written(value, key)
+            text = entry.written(value, key)
             if key in _UNNAMED:
                 text = text.removeprefix(f"{key}=")
             sizes.append(text)
@@ -329,13 +331,13 @@ class BoundarySpec:
         """Tells whether a narrower table and a linear map replace a table of the model's width."""
         return self.kind in ("factored", "factored-untied")
 
-    def changed_rows(self) -> list[Row]:
-        """Return the rows of options and arguments that differ from their defaults."""
-        return [row for row in rows(type(self)) if getattr(self, row.field) != row.default]
+    def changed_rows(self) -> list[OptionEntry]:
+        """Return the entries of options and arguments that differ from their defaults."""
+        return [entry for entry in option_entries(type(self)) if getattr(self, entry.field) != entry.default]
 
-    def unsupported(self, backend: str) -> list[Row]:
-        """Return the rows of this spec's options that the backend does not honour."""
-        return [row for row in self.changed_rows() if backend not in row.backends]
+    def unsupported(self, backend: str) -> list[OptionEntry]:
+        """Return the entries of this spec's options that the backend does not honour."""
+        return [entry for entry in self.changed_rows() if backend not in entry.backends]
 
     def require(self, backend: str) -> None:
         """Refuse a spec with an option that a backend does not honour.
@@ -343,11 +345,11 @@ class BoundarySpec:
         Raises:
             SpecError: names the first such option and the backend.
         """
-        for row in self.unsupported(backend):
-            refusal = row.refusal
+        for entry in self.unsupported(backend):
+            refusal = entry.refusal
             if refusal is None:
-                where = ", ".join(sorted(row.backends)) or "nothing yet"
-                refusal = Refusal(f": {backend} does not honour {row.key!r}", f"leave it out; it acts in: {where}")
+                where = ", ".join(sorted(entry.backends)) or "nothing yet"
+                refusal = Refusal(f": {backend} does not honour {entry.key!r}", f"leave it out; it acts in: {where}")
             raise SpecError(f"{self}{refusal.problem}", refusal.remedy)
 
     @property
@@ -362,7 +364,7 @@ class BoundarySpec:
 
         It then has one or two tables of width D and nothing else.
         """
-        return self.kind in ("tied", "untied") and all(row.other_tools == AS_SAVED for row in self.changed_rows())
+        return self.kind in ("tied", "untied") and all(entry.other_tools == AS_SAVED for entry in self.changed_rows())
 
     def table_widths(self, d: int) -> tuple[int, int]:
         """Return the widths (input table, output table) in a model of width `d`."""
@@ -431,13 +433,13 @@ class BoundarySpec:
         Raises:
             SpecError: a soft-cap follows the product, or a bias precedes it.
         """
-        for row in self.changed_rows():
-            if row.no_tables is not None:
-                raise SpecError(f"{self}{row.no_tables.problem}", row.no_tables.remedy)
+        for entry in self.changed_rows():
+            if entry.no_tables is not None:
+                raise SpecError(f"{self}{entry.no_tables.problem}", entry.no_tables.remedy)
 
     def plainly(self) -> BoundarySpec:
         """Return this spec without its schedule, as a model is at one step."""
-        schedule = {row.field: row.default for row in self.changed_rows() if row.changes == SCHEDULE}
+        schedule = {entry.field: entry.default for entry in self.changed_rows() if entry.changes == SCHEDULE}
         return replace(self, **schedule)
 
 
@@ -463,9 +465,9 @@ _UNNAMED = ("k", "r")  # arguments that are written as a number alone: `factored
 _SWITCHES = ("untied", "out_bias")  # arguments without a value
 
 
-def _readers(table: Mapping[str, Row]) -> _Readers:
-    """Return the fields and readers of some rows by their written key."""
-    return {key: (row.field, row.read) for key, row in table.items()}
+def _readers(table: Mapping[str, OptionEntry]) -> _Readers:
+    """Return the fields and readers of some entries by their written key."""
+    return {key: (entry.field, entry.read) for key, entry in table.items()}
 
 
 def _split_argument(item: str, kind: str) -> tuple[str, str]:

@@ -1,10 +1,10 @@
 """Table of spec options: syntax, meaning, and the backends that honour each.
 
-A row is the declaration of a field of `BoundarySpec`: `option(…)` follows a plus, `argument(…)` follows the kind's
+An entry is the declaration of a field of `BoundarySpec`: `option(…)` follows a plus, `argument(…)` follows the kind's
 colon. Parsing, printing, the lists in messages, the tables of docs/boundary.md and every refusal derive from it.
 
 A reader of specs is a *backend*. It calls `spec.require(BACKEND)` before it builds or reads anything. An option whose
-row does not list the backend is refused there, so a row without behaviour is refused everywhere.
+entry does not list the backend is refused there, so an entry without behaviour is refused everywhere.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One option, or one argument of some kinds."""
+class OptionEntry:
+    """Entry of the table: one option, or one argument of some kinds."""
 
     read: Reader
     syntax: str  # as docs/boundary.md prints it
@@ -103,47 +103,47 @@ class Row:
 
 
 def option(default: Any, read: Reader, syntax: str, meaning: str, changes: str, **more: Any) -> Any:
-    """Declare a field of a spec and its row, for an option of any kind.
+    """Declare a field of a spec and its entry, for an option of any kind.
 
     Options are written after a plus.
     """
-    return field(default=default, metadata={"row": Row(read, syntax, meaning, changes, **more)})
+    return field(default=default, metadata={"entry": OptionEntry(read, syntax, meaning, changes, **more)})
 
 
 def argument(
     default: Any, kinds: Mapping[str, tuple[str, ...]], read: Reader, syntax: str, meaning: str, **more: Any
 ) -> Any:
-    """Declare a field of a spec and its row, for an argument of some kinds.
+    """Declare a field of a spec and its entry, for an argument of some kinds.
 
     Arguments are written after the kind's colon.
     """
     more = {"changes": SIZES, "backends": BACKENDS, "other_tools": AS_TABLES} | more
-    return field(default=default, metadata={"row": Row(read, syntax, meaning, kinds=kinds, **more)})
+    return field(default=default, metadata={"entry": OptionEntry(read, syntax, meaning, kinds=kinds, **more)})
 
 
-def rows(spec_type: Any) -> tuple[Row, ...]:
-    """Return the rows of a type of specs, in the order of its fields."""
-    return _rows(spec_type)
+def option_entries(spec_type: Any) -> tuple[OptionEntry, ...]:
+    """Return the entries of a type of specs, in the order of its fields."""
+    return _option_entries(spec_type)
 
 
 @cache
-def _rows(spec_type: Any) -> tuple[Row, ...]:
-    declared = [one for one in fields(spec_type) if "row" in one.metadata]
+def _option_entries(spec_type: Any) -> tuple[OptionEntry, ...]:
+    declared = [one for one in fields(spec_type) if "entry" in one.metadata]
     assert all(one.default is not MISSING for one in declared)
-    return tuple(replace(one.metadata["row"], field=one.name, default=one.default) for one in declared)
+    return tuple(replace(one.metadata["entry"], field=one.name, default=one.default) for one in declared)
 
 
-def options(spec_type: Any) -> dict[str, Row]:
-    """Return written key → row of every option."""
-    return {row.key: row for row in rows(spec_type) if row.kinds is None}
+def options(spec_type: Any) -> dict[str, OptionEntry]:
+    """Return written key → entry of every option."""
+    return {entry.key: entry for entry in option_entries(spec_type) if entry.kinds is None}
 
 
-def arguments(spec_type: Any, kind: str) -> dict[str, Row]:
-    """Return written key → row of every argument of a kind."""
+def arguments(spec_type: Any, kind: str) -> dict[str, OptionEntry]:
+    """Return written key → entry of every argument of a kind."""
     by_key = {}
-    for row in rows(spec_type):
-        if row.kinds is not None:
-            by_key.update(dict.fromkeys(row.kinds.get(kind, ()), row))
+    for entry in option_entries(spec_type):
+        if entry.kinds is not None:
+            by_key.update(dict.fromkeys(entry.kinds.get(kind, ()), entry))
     return by_key
 
 

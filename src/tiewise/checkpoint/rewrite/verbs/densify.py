@@ -242,7 +242,9 @@ def _notes_on_lost_options(spec: BoundarySpec) -> list[str]:
         notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
     if spec.bias:
         notes.append("the head's bias is lost, which changes the logits")
-    in_training = [row.written(getattr(spec, row.field)) for row in spec.changed_rows() if row.changes in TRAINING_ONLY]
+    in_training = [
+        entry.written(getattr(spec, entry.field)) for entry in spec.changed_rows() if entry.changes in TRAINING_ONLY
+    ]
     written = ", ".join(in_training)
     if written:
         notes.append(f"{short(written)} acts in training only, and plain tables do not know of it")
