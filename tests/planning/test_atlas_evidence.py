@@ -37,7 +37,7 @@ def planted_gain(width, layers, vocab, tokens):
     return 0.02 * math.log(tokens / 60_000) + 0.01 * math.log(width / 64) - 0.015 * math.log(vocab / 1000)
 
 
-def planted_rows(seed=0, noise=NOISE):
+def planted_records(seed=0, noise=NOISE):
     """Yield the rows of a synthetic atlas with the planted differences."""
     draw = np.random.default_rng(seed)
     for at in GRID:
@@ -50,12 +50,12 @@ def planted_rows(seed=0, noise=NOISE):
 
 @pytest.fixture
 def set_atlas(monkeypatch):
-    """Return a function that replaces the rows of the atlas."""
-    return lambda rows: monkeypatch.setattr(evidence, "rows", lambda made=tuple(rows): made)
+    """Return a function that replaces the records of the atlas."""
+    return lambda rows: monkeypatch.setattr(evidence, "atlas_records", lambda made=tuple(rows): made)
 
 
 def test_assess_difference_recovers_a_planted_surface_and_flags_surprises(set_atlas):
-    set_atlas(planted_rows())
+    set_atlas(planted_records())
     true = planted_gain(80, 3, 2000, 60_000)
     expectation = assess_difference(INSIDE, true, seeds=SEEDS)
     assert (expectation.verdict, expectation.why, expectation.settings) == (EXPECTED, "", len(GRID))
@@ -71,7 +71,7 @@ def test_assess_difference_recovers_a_planted_surface_and_flags_surprises(set_at
 def test_wide_prediction_confirms_no_difference(set_atlas):
     """Spread of half a nat that sizes do not explain widens predictions to ± 1 nat; values outside are surprises."""
     draw = np.random.default_rng(0)
-    set_atlas(row | {"difference": row["difference"] + 0.5 * draw.standard_normal()} for row in planted_rows())
+    set_atlas(row | {"difference": row["difference"] + 0.5 * draw.standard_normal()} for row in planted_records())
     inside = assess_difference(INSIDE, 0.0, seeds=SEEDS)
     assert (inside.verdict, math.isnan(inside.low)) == (UNKNOWN, True)
     assert "only one narrower than ± 0.12 could agree" in inside.why
@@ -80,13 +80,13 @@ def test_wide_prediction_confirms_no_difference(set_atlas):
 
 def test_shipped_atlas_confirms_none_of_its_settings():
     """Predictions of a setting from the others are no narrower than ± 0.18 nats."""
-    for row in evidence.rows():
+    for row in evidence.atlas_records():
         expectation = assess_difference({name: row[name] for name in SIZES}, row["difference"], row["seeds"])
         assert expectation.verdict != EXPECTED
 
 
 def test_assess_difference_predicts_nothing_beyond_the_hull(set_atlas):
-    set_atlas(planted_rows())
+    set_atlas(planted_records())
     for name, size, factor in (("width", 256, 2), ("layers", 8, 2), ("tokens", 5000, 0.2), ("seen", 30_720, 0.1)):
         there = INSIDE | {name: size}
         assert factors_beyond(there) == {name: pytest.approx(factor)}
@@ -100,7 +100,7 @@ def test_assess_difference_predicts_nothing_beyond_the_hull(set_atlas):
     assert nearest_settings({"width": 32, "layers": 1, "vocab": 512})["within"]  # a corner of the hull
     assert nearest_settings({"width": 33, "layers": 1, "vocab": 520})["within"]
     assert not nearest_settings({"width": 768, "layers": 12, "vocab": 50_257})["within"]
-    hollow = [row for row in planted_rows() if (row["width"], row["layers"]) not in ((128, 4), (64, 4), (128, 2))]
+    hollow = [row for row in planted_records() if (row["width"], row["layers"]) not in ((128, 4), (64, 4), (128, 2))]
     set_atlas(hollow)
     corner = INSIDE | {"width": 120, "layers": 4}
     assert not factors_beyond(corner)
@@ -109,7 +109,7 @@ def test_assess_difference_predicts_nothing_beyond_the_hull(set_atlas):
 
 
 def test_nearest_settings_minimise_the_logarithmic_distance(set_atlas):
-    set_atlas(planted_rows())
+    set_atlas(planted_records())
     nearest = nearest_settings({"width": 768, "layers": 12, "vocab": 50_257})
     assert {(row["width"], row["layers"], row["vocab"]) for row in nearest["rows"]} == {(128, 4, 4096)}
     assert [row["tokens"] for row in nearest["rows"]] == [25_000, 100_000, 400_000]
@@ -118,20 +118,20 @@ def test_nearest_settings_minimise_the_logarithmic_distance(set_atlas):
 
 
 def test_score_predicts_each_setting_from_the_others(set_atlas):
-    set_atlas(planted_rows(3))
+    set_atlas(planted_records(3))
     result = score()
     assert (result.settings, result.never > result.chosen, result.always > result.chosen) == (len(GRID), True, True)
     assert 0.88 * len(GRID) <= result.covered <= len(GRID)
-    set_atlas([*planted_rows(3), *(row | {"text": "other"} for row in planted_rows(3))])
+    set_atlas([*planted_records(3), *(row | {"text": "other"} for row in planted_records(3))])
     twice = score()  # duplicates are left out together, so predictions stay the same
     assert twice.chosen == pytest.approx(result.chosen, rel=1e-9)
-    set_atlas([*planted_rows()][:4])
+    set_atlas([*planted_records()][:4])
     assert score() is None
-    assert "enclose" in assess_difference({name: next(planted_rows())[name] for name in SIZES}, 0.0, 3).why
+    assert "enclose" in assess_difference({name: next(planted_records())[name] for name in SIZES}, 0.0, 3).why
 
 
 def test_assess_difference_predicts_nothing_for_other_settings(set_atlas):
-    set_atlas(planted_rows())
+    set_atlas(planted_records())
     expectation = assess_difference(INSIDE, 0.0, 3, other="learning_rate=0.1")
     assert (expectation.verdict, expectation.why) == (
         UNKNOWN,
@@ -141,8 +141,8 @@ def test_assess_difference_predicts_nothing_for_other_settings(set_atlas):
 
 def test_command_of_every_atlas_row_repeats_its_settings():
     parser = get_command(command_line(["compare"])).commands["compare"]
-    assert evidence.rows()
-    for row in evidence.rows():
+    assert evidence.atlas_records()
+    for row in evidence.atlas_records():
         program, command, *words = shlex.split(row["command"])
         assert (program, command) == ("tiewise", "compare")
         settings = choose_settings(None, parser.make_context("compare", words).params, single=False)
@@ -154,10 +154,10 @@ def test_command_of_every_atlas_row_repeats_its_settings():
 
 
 def test_plan_describes_the_nearest_atlas_settings(set_atlas):
-    set_atlas(planted_rows(noise=1e-4))
+    set_atlas(planted_records(noise=1e-4))
     record = json.loads(json.dumps(plan("gpt2").record()))
     assert set(record["atlas"]) == {"kind", "within", "beyond", "distance", "rows"}
-    assert set(record["atlas"]["rows"][0]) == set(next(planted_rows())) == set(evidence.rows()[0])
+    assert set(record["atlas"]["rows"][0]) == set(next(planted_records())) == set(evidence.atlas_records()[0])
     sentence = plan_rows.atlas_sentences(record)
     assert sentence.startswith(
         "No evidence of what tying does to the loss: this model has a width 6 times the largest,"

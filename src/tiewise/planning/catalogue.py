@@ -1,11 +1,11 @@
 """Public language models: vocabulary, width, depth, tying, and how far each was checked.
 
-`data/models.json` has one model a line. A row's `config` has the sizes of its class under transformers' keys, so that
+`data/models.json` has one model a line. A model's `config` has the sizes of its class under transformers' keys, so that
 the model can be planned like it. `parameters` is the count of transformers 5.23 when it builds that config on the meta
 device, with the token head and without vision or audio towers. `class_default` names the figures that equal the
 default of transformers' config class, if all three sizes do.
 
-The catalogue copies published figures. `BETTER` says so next to every table of rows.
+The catalogue copies published figures. `BETTER` says so next to every table of its models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
 
 @dataclass(frozen=True)
 class Model:
-    """A row of the catalogue. Letters as in `tiewise.core`; None for an unknown value."""
+    """A model of the catalogue. Letters as in `tiewise.core`; None for an unknown value."""
 
     name: str
     family: str  # model type of transformers
@@ -80,7 +80,7 @@ class Model:
         return "no"
 
     def record(self) -> dict[str, Any]:
-        """Return the row and its computed figures as a mapping that JSON can store."""
+        """Return the model's stored and computed figures as a mapping that JSON can store."""
         computed = {"ratio": self.ratio, "table_share": self.table_share, "checked": self.checked}
         return {**asdict(self), "class_default": list(self.class_default), **computed}
 
@@ -99,10 +99,10 @@ SORTS = {
 
 @cache
 def models() -> tuple[Model, ...]:
-    """Return all rows, in the catalogue's order."""
+    """Return all models, in the catalogue's order."""
     return tuple(
-        Model(**{**row, "class_default": tuple(row.get("class_default", ()))})
-        for row in read_packaged_json("planning/data/models.json")
+        Model(**{**record, "class_default": tuple(record.get("class_default", ()))})
+        for record in read_packaged_json("planning/data/models.json")
     )
 
 
@@ -114,9 +114,9 @@ def select(
     max_size: float | None = None,  # parameters, fewer than this
     sort: str | None = None,
 ) -> list[Model]:
-    """Return the rows that pass all filters, in the catalogue's order or sorted.
+    """Return the models that pass all filters, in the catalogue's order or sorted.
 
-    Unknown figures are sorted last. A row with an unknown figure does not pass a bound on that figure.
+    Unknown figures are sorted last. A model with an unknown figure does not pass a bound on that figure.
 
     Raises:
         PlanError: the sort key is unknown, or no model belongs to this family.
@@ -165,10 +165,10 @@ def _has_size(model: Model, least: float | None, most: float | None) -> bool:
 
 
 def find(name: str) -> Model:
-    """Return the row of this name. Case, spaces and an owner before a slash do not matter.
+    """Return the model of this name. Case, spaces and an owner before a slash do not matter.
 
     Raises:
-        PlanError: no row has this name; the message lists the closest names.
+        PlanError: no model has this name; the message lists the closest names.
     """
     spelled = _normalise_name(name.rpartition("/")[2])
     by_name = {_normalise_name(model.name): model for model in models()}
@@ -188,8 +188,8 @@ def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: 
 
     The distance is √(ln²(V/V') + ln²(D/D') + ln²(L/L')). A factor counts the same in each of the three, up or down:
     twice the vocabulary is as far as twice the depth. V, D and L decide the size of a table compared with the body; the
-    count of all parameters follows from them. Models named in `but` and rows without a vocabulary are left out. If L is
-    unknown (None, 0), its term is left out too.
+    count of all parameters follows from them. Models named in `but` and models without a vocabulary are left out. If L
+    is unknown (None, 0), its term is left out too.
     """
     skipped = set(but)
 

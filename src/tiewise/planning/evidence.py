@@ -4,9 +4,9 @@
     assess_difference({"width": 64, …}, -0.02, seeds=3)              the predicted difference, and a verdict
     score()                                                          quality of predictions of settings left out
 
-`data/atlas.csv` has the rows of every study (docs/sweep.md defines its columns). Only rows that differ in sizes count
-here: all other settings have the defaults of `tiewise compare`. Outside the convex hull of their logarithms there is
-no evidence, and messages say so. A factor counts the same in each size, up or down.
+`data/atlas.csv` has a line for each result of a study (docs/sweep.md defines its columns). Only lines that differ in
+sizes count here: all other settings have the defaults of `tiewise compare`. Outside the convex hull of their
+logarithms there is no evidence, and messages say so. A factor counts the same in each size, up or down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tiewise.planning.surface import SurfaceScore
 
 np, surface = Late("numpy"), Late("tiewise.planning.surface")  # a plan outside the atlas needs neither
-SIZES = {  # column of a row → its name in messages
+SIZES = {  # column of the atlas → its name in messages
     "width": "width",
     "layers": "depth",
     "vocab": "vocabulary",
@@ -45,7 +45,7 @@ KIND = "decoder"  # kind of model trained at all these sizes; other kinds have s
 SIGNS = {("tied", "untied"): 1, ("untied", "tied"): -1}  # (arm, reference) → sign of tied − untied
 SLACK = math.log(1.05)  # tolerance of equal sizes: no two texts have equally many tokens
 NARROW = 0.12  # nats per token: the differences of the atlas have a standard deviation of 0.19
-Row = dict[str, Any]
+AtlasRecord = dict[str, Any]
 EXPECTED, SURPRISE, UNKNOWN = "as expected", "a surprise", "no expectation"
 
 
@@ -64,22 +64,22 @@ class Expectation:
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    """Return the trained settings of the atlas; of equal settings, the row with the most seeds.
+def atlas_records() -> tuple[AtlasRecord, ...]:
+    """Return the trained settings of the atlas; of equal settings, the one with the most seeds.
 
-    A row has the keys of a plan's record. `difference` is tied − untied with its interval `low`, `high` and standard
+    A record has the keys of a plan's record. `difference` is tied − untied with its interval `low`, `high` and standard
     `error`, in nats per token of held-out text: below zero tying is better. `sign` is −1 or 1 if that difference is
     significant, else 0. `command` repeats the training.
     """
     text = (pkgutil.get_data("tiewise", "planning/data/atlas.csv") or b"").decode()
-    by_sizes: dict[tuple[Any, ...], Row] = {}
+    by_sizes: dict[tuple[Any, ...], AtlasRecord] = {}
     for line in csv.DictReader(io.StringIO(text)):
         if not _differs_in_sizes_only(line):
             continue
-        row = _tied_minus_untied(line)
-        sizes_key = row["text"], *logs(row, SIZES)
-        if sizes_key not in by_sizes or by_sizes[sizes_key]["seeds"] < row["seeds"]:
-            by_sizes[sizes_key] = row
+        record = _tied_minus_untied(line)
+        sizes_key = record["text"], *logs(record, SIZES)
+        if sizes_key not in by_sizes or by_sizes[sizes_key]["seeds"] < record["seeds"]:
+            by_sizes[sizes_key] = record
     return tuple(by_sizes.values())
 
 
@@ -91,15 +91,15 @@ def _differs_in_sizes_only(line: Mapping[str, str]) -> bool:
     return is_of_tying and bool(line["error"]) and has_usual_settings
 
 
-def _tied_minus_untied(line: Mapping[str, str]) -> Row:
-    """Return a line of the atlas as a row whose difference is tied − untied."""
+def _tied_minus_untied(line: Mapping[str, str]) -> AtlasRecord:
+    """Return a line of the atlas as a record whose difference is tied − untied."""
     sign = SIGNS[line["arm"], line["reference"]]
     low, value, high = sorted(sign * float(line[name]) for name in ("heldout_low", "heldout", "heldout_high"))
-    row: Row = {name: line[name] for name in ("study", "text", "command")}
-    row |= {name: int(line[name]) for name in (*SIZES, "seeds")}
-    row |= {"sign": sign * int(line["sign"]), "difference": value, "low": low, "high": high}
-    row["error"] = float(line["error"])
-    return row
+    record: AtlasRecord = {name: line[name] for name in ("study", "text", "command")}
+    record |= {name: int(line[name]) for name in (*SIZES, "seeds")}
+    record |= {"sign": sign * int(line["sign"]), "difference": value, "low": low, "high": high}
+    record["error"] = float(line["error"])
+    return record
 
 
 def logs(sizes: Mapping[str, Any], names: Iterable[str]) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ def clip_to_trained(sizes: Mapping[str, float]) -> dict[str, float]:
     """Return the sizes, each clipped to the range that was trained."""
     nearest = {}
     for name, size in sizes.items():
-        trained = [row[name] for row in rows()]
+        trained = [record[name] for record in atlas_records()]
         nearest[name] = min(max(size, min(trained)), max(trained))
     return nearest
 
@@ -149,7 +149,7 @@ def encloses(sizes: Mapping[str, float]) -> bool:
     axes = _varied_sizes(sizes)
     if not axes:
         return True
-    points = sorted({logs(row, axes) for row in rows()})
+    points = sorted({logs(record, axes) for record in atlas_records()})
     return bool(surface.enclosed(points, logs(clip_to_trained(sizes), axes)))
 
 
@@ -157,7 +157,7 @@ def _varied_sizes(names: Iterable[str]) -> list[str]:
     """Return the names of sizes in which the settings of the atlas differ."""
     varied = []
     for name in names:
-        trained = {row[name] for row in rows()}
+        trained = {record[name] for record in atlas_records()}
         if len(trained) > 1:
             varied.append(name)
     return varied
@@ -169,9 +169,9 @@ def _surface_data() -> tuple[list[str], list[Any]]:
     The data are points [n, d], differences, standard errors and seeds, all [n].
     """
     axes, points, facts = _varied_sizes(SIZES), [], []
-    for row in rows():
-        points.append(logs(row, axes))
-        facts.append([row["difference"], row["error"], row["seeds"]])
+    for record in atlas_records():
+        points.append(logs(record, axes))
+        facts.append([record["difference"], record["error"], record["seeds"]])
     return axes, [np.array(points), *np.array(facts).T]
 
 
@@ -180,12 +180,12 @@ def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, 
 
     `within` is true if the atlas encloses the sizes and trained models of this `kind`.
     """
-    if not rows():
+    if not atlas_records():
         return None
     goal = logs(sizes, sizes)
-    by_sizes: dict[tuple[float, ...], list[Row]] = {}
-    for row in rows():
-        by_sizes.setdefault(logs(row, sizes), []).append(row)
+    by_sizes: dict[tuple[float, ...], list[AtlasRecord]] = {}
+    for record in atlas_records():
+        by_sizes.setdefault(logs(record, sizes), []).append(record)
     sizes_key = min(by_sizes, key=lambda logarithms: math.dist(logarithms, goal))
     return {
         "kind": kind,
@@ -199,7 +199,7 @@ def nearest_settings(sizes: Mapping[str, float], kind: str = KIND) -> dict[str, 
 def assess_difference(sizes: Mapping[str, float], difference: float, seeds: int, other: str = "") -> Expectation:
     """Compare a measured difference over so many seeds with the atlas.
 
-    `other` names a setting that no row of the atlas has; "" if there is none. The predicted interval contains a result
+    `other` names a setting that no line of the atlas has; "" if there is none. The predicted interval contains a result
     of so many seeds with 95 % probability. A result inside it is as expected only if the interval is narrower than ±
     `NARROW`, because a wider one would contain nearly every result.
     """

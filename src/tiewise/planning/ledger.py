@@ -43,5 +43,5 @@ class Result:
 @cache
 def results(metric: str | None = None) -> tuple[Result, ...]:
     """Return all results of one metric, or all, in the ledger's order."""
-    rows = read_packaged_json("planning/data/ledger.json")
-    return tuple(Result(**row) for row in rows if metric in (None, row["metric"]))
+    records = read_packaged_json("planning/data/ledger.json")
+    return tuple(Result(**record) for record in records if metric in (None, record["metric"]))

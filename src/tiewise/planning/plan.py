@@ -77,7 +77,7 @@ class Plan:
             "choices": list(self.choices),
             "activation_bytes": self._activation_bytes(),
             "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, architecture.estimated),
-            "neighbours": [row.record() for row in nearest],
+            "neighbours": [each.record() for each in nearest],
             "atlas": atlas,
         }
         return {**record, "notes": remarks(record)}
@@ -127,7 +127,7 @@ def plan(
     """Count every boundary with every sharing.
 
     Args:
-        model: A name of the catalogue, the path of a config.json or of its folder, a config (a mapping), sizes, a row
+        model: A name of the catalogue, the path of a config.json or of its folder, a config (a mapping), sizes, a model
             of the catalogue, or an architecture. A string is looked up as a name first, then as a path.
         boundaries: Written forms of boundaries, in the order of the columns.
         share: Written forms of sharing. None: as the model itself shares its layers.
@@ -184,34 +184,34 @@ def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
     if isinstance(model, Mapping):
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
     if isinstance(model, catalogue.Model):
-        return model.name, _architecture_of_row(model)
+        return model.name, _architecture_of_listed(model)
     if not isinstance(model, str):
         raise PlanError(f"a {type(model).__name__} cannot be planned", "give a name, a config or its path, or sizes")
     try:
-        row = catalogue.find(model)
+        listed = catalogue.find(model)
     except PlanError:
         if not os.path.exists(model):
             raise
         return resolve_model(Path(model))
-    return row.name, _architecture_of_row(row)
+    return listed.name, _architecture_of_listed(listed)
 
 
-def _architecture_of_row(row: catalogue.Model) -> Architecture:
-    """Return the architecture of a catalogue row: from its config, else from V, D and L.
+def _architecture_of_listed(listed: catalogue.Model) -> Architecture:
+    """Return the architecture of a catalogue model: from its config, else from V, D and L.
 
     Raises:
         PlanError: The catalogue does not know the model's vocabulary size.
     """
-    if row.config:
-        architecture = read(row.config)
-        if row.tied is None or not architecture.ends.head:
+    if listed.config:
+        architecture = read(listed.config)
+        if listed.tied is None or not architecture.ends.head:
             return architecture
         # the published files decide: a class may tie two tables that its checkpoints store separately (T5 v1.1)
-        return replace(architecture, ends=replace(architecture.ends, tied=bool(row.tied)))
-    if row.vocab is None:
-        raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
-    architecture = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
-    note = f"{row.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
+        return replace(architecture, ends=replace(architecture.ends, tied=bool(listed.tied)))
+    if listed.vocab is None:
+        raise PlanError(f"{listed.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
+    architecture = from_sizes(Sizes(listed.vocab, listed.width, listed.layers), tied=listed.tied is not False)
+    note = f"{listed.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
     return replace(architecture, notes=(note,))
 
 

@@ -313,18 +313,18 @@ def _threshold_listing(record: Record) -> Listing:
     body = record["thresholds"][0]["formula"].rpartition(", ")[2]
     scale = f"V/d = {model['vocab'] / model['table_width']:,.4g}, {body}, B all but the tables"
     rows = []
-    for row in record["thresholds"]:
-        name = row["name"].replace("%", " %").replace("still ", "")
-        rows.append([name, _threshold_text(row), row["formula"].partition(", ")[0]])
+    for threshold in record["thresholds"]:
+        name = threshold["name"].replace("%", " %").replace("still ", "")
+        rows.append([name, _threshold_text(threshold), threshold["formula"].partition(", ")[0]])
     return Listing("Thresholds", [scale, "value", "formula"], rows)
 
 
-def _threshold_text(row: Record) -> str:
+def _threshold_text(threshold: Record) -> str:
     """Return the value of a threshold as text: 4 digits, or 3 for an estimate."""
-    value = row["value"]
+    value = threshold["value"]
     if value is None:
         return NOT_COUNTED
-    if row["estimated"]:
+    if threshold["estimated"]:
         return f"≈ {value:,.3g}"
     if value == int(value):
         return f"{value:,.0f}"
@@ -339,10 +339,12 @@ def _trained_rows(record: Record) -> list[list[str]]:
     if record["atlas"] is None:
         return []
     outcomes, rows = {-1: "better", 0: NONE, 1: "worse"}, []
-    for row in record["atlas"]["rows"]:
-        difference = Quantity("", row["difference"], row["low"], row["high"], unit=NATS)
-        times_seen = f"{row['seen'] / row['tokens']:.2g}"
-        rows.append([count(row["tokens"]), times_seen, str(difference), outcomes[row["sign"]], str(row["seeds"])])
+    for trained in record["atlas"]["rows"]:
+        difference = Quantity("", trained["difference"], trained["low"], trained["high"], unit=NATS)
+        times_seen = f"{trained['seen'] / trained['tokens']:.2g}"
+        rows.append(
+            [count(trained["tokens"]), times_seen, str(difference), outcomes[trained["sign"]], str(trained["seeds"])]
+        )
     return rows
 
 
@@ -380,9 +382,9 @@ def neighbours(record: Record) -> list[list[str]]:
     """Return rows under `NEIGHBOUR_HEADER`: the catalogue's models nearest in V, D and L."""
     tied_in_words = {True: "tied", False: "untied", None: "not known"}
     rows = []
-    for row in record["neighbours"]:
-        sizes = [f"{row['vocab'] or 0:,}", f"{row['width']:,}", str(row["layers"]), plain(row["ratio"], 1)]
-        rows.append([row["name"], *sizes, tied_in_words[row["tied"]], row["checked"]])
+    for model in record["neighbours"]:
+        sizes = [f"{model['vocab'] or 0:,}", f"{model['width']:,}", str(model["layers"]), plain(model["ratio"], 1)]
+        rows.append([model["name"], *sizes, tied_in_words[model["tied"]], model["checked"]])
     return rows
 
 
@@ -402,8 +404,8 @@ def atlas_sentences(record: Record) -> str:
         which += f" {KIND}"
     first, last = atlas["rows"][0], atlas["rows"][-1]
     place = f"width {first['width']:,}, {first['layers']} layers and V {first['vocab']:,}"
-    by_tokens = {row["tokens"]: row for row in (first, last)}
-    outcomes = " and ".join(_outcome_in_words(row) for row in by_tokens.values())
+    by_tokens = {trained["tokens"]: trained for trained in (first, last)}
+    outcomes = " and ".join(_outcome_in_words(trained) for trained in by_tokens.values())
     return f"{sentence}. {which}, {place}, tying {outcomes} tokens of text, by the loss of the last step."
 
 
@@ -422,16 +424,16 @@ def _why_outside(atlas: Record) -> str:
     return "is not enclosed by those of the atlas"
 
 
-def _outcome_in_words(row: Record) -> str:
+def _outcome_in_words(trained: Record) -> str:
     """Return the effect of tying in one setting as text.
 
     An example: gained 0.02 [0.01, 0.03] nats per token with 25,000.
     """
     # a significant difference has the same sign over its full interval; the verb expresses the sign
-    low, value, high = sorted(abs(row[name]) for name in ("low", "difference", "high"))
+    low, value, high = sorted(abs(trained[name]) for name in ("low", "difference", "high"))
     by = f"{Quantity('', value, low, high, unit=NATS)} {NATS}"
     words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
-    return f"{words[row['sign']]} with {count(row['tokens'])}"
+    return f"{words[trained['sign']]} with {count(trained['tokens'])}"
 
 
 def remarks(record: Record) -> list[str]:
@@ -467,12 +469,12 @@ def _changes_at_a_step(choice: Record) -> bool:
 
 
 def _catalogue_remarks(model: Record) -> list[str]:
-    """Return sentences about differences from the catalogue's row of the same name.
+    """Return sentences about differences from the catalogue's model of the same name.
 
     They name a different parameter count and an unknown tying.
     """
     try:
-        row = find(model["name"])
+        listed = find(model["name"])
     except PlanError:
         return []
     total, lines = model["parameters"]["total"], []
@@ -482,12 +484,12 @@ def _catalogue_remarks(model: Record) -> list[str]:
         here = f"; ≈ {short(total)} are estimated here"
     else:
         here = f"; {total:,} are counted here"
-    if row.tied is None:
-        lines.append(f"nobody was seen to say whether {row.name} ties: its class's default is taken")
-    if row.parameters is not None and row.parameters != total:
-        lines.append(f"{row.name} has {row.parameters:,} parameters by the catalogue{here}")
-    elif row.parameters is None and row.size is not None and model["estimated"]:
-        lines.append(f"{row.name} has about {row.size / 1e9:g} billion parameters by its name{here}")
+    if listed.tied is None:
+        lines.append(f"nobody was seen to say whether {listed.name} ties: its class's default is taken")
+    if listed.parameters is not None and listed.parameters != total:
+        lines.append(f"{listed.name} has {listed.parameters:,} parameters by the catalogue{here}")
+    elif listed.parameters is None and listed.size is not None and model["estimated"]:
+        lines.append(f"{listed.name} has about {listed.size / 1e9:g} billion parameters by its name{here}")
     return lines
 
 

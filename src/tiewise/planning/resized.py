@@ -135,21 +135,21 @@ def config_like(name: str, **sizes: int) -> dict[str, Any]:
     Raises:
         PlanError: the catalogue has no such model or no config of it, or its counts do not depend on one of the sizes.
     """
-    row = catalogue.find(name)
-    if not row.config:
-        raise PlanError(f"{row.name} is known by V, D and L alone", "plan from sizes: --vocab, --width and --layers")
-    config = dict(row.config)
+    listed = catalogue.find(name)
+    if not listed.config:
+        raise PlanError(f"{listed.name} is known by V, D and L alone", "plan from sizes: --vocab, --width and --layers")
+    config = dict(listed.config)
     if len(read(config).stacks) > 1:
-        raise PlanError(f"{row.name} has an encoder and a decoder", "give a config.json with the sizes of both")
+        raise PlanError(f"{listed.name} has an encoder and a decoder", "give a config.json with the sizes of both")
     divided: Divided = set()
     traced = read(resize_config(config, _trace_sizes({**_sizes(config), **sizes}, divided)))
     counts = budget(traced, BoundarySpec("untied"), SharingSpec()).parameters
     used = _letters(map(terms_of, counts.values())).union(*divided, "L")
     for size in sizes:
         if LETTERS[size] not in used:
-            raise PlanError(f"{row.name}: nothing in it depends on {size}", "leave it out")
-    tied = {} if row.tied is None else {"tie_word_embeddings": row.tied}
-    return {**resize_config(config, sizes), **tied, "_name_or_path": f"like {row.name}"}
+            raise PlanError(f"{listed.name}: nothing in it depends on {size}", "leave it out")
+    tied = {} if listed.tied is None else {"tie_word_embeddings": listed.tied}
+    return {**resize_config(config, sizes), **tied, "_name_or_path": f"like {listed.name}"}
 
 
 @dataclass(frozen=True)
