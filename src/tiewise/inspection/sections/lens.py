@@ -1,4 +1,4 @@
-"""Logit lens and tuned lens: predictions that are read before the last layer.
+"""Logit lens and tuned lens: predictions from states before the last layer.
 
 The logit lens (nostalgebraist 2020) reads the states after a layer as if no layer followed. The tuned lens (Belrose et
 al. 2023, arXiv:2303.08112, section 3) puts a trained affine map before that:
@@ -58,7 +58,7 @@ def lens(model: InspectedModel, workspace: Workspace) -> Measurement:
     return lens_of(workspace.opened(model), run_on, heldout, steps, workspace.request.seed)
 
 
-class LensRead(NamedTuple):
+class LensReadout(NamedTuple):
     """One lens at one layer, on held-out windows."""
 
     kl: Estimate  # KL(final ‖ lens), nats per position
@@ -68,7 +68,7 @@ class LensRead(NamedTuple):
 
 @leaves_model
 def lens_of(opened: Opened, windows: Ids, heldout: Ids, steps: int = 250, seed: int = 0) -> Measurement:
-    """Read every layer of a causal model with both lenses.
+    """Measure both lenses at every layer of a causal model.
 
     Translators are trained for `steps` steps, 20 or more, on `windows` of ids [n, T], whose order `seed` draws. All
     results are from other windows, `heldout` [m, T].
@@ -90,7 +90,7 @@ def lens_of(opened: Opened, windows: Ids, heldout: Ids, steps: int = 250, seed: 
         raise UnsupportedError(problem, "give a causal language model")
     fixed, translators = _fixed(stack, texts), _identities(stack, texts)
     training = _train(stack, translators, texts, heldout_texts, steps, seed)
-    return _report(stack, _read_both(stack, heldout_texts, translators, fixed), training)
+    return _report(stack, _measure_both(stack, heldout_texts, translators, fixed), training)
 
 
 # --- training
@@ -152,7 +152,7 @@ class _Training:
     """Course of the training of all translators."""
 
     steps: int
-    marks: tuple[int, ...]  # numbers of steps before which the held-out KL was read, from 0 to `steps`
+    marks: tuple[int, ...]  # numbers of steps before which the held-out KL was measured, from 0 to `steps`
     curves: NDArray[np.float64]  # held-out KL at these steps [marks, L], nats
     fit: NDArray[np.float64]  # mean KL on the training batches of the last tenth, each before its step [L], nats
     times: float  # number of passes over the windows
@@ -171,23 +171,23 @@ def _train(
 ) -> _Training:
     """Train all translators on `texts` [n, T].
 
-    At some steps they are read on other windows `heldout` [m, T].
+    At some steps they are measured on other windows `heldout` [m, T].
     """
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
     size = min(-(-TOKENS // (texts.shape[1] - 1)), len(texts))  # windows of a step
     batches = _batches(texts, size, torch.Generator().manual_seed(seed))
-    read_at: list[list[float]] = []
+    kl_at_marks: list[list[float]] = []
     last_losses: list[list[float]] = []
     for done in range(steps + 1):
         report_progress("training a lens at every layer", done, steps)
         if done in marks:
-            reads, _ = _read(stack, heldout, [*enumerate(translators)])
-            read_at.append([read.kl.value for read in reads])
+            readouts, _ = _measure_lenses(stack, heldout, [*enumerate(translators)])
+            kl_at_marks.append([readout.kl.value for readout in readouts])
         if done < steps:
             losses = _train_step(stack, translators, next(batches), done, steps)
             if done >= 0.9 * steps:
                 last_losses.append(losses)
-    return _Training(steps, tuple(marks), np.array(read_at), np.mean(last_losses, 0), steps * size / len(texts))
+    return _Training(steps, tuple(marks), np.array(kl_at_marks), np.mean(last_losses, 0), steps * size / len(texts))
 
 
 def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
@@ -204,10 +204,10 @@ def _train_step(stack: AppliedStack, translators: list[Translator], ids: Tensor,
         p = final.exp()
         for i, translator in enumerate(translators):
             logits = stack.to_logits(translator(states[i][part], translator.trained))
-            read = logits.detach().log_softmax(-1)
-            losses[i] += float((p * (final - read)).sum()) / positions
+            lens_logs = logits.detach().log_softmax(-1)
+            losses[i] += float((p * (final - lens_logs)).sum()) / positions
             # computed by hand, so that it is 0 if the two are equal; autograd leaves rounding, which Adam would follow
-            slope = (read.exp() - p) / positions
+            slope = (lens_logs.exp() - p) / positions
             torch.autograd.backward(logits, slope, inputs=translator.trained)
     decay = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))  # weight of the previous average
     for translator in translators:
@@ -267,10 +267,10 @@ def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _read(
+def _measure_lenses(
     stack: AppliedStack, texts: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor] = ()
-) -> tuple[list[LensRead], list[Estimate]]:
-    """Read lenses on windows [m, T].
+) -> tuple[list[LensReadout], list[Estimate]]:
+    """Measure lenses on windows [m, T].
 
     Returns:
         The results of each lens; the model's own nll, and its KL to fixed distributions [V].
@@ -279,20 +279,20 @@ def _read(
     for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
             at_part = [of_layer[part] for of_layer in states]
-            columns = _read_positions(stack, at_part, targets[part], lenses, fixed)
+            columns = _measure_positions(stack, at_part, targets[part], lenses, fixed)
             pieces.append(torch.stack(columns).double())
     positions = torch.cat(pieces, 1)
     by_window = positions.reshape(len(positions), len(texts), -1).mean(-1).numpy()
     estimates = [mean_interval(of_windows) for of_windows in by_window]
     first = 1 + len(fixed)  # the model's own estimates come first
-    reads = [LensRead(*estimates[i : i + 3]) for i in range(first, len(estimates), 3)]
-    return reads, estimates[:first]
+    readouts = [LensReadout(*estimates[i : i + 3]) for i in range(first, len(estimates), 3)]
+    return readouts, estimates[:first]
 
 
-def _read_positions(
+def _measure_positions(
     stack: AppliedStack, states: Sequence[Tensor], targets: Tensor, lenses: Sequence[_Lens], fixed: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Read lenses on some positions [N].
+    """Measure lenses on some positions [N].
 
     Returns the model's nll and its KL to each of `fixed`, then KL, nll and agreement of each lens.
     """
@@ -302,9 +302,9 @@ def _read_positions(
     for logs in fixed:
         columns.append((p * (final - logs)).sum(-1))
     for depth, translated in lenses:
-        read = stack.to_logits(translated(states[depth])).log_softmax(-1)
-        agrees = read.argmax(-1) == final.argmax(-1)
-        columns += [(p * (final - read)).sum(-1), _nll(read, targets), agrees.to(final.dtype)]
+        lens_logs = stack.to_logits(translated(states[depth])).log_softmax(-1)
+        agrees = lens_logs.argmax(-1) == final.argmax(-1)
+        columns += [(p * (final - lens_logs)).sum(-1), _nll(lens_logs, targets), agrees.to(final.dtype)]
     return columns
 
 
@@ -314,12 +314,12 @@ def _nll(logs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Reads:
+class _BothLenses:
     """Both lenses on held-out windows."""
 
-    logit: list[LensRead]  # before each layer [L]
-    tuned: list[LensRead]  # the same
-    last: LensRead  # after the last layer, where both lenses equal the model
+    logit: list[LensReadout]  # before each layer [L]
+    tuned: list[LensReadout]  # the same
+    last: LensReadout  # after the last layer, where both lenses equal the model
     nll: Estimate  # the model's own
     chances: list[Estimate]  # the model's KL to the uniform, the text's and its own mean distribution
 
@@ -329,48 +329,48 @@ class _Reads:
         return self.chances[-1]
 
 
-def _read_both(stack: AppliedStack, heldout: Tensor, translators: list[Translator], fixed: Tensor) -> _Reads:
-    """Read every layer by the logit lens and by the tuned lens."""
+def _measure_both(stack: AppliedStack, heldout: Tensor, translators: list[Translator], fixed: Tensor) -> _BothLenses:
+    """Measure the logit lens and the tuned lens at every layer."""
     depth = len(stack.applications)
     as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
-    reads, (nll, *chances) = _read(stack, heldout, [*as_it_is, *enumerate(translators)], [*fixed])
-    return _Reads(reads[:depth], reads[depth + 1 :], reads[depth], nll, chances)
+    readouts, (nll, *chances) = _measure_lenses(stack, heldout, [*as_it_is, *enumerate(translators)], [*fixed])
+    return _BothLenses(readouts[:depth], readouts[depth + 1 :], readouts[depth], nll, chances)
 
 
 # --- the report
 
 
-def _report(stack: AppliedStack, reads: _Reads, training: _Training) -> Measurement:
+def _report(stack: AppliedStack, lenses: _BothLenses, training: _Training) -> Measurement:
     """Report from which layer on the first choice can be read, and every layer's KL."""
     names = ["input", *(layer.name for layer in stack.applications)]
     return Measurement(
-        answer=_answer(reads),
-        quantities=tuple(_quantities(reads)),
-        curves=tuple(_curves(reads, training)),
-        listings=(_listing(names, reads, training.moved),),
-        notes=tuple(_notes(reads, training)),
+        answer=_answer(lenses),
+        quantities=tuple(_quantities(lenses)),
+        curves=tuple(_curves(lenses, training)),
+        listings=(_listing(names, lenses, training.moved),),
+        notes=tuple(_notes(lenses, training)),
     )
 
 
-def _answer(reads: _Reads) -> str:
+def _answer(lenses: _BothLenses) -> str:
     """Return the first layer after which the tuned lens has the first choice at most positions."""
-    depths = [depth for depth, read in enumerate(reads.tuned) if read.agreement.low > 0.5]
+    depths = [depth for depth, readout in enumerate(lenses.tuned) if readout.agreement.low > 0.5]
     if not depths:
         return NEVER
     if depths[0] == 0:
         return "the first choice at most positions, before any layer"
-    return f"the first choice at most positions, after layer {depths[0]} of {len(reads.tuned)}"
+    return f"the first choice at most positions, after layer {depths[0]} of {len(lenses.tuned)}"
 
 
-def _notes(reads: _Reads, training: _Training) -> Iterator[str]:
+def _notes(lenses: _BothLenses, training: _Training) -> Iterator[str]:
     """Yield notes on poor logit lenses and on tuned lenses that were trained too little."""
-    depth = len(reads.tuned)
-    worse = [read for read in reads.logit if read.kl.low > reads.constant.high]
+    depth = len(lenses.tuned)
+    worse = [readout for readout in lenses.logit if readout.kl.low > lenses.constant.high]
     yield f"at {len(worse)} of {depth} places the logit lens is further off than the model's mean distribution"
     unfinished = np.sum(np.abs(training.moved) >= CONVERGED)
     if unfinished:
         yield f"{unfinished} of {depth} tuned lenses still moved in the last tenth; raise --lens-steps"
-    least = np.array([0.9 * read.kl.low for read in reads.tuned])
+    least = np.array([0.9 * readout.kl.low for readout in lenses.tuned])
     by_heart = int((training.fit < least).sum())
     if by_heart:
         where = "1 place" if by_heart == 1 else f"{by_heart} places"
@@ -378,31 +378,31 @@ def _notes(reads: _Reads, training: _Training) -> Iterator[str]:
         yield f"at {where} the tuned lens knows its windows by heart, seen {times} times: give more text"
 
 
-def _quantities(reads: _Reads) -> Iterator[Quantity]:
+def _quantities(lenses: _BothLenses) -> Iterator[Quantity]:
     """Yield both lenses before any layer, the model's own nll, and the levels of chance."""
-    before_layers = {"tuned lens, before any layer": reads.tuned[0], "logit lens there": reads.logit[0]}
-    for name, read in before_layers.items():
-        why = f"{_in_bits(read.kl)} bits"
-        yield Quantity.of_estimate(name, read.kl, unit=KL, chance=reads.constant.value, why=why)
-        yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
-    yield Quantity.of_estimate("the model's own nll", reads.nll, unit=NATS, main=False)
-    for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), reads.chances, strict=True):
+    before_layers = {"tuned lens, before any layer": lenses.tuned[0], "logit lens there": lenses.logit[0]}
+    for name, readout in before_layers.items():
+        why = f"{_in_bits(readout.kl)} bits"
+        yield Quantity.of_estimate(name, readout.kl, unit=KL, chance=lenses.constant.value, why=why)
+        yield Quantity.of_estimate(f"same first choice, {name}", readout.agreement, unit="%", main=False)
+    yield Quantity.of_estimate("the model's own nll", lenses.nll, unit=NATS, main=False)
+    for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), lenses.chances, strict=True):
         yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere, without a lens")
 
 
-def _curves(reads: _Reads, training: _Training) -> Iterator[Curve]:
+def _curves(lenses: _BothLenses, training: _Training) -> Iterator[Curve]:
     """Yield KL and agreement of both lenses by layer, and the training of three tuned lenses."""
-    both = {"tuned lens": reads.tuned, "logit lens": reads.logit}
+    both = {"tuned lens": lenses.tuned, "logit lens": lenses.logit}
     for which, of_lens in both.items():
-        distances = enumerate(read.kl for read in of_lens)
+        distances = enumerate(readout.kl for readout in of_lens)
         yield Curve.through(
             "How far is each layer from the final distribution?", distances,
             which=which, along=APPLIED, unit=KL, log=True,
-            level=reads.constant.value, level_name="the model's mean distribution",
+            level=lenses.constant.value, level_name="the model's mean distribution",
             why="Held out.",
         )  # fmt: skip
     for which, of_lens in both.items():
-        agreements = enumerate(read.agreement for read in of_lens)
+        agreements = enumerate(readout.agreement for readout in of_lens)
         yield Curve.through(
             "Does a layer already name the model's first choice?", agreements,
             which=which, along=APPLIED, unit="share of positions", why="Held out.",
@@ -418,7 +418,7 @@ def _curves(reads: _Reads, training: _Training) -> Iterator[Curve]:
         )  # fmt: skip
 
 
-def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) -> Listing:
+def _listing(names: Sequence[str], lenses: _BothLenses, moved: NDArray[np.float64]) -> Listing:
     """List the results of both lenses at each layer.
 
     After the last layer there is only the logit lens.
@@ -431,18 +431,18 @@ def _listing(names: Sequence[str], reads: _Reads, moved: NDArray[np.float64]) ->
     for depth, name in enumerate(names[1:], 1):
         layer_names.append(f"{depth} · {name}")
     rows = []
-    for layer, logit, tuned, share in zip(layer_names[:-1], reads.logit, reads.tuned, moved, strict=True):
+    for layer, logit, tuned, share in zip(layer_names[:-1], lenses.logit, lenses.tuned, moved, strict=True):
         is_converged = "yes" if abs(share) < CONVERGED else "no"
         cells = _both_cells(_cells(logit), _cells(tuned))
         rows.append((layer, *cells, f"{plain(-100 * share, 2)} %", is_converged))
-    cells = _both_cells(_cells(reads.last), [NONE] * 4)
+    cells = _both_cells(_cells(lenses.last), [NONE] * 4)
     rows.append((layer_names[-1], *cells, NONE, NONE))
     return Listing("Both lenses at each place", tuple(header), tuple(rows))
 
 
-def _cells(read: LensRead) -> list[str]:
+def _cells(readout: LensReadout) -> list[str]:
     """Return KL in nats, in bits, nll and agreement of one lens as text."""
-    return [_cell(read.kl), _in_bits(read.kl), _cell(read.nll), _cell(read.agreement)]
+    return [_cell(readout.kl), _in_bits(readout.kl), _cell(readout.nll), _cell(readout.agreement)]
 
 
 def _both_cells(logit: Sequence[str], tuned: Sequence[str]) -> list[str]:
