@@ -76,7 +76,7 @@ def job(text):
 @pytest.fixture(scope="session")
 def trained(job):
     """Return a function that trains the job of an arm and returns its outcome."""
-    return lambda *arguments, **changes: train(job(*arguments, **{"probe": (3, 4, 5), **changes}))
+    return lambda *arguments, **changes: train(job(*arguments, **{"measured_ids": (3, 4, 5), **changes}))
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
     RunError: `out` has no comparison.
     """
     settings, text = open_run(out, single=False)
-    bigrams, names = choose_probe(text)
+    bigrams, names = choose_bigrams(text)
     products = products_of(out, display)
     jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)
     env = read_json(out / ENVIRONMENT) or {}
@@ -400,7 +400,7 @@ def finish_element(out: Path, display: Display, number: int) -> SingleRun:
     Other processes may train other runs of it at the same time.
     """
     settings, text = open_run(out, single=False)
-    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, choose_probe(text)[1])
+    runs = all_runs(make_jobs(settings, text, out, products_of(out, display)), settings.seeds, choose_bigrams(text)[1])
     if not 1 <= number <= len(runs):
         raise RunError(f"--element {number}: {out} has {len(runs)} runs", f"choose 1 to {len(runs)}")
     return finish_run(runs[number - 1], display)
@@ -476,7 +476,7 @@ def make_jobs(
     ]
 
 
-def choose_probe(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
+def choose_bigrams(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:
     """Return the bigrams whose direct path is measured, and the texts of their tokens.
 
     The texts are in the order of the measurement, by token id.
@@ -499,20 +499,20 @@ def _token_names(text: PreparedText, bigrams: Sequence[Bigram]) -> dict[int, str
     return {token: text.tokenizer.decode([token]) for token in tokens}
 
 
-def all_runs(jobs: Sequence[Job], seeds: int, probe: Iterable[int]) -> list[Job]:
+def all_runs(jobs: Sequence[Job], seeds: int, measured_ids: Iterable[int]) -> list[Job]:
     """Return every run of these arms in training order: seed by seed, with titles."""
-    tokens = tuple(probe)
+    ids = tuple(measured_ids)
     runs: list[Job] = []
     for seed in range(1, seeds + 1):
         for job in jobs:
             title = f"{len(runs) + 1}/{seeds * len(jobs)} {job.arm} seed {seed}"
-            runs.append(with_seed(job, seed, title, tokens))
+            runs.append(with_seed(job, seed, title, ids))
     return runs
 
 
-def with_seed(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
+def with_seed(job: Job, seed: int, title: str, measured_ids: tuple[int, ...] = ()) -> Job:
     """Return the job of one seed, counted from 1."""
-    return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title, probe=probe)
+    return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title, measured_ids=measured_ids)
 
 
 def environment() -> dict[str, Any]:

@@ -349,7 +349,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's result, and its direct path on the tokens of its `probe`."""
+    """A run's result, and its direct path on the tokens `measured_ids`."""
 
     result: RunResult
     direct_path: list[list[float]]
@@ -410,7 +410,7 @@ def _conclude(job: Job, kind: Kind, trained: TrainedModel) -> Outcome:
     for name, record in kind.extra_files(validation).items():
         write_json(job.folder / name, record)
     result = _result(job, kind, trained, validation)
-    outcome = Outcome(result, direct_path(installed, list(job.probe)))
+    outcome = Outcome(result, direct_path(installed, list(job.measured_ids)))
     _save_models(job, installed)
     write_json(job.folder / RESULT, to_record(outcome))
     for pattern in kind.leftovers:

@@ -54,7 +54,7 @@ class Job:
     seed: int = 1
     feed_forward: int | None = None  # feed-forward width that `match parameters` gives the arm
     title: str = ""  # name of the run in progress lines
-    probe: tuple[int, ...] = ()  # tokens whose direct path is measured
+    measured_ids: tuple[int, ...] = ()  # ids of the tokens whose direct path is measured
     split: str = "heldout"  # split that the run is measured on
     trial: bool = False  # True if only the last loss on `split` is needed
     products: str | ProductChoice = "default"  # matrix products of its steps and measurements

@@ -92,8 +92,8 @@ def train_in_plain_loop(asked):
     "arm", ["tied", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("untied", "factored:8"))]
 )
 def test_flax_run_starts_as_torch_run_and_ends_as_plain_torch_loop(arm, trained, tiny_settings, job, tmp_path):
-    theirs = trained(tiny_settings(), tmp_path / "torch", arm, probe=(3, 4))
-    ours = trained(tiny_settings(backend="flax"), tmp_path / "flax", arm, probe=(3, 4))
+    theirs = trained(tiny_settings(), tmp_path / "torch", arm, measured_ids=(3, 4))
+    ours = trained(tiny_settings(backend="flax"), tmp_path / "flax", arm, measured_ids=(3, 4))
     a, b = ours.result, theirs.result
     same = "initial_nll predicted_initial_nll init_std parameters trainable_parameters training_bytes steps"
     for name in same.split():
@@ -110,7 +110,7 @@ def test_flax_run_starts_as_torch_run_and_ends_as_plain_torch_loop(arm, trained,
     with torch.no_grad():
         path = model.lm_head(model.get_input_embeddings()(torch.tensor([3, 4])))[:, [3, 4]]
     torch.testing.assert_close(path, torch.tensor(ours.direct_path), rtol=1e-5, atol=1e-6)
-    assert trained(tiny_settings(backend="flax"), tmp_path / "flax", arm, probe=(3, 4)) == ours
+    assert trained(tiny_settings(backend="flax"), tmp_path / "flax", arm, measured_ids=(3, 4)) == ours
 
 
 @pytest.mark.parametrize(

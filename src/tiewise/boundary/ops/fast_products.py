@@ -4,11 +4,11 @@
 sends the same products to oneDNN and allows it to round them to bf16. With AMX it does. Without AMX, oneDNN has no such
 kernel and computes in fp32. Without AVX-512, torch does not use oneDNN, and both are the same product. So
 
-    auto = onednn     if     the processor has no AMX,  a probe keeps fp32 accuracy,  a trial takes a tenth less time
+    auto = onednn     if     the processor has no AMX,  a test keeps fp32 accuracy,  a trial takes a tenth less time
            default    else:  the flag is not changed
     native = a loss by tiewise's kernel, if the same trial shows it as fast as the faster of the two, or nearly
 
-    probe and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [2048, 256], P [n, 2048]
+    test and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [2048, 256], P [n, 2048]
 
 The trial also computes the softmax between the products. The times of a trial are cached in `products.json` in the
 user's cache, by the processor and its capabilities, torch, the type and the number of threads. Each process measures
@@ -49,7 +49,7 @@ FASTER = 0.9  # largest ratio of oneDNN's time to the default's: noise on the fa
 # largest ratio of the kernel's time in a trial to the faster of the two. It may be a little slower there, because
 # only a trial's logits fit into the processor's cache: .99 to 1.05 in trials were .86 to .95 in real losses
 SPILLED = 1.1
-SECONDS = 0.04  # duration of probe and trial
+SECONDS = 0.04  # duration of test and trial
 ROUNDED = 2e-6  # relative error of a sum of positive products: above that of fp32, and below bf16's 1e-4
 
 
@@ -144,7 +144,7 @@ def choose_products(product: str | ProductChoice = "auto", multiplications: floa
     """
     if isinstance(product, ProductChoice):
         return product
-    with _lock:  # one thread probes and measures; the others wait for its choice
+    with _lock:  # one thread tests and measures; the others wait for its choice
         if product == "auto":
             if _active:
                 return _active[-1]
@@ -278,7 +278,7 @@ def _rounding_reason() -> str:
 @cache
 def _find_fastest_exact(threads: int) -> ProductChoice:
     """Return the fastest exact products for so many threads, by a trial now or earlier."""
-    deadline = time.perf_counter() + SECONDS  # SECONDS include the probe in `_rounding_reason`
+    deadline = time.perf_counter() + SECONDS  # SECONDS include the test in `_rounding_reason`
     if _read_flag() is None:
         return _make_choice("default", "this torch has no other")
     reason = _rounding_reason()

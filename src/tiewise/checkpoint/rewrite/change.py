@@ -24,7 +24,7 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import report_progress
 
-PROBES = 64  # number of random hidden vectors
+RANDOM_VECTORS = 64  # number of random hidden vectors
 SEED = 20_250_903  # seed of these vectors
 DELETE: Final = object()  # value in `Change.config` that removes the key
 
@@ -187,7 +187,7 @@ Pair = tuple[TableRows, TableRows]  # a table before and after the change
 
 def hidden_vectors(width: int) -> NDArray[np.float32]:
     """Return the random hidden vectors [64, width], each of root mean square 1."""
-    vectors = np.random.default_rng(SEED).standard_normal((PROBES, width))
+    vectors = np.random.default_rng(SEED).standard_normal((RANDOM_VECTORS, width))
     size = np.sqrt(np.square(vectors).mean(axis=1, keepdims=True))
     return np.asarray(vectors / size, np.float32)
 
@@ -206,10 +206,10 @@ def measure_movement(outputs: Pair | None, inputs: Pair | None) -> Movement:
     at = ""
     if outputs is not None:
         width = outputs[0].width
-        probes = hidden_vectors(width).T
-        logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
+        vectors = hidden_vectors(width).T
+        logits = _largest(outputs, lambda difference: np.abs(difference @ vectors))
         names.append("output")
-        at = f", at {PROBES} random hidden vectors of unit root mean square and width {width}"
+        at = f", at {RANDOM_VECTORS} random hidden vectors of unit root mean square and width {width}"
     if inputs is not None:
         input_rows = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
         names.append("input")

@@ -101,14 +101,14 @@ class LowRankFactors:
 
     def errors(self) -> Errors:
         """Return the errors of the product of the two factors, compared with W."""
-        back, probes = self.map.astype(np.float64).T, hidden_vectors(self.table.shape[1]).T
+        back, vectors = self.map.astype(np.float64).T, hidden_vectors(self.table.shape[1]).T
         errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
             for rows, narrow in self.chunks():
                 error = narrow.astype(np.float64) @ back - rows
                 errors.append(np.square(error).sum(axis=1))
                 norms.append(np.square(rows).sum(axis=1))
-                logits = max(logits, float(np.abs(error @ probes).max(initial=0.0)))
+                logits = max(logits, float(np.abs(error @ vectors).max(initial=0.0)))
         return Errors(np.concatenate(errors), np.concatenate(norms), logits)
 
 

@@ -45,7 +45,7 @@ NEXT, HIDDEN, HALF = "next token", "hidden", "second half"
 HIDDEN_SHARE = 0.15  # of a window's tokens; BERT hides as many (arXiv:1810.04805, §3.1)
 _MASKS = ("[MASK]", "<mask>")
 _MOST_LOGITS = 1 << 26  # of one forward: 256 MB of fp32
-_PROBED = 8  # tokens that are used to test which positions a model sees
+_CHECKED_TOKENS = 8  # tokens that are used to test which positions a model sees
 _ROWS = 4096  # of a table, converted to fp64 together
 Floats = NDArray[np.float64]
 
@@ -132,7 +132,7 @@ def _kind(opened: Opened, windows: Tensor) -> str:
         return looked_up[-1].clone()
 
     with torch.enable_grad(), model.get_input_embeddings().register_forward_hook(record_rows):
-        logits = model(input_ids=windows[:1, :_PROBED]).logits
+        logits = model(input_ids=windows[:1, :_CHECKED_TOKENS]).logits
     if not logits.isfinite().all():
         raise DataError(f"{opened.folder.path}: logits that are no numbers", "`tiewise check --deep` names the rows")
     # if no position sees a later one, the last token's gradient from the logits before it is exactly 0

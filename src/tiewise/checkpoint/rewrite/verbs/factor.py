@@ -23,7 +23,7 @@ from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX, TIEWISE_T
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import PlainEnds, find_tied_names, require_plain_ends
-from tiewise.checkpoint.rewrite.change import PROBES, Change, Movement, NewTensor, Rows, require_plain_head
+from tiewise.checkpoint.rewrite.change import RANDOM_VECTORS, Change, Movement, NewTensor, Rows, require_plain_head
 from tiewise.checkpoint.rewrite.low_rank import Errors, LowRankFactors, low_rank, memory_needed
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.ties import flag_changes
@@ -38,7 +38,7 @@ from tiewise.core.progress import progress_of
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, frequency_bins
 
-MEASURED = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
+MEASURED = f"every row of both ends, at {RANDOM_VECTORS} random hidden vectors of unit root mean square"
 
 
 @verb(
