@@ -1,4 +1,6 @@
-"""Contents of a Hugging Face folder: config, index of shards, headers of tensor files.
+"""Contents of a Hugging Face folder: config, index of shard files, headers of tensor files.
+
+A shard file is one of the files of a split checkpoint. (A shard is a part of a parameter that one rank stores.)
 
 Each file is opened once and checked. A fault in one file does not hide the others: `Folder.faults` lists every fault
 with its file.
@@ -22,7 +24,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest published one has 140,000 tensors
+MOST_FILES, MOST_TENSOR_FILES, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest published one has 140,000 tensors
 MOST_CONFIG = 8 * 2**20  # bytes of config.json
 _GIVE_FOLDER = "give the checkpoint's own folder"
 
@@ -56,7 +58,7 @@ class Folder:
     headers: dict[str, Header]
     # {name: tensor}, each from the file in the index, else from the first file that has it
     tensors: dict[str, Stored]
-    weight_map: dict[str, str] | None = None  # {tensor: its file} in the index of shards; None without an index
+    weight_map: dict[str, str] | None = None  # {tensor: its file} in the index of shard files; None without an index
     total_size: Any = None  # total bytes of all tensors in the index; None if absent
     copies: tuple[Stored, ...] = ()  # further tensors whose name is in `tensors` from another file
     extra: tuple[str, ...] = ()  # other `.safetensors` files in the folder, without those of an adapter
@@ -157,10 +159,10 @@ def _open_directory(path: Path) -> Folder:
         with recording_faults(faults, INDEX):
             weight_map, total_size = _index(path)
     candidates = [name for name in files if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    opened = _shards_to_open(candidates, weight_map)
-    if len(opened) > MOST_SHARDS:
+    opened = _files_to_open(candidates, weight_map)
+    if len(opened) > MOST_TENSOR_FILES:
         raise CheckpointError(f"{path}: {len(opened):,} shards are no checkpoint", _GIVE_FOLDER)
-    shards = _Shards(path, weight_map)
+    tensor_files = _TensorFiles(path, weight_map)
     existing = frozenset(files)
     for file in opened:
         header = None
@@ -169,22 +171,22 @@ def _open_directory(path: Path) -> Folder:
                 raise CheckpointError(f"{path / file}: no such file", "check the path")
             header = read_header(path_inside(path, file))
         if header is not None:
-            shards.add(file, header)
+            tensor_files.add(file, header)
     return Folder(
         path,
         files,
         config,
-        shards.headers,
-        shards.tensors,
+        tensor_files.headers,
+        tensor_files.tensors,
         weight_map,
         total_size,
-        copies=tuple(shards.copies),
+        copies=tuple(tensor_files.copies),
         extra=tuple(sorted(set(candidates) - set(opened))),
         faults=tuple(faults),
     )
 
 
-def _shards_to_open(candidates: list[str], weight_map: dict[str, str] | None) -> list[str]:
+def _files_to_open(candidates: list[str], weight_map: dict[str, str] | None) -> list[str]:
     """Return the tensor files to open: those in the index, else model.safetensors, else all candidates."""
     if weight_map is not None:
         return sorted(set(weight_map.values()))
@@ -200,7 +202,7 @@ def _config(folder: Path, faults: list[Fault]) -> dict[str, Any] | None:
     return None
 
 
-class _Shards:
+class _TensorFiles:
     """Tensors of the tensor files.
 
     If several files have a tensor, the file in the index counts, else the first one.
@@ -242,7 +244,7 @@ def _listing(path: Path) -> tuple[str, ...]:
 
 
 def _index(path: Path) -> tuple[dict[str, str], Any]:
-    """Return ({tensor: its file}, total bytes) in the index of shards. The bytes may be None."""
+    """Return ({tensor: its file}, total bytes) in the index of shard files. The bytes may be None."""
     record = object_of(read_json(os.fspath(path_inside(path, INDEX)), unique=True))
     weight_map = record.get("weight_map")
     problem = _wrong_map(weight_map)
@@ -258,7 +260,7 @@ def _wrong_map(weight_map: Any) -> str | None:
     if not is_text_map(weight_map):
         return "it has no weight_map from tensors to files"
     files = sorted(set(weight_map.values()))
-    if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
+    if len(weight_map) > MOST_TENSORS or len(files) > MOST_TENSOR_FILES:
         return f"{len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
     for file in files:
         if file != Path(file).name:

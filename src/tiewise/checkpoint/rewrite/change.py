@@ -90,7 +90,7 @@ class Change:
     # dotted path in config.json → new value, or `DELETE`; the levels above the last key must exist
     config: Mapping[str, Any] = field(default_factory=dict)
     drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) of second copies to drop
-    reindex: bool = False  # True to rewrite the index although no shard changes
+    reindex: bool = False  # True to rewrite the index although no tensor file changes
     texts: Mapping[str, bytes] = field(default_factory=dict)  # {name of a file without tensors: its new content}
     leave: frozenset[str] = frozenset()  # names of files without tensors that the result omits
     notes: tuple[str, ...] = ()  # advice for the user, one sentence each

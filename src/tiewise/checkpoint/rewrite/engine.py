@@ -313,7 +313,7 @@ class _Rewrite:
             written=tuple(sorted(tensor.name for tensor in change.put)),
             bytes_before=_stored_bytes(folder),
             bytes_after=sum(tensor.nbytes for tensor in plan.tensors.values()),
-            rewritten=tuple(plan.shards),
+            rewritten=tuple(plan.rewritten),
             linked=linked,
             copied=tuple(self.copied_files(linked)),
             logit_change=change.movement.logits,

@@ -32,7 +32,7 @@ MOST_DEPTH = 16  # deepest nesting of folders
 class FilePlan:
     """All files of the result except its provenance."""
 
-    shards: dict[str, tuple[NewTensor, ...]]  # {file whose tensors change: its tensors, in order}
+    rewritten: dict[str, tuple[NewTensor, ...]]  # {file whose tensors change: its tensors, in order}
     shared: tuple[str, ...]  # paths of unchanged files that may share their bytes with the source
     copied: tuple[str, ...]  # paths of other unchanged files
     texts: dict[str, bytes]  # {changed file without tensors: its content}; the index last
@@ -41,12 +41,12 @@ class FilePlan:
 
     @property
     def written(self) -> Iterator[NewTensor]:
-        """All tensors of the rewritten shards, in order."""
-        return chain.from_iterable(self.shards.values())
+        """All tensors of the rewritten files, in order."""
+        return chain.from_iterable(self.rewritten.values())
 
     @property
     def new_bytes(self) -> int:
-        """Size of the tensors of the rewritten shards, in bytes."""
+        """Size of the tensors of the rewritten files, in bytes."""
         return sum(tensor.nbytes for tensor in self.written)
 
 
@@ -59,7 +59,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     if folder.faults:
         raise CheckpointError(folder.faults[0].problem, folder.faults[0].remedy)
     _require_one_copy(folder, change)
-    shards: dict[str, tuple[NewTensor, ...]] = {}
+    rewritten: dict[str, tuple[NewTensor, ...]] = {}
     unchanged: list[str] = []
     tensors: dict[str, NewTensor] = {}
     for file, header in folder.headers.items():
@@ -68,7 +68,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         if not after.is_changed:
             unchanged.append(file)
         elif after.tensors:  # a file without tensors is omitted
-            shards[file] = after.tensors
+            rewritten[file] = after.tensors
     texts = dict(change.texts)
     if change.config:
         texts[CONFIG] = edit_json_file(folder, CONFIG, change.config)
@@ -79,7 +79,7 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     files = _UnchangedFiles(folder)
     files.add_all({*folder.headers, *texts, PROVENANCE, *change.leave})
     return FilePlan(
-        shards=shards,
+        rewritten=rewritten,
         shared=tuple(sorted([*unchanged, *files.shared])),
         copied=tuple(files.copied),
         texts=texts,

@@ -24,7 +24,7 @@ def write_files(folder: Folder, plan: FilePlan, target: Path, provenance: bytes)
     """
     done = 0
     with progress_of("writing", plan.new_bytes):
-        for file, tensors in plan.shards.items():
+        for file, tensors in plan.rewritten.items():
             done = write_tensors(target / file, tensors, folder.headers[file].metadata, done)
     linked = []
     for file in (*plan.shared, *plan.copied):

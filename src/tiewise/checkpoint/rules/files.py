@@ -1,4 +1,4 @@
-"""Rules on unreadable files, index and shards of a checkpoint: B001 to B004."""
+"""Rules on unreadable files, index and shard files of a checkpoint: B001 to B004."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiewise.checkpoint.rules.rule import AnyFacts, Observation, Observations, S
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 
-_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+_SHARD_FILE = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
 
 
@@ -35,7 +35,7 @@ def _unreadable_files(facts: Facts) -> Observations:
     """Report files of a model's folder that cannot be read, and weights that are only pickles."""
     folder = facts.folder
     for fault in folder.faults:
-        if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shards
+        if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shard files
             yield short(fault.file), _without_path(fault, folder), fault.remedy
     for fault in _further_faults(facts):
         yield Observation(fault.file, _without_path(fault, folder), fault.remedy, severity="warning")
@@ -72,15 +72,16 @@ def _without_path(fault: Fault, folder: Folder) -> str:
 
 @rule("B002", "fatal", "the index and the shards name the same tensors")
 def index_and_shards(facts: Facts) -> Observations:
-    """model.safetensors.index.json maps every tensor to the shard that stores it. Tools that add, drop or rename
-    tensors without rewriting the index leave names that no shard stores, or tensors that no loader reads. llama.cpp's
-    converter stopped at a `wte` that only the index named (llama.cpp#12456), and users edit the file by hand after
-    merges (mergekit#385). A missing shard is fatal. Tensors in another shard, and tensors that the index lacks, can be
-    mapped again from the headers. A name that no shard stores can be removed only if it is the head of a tied model.
-    What to do: `tiewise repair` rebuilds the index; a missing shard must be downloaded.
+    """model.safetensors.index.json maps every tensor to the shard file that stores it. Tools that add, drop or rename
+    tensors without rewriting the index leave names that no shard file stores, or tensors that no loader reads.
+    llama.cpp's converter stopped at a `wte` that only the index named (llama.cpp#12456), and users edit the file by
+    hand after merges (mergekit#385). A missing shard file is fatal. Tensors in another shard file, and tensors that the
+    index lacks, can be mapped again from the headers. A name that no shard file stores can be removed only if it is the
+    head of a tied model.
+    What to do: `tiewise repair` rebuilds the index; a missing shard file must be downloaded.
     Sources: llama.cpp#12456; mergekit#385
     """
-    yield from _missing_shards(facts.folder)
+    yield from _missing_files(facts.folder)
     weight_map = facts.folder.weight_map
     if weight_map is None:
         yield from _missing_index(facts.folder)
@@ -88,8 +89,8 @@ def index_and_shards(facts: Facts) -> Observations:
         yield from _wrong_index(facts, weight_map)
 
 
-def _missing_shards(folder: Folder) -> Observations:
-    """Report an index that cannot be read, and shards that it names and the folder lacks."""
+def _missing_files(folder: Folder) -> Observations:
+    """Report an index that cannot be read, and shard files that the folder lacks."""
     if not folder.faults:
         return
     by_file = _tensors_by_file(folder.weight_map or {})
@@ -119,9 +120,10 @@ def _missing_index(folder: Folder) -> Observations:
         return
     if folder.opened is not None or folder.has(INDEX):
         return
-    shards = list(filter(_SHARD.fullmatch, folder.headers))
-    if shards:
-        problem = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
+    shard_files = list(filter(_SHARD_FILE.fullmatch, folder.headers))
+    if shard_files:
+        shards = f"{len(shard_files)} shards ({names(shard_files)})"
+        problem = f"{shards} without an index: loaders of transformers find no weights"
         yield INDEX, problem, "download the index, or write the checkpoint again"
     elif isinstance(folder.config.get("model_type"), str):
         yield _other_file_names(list(folder.headers))
@@ -137,25 +139,25 @@ def _other_file_names(files: list[str]) -> Observation:
 
 
 def _wrong_index(facts: Facts, weight_map: dict[str, str]) -> Observations:
-    """Report tensors whose shard differs from the index, or that one of the two lacks."""
+    """Report tensors whose file differs from the index, or that one of the two lacks."""
     tensors = facts.folder.tensors
-    misplaced = _not_in_their_shard(facts.folder, weight_map)
+    misplaced = _not_in_their_file(facts.folder, weight_map)
     elsewhere = [name for name in misplaced if name in tensors]
     if elsewhere:
-        yield _in_other_shards(facts, elsewhere, weight_map[elsewhere[0]])
+        yield _in_other_files(facts, elsewhere, weight_map[elsewhere[0]])
     lost = [name for name in misplaced if name not in tensors]
     if lost:
-        yield _in_no_shard(facts, lost)
+        yield _in_no_file(facts, lost)
     unknown = [name for name in tensors if name not in weight_map]
     if unknown:
         yield _without_entry(facts, unknown)
 
 
-def _in_other_shards(facts: Facts, elsewhere: list[str], file: str) -> Observation:
-    """Return the finding about tensors in another shard than the index says.
+def _in_other_files(facts: Facts, elsewhere: list[str], file: str) -> Observation:
+    """Return the finding about tensors in another shard file than the index says.
 
     Args:
-        file: shard to which the index maps the first of them.
+        file: shard file to which the index maps the first of them.
     """
     problem = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
     return Observation(short(file), problem, facts.command("repair"), True, severity="error")
@@ -168,8 +170,8 @@ def _without_entry(facts: Facts, unknown: list[str]) -> Observation:
     return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
 
-def _in_no_shard(facts: Facts, lost: list[str]) -> Observation:
-    """Return the finding about tensors that no shard stores.
+def _in_no_file(facts: Facts, lost: list[str]) -> Observation:
+    """Return the finding about tensors that no shard file stores.
 
     It can be repaired if the only such tensor is the head of a tied model.
     """
@@ -180,10 +182,10 @@ def _in_no_shard(facts: Facts, lost: list[str]) -> Observation:
     return Observation(INDEX, problem, remedy, severity="error")
 
 
-def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]:
-    """Return the tensors that are not in the shard to which the index maps them.
+def _not_in_their_file(folder: Folder, weight_map: dict[str, str]) -> list[str]:
+    """Return the tensors that are not in the shard file to which the index maps them.
 
-    Shards that were not read are skipped.
+    Files that were not read are skipped.
     """
     misplaced = list[str]()
     for name, file in weight_map.items():
@@ -197,7 +199,7 @@ def _not_in_their_shard(folder: Folder, weight_map: dict[str, str]) -> list[str]
 def stale(facts: Facts) -> Observations:
     """The index states the bytes of all tensors. A wrong number is harmless to most loaders. It shows that the file was
     edited, or is older than a rewrite. Some tools also read files of weights that the index does not name: mlx-lm takes
-    every model*.safetensors of a folder. transformers deletes its own old shards before it writes new ones; other tools
+    every model*.safetensors of a folder. transformers deletes its own old files before it writes new ones; other tools
     leave them. The rule ignores optimizer states, adapters and training arguments.
     What to do: `tiewise repair` corrects the number; move old weights out of the folder.
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
@@ -210,7 +212,7 @@ def stale(facts: Facts) -> Observations:
 
 def _is_of_model(file: str) -> bool:
     """Return whether a file of tensors has the name of a model's weights."""
-    return file.startswith("model") or _SHARD.fullmatch(file) is not None
+    return file.startswith("model") or _SHARD_FILE.fullmatch(file) is not None
 
 
 def _wrong_total(facts: Facts) -> Observations:
@@ -253,20 +255,21 @@ def _other_formats(folder: Folder, old: list[str]) -> Observations:
 
 
 @rule("B004", "error", "no name lies in two shards")
-def name_in_two_shards(facts: Facts) -> Observations:
-    """If two shards store one name, each loader chooses one of the two tensors. It takes the one that the index maps,
-    or the one that it reads last. Two equal tensors only waste bytes; with different ones, two loaders make two models.
+def name_in_two_files(facts: Facts) -> Observations:
+    """If two shard files store one name, each loader chooses one of the two tensors. It takes the one that the index
+    maps, or the one that it reads last. Two equal tensors only waste bytes; with different ones, two loaders make two
+    models.
     It comes from merges and from expert or pipeline ranks that each wrote the shared table (Megatron-Bridge#919).
     What to do: `tiewise repair` drops copies that are equal. If they differ, find out which one is the result of
     training.
     Sources: Megatron-Bridge#919; mergekit#385
     """
     for copy in facts.folder.copies:
-        yield _copy_in_shard(facts, copy)
+        yield _copy_in_file(facts, copy)
 
 
-def _copy_in_shard(facts: Facts, copy: Stored) -> Observation:
-    """Return the finding about a tensor whose name is in two shards.
+def _copy_in_file(facts: Facts, copy: Stored) -> Observation:
+    """Return the finding about a tensor whose name is in two shard files.
 
     An equal copy can be dropped.
     """

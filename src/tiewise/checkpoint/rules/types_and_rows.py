@@ -295,7 +295,7 @@ def not_divisible(facts: Facts) -> Observations:
         return
     problem = f"{table.rows:,} rows leave {left_over} over when divided by {step}"
     if ranks > 1:
-        problem += f". {_shards(table.rows, ranks)}"
+        problem += f". {_division_over_ranks(table.rows, ranks)}"
     remedy = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
     yield short(table.name), problem, f"{remedy} makes {_rounded_up(table.rows, step):,} at both ends"
 
@@ -305,7 +305,7 @@ def _rounded_up(rows: int, step: int) -> int:
     return -(-rows // step) * step
 
 
-def _shards(rows: int, ranks: int) -> str:
+def _division_over_ranks(rows: int, ranks: int) -> str:
     """Return how torch, vLLM and Megatron-LM spread rows over ranks."""
     each = -(-rows // ranks)
     with_rows = -(-rows // each)  # ranks that get at least one row
