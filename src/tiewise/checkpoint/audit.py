@@ -29,13 +29,13 @@ from tiewise.core.errors import CheckpointError, refuse_live_model
 from tiewise.core.records import to_strict_json
 
 SCHEMA = 1
-MOST_OF_A_KIND = 10  # findings that are reported one by one
+MOST_OF_A_GROUP = 10  # findings that are reported one by one
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 view = Late("tiewise.checkpoint.audit_view")  # imported late: a check from Python never needs it
 _FILES = (".gguf", ".onnx")
 # prefixes of rules on complete models: ends, tokenizer, loaders. A draft is half a model and has B083 to B085.
 _COMPLETE_MODEL_RULES = ("B01", "B02", "B03", "B042", "B080")
-# {argument of `check`: (kind of checkpoint that it needs, message for any other kind)}
+# {argument of `check`: (type of checkpoint that it needs, message for any other type)}
 _NEEDED_BY = {
     "base": ("adapter", "this is not an adapter's folder"),
     "beside": ("file", "this is no GGUF or ONNX file"),
@@ -43,7 +43,7 @@ _NEEDED_BY = {
     "target": ("model", "this is no draft model"),
     "quantise": ("model", "this is not a whole checkpoint"),
 }
-_RULE_KINDS = {  # {kind of a rule: its name in a message}
+_CHECKPOINT_TYPES = {  # {type of checkpoint that a rule checks: its name in a message}
     "folder": "whole checkpoints",
     "adapter": "adapters",
     "gguf": "GGUF files",
@@ -271,7 +271,7 @@ class _CheckOptions(NamedTuple):
             raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
 
     def require_fitting(self, folder: Folder | None) -> None:
-        """Raise a CheckpointError if an argument does not fit the kind of checkpoint.
+        """Raise a CheckpointError if an argument does not fit the type of checkpoint.
 
         `folder` is None for a GGUF or ONNX file.
         """
@@ -308,7 +308,7 @@ class _OpenedCheckpoint(NamedTuple):
 
     facts: AnyFacts  # input of the rules
     audit: Audit  # the audit, still without findings
-    rule_kinds: set[str]  # kinds of the rules that apply to it
+    checkpoint_types: set[str]  # types of checkpoints whose rules apply to it
 
 
 def _open(options: _CheckOptions) -> _OpenedCheckpoint:
@@ -374,10 +374,10 @@ def _of_model(path: Path, folder: Folder, options: _CheckOptions) -> _OpenedChec
     target = options.facts_of(options.target)
     facts = Facts(folder, options.scan, options.world, options.as_class, planned, target)
     audit = _audit_of_model(path, facts)
-    rule_kinds = {"any", "folder", audit.kind}
+    checkpoint_types = {"any", "folder", audit.kind}
     if target is not None:
-        rule_kinds.add("draft")
-    return _OpenedCheckpoint(facts, _with_sizes(audit, folder.tensors), rule_kinds)
+        checkpoint_types.add("draft")
+    return _OpenedCheckpoint(facts, _with_sizes(audit, folder.tensors), checkpoint_types)
 
 
 def _with_class(folder: Folder, path: Path, as_class: str) -> Folder:
@@ -446,7 +446,7 @@ class _RuleSelection:
             reason = self._reason_to_skip(rule, opened, options)
             if reason is None:
                 ran.append(rule.id)
-                findings += _first_of_each_kind(rule.check(opened.facts))
+                findings += _first_of_each_group(rule.check(opened.facts))
             else:
                 skipped[rule.id] = reason
         return replace(
@@ -465,8 +465,8 @@ class _RuleSelection:
             return "ignored"
         if rule.id not in self.chosen:
             return "not selected"
-        if rule.kind not in opened.rule_kinds:
-            return f"for {_RULE_KINDS[rule.kind]}"
+        if rule.kind not in opened.checkpoint_types:
+            return f"for {_CHECKPOINT_TYPES[rule.kind]}"
         if opened.audit.kind == "draft" and rule.id.startswith(_COMPLETE_MODEL_RULES):
             return "for models that stand alone"
         if rule.scans and not options.scan:
@@ -481,21 +481,21 @@ def _by_severity(finding: Finding) -> tuple[int, str]:
     return -SEVERITIES.index(finding.severity), finding.rule
 
 
-def _first_of_each_kind(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield at most ten findings per kind of one rule, then one that counts the rest."""
+def _first_of_each_group(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield at most ten findings per severity and repair of one rule, then one that counts the rest."""
     counts = Counter[tuple[str, bool]]()  # by severity and `safe`
     last = dict[tuple[str, bool], Finding]()
     for finding in findings:
-        kind: tuple[str, bool] = (finding.severity, finding.safe)
-        counts[kind] += 1
-        if counts[kind] <= MOST_OF_A_KIND:
+        group: tuple[str, bool] = (finding.severity, finding.safe)
+        counts[group] += 1
+        if counts[group] <= MOST_OF_A_GROUP:
             yield finding
         else:
-            last[kind] = finding
-    for kind, finding in last.items():
-        more = counts[kind] - MOST_OF_A_KIND
+            last[group] = finding
+    for group, finding in last.items():
+        more = counts[group] - MOST_OF_A_GROUP
         if more > 1:
-            evidence = f"{more:,} more of {counts[kind]:,} findings of this kind, the last at {finding.where}"
+            evidence = f"{more:,} more of {counts[group]:,} findings of this kind, the last at {finding.where}"
             finding = replace(finding, evidence=evidence, count=more)
         yield finding
 

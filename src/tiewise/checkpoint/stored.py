@@ -27,7 +27,7 @@ from tiewise.checkpoint.untrusted import LFS_POINTER, is_text_map, open_regular,
 from tiewise.core.errors import CheckpointError
 
 # {type of the format: NumPy type}, for types with a NumPy equivalent
-_KINDS: dict[str, Any] = {
+_NUMPY_TYPES: dict[str, Any] = {
     **{"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"},
     **{"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"},
     **{"F16": "<f2", "F32": "<f4", "F64": "<f8"},
@@ -35,9 +35,9 @@ _KINDS: dict[str, Any] = {
     **{"F8_E5M2": ml_dtypes.float8_e5m2, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz},
     **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz},
 }
-NUMPY: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _KINDS.items()}
+NUMPY: dict[str, np.dtype] = {name: np.dtype(type_code) for name, type_code in _NUMPY_TYPES.items()}
 # bits of one element, for every type of the format
-BITS = {name: 8 * kind.itemsize for name, kind in NUMPY.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+BITS = {name: 8 * dtype.itemsize for name, dtype in NUMPY.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 TORCH_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # {dtype in a config: type}
 FLOATING = tuple(TORCH_TYPES.values())  # types of an unquantised table
 

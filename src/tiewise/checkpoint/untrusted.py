@@ -205,11 +205,11 @@ def _repeated_key(pairs: list[tuple[str, Any]]) -> str:
     return next(key for key, count in counts.items() if count > 1)
 
 
-def items_of(kind: type[Item], value: Any) -> tuple[Item, ...]:
+def items_of(item_type: type[Item], value: Any) -> tuple[Item, ...]:
     """Return the items of a list that have this type; empty if `value` is no list."""
     if not isinstance(value, list):
         return ()
-    return tuple(item for item in value if type(item) is kind)
+    return tuple(item for item in value if type(item) is item_type)
 
 
 def object_of(value: Any) -> Mapping[str, Any]:
@@ -253,13 +253,13 @@ def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Itera
         if at == end:
             return
         tag, at = _varint(data, at, end, where)
-        kind = tag & 7
-        if kind in (_VARINT, _BYTES):
+        wire_type = tag & 7
+        if wire_type in (_VARINT, _BYTES):
             value, start = _varint(data, at, end, where)
-            at = start if kind == _VARINT else start + value
+            at = start if wire_type == _VARINT else start + value
         else:
             start = at
-            at += _FIXED.get(kind, end)  # any other kind is damage: this moves past the message
+            at += _FIXED.get(wire_type, end)  # any other wire type is damage: this moves past the message
         if at > end:
             raise _damaged(where)
         if tag == 1 << 3 | _BYTES:
@@ -268,7 +268,7 @@ def first_fields(data: bytes, at: int, end: int, most: int, where: str) -> Itera
         raise CheckpointError(f"{where}: more than {most:,} tokens", "take it from its source again")
 
 
-# field kinds of a protocol buffer, and {kind: bytes} of fields with a fixed length
+# wire types of a protocol buffer, and {wire type: bytes} of fields with a fixed length
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
 

@@ -65,7 +65,7 @@ TYPES = {
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
 }
-NAMES = {kind: name for name, kind in TYPES.items()}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
 OTHER_SAVE = "take the save before it, or a copy of this one"
 
 

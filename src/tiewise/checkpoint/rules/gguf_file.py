@@ -48,7 +48,7 @@ class GgmlType(NamedTuple):
 BY_NUMBER = {
     int(n): GgmlType(*entry) for n, entry in read_packaged_json("checkpoint/data/ggml_types.json")["types"].items()
 }
-BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
+BY_NAME = {ggml_type.name: ggml_type for ggml_type in BY_NUMBER.values()}
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = (
     10_000,
@@ -169,7 +169,7 @@ class _TensorInfo(NamedTuple):
 
     name: str
     shape: tuple[int, ...]  # in numpy's order
-    kind: int  # number of its ggml type
+    type_number: int  # number of its ggml type
     offset: int  # bytes from the start of the data
 
     @property
@@ -219,15 +219,15 @@ class _Header:
         key = self.name("a key")
         if key in self.metadata or key in self.arrays:
             raise self.wrong(f"it names the key {short(key)} twice")
-        kind = self.u32(f"the type of {short(key)}")
-        if kind == _ARRAY:
+        value_type = self.u32(f"the type of {short(key)}")
+        if value_type == _ARRAY:
             self.arrays[key] = self.pass_array(f"array {short(key)}")
-        elif kind == _TEXT:
+        elif value_type == _TEXT:
             self.metadata[key] = self.text(f"text {short(key)}")
-        elif kind in _SCALARS:
-            self.metadata[key] = self.scalar(_SCALARS[kind], short(key))
+        elif value_type in _SCALARS:
+            self.metadata[key] = self.scalar(_SCALARS[value_type], short(key))
         else:
-            raise self.wrong(f"the key {short(key)} has the unknown type {kind:,}")
+            raise self.wrong(f"the key {short(key)} has the unknown type {value_type:,}")
 
     def tensor_info(self) -> _TensorInfo:
         """Read the entry of one tensor."""
@@ -237,7 +237,7 @@ class _Header:
         if axes > MOST_AXES:
             raise self.wrong(f"{label} claims {axes:,} axes")
         lengths = struct.unpack(f"<{axes}Q", self.take(8 * axes, label))
-        return _TensorInfo(name, lengths[::-1], kind=self.u32(label), offset=self.u64(label))
+        return _TensorInfo(name, lengths[::-1], type_number=self.u32(label), offset=self.u64(label))
 
     def placed(self, infos: list[_TensorInfo]) -> dict[str, Stored]:
         """Return the tensors after the header; raise if one overlaps another or the file's end."""
@@ -262,23 +262,23 @@ class _Header:
 
     def tensor(self, info: _TensorInfo, start: int) -> Stored:
         """Return one tensor; raise if its type is unknown or the file ends before it."""
-        kind = self.ggml_type(info)
+        ggml_type = self.ggml_type(info)
         width = info.shape[-1] if info.shape else 1
-        if width % kind.block:
-            raise self.wrong(f"{info.label} has rows of {width:,}, no multiple of {kind.name}'s {kind.block}")
-        end = start + math.prod(info.shape) // kind.block * kind.nbytes
+        if width % ggml_type.block:
+            raise self.wrong(f"{info.label} has rows of {width:,}, no multiple of {ggml_type.name}'s {ggml_type.block}")
+        end = start + math.prod(info.shape) // ggml_type.block * ggml_type.nbytes
         if end > self.size:
             raise self.wrong(f"the file ends {end - self.size:,} bytes before {info.label} does")
-        return Stored(info.name, self.path, kind.name, info.shape, start, end)
+        return Stored(info.name, self.path, ggml_type.name, info.shape, start, end)
 
     def ggml_type(self, info: _TensorInfo) -> GgmlType:
         """Return the type of a tensor; raise if ggml has no type of that number."""
-        kind = BY_NUMBER.get(info.kind)
-        if kind is not None and kind.block:
-            return kind
-        how = f"of the unknown type {info.kind:,}"
-        if kind is not None:
-            how = f"{kind.name}, which ggml has removed"
+        ggml_type = BY_NUMBER.get(info.type_number)
+        if ggml_type is not None and ggml_type.block:
+            return ggml_type
+        how = f"of the unknown type {info.type_number:,}"
+        if ggml_type is not None:
+            how = f"{ggml_type.name}, which ggml has removed"
         remedy = "convert it again; types of forks of llama.cpp are not known here"
         raise CheckpointError(f"{self.path}: {info.label} is {how}", remedy)
 
@@ -299,14 +299,14 @@ class _Header:
 
     def pass_array(self, label: str) -> int:
         """Skip an array, and return its length."""
-        kind, count = self.u32(label), self.u64(label)
-        if kind in _SCALARS:
-            self.skip(count * struct.calcsize(_SCALARS[kind]), label)
+        value_type, count = self.u32(label), self.u64(label)
+        if value_type in _SCALARS:
+            self.skip(count * struct.calcsize(_SCALARS[value_type]), label)
             return count
-        if kind == _ARRAY:
+        if value_type == _ARRAY:
             raise self.wrong(f"{label} holds an array of arrays, which no loader takes")
-        if kind != _TEXT:
-            raise self.wrong(f"{label} holds elements of the unknown type {kind:,}, which no loader takes")
+        if value_type != _TEXT:
+            raise self.wrong(f"{label} holds elements of the unknown type {value_type:,}, which no loader takes")
         self.texts += count
         if self.texts > MOST_TEXTS:
             raise self.wrong(f"{label} claims {count:,} texts")

@@ -1,8 +1,8 @@
 """Reader of untrusted ONNX files: the graph, and the offsets of its tensors.
 
-A model is a protocol buffer (onnx/onnx.proto): fields of a number, a kind and a value, messages among them. Its graph
-is field 7; it holds nodes (1), initialisers (5), inputs (11) and outputs (12), and nodes hold graphs. The reader skips
-all else. The bytes of a tensor are in the file itself or in another one of its folder.
+A model is a protocol buffer (onnx/onnx.proto): fields of a number, a wire type and a value, messages among them. Its
+graph is field 7; it holds nodes (1), initialisers (5), inputs (11) and outputs (12), and nodes hold graphs. The reader
+skips all else. The bytes of a tensor are in the file itself or in another one of its folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TENSOR_AXES, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL = 1, 2, 8, 13
 TENSOR_AS_IN_MEMORY = (4, 9, 10)  # float_data, raw_data, double_data
 TENSOR_DATA = (*TENSOR_AS_IN_MEMORY, 5, 6, 7, 11, TENSOR_EXTERNAL)
 
-# kinds of fields, the last three bits of a tag
+# wire types of fields, the last three bits of a tag
 VARINT, LENGTH_DELIMITED = 0, 2
 FIXED_BYTES = {1: 8, 5: 4}
 
@@ -334,15 +334,15 @@ class _Graph:
             if self.fields_left < 0:
                 raise self.wrong(f"it has more than {MOST_FIELDS:,} fields")
             tag, start = self.varint(start, end)
-            kind = tag & 7
-            if kind == VARINT:
+            wire_type = tag & 7
+            if wire_type == VARINT:
                 value, start = self.varint(start, end)
                 fields[tag >> 3].append((value, -1))
                 continue
-            if kind == LENGTH_DELIMITED:
+            if wire_type == LENGTH_DELIMITED:
                 length, start = self.varint(start, end)
             else:
-                length = FIXED_BYTES.get(kind, 2**64)  # an unknown kind exceeds the message
+                length = FIXED_BYTES.get(wire_type, 2**64)  # an unknown wire type exceeds the message
             if length > end - start:
                 raise self.wrong(f"its field at byte {start:,} goes beyond its message")
             fields[tag >> 3].append((start, start + length))

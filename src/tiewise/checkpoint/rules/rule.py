@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from tiewise.checkpoint.rules.onnx_file import OnnxFacts
 
 AnyFacts: TypeAlias = "Facts | AdapterFacts | GgufFacts | OnnxFacts"
-FactsOfKind = TypeVar("FactsOfKind", bound=AnyFacts)  # type of the facts that one kind of rule checks
+FactsOfType = TypeVar("FactsOfType", bound=AnyFacts)  # type of the facts that the rules on one type of checkpoint check
 
 Severity = Literal["info", "warning", "error", "fatal"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the least severe first
 HEADERS, BOTH_TABLES, EVERY_ROW = "headers", "both tables", "every row, with `--deep`"  # values of `Rule.reads`
-Kind = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
+CheckpointType = Literal["folder", "draft", "adapter", "gguf", "onnx", "any"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Rule:
     look: Callable[[AnyFacts], Observations]  # the rule's function; called with facts of `kind` only
     scans: bool = False  # True if it reads the two tables; it is skipped if only headers may be read
     deep: bool = False  # True if it reads every row of every large tensor; it runs on request only
-    kind: Kind = "folder"  # kind of checkpoint that it checks
+    kind: CheckpointType = "folder"  # type of checkpoint that it checks
     reads: str = HEADERS  # parts of the checkpoint that it reads, for the table in docs/check.md
 
     @property
@@ -114,9 +114,9 @@ def rule(
     *,
     scans: bool = False,
     deep: bool = False,
-    kind: Kind = "folder",
+    kind: CheckpointType = "folder",
     reads: str = "",
-) -> Callable[[Callable[[FactsOfKind], Observations]], Callable[[FactsOfKind], Observations]]:
+) -> Callable[[Callable[[FactsOfType], Observations]], Callable[[FactsOfType], Observations]]:
     """Return a decorator that registers a function over facts as a rule.
 
     By default, `reads` follows from `scans` and `deep`. `Rule` explains the arguments.
@@ -127,13 +127,13 @@ def rule(
     if deep:
         usual = EVERY_ROW
 
-    def registered(look: Callable[[FactsOfKind], Observations]) -> Callable[[FactsOfKind], Observations]:
+    def registered(look: Callable[[FactsOfType], Observations]) -> Callable[[FactsOfType], Observations]:
         """Register one function, and return it unchanged."""
         if id in _REGISTERED:
             raise ValueError(f"{id} is the id of two rules: {_REGISTERED[id].title}; {title}")
         explain, _, sources = cleandoc(look.__doc__ or "").partition("\nSources: ")
         threads = tuple(" ".join(source.split()) for source in sources.split(";"))
-        # `audit.check` calls a rule with facts of its kind only, which types cannot express
+        # `audit.check` calls a rule with facts of its checkpoint type only, which types cannot express
         any_look = cast("Callable[[AnyFacts], Observations]", look)
         _REGISTERED[id] = Rule(id, severity, title, explain, threads, any_look, scans, deep, kind, reads or usual)
         return look
