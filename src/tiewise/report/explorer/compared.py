@@ -1,4 +1,6 @@
-"""Records of runs for the page, side by side: verdict, differences with intervals, and curves.
+"""Records of comparisons for the page, side by side: verdict, differences with intervals, and curves.
+
+A single run of `tiewise train` counts as a comparison without differences.
 
 The record of an unfinished comparison has the curves logged so far, and no verdict.
 """
@@ -43,13 +45,13 @@ MOST_POINTS = 400  # maximum number of points of a curve, evenly spaced
 FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # fields of a line of metrics and of a `CurvePoint`
 
 
-def is_run(path: Path) -> bool:
-    """Return whether `tiewise compare` or `tiewise train` has started a run in this folder."""
+def is_comparison(path: Path) -> bool:
+    """Return whether `tiewise compare` or `tiewise train` has started in this folder."""
     return (path / FILE).is_file()
 
 
 def compared(paths: Sequence[Path]) -> dict[str, Any]:
-    """Return the page's record of these runs. Equal arms have the same colour in all runs.
+    """Return the page's record of these comparisons. Equal arms have the same colour in all.
 
     Raises:
         RunError: the files of a folder cannot be read.
@@ -57,15 +59,15 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
     names = labels([path.resolve() for path in paths])
     records, arms = [], []
     for name, path in zip(names, paths, strict=True):
-        record = {"name": name} | _run_record(path)
+        record = {"name": name} | _comparison_record(path)
         records.append(record)
         arms += record["arms"]
     colours = {arm: COLOURS[place % len(COLOURS)] for arm, place in places(arms).items()}
     return {"colours": colours, "runs": records}
 
 
-def _run_record(path: Path) -> dict[str, Any]:
-    """Return the page's record of one run, with or without results."""
+def _comparison_record(path: Path) -> dict[str, Any]:
+    """Return the page's record of one comparison, with or without results."""
     if (path / RESULTS).is_file():
         return _finished(path)
     return _unfinished(path)
@@ -104,16 +106,16 @@ def _difference_records(differences: Iterable[Difference | None]) -> list[dict[s
 
 
 @dataclass(frozen=True)
-class _RunPlan:
-    """Arms and seeds that the settings of a run folder name."""
+class _ArmsAndSeeds:
+    """Arms and seeds that the settings of a comparison name."""
 
     arms: list[str]
     seeds: int
     single: int | None  # seed of a single run; None for a comparison
 
 
-def _run_plan(path: Path) -> _RunPlan:
-    """Read the arms and seeds of a run folder from its settings.
+def _arms_and_seeds(path: Path) -> _ArmsAndSeeds:
+    """Read the arms and seeds of a comparison from its settings.
 
     Raises:
         RunError: the settings name none.
@@ -124,7 +126,7 @@ def _run_plan(path: Path) -> _RunPlan:
         seeds = 1
     if not _are_names(arms) or not isinstance(seeds, int):
         raise RunError(f"{path / FILE} names no arms and seeds", "run the comparison again")
-    return _RunPlan(arms, seeds, single)
+    return _ArmsAndSeeds(arms, seeds, single)
 
 
 def _are_names(value: Any) -> TypeGuard[list[str]]:
@@ -135,26 +137,26 @@ def _are_names(value: Any) -> TypeGuard[list[str]]:
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    """Return the record of a run without results: the curves logged so far."""
-    plan = _run_plan(path)
-    reference = plan.arms[0]
-    logged: dict[str, dict[int, list[CurvePoint]]] = {arm: {} for arm in plan.arms}
+    """Return the record of a comparison without results: the curves logged so far."""
+    named = _arms_and_seeds(path)
+    reference = named.arms[0]
+    logged: dict[str, dict[int, list[CurvePoint]]] = {arm: {} for arm in named.arms}
     ended = 0
-    for arm, seed in product(plan.arms, _started_seeds(path, plan)):
+    for arm, seed in product(named.arms, _started_seeds(path, named)):
         folder = seed_folder(path, arm, seed)
         points = _logged(folder)
         if points:
             logged[arm][seed] = points
         ended += (folder / RESULT).is_file()
-    if plan.single is None:
-        runs = len(plan.arms) * plan.seeds
+    if named.single is None:
+        runs = len(named.arms) * named.seeds
         verdict = f"Not finished: {ended} of {runs} runs have ended, so no difference is told yet."
         command = f"tiewise compare --out {path} --resume"
     else:
         verdict = f"One run of {reference} by itself: there is nothing to compare it with."
         command = f"tiewise train --out {path} --resume"
     return {
-        "arms": plan.arms,
+        "arms": named.arms,
         "verdict": verdict,
         "command": command,
         "reference": reference,
@@ -165,14 +167,14 @@ def _unfinished(path: Path) -> dict[str, Any]:
     }
 
 
-def _started_seeds(path: Path, plan: _RunPlan) -> list[int]:
+def _started_seeds(path: Path, named: _ArmsAndSeeds) -> list[int]:
     """Return the seeds that have a folder; the settings may list more."""
-    if plan.single:
-        return [plan.single]
+    if named.single:
+        return [named.single]
     started = set()
     for folder in path.glob("*/seed-*"):
         number = folder.name.removeprefix("seed-")
-        if number.isdecimal() and 0 < int(number) <= plan.seeds:
+        if number.isdecimal() and 0 < int(number) <= named.seeds:
             started.add(int(number))
     return sorted(started)
 

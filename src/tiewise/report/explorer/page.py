@@ -34,7 +34,7 @@ from tiewise.planning.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.plan_rows import DTYPE_ROWS, NEIGHBOUR_HEADER, OPTIMIZERS, component
 from tiewise.planning.read_config import Sizes
 from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
-from tiewise.report.explorer.compared import compared, is_run
+from tiewise.report.explorer.compared import compared, is_comparison
 from tiewise.report.explorer.embedded import embedded, live
 
 _FRAME = (  # frame in a notebook: scripts run in it, but cannot access the notebook
@@ -90,7 +90,7 @@ class Explorer:
 
 
 def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
-    """Make the page, with the given runs and checkpoint.
+    """Make the page, with the given comparisons and checkpoint.
 
     Args:
         sources: folders of `tiewise compare` or `tiewise train`, which the page shows next to each other. Also at most
@@ -103,17 +103,17 @@ def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (),
         An `Explorer`. `.write(path)` stores it; a notebook displays it.
 
     Raises:
-        RunError: there are several checkpoints, a run cannot be read, or texts are given without a checkpoint.
-        CheckpointError: a source is neither a run nor a checkpoint, or cannot be read.
+        RunError: there are several checkpoints, a comparison cannot be read, or texts are given without a checkpoint.
+        CheckpointError: a source is neither a comparison nor a checkpoint, or cannot be read.
         DataError: a word is not one token, a text has no tokens, or no tokenizer can read it.
         InstallError, UnsupportedError: a live model lacks two tables of tokens that can be displayed.
 
     >>> from tiewise import explore
-    >>> page = explore()  # without runs and checkpoint
+    >>> page = explore()  # without comparisons and checkpoint
     >>> repr(page).startswith("Explorer: a page of ")
     True
     """
-    runs, models = _runs_and_models(sources)
+    comparisons, models = _comparisons_and_models(sources)
     if len(models) > 1:
         raise RunError(f"{len(models)} checkpoints", "give one; `tiewise inspect` shows two side by side")
     if texts and not models:
@@ -122,29 +122,29 @@ def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (),
     if models:
         part = _part_of(models[0], words, texts, tokenizer)
     page_facts: dict[str, Any] = {
-        "at": _opened_at(part, runs),
+        "at": _opened_at(part, comparisons),
         "counts": facts(),  # equal in every page
         "checkpoint": {"names": table_names(), "embedded": part},
     }
-    if runs:
-        page_facts["runs"] = compared(runs)
+    if comparisons:
+        page_facts["runs"] = compared(comparisons)
     return _fill_page(page_facts)
 
 
-def _runs_and_models(sources: Iterable[Any]) -> tuple[list[Path], list[Any]]:
-    """Return the folders of runs, then all other sources: checkpoint folders and live models."""
-    runs: list[Path] = []
+def _comparisons_and_models(sources: Iterable[Any]) -> tuple[list[Path], list[Any]]:
+    """Return the folders of comparisons, then all other sources: checkpoint folders and live models."""
+    comparisons: list[Path] = []
     models: list[Any] = []
     for one in sources:
         if hasattr(one, "state_dict"):
             models.append(one)
             continue
         path = Path(os.fspath(one))
-        if is_run(path):
-            runs.append(path)
+        if is_comparison(path):
+            comparisons.append(path)
         else:
             models.append(path)
-    return runs, models
+    return comparisons, models
 
 
 def _part_of(model: Any, words: Sequence[str], texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
@@ -154,11 +154,11 @@ def _part_of(model: Any, words: Sequence[str], texts: Sequence[str], tokenizer: 
     return live(model, tokenizer, words, texts)
 
 
-def _opened_at(part: Mapping[str, Any] | None, runs: Sequence[Path]) -> str:
+def _opened_at(part: Mapping[str, Any] | None, comparisons: Sequence[Path]) -> str:
     """Return the section that is open at first."""
     if part:
         return "checkpoint"
-    if runs:
+    if comparisons:
         return "runs"
     return "symmetry"
 
@@ -297,19 +297,19 @@ def table_names() -> dict[str, Sequence[str]]:
 
 def picture(page_facts: Mapping[str, Any]) -> str:
     """Return the facts of a page as SVG: first sentences, and one figure."""
-    runs, part = page_facts.get("runs"), page_facts["checkpoint"]["embedded"]
+    comparisons, part = page_facts.get("runs"), page_facts["checkpoint"]["embedded"]
     sentences = []
-    if runs:
-        sentences += [f"{run['name']}: {run['verdict']}" for run in runs["runs"]]
+    if comparisons:
+        sentences += [f"{comparison['name']}: {comparison['verdict']}" for comparison in comparisons["runs"]]
     if part:
         sentences.append(_tables_in_words(part))
-    if not runs:
+    if not comparisons:
         sentences.append("One table at both ends scores every pair of words alike both ways:")
     lines: list[str] = []
     for text in sentences:
         lines += textwrap.wrap(text, WRAP)
     top = 24 + LINE * len(lines)
-    figure, height = _figure(runs, top)
+    figure, height = _figure(comparisons, top)
     body = [_label(20, 34 + LINE * i, line, size=15) for i, line in enumerate(lines)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top + height}" width="{WIDTH}" '
@@ -318,10 +318,10 @@ def picture(page_facts: Mapping[str, Any]) -> str:
     )
 
 
-def _figure(runs: Mapping[str, Any] | None, top: int) -> tuple[list[str], int]:
-    """Return (elements, height) of the picture's figure: the runs' curves, or else a table's scores."""
-    if runs:
-        return _curves(runs, top)
+def _figure(comparisons: Mapping[str, Any] | None, top: int) -> tuple[list[str], int]:
+    """Return (elements, height) of the picture's figure: the comparisons' curves, or else a table's scores."""
+    if comparisons:
+        return _curves(comparisons, top)
     return _scores(top)
 
 
@@ -350,9 +350,9 @@ def _scores(top: int) -> tuple[list[str], int]:
     return elements, 190
 
 
-def _curves(runs: Mapping[str, Any], top: int) -> tuple[list[str], int]:
-    """Return the curves of the first measure of any run as (elements, height)."""
-    measure = _first_measure(runs)
+def _curves(comparisons: Mapping[str, Any], top: int) -> tuple[list[str], int]:
+    """Return the curves of the first measure of any comparison as (elements, height)."""
+    measure = _first_measure(comparisons)
     if measure is None:
         return [], 12
     axes = _Axes.around(measure["lines"], top)
@@ -363,7 +363,7 @@ def _curves(runs: Mapping[str, Any], top: int) -> tuple[list[str], int]:
         elements.append(_label(14, height + 4, plain(y, 2), QUIET))
     means = [line for line in measure["lines"] if not line.get("thin")]
     for i, line in enumerate(means):
-        colour = runs["colours"][line["arm"]]
+        colour = comparisons["colours"][line["arm"]]
         path = "L".join(axes.at(x, y) for x, y in line["points"])
         x, y = axes.right + 14, top + 40 + 22 * i
         elements.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
@@ -372,11 +372,11 @@ def _curves(runs: Mapping[str, Any], top: int) -> tuple[list[str], int]:
     return elements, _Axes.height + 64
 
 
-def _first_measure(runs: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the first measure of the first run that has one."""
+def _first_measure(comparisons: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first measure of the first comparison that has one."""
     measures: list[Mapping[str, Any]] = []
-    for run in runs["runs"]:
-        measures += run["measures"].values()
+    for comparison in comparisons["runs"]:
+        measures += comparison["measures"].values()
     if not measures:
         return None
     return measures[0]
