@@ -90,18 +90,18 @@ def locate(model: nn.Module) -> ModelEnds:
     Raises:
         InstallError: the model cannot have a boundary, and why.
     """
-    kind = type(model).__name__
+    class_name = type(model).__name__
     _refuse_pipeline(model)
     table, head = _declared_table(model), _declared_head(model)
     gathered = gathered_table_ids(model)
-    _check_kind(f"{kind}: its output head", head, nn.Linear, gathered)
+    _check_class(f"{class_name}: its output head", head, nn.Linear, gathered)
     names = {id(module): name for name, module in model.named_modules()}
     if id(head) not in names or id(table) not in names:
-        raise InstallError(f"{kind} makes its tables anew on each call", "there is no module to install into")
+        raise InstallError(f"{class_name} makes its tables anew on each call", "there is no module to install into")
     lookups = _lookups_of(model, table, head, names)
     for name, module in lookups.items():
-        label = f"{kind}: {name}"
-        _check_kind(label, module, nn.Embedding, gathered)
+        label = f"{class_name}: {name}"
+        _check_class(label, module, nn.Embedding, gathered)
         _refuse_options(label, module)
     return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
@@ -122,14 +122,14 @@ def call_if_present(model: Any, method: str) -> Any:
 
 def _declared_table(model: nn.Module) -> Any:
     """Return the module that a transformers model names as its input embedding."""
-    kind = type(model).__name__
+    class_name = type(model).__name__
     table = call_if_present(model, "get_input_embeddings")
     if table is None:
         remedy = "install works on models of tokens, loaded and before they are wrapped"
-        raise InstallError(f"{kind} has no input embedding table", remedy)
+        raise InstallError(f"{class_name} has no input embedding table", remedy)
     if not hasattr(model, "get_expanded_tied_weights_keys"):
         remedy = "install asks transformers' classes what they may tie; tiewise.Boundary is for models of your own"
-        raise InstallError(f"{kind} is no model of transformers", remedy)
+        raise InstallError(f"{class_name} is no model of transformers", remedy)
     return table
 
 
@@ -193,27 +193,27 @@ def _is_removed(model: Any, parameter: str) -> bool:
 
 def _no_head(model: nn.Module) -> str:
     """Return a message on the head that a model has instead of a token head."""
-    kind = type(model).__name__
+    class_name = type(model).__name__
     config = getattr(model, "config", None)
     labels = getattr(config, "num_labels", None)
     for name, module in reversed(list(model.named_modules())):
         if "." in name or not isinstance(module, nn.Linear):
             continue
         if module.out_features == labels:
-            return f"{kind} scores {labels} labels with its head `{name}`, and labels share no table with tokens"
-    return f"{kind} is an encoder or body without a token head"
+            return f"{class_name} scores {labels} labels with its head `{name}`, and labels share no table with tokens"
+    return f"{class_name} is an encoder or body without a token head"
 
 
-def _check_kind(label: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
+def _check_class(label: str, module: Any, cls: type[nn.Module], gathered: set[int]) -> None:
     """Refuse a module that is no `cls`, and computed, wrapped, quantised or sharded weights.
 
     Weights in `gathered`, which FSDP gathers, and weights that tensor parallelism spreads by rows are accepted.
     """
-    kind, home = type(module).__qualname__, type(module).__module__
+    class_name, home = type(module).__qualname__, type(module).__module__
     remedy = f"install needs a torch.nn.{cls.__name__} with a weight [V, E]: install before adapters or quantisation"
     is_foreign = home.startswith(("bitsandbytes.", "peft."))
     if is_foreign or not isinstance(module, cls):
-        raise InstallError(f"{label} is a {kind} of {home}", remedy)
+        raise InstallError(f"{label} is a {class_name} of {home}", remedy)
     is_placed = id(module.weight) in gathered or is_row_parallel(module)
     if not is_placed:
         _check_weight(label, module.weight, remedy)

@@ -120,11 +120,11 @@ def keep_tables(model: Any, mesh: Any) -> set[nn.Parameter]:
             sharded or spread. Or the mesh has more than two dimensions.
     """
     ends = _locate_unspread(model, mesh, "keep_tables")
-    kind, remedy = type(model).__name__, "call keep_tables on the loaded model, and then fully_shard"
+    class_name, remedy = type(model).__name__, "call keep_tables on the loaded model, and then fully_shard"
     if is_on_meta(model):
-        raise InstallError(f"{kind} is on the meta device", remedy)
+        raise InstallError(f"{class_name} is on the meta device", remedy)
     if fsdp_units(model):
-        raise InstallError(f"{kind} is sharded by fully_shard already", remedy)
+        raise InstallError(f"{class_name} is sharded by fully_shard already", remedy)
     if mesh.ndim > 2:
         raise InstallError(f"keep_tables over a mesh of {mesh.ndim} dimensions", "give that of (replicas, shards)")
     for _, module in ends.named_modules:

@@ -74,5 +74,5 @@ def _no_loss(model: Any, batch: Batch) -> InstallError:
     remedy = "pass batch={...} with all inputs that its loss needs"
     if absent:
         remedy += f"; this batch lacks {', '.join(absent)}"
-    kind = plain_class_of(model).__name__
-    return InstallError(f"{kind} computed no loss from {', '.join(batch)}", remedy)
+    class_name = plain_class_of(model).__name__
+    return InstallError(f"{class_name} computed no loss from {', '.join(batch)}", remedy)

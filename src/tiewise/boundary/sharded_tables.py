@@ -118,9 +118,9 @@ def gathered_table_ids(model: nn.Module) -> set[int]:
     sharded = fsdp_units(model)
     if not sharded:
         return set()
-    kind = type(model).__name__
+    class_name = type(model).__name__
     if model not in sharded:
-        problem = f"parts of {kind} are sharded by fully_shard, and {kind} itself is not"
+        problem = f"parts of {class_name} are sharded by fully_shard, and {class_name} itself is not"
         raise InstallError(problem, "call fully_shard(model) as well, or install before the first fully_shard")
     reshard(model)
     names_by_parameter: dict[int, str] = {}
@@ -133,7 +133,7 @@ def gathered_table_ids(model: nn.Module) -> set[int]:
         name = f"{names.get(id(module_info.module), '')}.{module_info.param_name}"
         if id(parameter) in names_by_parameter:
             other = names_by_parameter[id(parameter)]
-            problem = f"{kind}: {other} and {name} are one Parameter that two units of fully_shard keep"
+            problem = f"{class_name}: {other} and {name} are one Parameter that two units of fully_shard keep"
             raise InstallError(
                 f"{problem}, so that one end of the table is never updated where V does not divide", _SHARD_LATER
             )
@@ -273,14 +273,16 @@ def require_same_tables(model: Any, spec: Any, present_spec: Any, *, changed: bo
     `verified` before, with maps or scales, cannot be verified again on sharded tables. Ranks that do not divide the
     attention heads are refused too, since transformers does not check them.
     """
-    kind = type(model).__name__
+    class_name = type(model).__name__
     (spec or present_spec).require(SHARDED)
     if spec not in (None, present_spec) or changed:
         remedy = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
-        raise InstallError(f"{kind} has {present_spec} tables that are sharded, and {spec} would change them", remedy)
+        raise InstallError(
+            f"{class_name} has {present_spec} tables that are sharded, and {spec} would change them", remedy
+        )
     if verified:
         remedy = "take its handle by tiewise.installed(model): install verified it before the model was sharded"
-        raise InstallError(f"{kind} is sharded, and {present_spec} is verified on whole tables only", remedy)
+        raise InstallError(f"{class_name} is sharded, and {present_spec} is verified on whole tables only", remedy)
     ranks = getattr(model, "_tp_size", None) or 1  # transformers' own entry
     require_divisible_heads(model, ranks, InstallError)
 

@@ -145,8 +145,8 @@ def _find_entries(file: Cursor, model: _FastTextSizes, rows: WordRows) -> dict[b
     entry_of: dict[bytes, int] = {}
     for entry in range(model.entries):
         word = file.read_word(b"\0")
-        _, kind = file.read_numbers("qb")
-        is_label = kind != 0
+        _, label_flag = file.read_numbers("qb")
+        is_label = label_flag != 0
         if word in rows.index and not is_label:
             entry_of.setdefault(word, entry)
     _require(max(entry_of.values(), default=-1) < model.words, "labels among its words")

@@ -30,7 +30,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     Raises:
         InstallError: the boundary would change the model's results, or the model does not run on the batch.
     """
-    kind = plain_class_of(model).__name__
+    class_name = plain_class_of(model).__name__
     dtype = mixed_precision_dtype(model) or link.head.weight.dtype
     try:
         with in_plain_classes(link):
@@ -38,25 +38,25 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
         # prepended, since FSDP's hook may free the table
         with model.register_forward_hook(_compute_logits, prepend=True):
             result = run(model, batch)
-        _require_equal(f"{kind}: loss", result.loss, reference.loss, dtype)
+        _require_equal(f"{class_name}: loss", result.loss, reference.loss, dtype)
         if reference.logits is not None:
-            _require_equal(f"{kind}: logits", compute_logits(result.logits), reference.logits, dtype)
+            _require_equal(f"{class_name}: logits", compute_logits(result.logits), reference.logits, dtype)
         link.counts = Counts()
         run(model, batch, training=True)
     except InstallError:
         raise
     except TiewiseError as error:
-        raise InstallError(f"{kind}: {error.problem}", error.remedy) from error
+        raise InstallError(f"{class_name}: {error.problem}", error.remedy) from error
     except Exception as error:  # a model that lacks an input may raise any error
         message = str(error).strip() or type(error).__name__
         reason = message.splitlines()[0]
         remedy = "pass batch={...} with the inputs that it needs, labels included"
-        raise InstallError(f"{kind} does not run on a random batch: {reason}", remedy) from error
-    _require_fused(link, kind)
+        raise InstallError(f"{class_name} does not run on a random batch: {reason}", remedy) from error
+    _require_fused(link, class_name)
     return reference.loss
 
 
-def _require_fused(link: Link, kind: str) -> None:
+def _require_fused(link: Link, class_name: str) -> None:
     """Refuse a model whose training forward computed its logits or used no fused loss."""
     if link.counts.materialised:
         operations = ", ".join(dict.fromkeys(link.counts.operations))
@@ -67,10 +67,10 @@ def _require_fused(link: Link, kind: str) -> None:
         else:
             steps = "scales, one soft-cap, biases before it, casts, reshapes and slices"
             remedy = f"tiewise knows {steps} between head and loss"
-        raise InstallError(f"{kind} does something else to its logits before the loss: {operations}", remedy)
+        raise InstallError(f"{class_name} does something else to its logits before the loss: {operations}", remedy)
     if not link.counts.fused:
         remedy = "the loss must be torch.nn.functional.cross_entropy of what the head module returns"
-        raise InstallError(f"{kind} computes its loss past its output head", remedy)
+        raise InstallError(f"{class_name} computes its loss past its output head", remedy)
 
 
 def _compute_logits(model: nn.Module, args: Any, output: Any) -> None:

@@ -482,7 +482,7 @@ def _by_severity(finding: Finding) -> tuple[int, str]:
 
 
 def _first_of_each_group(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield at most ten findings per severity and repair of one rule, then one that counts the rest."""
+    """Yield at most ten findings per severity and repair, then one that counts the rest."""
     counts = Counter[tuple[str, bool]]()  # by severity and `safe`
     last = dict[tuple[str, bool], Finding]()
     for finding in findings:

@@ -64,11 +64,11 @@ def audit_view(audit: Audit) -> Group:
 
 
 def _title(audit: Audit) -> RenderableType:
-    """Return the first line: path, kind, and the number and bytes of the tensors."""
-    kind = audit.kind
+    """Return the first line: path, type of checkpoint, and the number and bytes of the tensors."""
+    checkpoint_type = audit.kind
     if audit.as_class is not None:
-        kind += f" as {audit.as_class}"
-    about = f"  {kind}, {audit.tensors:,} tensors, {format_bytes(audit.nbytes)}"
+        checkpoint_type += f" as {audit.as_class}"
+    about = f"  {checkpoint_type}, {audit.tensors:,} tensors, {format_bytes(audit.nbytes)}"
     title: RenderableType = rich_text.Text.assemble((str(audit.path), "bold"), about, overflow="fold")
     return title
 
@@ -173,12 +173,12 @@ def _claims(audit: Audit) -> Iterator[Row]:
 
 def _claim(claim: Claim) -> str:
     """Return the flag of one level of the config, and its model type."""
-    kind = short(f" ({claim.model_type})" if claim.model_type else "")
+    type_text = short(f" ({claim.model_type})" if claim.model_type else "")
     if claim.written is not None:
-        return f"{FLAG}: {flag_text(claim.written)}{kind}"
+        return f"{FLAG}: {flag_text(claim.written)}{type_text}"
     if claim.default is None:
-        return f"{FLAG} absent, and its class is not known{kind}"
-    return f"{FLAG} absent; its class takes {flag_text(claim.default)}{kind}"
+        return f"{FLAG} absent, and its class is not known{type_text}"
+    return f"{FLAG} absent; its class takes {flag_text(claim.default)}{type_text}"
 
 
 def _stored(audit: Audit) -> Iterator[Row]:

@@ -298,10 +298,10 @@ class Claims:
 
 def needs_tiewise(config: Mapping[str, Any]) -> bool:
     """Return whether transformers needs this package to open a model: factored tables, RNNs, ALBERTs."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
         return False
-    return kind == TIEWISE_TYPE or kind.startswith(f"{TIEWISE_TYPE}-")
+    return model_type == TIEWISE_TYPE or model_type.startswith(f"{TIEWISE_TYPE}-")
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
@@ -428,12 +428,12 @@ def is_foreign_level(key: str) -> bool:
 
 def family_type(level: Mapping[str, Any]) -> str | None:
     """Return the `model_type` of a level; for tiewise's type, its base family. None if absent."""
-    kind = level.get("model_type")
-    if kind == TIEWISE_TYPE:
-        kind = level.get(BASE_TYPE)
-    if not isinstance(kind, str):
+    model_type = level.get("model_type")
+    if model_type == TIEWISE_TYPE:
+        model_type = level.get(BASE_TYPE)
+    if not isinstance(model_type, str):
         return None
-    return kind
+    return model_type
 
 
 def positive_int(value: Any) -> int | None:

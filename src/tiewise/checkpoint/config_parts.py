@@ -71,11 +71,11 @@ def config_for(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _families_of_class(name: str) -> list[str]:
     """Return the families that have a class of this name. Raise a CheckpointError if none has."""
     families, all_classes = list[str](), list[str]()
-    for kind, record in family_data()["families"].items():
+    for model_type, record in family_data()["families"].items():
         classes = record.get("classes", {})
         all_classes += classes
         if name in classes:
-            families.append(kind)
+            families.append(model_type)
     if families:
         return families
     remedy = "write it as transformers does: LlamaForCausalLM"

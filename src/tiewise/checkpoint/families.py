@@ -217,8 +217,8 @@ FAMILIES: Mapping[str, Family] = _by_type(
 
 def family(model_type: Any) -> Family:
     """Return the record of a `model_type`. An unknown type has a record without facts."""
-    kind = model_type if isinstance(model_type, str) else ""
-    return FAMILIES.get(kind) or _without_row(kind)
+    name = model_type if isinstance(model_type, str) else ""
+    return FAMILIES.get(name) or _without_row(name)
 
 
 @lru_cache(maxsize=64)

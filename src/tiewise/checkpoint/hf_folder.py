@@ -132,8 +132,8 @@ def _open_file(path: Path) -> Folder:
     A config is ignored if the folder has several such files.
     """
     if path.suffix != ".safetensors" and not os.path.isfile(path):
-        kind = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
-        raise CheckpointError(f"{path}: {kind}", "give a checkpoint folder, or one .safetensors file")
+        problem = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+        raise CheckpointError(f"{path}: {problem}", "give a checkpoint folder, or one .safetensors file")
     header = read_header(path)
     faults = list[Fault]()
     files: tuple[str, ...] = (path.name,)

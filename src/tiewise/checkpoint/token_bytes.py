@@ -85,11 +85,11 @@ def _require_plain_pieces(folder: Folder, record: Mapping[str, Any]) -> None:
     Such a piece does not determine its bytes.
     """
     model = object_of(record.get("model"))
-    kind = model.get("type", "BPE" if "merges" in model else None)
+    model_type = model.get("type", "BPE" if "merges" in model else None)
     marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
-    if kind not in ("BPE", "Unigram") or marks_words:
+    if model_type not in ("BPE", "Unigram") or marks_words:
         file = folder.path / "tokenizer.json"
-        problem = f"{file}: a {short(kind)} vocabulary marks words, and not what a piece writes"
+        problem = f"{file}: a {short(model_type)} vocabulary marks words, and not what a piece writes"
         raise CheckpointError(problem, "byte-level BPE, SentencePiece BPE and Unigram are read")
 
 

@@ -69,11 +69,11 @@ class TransformersLoading:
         """Return an outcome if transformers lacks the model type, because it is one of tiewise."""
         if self.loader.name == WITH_TIEWISE or not needs_tiewise(self.facts.config):
             return None
-        kind = str(self.facts.config["model_type"])
+        model_type = str(self.facts.config["model_type"])
         missing_import = "import tiewise.models"
-        if kind == TIEWISE_TYPE:
+        if model_type == TIEWISE_TYPE:
             missing_import = "import tiewise.hf"
-        return self._outcome(ERROR, f"It does not know the type `{short(kind)}` without `{missing_import}`.")
+        return self._outcome(ERROR, f"It does not know the type `{short(model_type)}` without `{missing_import}`.")
 
     def _check_opened_file(self) -> LoaderOutcome | None:
         """Return an outcome if the check could not read the file that transformers opens."""

@@ -197,11 +197,11 @@ def _options(verb: Verb) -> o.Options:
 
 def _option(option: CommandOption) -> o.Option:
     """Return typer's description of a verb's option."""
-    kind = _type(option.type)
+    option_type = _type(option.type)
     is_required = option.described.required or option.default is inspect.Parameter.empty
     default = ... if is_required else option.default
     flag = "--" + option.name.replace("_", "-")  # without its counterpart --no-…
-    return kind, typer.Option(default, flag, metavar=option.described.metavar, help=option.described.help)
+    return option_type, typer.Option(default, flag, metavar=option.described.metavar, help=option.described.help)
 
 
 def _type(annotation: Any) -> type:

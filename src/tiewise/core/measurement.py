@@ -287,10 +287,10 @@ class Measurement:
     def about(self, label: str) -> Measurement:
         """Return a copy in which each part without a model's name gets `label`."""
         labelled: dict[str, Any] = {}
-        for kind in fields(self):
-            if kind.name not in ("answer", "notes"):
-                parts = getattr(self, kind.name)
-                labelled[kind.name] = tuple(part if part.of else replace(part, of=label) for part in parts)
+        for part_field in fields(self):
+            if part_field.name not in ("answer", "notes"):
+                parts = getattr(self, part_field.name)
+                labelled[part_field.name] = tuple(part if part.of else replace(part, of=label) for part in parts)
         return replace(self, **labelled)
 
     def __getitem__(self, name: str) -> Quantity:

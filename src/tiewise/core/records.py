@@ -90,7 +90,7 @@ def read_scalar(hint: Any, value: Any, where: str, remedy: str) -> Any:
     Raises:
         RunError: the value has another type, or is an integer of 64 bits or more.
     """
-    expected = next((kind for kind in get_args(hint) if kind is not types.NoneType), hint)
+    expected = next((hinted for hinted in get_args(hint) if hinted is not types.NoneType), hint)
     is_optional = expected is not hint
     if expected is Any or (value is None and is_optional):
         return value

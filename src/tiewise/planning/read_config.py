@@ -83,16 +83,17 @@ def _read_nested(config: Mapping[str, Any], text_config: Mapping[str, Any]) -> A
     return replace(architecture, not_counted=not_counted, notes=(*architecture.notes, note))
 
 
-def unknown_family(kind: str) -> str:
+def unknown_family(model_type: str) -> str:
     """Return the sentence for a plan of a family that tiewise does not know. "" for any other."""
-    if kind == GENERIC:
+    if model_type == GENERIC:
         return ""
-    if kind == UNNAMED:
+    if model_type == UNNAMED:
         return family(None).unknown_message
-    outer = family(kind.removesuffix(TEXT_PART))  # a nested config without model_type is called by its outer model
-    if family(kind).has_facts or outer.has_facts:
+    # a nested config without model_type is called by its outer model
+    outer = family(model_type.removesuffix(TEXT_PART))
+    if family(model_type).has_facts or outer.has_facts:
         return ""
-    return family(kind).unknown_message
+    return family(model_type).unknown_message
 
 
 def count_other_tables(config: Config) -> Count:
@@ -249,11 +250,11 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     Raises:
         PlanError: transformers does not know the family, or refuses the config.
     """
-    kind = str(config.get("model_type", ""))
-    model = _build_on_meta(config, kind)
+    model_type = str(config.get("model_type", ""))
+    model = _build_on_meta(config, model_type)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if table is None or head is None:
-        raise PlanError(f"{kind} has no token table and head", "plan works on language models")
+        raise PlanError(f"{model_type} has no token table and head", "plan works on language models")
     bias = getattr(head, "bias", None)
     looked_up = _other_lookups(model)
     counted = {id(parameter) for parameter in (table.weight, head.weight, bias)}.union(looked_up)
@@ -262,30 +263,32 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     multiplied = sum(parameter.numel() for parameter in others if parameter.dim() > 1)
     other = Count(stored, multiplied, stored)
     if head.weight.shape != table.weight.shape:
-        raise PlanError(f"{kind}: its two tables differ in shape", "such a model cannot be planned")
+        raise PlanError(f"{model_type}: its two tables differ in shape", "such a model cannot be planned")
     vocab, width = table.weight.shape
     tables = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
-    note = f"{kind} was built on the meta device; its layers are not told apart"
+    note = f"{model_type} was built on the meta device; its layers are not told apart"
     other_tables = Count()
     for parameter in looked_up.values():
         other_tables += lookup(*parameter.shape)
-    return Architecture(kind, width, tables, (), {"other_tables": other_tables, "other": other}, notes=(note,))
+    return Architecture(model_type, width, tables, (), {"other_tables": other_tables, "other": other}, notes=(note,))
 
 
-def _build_on_meta(config: Mapping[str, Any], kind: str) -> Any:
+def _build_on_meta(config: Mapping[str, Any], model_type: str) -> Any:
     """Return a config's language model on the meta device, or raise PlanError."""
     values = {key: value for key, value in config.items() if key != "model_type"}
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = _build_model(transformers.AutoConfig.for_model(kind, **values))
+            model = _build_model(transformers.AutoConfig.for_model(model_type, **values))
     except Exception as error:  # an untrusted class may raise anything; the config is to blame for all of it
-        problem = f"transformers cannot build {kind or 'a config without model_type'}: {str(error)[:120]}"
-        if kind and unknown_family(kind):
-            problem = f"{unknown_family(kind)}, and transformers has no class of this type"
+        problem = f"transformers cannot build {model_type or 'a config without model_type'}: {str(error)[:120]}"
+        if model_type and unknown_family(model_type):
+            problem = f"{unknown_family(model_type)}, and transformers has no class of this type"
         raise PlanError(problem.replace("\n", " "), "leave build out to estimate instead") from None
     if model is None:
-        raise PlanError(f"transformers has no language model of type {kind}", "leave build out to estimate instead")
+        raise PlanError(
+            f"transformers has no language model of type {model_type}", "leave build out to estimate instead"
+        )
     return model
 
 

@@ -101,8 +101,8 @@ def _least_vocabulary(tokenizer: str) -> int:
     """Return the rows of the head that the tokenizer's name guarantees; 0 if none."""
     if tokenizer == "bytes":
         return 256
-    kind, _, size = tokenizer.partition(":")
-    return int(size) if kind == "bpe" and size.isdecimal() else 0
+    tokenizer_type, _, size = tokenizer.partition(":")
+    return int(size) if tokenizer_type == "bpe" and size.isdecimal() else 0
 
 
 def _may_have_gpu() -> bool:

@@ -383,11 +383,11 @@ def _gather_tensors(x: Tensor, group: Any) -> list[Tensor]:
     return tensors
 
 
-def _device_of_rank(kind: str) -> torch.device:
+def _device_of_rank(device_type: str) -> torch.device:
     """Return this process's device of a type, for gradients of one that has recorded nothing."""
-    if kind == "cuda":
-        return torch.device(kind, torch.cuda.current_device())
-    return torch.device(kind)
+    if device_type == "cuda":
+        return torch.device(device_type, torch.cuda.current_device())
+    return torch.device(device_type)
 
 
 def _collective_device(row_device: torch.device, backend: str) -> torch.device:

@@ -74,13 +74,13 @@ def _add_model(live: LiveState, parameters: Mapping[str, Any]) -> dict[int, str]
 def _require_values(name: str, value: Any) -> None:
     """Refuse an entry of a model's state that is not a tensor or has no values."""
     if not isinstance(value, Tensor):
-        kind = type(value).__name__
+        description = type(value).__name__
     elif value.is_meta:
-        kind = "a tensor without values"
+        description = "a tensor without values"
     else:
         return
     fix = "load or initialise it, or leave it out"
-    raise UnsupportedError(f"{name} is {kind}, and only tensors are kept", fix)
+    raise UnsupportedError(f"{name} is {description}, and only tensors are kept", fix)
 
 
 def _add_optimizer(live: LiveState, optimizer: Any, names: Mapping[int, str]) -> None:

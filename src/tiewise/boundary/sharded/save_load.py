@@ -158,8 +158,10 @@ def _report_tensors(live: LiveState) -> Report:
     indices: dict[Any, Indices] = {}  # one object for all tensors with the same cuts, so that less is sent
     for name, tensor in live.tensors.items():
         if tensor.dtype not in NAMES or tensor.layout != torch.strided:
-            kind = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
-            raise UnsupportedError(f"{name} is a tensor of {kind}", "only dense tensors of plain types are kept")
+            dtype_and_layout = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
+            raise UnsupportedError(
+                f"{name} is a tensor of {dtype_and_layout}", "only dense tensors of plain types are kept"
+            )
         placed = _placement(tensor)
         key = (tuple(tensor.shape), placed, getattr(tensor, "device_mesh", None))
         if key not in indices:

@@ -70,12 +70,12 @@ def find_stacks(model: Any) -> Stacks:
 
 def _require_local_values(model: nn.Module) -> None:
     """Raise an InstallError if parameters have no values, or are sharded."""
-    kind = type(model).__name__
+    class_name = type(model).__name__
     if is_on_meta(model):
-        raise InstallError(f"{kind} is on the meta device", "load its weights first")
+        raise InstallError(f"{class_name} is on the meta device", "load its weights first")
     for value in model.parameters():
         if hasattr(value, "full_tensor"):  # FSDP would undo the sharing at the next forward
-            raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
+            raise InstallError(f"{class_name} is sharded", "share its layers before fully_shard")
 
 
 def _place_layers(stack: str, layers: nn.ModuleList, calls: list[Calls]) -> list[PlacedLayer]:

@@ -164,7 +164,7 @@ class _TrimmedTokenizer:
         """Return True if the new tokens decode to another text than the old ones."""
         # WordPiece takes the longest piece first, which may lead to an unknown word; without that piece the same word
         # may become known, so the texts may differ
-        if self.tokenizer_file.kind == WORDPIECE:
+        if self.tokenizer_file.algorithm == WORDPIECE:
             return False
         text_before, text_after = self.tokenizer_file.engine.decode(old), self.engine.decode(new)
         return bool(text_before != text_after)

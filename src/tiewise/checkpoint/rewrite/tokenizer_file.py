@@ -59,7 +59,7 @@ class TokenizerFile:
         self.engine = load_tokenizer(text, self.where)
         self.record: dict[str, Any] = parse_json(text, self.where)
         self.model: dict[str, Any] = self.record["model"]
-        self.kind = self._read_kind()
+        self.algorithm = self._read_algorithm()
         self.pieces = self._read_pieces()
         added_tokens = self.record.get("added_tokens") or ()
         self.ids = self.pieces | {token["content"]: token["id"] for token in added_tokens}
@@ -72,18 +72,18 @@ class TokenizerFile:
         """Return an error that says why the tokenizer is not trimmed."""
         return CheckpointError(f"{self.where}: {problem}", remedy)
 
-    def _read_kind(self) -> str:
-        """Return the kind of model; older files omit it, and other keys reveal it."""
+    def _read_algorithm(self) -> str:
+        """Return the model's algorithm; older files omit it, and other keys reveal it."""
         if isinstance(self.model.get("vocab"), list):
             default = UNIGRAM
         elif "merges" in self.model:
             default = BPE
         else:
             default = WORDPIECE
-        kind: str = self.model.get("type", default)
-        if kind not in (BPE, UNIGRAM, WORDPIECE):
-            raise self.refused(f"its model is {short(kind)}", "BPE, Unigram and WordPiece can be trimmed")
-        return kind
+        algorithm: str = self.model.get("type", default)
+        if algorithm not in (BPE, UNIGRAM, WORDPIECE):
+            raise self.refused(f"its model is {short(algorithm)}", "BPE, Unigram and WordPiece can be trimmed")
+        return algorithm
 
     def _read_pieces(self) -> dict[str, int]:
         """Return {piece: id} of the model's vocabulary, without `added_tokens`."""
@@ -108,7 +108,7 @@ class TokenizerFile:
 
         Also raise if the tokens are so long that the search for ancestors takes too many steps.
         """
-        if self.kind == BPE:
+        if self.algorithm == BPE:
             for key in UNPROVED:
                 if self.model.get(key):
                     raise self.refused(f"its BPE has a {key}", "nothing is proved of such: it is not trimmed")
@@ -127,7 +127,7 @@ class TokenizerFile:
 
     def _merges(self) -> Iterator[tuple[str, str]]:
         """Yield the two parts of every merge; older files write them as one string."""
-        if self.kind != BPE:
+        if self.algorithm != BPE:
             return
         for merge in self.model["merges"]:
             parts = merge
@@ -163,7 +163,7 @@ class TokenizerFile:
         covers_all_letters = uses_bytes and self.pieces.keys() >= set(BYTES)
         if not covers_all_letters:
             tokens |= self._letters()
-        if self.kind == UNIGRAM:
+        if self.algorithm == UNIGRAM:
             tokens |= self._least_score()
         return frozenset(self.closed(tokens))
 
@@ -182,7 +182,7 @@ class TokenizerFile:
 
         They are all letters. In Unigram and WordPiece, they are also the pieces that contain a letter that is no piece.
         """
-        if self.kind == BPE:
+        if self.algorithm == BPE:
             return {number for piece, number in self.pieces.items() if len(piece) == 1}
         return {number for piece, number in self.pieces.items() if not self._is_spelled_by_letters(piece)}
 
@@ -192,7 +192,7 @@ class TokenizerFile:
         WordPiece writes a letter within a word with a prefix.
         """
         prefix = ""
-        if self.kind == WORDPIECE:
+        if self.algorithm == WORDPIECE:
             prefix = self.model.get("continuing_subword_prefix", "")
         letters = piece.removeprefix(prefix)
         if len(letters) < 2:
@@ -231,9 +231,9 @@ class TokenizerFile:
     def _last_parts(self, token: int) -> tuple[int, ...]:
         """Return the two tokens whose merge is the token.
 
-        Return () if BPE cannot build the token from letters, and for the other kinds of models.
+        Return () if BPE cannot build the token from letters, and for the other algorithms.
         """
-        if self.kind != BPE:
+        if self.algorithm != BPE:
             return ()
         symbols = [self.pieces.get(letter, -1) for letter in self._texts.get(token, "")]
         parts: tuple[int, ...] = ()
@@ -260,7 +260,7 @@ class TokenizerFile:
             model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in new]
         else:
             model["vocab"] = renumber_tokens(self.pieces, new)
-        if self.kind == BPE:
+        if self.algorithm == BPE:
             model["merges"] = self._merges_within(model["vocab"].keys())
         record = _renumbered_ids({**self.record, "model": model}, new)
         return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()

@@ -97,10 +97,10 @@ _ABSENT_MEANS = {  # default of the class → clause of the evidence
 
 def _absent_flag(facts: Facts) -> Observation:
     """Return the finding about a config without the flag; a note if all loaders agree."""
-    default, kind = facts.claims.tied, facts.config.get("model_type")
+    default, model_type = facts.claims.tied, facts.config.get("model_type")
     family = "an unknown family"
-    if isinstance(kind, str):
-        family = short(kind)
+    if isinstance(model_type, str):
+        family = short(model_type)
     stored = "a head is stored"
     if facts.roles.output is None:
         stored = "no head of its own is stored"

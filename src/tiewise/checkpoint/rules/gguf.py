@@ -118,8 +118,9 @@ def gguf_types(facts: GgufFacts) -> Observations:
 
 def _coarse_table(facts: GgufFacts, table: Stored) -> Observations:
     """Report a shared table that is rounded more than llama-quantize rounds a head."""
-    kind, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
-    if facts.tokens is not None and kind.bits < least.bits:
-        problem = f"{TABLE} serves both ends as {kind.name}, {kind.bits:.2f} bits a value; a head asks for {least.name}"
+    ggml_type, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
+    if facts.tokens is not None and ggml_type.bits < least.bits:
+        stored_as = f"{ggml_type.name}, {ggml_type.bits:.2f} bits a value"
+        problem = f"{TABLE} serves both ends as {stored_as}; a head asks for {least.name}"
         remedy = f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"
         yield TABLE, problem, remedy

@@ -61,8 +61,8 @@ def method_of(section: Mapping[str, Any]) -> str:
     return ""
 
 
-def packs_module(section: Mapping[str, Any], module: str, kind: str) -> bool:
-    """Return whether a quantisation packs a module of class `kind`.
+def packs_module(section: Mapping[str, Any], module: str, class_name: str) -> bool:
+    """Return whether a quantisation packs a module of class `class_name`.
 
     A module that nothing names is not packed.
     """
@@ -74,10 +74,10 @@ def packs_module(section: Mapping[str, Any], module: str, kind: str) -> bool:
         return settings.get("bits") not in _UNPACKED_BITS
     targets = _targets(section)
     if targets is not None:
-        return kind in targets or is_listed(module, targets)
+        return class_name in targets or is_listed(module, targets)
     if section.get("include_input_output_embeddings") is True:
         return True
-    return kind == "Linear" and section.get("lm_head") is True
+    return class_name == "Linear" and section.get("lm_head") is True
 
 
 def _settings_of(section: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:

@@ -101,19 +101,21 @@ def find_stack(opened: Opened) -> AppliedStack:
     Raises:
         UnsupportedError: no single chain of layers, or logits that depend on more than the last layer's output.
     """
-    model, kind = opened.model, type(opened.model).__name__
+    model, class_name = opened.model, type(opened.model).__name__
     if model.config.is_encoder_decoder:
-        raise UnsupportedError(f"{kind} has an encoder and a decoder, which read different texts", _FIX)
+        raise UnsupportedError(f"{class_name} has an encoder and a decoder, which read different texts", _FIX)
     ids = ordinary_ids(model, opened.vocab, (_ROWS, _LENGTH), torch.Generator().manual_seed(SEED))
     ids = ids.to(opened.ends.main_lookup.weight.device)
     try:
         with torch.no_grad(), _recorded(_listed_modules(model)) as calls:
             logits = _logits(model, ids)
     except Exception as error:  # a family whose forward needs more than ids raises errors of any type
-        raise UnsupportedError(f"{kind} does not run on token ids alone ({one_line_message(error)})", _FIX) from None
+        raise UnsupportedError(
+            f"{class_name} does not run on token ids alone ({one_line_message(error)})", _FIX
+        ) from None
     if not logits.isfinite().all():
-        raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
-    layers = _chain(kind, calls, (_ROWS, _LENGTH))
+        raise UnsupportedError(f"{class_name}: its logits are not all numbers", "`tiewise check --deep` names the rows")
+    layers = _chain(class_name, calls, (_ROWS, _LENGTH))
     width = layers[-1].wrote.shape[-1]
     stack = AppliedStack(opened, tuple(layers), _is_causal(model, ids, logits), width, token=int(ids[0, 0]))
     _require_same_logits(stack, logits)
@@ -151,18 +153,24 @@ def _require_same_logits(stack: AppliedStack, logits: Tensor) -> None:
 
     The check uses the states of a random batch.
     """
-    kind = type(stack.opened.model).__name__
+    class_name = type(stack.opened.model).__name__
     try:
         with torch.no_grad():
             again = stack.to_logits(stack.applications[-1].wrote)
     except Exception as error:  # a family's forward may fail in any way without its layers
-        raise UnsupportedError(f"{kind} does not run without its layers ({one_line_message(error)})", _FIX) from None
+        raise UnsupportedError(
+            f"{class_name} does not run without its layers ({one_line_message(error)})", _FIX
+        ) from None
     if again.shape != logits.shape:
-        raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
+        raise UnsupportedError(
+            f"{class_name}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX
+        )
     largest = logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny)
     difference = float((again - logits).abs().max() / largest)
     if not difference <= TOLERANCE:
-        problem = f"{kind}: logits depend on more than the last layer's output (relative difference {difference:.1e})"
+        problem = (
+            f"{class_name}: logits depend on more than the last layer's output (relative difference {difference:.1e})"
+        )
         raise UnsupportedError(problem, _FIX)
 
 
@@ -300,7 +308,7 @@ class _Recorder:
         self.calls.append(call)
 
 
-def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall]:
+def _chain(class_name: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[LayerCall]:
     """Return the calls of members of one list, each of which reads the previous output.
 
     The members are named `<list>.<index>`; states are [*shape, D].
@@ -312,13 +320,13 @@ def _chain(kind: str, calls: list[LayerCall], shape: tuple[int, int]) -> list[La
             name, _, _ = call.name.rpartition(".")
             lists.setdefault(name, []).append(call)
     if not lists:
-        raise UnsupportedError(f"{kind}: no list of layers reads and writes states [batch, length, width]", _FIX)
+        raise UnsupportedError(f"{class_name}: no list of layers reads and writes states [batch, length, width]", _FIX)
     if len(lists) > 1:
-        raise UnsupportedError(f"{kind}: several lists of layers, {' and '.join(sorted(lists))}", _FIX)
+        raise UnsupportedError(f"{class_name}: several lists of layers, {' and '.join(sorted(lists))}", _FIX)
     (layers,) = lists.values()
     for i, (before, after) in enumerate(pairwise(layers), 1):
         if not torch.equal(before.wrote, after.read):
-            raise UnsupportedError(f"{kind}: layer {i} does not read what layer {i - 1} wrote", _FIX)
+            raise UnsupportedError(f"{class_name}: layer {i} does not read what layer {i - 1} wrote", _FIX)
     return layers
 
 

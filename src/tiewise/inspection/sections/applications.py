@@ -72,8 +72,8 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
     separate = parameters + (block.times - 1) * _block_parameters(stack, block)
     report = measurement_of(block, measured.nll, measured.change, measured.unigram, parameters, separate)
     predicted = sum(len(batch.targets) for batch in batches)
-    kind = "next" if stack.causal else "hidden"
-    note = f"nll of {predicted:,} {kind} tokens in {len(measured.unigram)} windows"
+    predicted_tokens = "next" if stack.causal else "hidden"
+    note = f"nll of {predicted:,} {predicted_tokens} tokens in {len(measured.unigram)} windows"
     return replace(report, notes=(note,))
 
 

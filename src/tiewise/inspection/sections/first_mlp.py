@@ -248,23 +248,23 @@ def first_block(model: Any) -> FirstBlock:
             the stream itself.
     """
     config = model.config.get_text_config()
-    kind = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
+    model_type = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
     if _has_experts(model):
-        raise InstallError(f"a {short(kind)} model begins with a mixture of experts", fix)
-    record = family(kind)
+        raise InstallError(f"a {short(model_type)} model begins with a mixture of experts", fix)
+    record = family(model_type)
     names = record.first_mlp
     if names is None and record.has_facts:
-        raise InstallError(f"the first MLP of {short(kind)} is not known", fix)
+        raise InstallError(f"the first MLP of {short(model_type)} is not known", fix)
     if names is None:
         raise InstallError(f"{record.unknown_message}: its record would name the first MLP", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
-        raise InstallError(f"this {kind} model normalises the stream behind its first MLP", fix)
+        raise InstallError(f"this {model_type} model normalises the stream behind its first MLP", fix)
     layers = model.base_model
     for name in names.layers.split("."):
         layers = getattr(layers, name, None)
     if not layers:
-        raise InstallError(f"this {kind} model has no layers", fix)
+        raise InstallError(f"this {model_type} model has no layers", fix)
     return _block_of(layers[0], names)
 
 

@@ -271,24 +271,24 @@ def _applied_norm(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -
 
     `ending` is None if the family has no record of its final norm.
     """
-    level, kind = _family(facts)
+    level, model_type = _family(facts)
     if ending is None:
-        return Norm(), _without_norm(facts, kind)
+        return Norm(), _without_norm(facts, model_type)
     norm = _norm(facts, ending, level, tables.stored, tables.source.width)
     if norm.kind == NONE:
         return norm, "no final norm"
     return norm, f"{norm.kind} norm applied, eps {norm.eps:g}"
 
 
-def _without_norm(facts: Facts, kind: Any) -> str:
+def _without_norm(facts: Facts, model_type: Any) -> str:
     """Return a note why no final norm is applied.
 
     The family is unknown, or its record has no final norm.
     """
-    if not facts.family.has_facts and not family(kind).has_facts:
+    if not facts.family.has_facts and not family(model_type).has_facts:
         tables = f"its tables were identified by {facts.roles.source}"
         return f"{facts.family.unknown_message}: no final norm is applied, and {tables}"
-    named = short(kind) if isinstance(kind, str) else "of no stated type"
+    named = short(model_type) if isinstance(model_type, str) else "of no stated type"
     return f"the final norm of a model {named} is not known: none is applied"
 
 

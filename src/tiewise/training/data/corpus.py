@@ -290,10 +290,10 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
     After an error the folder is as it was.
     """
     with work_folder(folder) as work:
-        kind = request["tokenizer"]
+        tokenizer_name = request["tokenizer"]
         tokenizer = None
-        if bpe_size(kind) is None:  # needs no training text, so errors come before gigabytes are read
-            tokenizer = make_tokenizer(kind)
+        if bpe_size(tokenizer_name) is None:  # needs no training text, so errors come before gigabytes are read
+            tokenizer = make_tokenizer(tokenizer_name)
         deduplicate = Deduplicator()
         documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
         with progress_of("reading", sum(source.size for source in sources)):
@@ -301,7 +301,7 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         split_of = assign_splits(spool.characters, SHARES, 0, request["split"])
         report_progress("tokenizer", 0, 1)
         if tokenizer is None:
-            tokenizer = _train_tokenizer(kind, spool, np.flatnonzero(split_of == 0))
+            tokenizer = _train_tokenizer(tokenizer_name, spool, np.flatnonzero(split_of == 0))
         report_progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
         vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
@@ -313,18 +313,23 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         facts |= {"splits": splits, "tokens": sum(split["tokens"] for split in splits.values())}
         facts |= {"texts": request["texts"], "demo": set(request["texts"]) == {"builtin"}, "python": request["python"]}
         facts |= {"dropped_paragraphs": deduplicate.dropped, "request": request}
-        facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind}
+        facts["tokenizer"] = {
+            "vocab": vocab,
+            "eos_id": tokenizer.eos_token_id,
+            "dtype": dtype.name,
+            "kind": tokenizer_name,
+        }
         _check_length(facts, length)
         install_prepared(work, folder, facts)
 
 
-def _train_tokenizer(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
+def _train_tokenizer(tokenizer_name: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
     """Train a tokenizer on the parts `train` of a spool, or on a sample."""
     characters = int(spool.characters[train].sum())
     # every k-th part of the training split, since a folder's first files may be alike
     every = -(-characters // _LEARNT)
     sample = train[::every]
-    return make_tokenizer(kind, lambda: (text for text, _ in cut_pieces(spool.read(sample))))
+    return make_tokenizer(tokenizer_name, lambda: (text for text, _ in cut_pieces(spool.read(sample))))
 
 
 def _write_splits(work: Path, spool: _Spool, split_of: np.ndarray, encoder: StreamEncoder) -> dict[str, dict[str, Any]]:

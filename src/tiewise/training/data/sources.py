@@ -253,8 +253,8 @@ def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[str]:
         if isinstance(value, str):
             yield value
         elif value is not None:
-            kind = type(value).__name__
-            raise DataError(f"{where}: field {field!r} is a {kind}, not a string", "name a field of text")
+            type_name = type(value).__name__
+            raise DataError(f"{where}: field {field!r} is a {type_name}, not a string", "name a field of text")
 
 
 def _read_object(line: bytes, where: str) -> dict[str, Any]:
@@ -289,9 +289,9 @@ def _require_text_column(schema: Any, path: Path, column: str) -> None:
     if column not in schema.names:
         remedy = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
         raise DataError(f"{path}: no column {column!r}", remedy)
-    kind = schema.field(column).type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
+    column_type = schema.field(column).type
+    if not (pyarrow.types.is_string(column_type) or pyarrow.types.is_large_string(column_type)):
+        raise DataError(f"{path}: column {column!r} holds {column_type}, not strings", "name a column of text")
 
 
 class HubName(NamedTuple):

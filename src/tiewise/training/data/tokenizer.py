@@ -39,31 +39,33 @@ _CHOICES = "choose bpe:4096, bytes, a tokenizer.json, a tokenizer's folder, or a
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda: iter(())) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that `kind` names.
+def make_tokenizer(
+    tokenizer_name: str, train_texts: Callable[[], Iterator[str]] = lambda: iter(())
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that `tokenizer_name` names.
 
     `train_texts` is called for `bpe:N` only. A short text gives fewer than N tokens: `len(tokenizer)` is the actual
     size. The same text gives the same tokens.
 
     Raises:
-        DataError: `kind` is malformed, does not exist, or is a tokenizer that this package cannot run.
+        DataError: `tokenizer_name` is malformed, does not exist, or is a tokenizer that this package cannot run.
     """
-    size = bpe_size(kind)
+    size = bpe_size(tokenizer_name)
     if size is not None:
         return _train_bpe(size, train_texts())
-    if kind == "bytes":
+    if tokenizer_name == "bytes":
         return _with_eos(_byte_level_engine(models.BPE(vocab={**byte_letters(), EOS: 256}, merges=[])))
-    path = Path(kind).expanduser()
+    path = Path(tokenizer_name).expanduser()
     if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
         path = path.parent  # its tokenizer_config.json names the special tokens
     if path.is_file():
         tokenizer = _read_tokenizer_json(path)
-    elif path.is_dir() or _is_hub_id(kind):
-        tokenizer = _read_with_transformers(kind, path)
+    elif path.is_dir() or _is_hub_id(tokenizer_name):
+        tokenizer = _read_with_transformers(tokenizer_name, path)
     else:
-        looks_like_path = kind.endswith(".json") or kind.startswith((".", "/", "~"))
+        looks_like_path = tokenizer_name.endswith(".json") or tokenizer_name.startswith((".", "/", "~"))
         problem = "no tokenizer file or folder" if looks_like_path else "unknown tokenizer"
-        raise DataError(f"{problem} {kind!r}", _CHOICES)
+        raise DataError(f"{problem} {tokenizer_name!r}", _CHOICES)
     if tokenizer.eos_token is None:
         _add_end(tokenizer)
     return tokenizer
@@ -90,9 +92,13 @@ def _train_bpe(size: int, texts: Iterator[str]) -> PreTrainedTokenizerFast:
     return _with_eos(engine)
 
 
-def _is_hub_id(kind: str) -> bool:
+def _is_hub_id(tokenizer_name: str) -> bool:
     """Return whether a tokenizer's name can be an id of the Hugging Face Hub."""
-    return bool(_HUB_ID.fullmatch(kind)) and not kind.endswith(".json") and not kind.startswith(".")
+    return (
+        bool(_HUB_ID.fullmatch(tokenizer_name))
+        and not tokenizer_name.endswith(".json")
+        and not tokenizer_name.startswith(".")
+    )
 
 
 def _read_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
@@ -103,18 +109,20 @@ def _read_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
         raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line_message(error)})", _CHOICES) from None
 
 
-def _read_with_transformers(kind: str, folder: Path) -> PreTrainedTokenizerFast:
+def _read_with_transformers(tokenizer_name: str, folder: Path) -> PreTrainedTokenizerFast:
     """Read the tokenizer of a folder, else of the Hub. Raises DataError."""
     is_local = folder.is_dir()
-    name = str(folder) if is_local else kind
+    name = str(folder) if is_local else tokenizer_name
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # hub, network, missing packages and malformed files raise many types
         if is_local:
-            problem, remedy = f"the folder {kind!r} holds no tokenizer", _CHOICES
+            problem, remedy = f"the folder {tokenizer_name!r} holds no tokenizer", _CHOICES
         else:
-            problem = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
-            remedy = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
+            problem = f"no tokenizer {tokenizer_name!r} in the cache or on the Hugging Face Hub"
+            remedy = (
+                f"check the name and the network; offline, run `hf download {tokenizer_name}` first, or give a path"
+            )
         raise DataError(f"{problem} ({one_line_message(error)})", remedy) from None
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")
@@ -133,19 +141,21 @@ def _add_end(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.add_special_tokens({"eos_token": end})
 
 
-def bpe_size(kind: str) -> int | None:
-    """Return N of `bpe:N`, and None for every other kind.
+def bpe_size(tokenizer_name: str) -> int | None:
+    """Return N of `bpe:N`, and None for every other name.
 
     DataError: N is no number, or too small.
     """
-    name, _, number = kind.partition(":")
+    name, _, number = tokenizer_name.partition(":")
     if name != "bpe":
         return None
     if not (number.isascii() and number.isdigit()):
-        raise DataError(f"tokenizer {kind!r}: the size must be a whole number", "write bpe:4096, say")
+        raise DataError(f"tokenizer {tokenizer_name!r}: the size must be a whole number", "write bpe:4096, say")
     if int(number) < _SMALLEST:
         remedy = "write bpe:4096, say, or bytes for no merges at all"
-        raise DataError(f"tokenizer {kind!r}: needs at least {_SMALLEST} tokens (every byte, and {EOS})", remedy)
+        raise DataError(
+            f"tokenizer {tokenizer_name!r}: needs at least {_SMALLEST} tokens (every byte, and {EOS})", remedy
+        )
     return int(number)
 
 

@@ -535,7 +535,7 @@ def from_hugging_face(theirs: Any) -> Any:
     >>> type(from_hugging_face(transformers.AlbertModel(config))).__name__
     'OpenAlbertModel'
     """
-    kind = _our_class(theirs)
+    model_class = _our_class(theirs)
     config = theirs.config
     groups, inner = config.num_hidden_groups, config.inner_group_num
     if groups > 1 and inner > 1:
@@ -545,9 +545,9 @@ def from_hugging_face(theirs: Any) -> Any:
         raise UnsupportedError(f"sentence order of {config.num_labels} labels", "in order or swapped: set num_labels=2")
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
-    if kind is OpenAlbertForPreTraining and not has_pairs:
+    if model_class is OpenAlbertForPreTraining and not has_pairs:
         del fields["id2label"], fields["label2id"]  # no head of theirs has labels, and our pairs have two
-    ours = kind(OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec))
+    ours = model_class(OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec))
     ours = ours.to(theirs.dtype).train(theirs.training)
     for weight in _matched_weights(ours, theirs):
         weight.copy_to_ours()
@@ -579,7 +579,7 @@ def to_hugging_face(ours: Any) -> Any:
     >>> type(to_hugging_face(model)).__name__
     'AlbertModel'
     """
-    name = next((name for kind, name in CLASS_PAIRS if type(ours) is kind), None)
+    name = next((name for model_class, name in CLASS_PAIRS if type(ours) is model_class), None)
     if name is None:
         remedy = "take the boundary or the sharing out"
         raise UnsupportedError(f"transformers' ALBERT has no place for a {type(ours).__name__}", remedy)

@@ -106,14 +106,14 @@ def _merge_modules(ends: _MergedEnds, modules: Mapping[str, str]) -> list[NewTen
     for module in adapter.parts:
         update, stored = ModuleUpdate(adapter, module), modules[module]
         end = ends.end_of(module)
-        if update.parts_by_kind["weight"]:
+        if update.parts_by_parameter["weight"]:
             if end is not None:
                 ends.merged[end] = update.merged("weight", update.require(ends.table_of(end), "weight"))
             else:
                 base = update.require(tensors.get(f"{stored}.weight"), "weight")
                 merged = update.merged("weight", base, is_transposed=facts.family.stores_transposed)
                 body.append(NewTensor.like(base, merged.pieces))
-        if update.parts_by_kind["bias"]:
+        if update.parts_by_parameter["bias"]:
             bias = tensors.get(f"{stored}.bias", tensors.get(f"{module}.bias"))
             base = update.require(bias, "bias")
             merged = update.merged("bias", base)
@@ -263,45 +263,45 @@ class ModuleUpdate:
         self.module = module
         self.parts = adapter.parts[module]
         # names of the parts that change the module's "weight", and of those that change its "bias"
-        self.parts_by_kind: dict[str, list[str]] = {"weight": [], "bias": []}
+        self.parts_by_parameter: dict[str, list[str]] = {"weight": [], "bias": []}
         for part in self.parts:
             if "bias" in part:
-                self.parts_by_kind["bias"].append(part)
+                self.parts_by_parameter["bias"].append(part)
             else:
-                self.parts_by_kind["weight"].append(part)
+                self.parts_by_parameter["weight"].append(part)
 
     def error(self, problem: str) -> CheckpointError:
         """Return an error that names the module and says why it cannot be merged."""
         remedy = "tiewise check ADAPTER --base BASE says more"
         return CheckpointError(f"{self.adapter.path}: {short(self.module)}: {problem}", remedy)
 
-    def require(self, base: Stored | None, kind: str) -> Stored:
+    def require(self, base: Stored | None, parameter: str) -> Stored:
         """Return `base`, the module's "weight" or "bias" in the base.
 
         Raise if it is missing or quantised.
         """
         if base is None or base.dtype not in FLOATING:
             remedy = "if it is quantised, merge into what it was made from"
-            raise self.error(f"the base has no plain {kind} of this name; {remedy}")
+            raise self.error(f"the base has no plain {parameter} of this name; {remedy}")
         return base
 
-    def merged(self, kind: str, base: Stored, is_transposed: bool = False) -> MergedTensor:
+    def merged(self, parameter: str, base: Stored, is_transposed: bool = False) -> MergedTensor:
         """Return the merged form of `base`, the module's "weight" or "bias".
 
         Args:
             is_transposed: True if the base's family stores weights as [in, out].
         """
-        old = self.parts.get(kind, self.parts.get(f"{BASE}{kind}", base))
+        old = self.parts.get(parameter, self.parts.get(f"{BASE}{parameter}", base))
         if old.shape != base.shape:
             why = f"{describe(old)} would lose rows in the place of {describe(base)}"
             raise self.error(f"{why}; tiewise resize the base first")
         if DELTA in self.parts:
             return MergedTensor(old, base.dtype, ids=self._replaced_rows(base), rows=self.parts[DELTA])
-        if not self._has_low_rank(kind):
+        if not self._has_low_rank(parameter):
             return MergedTensor(old, base.dtype)
         a, b = self._low_rank_pair()
         scale = _scale(self.adapter, self.module, a.rows)
-        if kind == "bias":
+        if parameter == "bias":
             term = BiasTerm(self._bias(base), scale)
             return MergedTensor(old, base.dtype, term.factors)
         product = LowRank(a, b, scale, self._is_transposed(base, a, b, is_transposed))
@@ -323,9 +323,9 @@ class ModuleUpdate:
                 return ids
         return ()
 
-    def _has_low_rank(self, kind: str) -> bool:
+    def _has_low_rank(self, parameter: str) -> bool:
         """Return True if a low-rank update changes the module's "weight" or "bias"."""
-        return any(part.startswith("lora_") for part in self.parts_by_kind[kind])
+        return any(part.startswith("lora_") for part in self.parts_by_parameter[parameter])
 
     def _low_rank_pair(self) -> tuple[Stored, Stored]:
         """Return A and B of a low-rank update."""
