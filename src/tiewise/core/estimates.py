@@ -187,7 +187,7 @@ def holm_adjusted(p: Sequence[float]) -> list[float]:
 
     If all hypotheses are true, the probability that any adjusted p is below α is at most α.
 
-    The k-th smallest p is multiplied by m − k + 1, raised to the one before it if it is smaller, and capped at 1 (Holm,
+    The i-th smallest p is multiplied by m − i + 1, raised to the one before it if it is smaller, and capped at 1 (Holm,
     Scandinavian Journal of Statistics 1979). The tests may depend on each other in any way.
     """
     adjusted, least = [0.0] * len(p), 0.0
@@ -200,7 +200,7 @@ def holm_adjusted(p: Sequence[float]) -> list[float]:
 def holm_levels(p: Sequence[float]) -> list[float]:
     """Return the level at which Holm's procedure tests each of m p-values, the others fixed.
 
-    Hypothesis i is rejected exactly if p[i] is below the i-th level, 0.05 / (m − k). There k counts the others that are
+    Hypothesis i is rejected exactly if p[i] is below the i-th level, 0.05 / (m − j). There j counts the others that are
     rejected before the first one that is not.
     """
     levels = []
@@ -218,11 +218,12 @@ def interaction_residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
     The fit uses the entries off the diagonal that are not NaN.
     """
-    k = len(values)
-    off = ~np.isnan(values) & ~np.eye(k, dtype=bool)
-    design = np.hstack([np.repeat(np.eye(k), k, axis=0), np.tile(np.eye(k), (k, 1))])  # each entry's row and column
+    size = len(values)
+    off = ~np.isnan(values) & ~np.eye(size, dtype=bool)
+    # each entry's row and column
+    design = np.hstack([np.repeat(np.eye(size), size, axis=0), np.tile(np.eye(size), (size, 1))])
     fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
-    residuals: NDArray[np.float64] = values - (design @ fitted).reshape(k, k)
+    residuals: NDArray[np.float64] = values - (design @ fitted).reshape(size, size)
     return residuals
 
 

@@ -81,9 +81,9 @@ def _spectrum_curves(alignment: Alignment) -> Iterator[Curve]:
 def _subspace_curves(alignment: Alignment) -> Iterator[Curve]:
     """Yield the principal angles between leading subspaces of both tables."""
     for space in alignment.subspaces:
-        numbers = tuple(range(1, space.k + 1))
+        numbers = tuple(range(1, space.dimension + 1))
         yield Curve(
             "Do the leading directions agree?", numbers, space.cosines, along="direction",
-            which=f"{space.k} over {space.over}", unit="cosine of the principal angle",
+            which=f"{space.dimension} over {space.over}", unit="cosine of the principal angle",
             why="1: both have that direction.",
         )  # fmt: skip

@@ -102,7 +102,7 @@ class Alignment:
     precision: str  # fp32 or fp64, the type of row products; sums are in fp64
     error: float  # relative error of a product of 1024 rows against fp64, measured; 0 in fp64
     scores: tuple[Score, ...]  # maps by rows, map and view; neighbours, CKA, norms
-    k: int  # neighbours of each row that were compared
+    neighbour_count: int  # neighbours of each row that were compared
     taken_out: dict[str, tuple[float, float]]  # measure of CKA without frequency → removed shares of A and B
     left_out: tuple[str, ...]  # reasons why maps do not apply
     spectra: tuple[Spectrum, Spectrum]  # of both tables, over all pairs
@@ -129,7 +129,7 @@ class Alignment:
             if score.rows:
                 wording, below, above = _map_wording(score, unseen, decides), TWO, ONE
             else:
-                wording, below, above = _measure_wording(score, self.k), NEITHER, NEITHER
+                wording, below, above = _measure_wording(score, self.neighbour_count), NEITHER, NEITHER
             yield Quantity.of_estimate(
                 wording.name, score.estimate, chance=score.chance, null=score.null, unit=wording.unit, of=of,
                 main=wording.is_main and not of, figure=title if wording.is_main else "", why=wording.why,
@@ -140,7 +140,7 @@ class Alignment:
     def _further(self, of: str) -> Iterator[Quantity]:
         """Yield subspaces, spectra, and the numbers of rows."""
         for space in self.subspaces:
-            name, unit = f"{space.k} leading directions over {space.over}", "mean squared cosine"
+            name, unit = f"{space.dimension} leading directions over {space.over}", "mean squared cosine"
             yield Quantity(name, space.value, chance=space.chance, unit=unit, of=of, main=False)
         for end, spectrum in zip(("first", "second"), self.spectra, strict=True):
             name, unit = f"directions that the {end} table fills", "(Σs²)²/Σs⁴"
@@ -190,10 +190,10 @@ def _map_wording(score: Score, unseen: str, decides: bool) -> _Wording:
     return _Wording(name, "cosine", why, question, is_main)
 
 
-def _measure_wording(score: Score, k: int) -> _Wording:
-    """Return the words of a score that needs no map; `k` is the number of neighbours."""
+def _measure_wording(score: Score, neighbour_count: int) -> _Wording:
+    """Return the words of a score that needs no map, with the number of neighbours."""
     if score.measure == NEIGHBOURS:
-        return _Wording(f"nearest {k} in common", "%", "tokens that are nearest in both tables", "", True)
+        return _Wording(f"nearest {neighbour_count} in common", "%", "tokens that are nearest in both tables", "", True)
     if score.measure in (NORMS, NORMS_BY_RANK):
         why = f"0 {score.by_chance} by chance"
         return _Wording(score.measure, "correlation", why, "", score.measure != NORMS)
@@ -221,9 +221,9 @@ def align(
         frequency = directions(counts)
     fitter = Fitter(as_table(a), as_table(b), pairs, settings, frequency)
     scores = _map_scores(fitter, settings)
-    indices, k = settings.sample(len(pairs))
-    if k:
-        scores.append(_neighbour_score(fitter, settings, indices, k))
+    indices, neighbour_count = settings.sample(len(pairs))
+    if neighbour_count:
+        scores.append(_neighbour_score(fitter, settings, indices, neighbour_count))
     # maps are fitted: from here on the sums are over all pairs
     products, heldout_norms, _ = fitter.sums(fitter.heldout, onto=fitter.products)
     cka_scores, taken_out = _cka_scores(products)
@@ -240,7 +240,7 @@ def align(
         precision="fp64" if fitter.dtype == np.float64 else "fp32",
         error=fitter.error,
         scores=(*scores, *cka_scores, by_rank, by_value),
-        k=k,
+        neighbour_count=neighbour_count,
         taken_out=taken_out,
         left_out=fitter.left_out,
         spectra=both_spectra,
@@ -301,13 +301,13 @@ class _ScoredRows:
             )
 
 
-def _neighbour_score(fitter: Fitter, settings: AlignSettings, indices: Ids, k: int) -> Score:
-    """Return the share of each row's k nearest neighbours that both tables have in common.
+def _neighbour_score(fitter: Fitter, settings: AlignSettings, indices: Ids, neighbour_count: int) -> Score:
+    """Return the share of each row's nearest neighbours that both tables have in common.
 
     Neighbours are searched within the pairs `indices`.
     """
-    ids_a = nearest(fitter.a, fitter.pairs.a[indices], k, fitter.dtype)
-    ids_b = nearest(fitter.b, fitter.pairs.b[indices], k, fitter.dtype)
+    ids_a = nearest(fitter.a, fitter.pairs.a[indices], neighbour_count, fitter.dtype)
+    ids_b = nearest(fitter.b, fitter.pairs.b[indices], neighbour_count, fitter.dtype)
     generator = np.random.default_rng(settings.seed)
     null = []
     for _ in range(max(1, settings.permutations)):
@@ -316,12 +316,12 @@ def _neighbour_score(fitter: Fitter, settings: AlignSettings, indices: Ids, k: i
         null.append(float(shared(ids_a, permuted).mean()))
     # rows share neighbours, so the interval is slightly too narrow
     estimate = mean_interval(shared(ids_a, ids_b))
-    return Score(NEIGHBOURS, estimate, _neighbour_chance(k, len(indices)), null=tuple(null))
+    return Score(NEIGHBOURS, estimate, _neighbour_chance(neighbour_count, len(indices)), null=tuple(null))
 
 
-def _neighbour_chance(k: int, rows: int) -> float:
-    """Return the share of k neighbours among `rows` rows that unrelated tables have in common."""
-    return k / (rows - 1)
+def _neighbour_chance(neighbour_count: int, rows: int) -> float:
+    """Return the expected share of common neighbours of unrelated tables with `rows` rows."""
+    return neighbour_count / (rows - 1)
 
 
 def _cka_scores(products: Products) -> tuple[list[Score], dict[str, tuple[float, float]]]:
@@ -365,8 +365,8 @@ def _share_taken(rest: Matrix, gram: Matrix) -> float:
     return 1 - float(np.trace(rest) / total)
 
 
-def nearest(table: TokenTable, indices: Ids, k: int, dtype: type[np.floating]) -> Ids:
-    """Return indices [n, k], within `indices` [n > k], of each row's k nearest neighbours.
+def nearest(table: TokenTable, indices: Ids, neighbour_count: int, dtype: type[np.floating]) -> Ids:
+    """Return indices [n, neighbour_count], within `indices` [n > neighbour_count], of each row's nearest neighbours.
 
     Similarity is the cosine of centred rows. The indices have no order, and equal cosines are chosen arbitrarily. Rows
     of
@@ -377,7 +377,7 @@ def nearest(table: TokenTable, indices: Ids, k: int, dtype: type[np.floating]) -
     n = len(rows)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(norms > 0, norms, 1)
-    best = _Nearest(n, k, unit.dtype)
+    best = _Nearest(n, neighbour_count, unit.dtype)
     starts = range(0, n, BLOCK)
     done, total = 0, len(starts) * (len(starts) + 1) // 2
     for i in starts:
@@ -394,26 +394,26 @@ def nearest(table: TokenTable, indices: Ids, k: int, dtype: type[np.floating]) -
 
 
 class _Nearest:
-    """Each row's k nearest neighbours among the tiles of similarities so far."""
+    """Each row's nearest neighbours among the tiles of similarities so far."""
 
-    def __init__(self, rows: int, k: int, dtype: np.dtype[np.floating]) -> None:
+    def __init__(self, rows: int, neighbour_count: int, dtype: np.dtype[np.floating]) -> None:
         """Start without neighbours."""
-        self.similarity: Rows = np.full((rows, k), -np.inf, dtype)
-        self.ids = np.zeros((rows, k), np.int64)
+        self.similarity: Rows = np.full((rows, neighbour_count), -np.inf, dtype)
+        self.ids = np.zeros((rows, neighbour_count), np.int64)
 
     def merge(self, start: int, tile: Rows, first: int) -> None:
         """Merge a tile of similarities: rows from `start` on, columns are rows from `first` on."""
-        k, rows = self.ids.shape[1], slice(start, start + len(tile))
+        neighbour_count, rows = self.ids.shape[1], slice(start, start + len(tile))
         if self.similarity[start, 0] == -np.inf:  # the first tile of these rows
             tile = np.ascontiguousarray(tile)
-            columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
+            columns = np.argpartition(tile, -min(neighbour_count, tile.shape[1]), axis=1)[:, -neighbour_count:]
             values = np.take_along_axis(tile, columns, axis=1)
         else:
             values, columns = _above(tile, self.similarity[rows].min(axis=1))
         # current neighbours come first, in their columns
         values = np.concatenate([self.similarity[rows], values], axis=1)
         columns = np.concatenate([self.ids[rows], columns + first], axis=1)
-        top = np.argpartition(values, -k, axis=1)[:, -k:]
+        top = np.argpartition(values, -neighbour_count, axis=1)[:, -neighbour_count:]
         self.similarity[rows] = np.take_along_axis(values, top, axis=1)
         self.ids[rows] = np.take_along_axis(columns, top, axis=1)
 
@@ -433,7 +433,7 @@ def _above(tile: Rows, least: Rows) -> tuple[Rows, Ids]:
 
 
 def shared(ids_a: Ids, ids_b: Ids) -> Matrix:
-    """Return the share [n] of each row's neighbours [n, k] that are in both."""
+    """Return the share [n] of each row's neighbours [n, neighbour_count] that are in both."""
     common = (ids_a[:, :, None] == ids_b[:, None, :]).sum(axis=(1, 2))
     shares: Matrix = common / ids_a.shape[1]
     return shares
@@ -467,19 +467,19 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Subspace:
-    """Agreement of two leading subspaces of k directions.
+    """Agreement of two leading subspaces of equal dimension.
 
     It is the mean squared cosine of their principal angles.
     """
 
-    over: str  # `tokens` ([n, k]; any widths) or `coordinates` (of d; one width only)
-    k: int  # directions of each
-    value: float  # Σ cos² / k, from 0 to 1
-    chance: float  # its mean for two random subspaces, k/(n−1) over tokens and k/d over coordinates
+    over: str  # `tokens` ([n, dimension]; any widths) or `coordinates` (of d; one width only)
+    dimension: int  # number of directions of each subspace
+    value: float  # Σ cos² / dimension, from 0 to 1
+    chance: float  # its mean for two random subspaces, dimension/(n−1) over tokens and dimension/d over coordinates
     cosines: tuple[float, ...]  # of the principal angles, falling
 
 
-def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
+def spectra(products: Products, counts: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
     """Return (spectra of both tables, their leading subspaces of `ks` directions).
 
     Both are of centred rows.
@@ -497,14 +497,16 @@ def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Sp
     between = a.axes.T @ centred.cross @ b.axes
     rank = min(a.rank, b.rank)
     spaces = []
-    for k in sorted({min(k, rank) for k in ks}):
-        if k <= 0:
+    for dimension in sorted({min(dimension, rank) for dimension in counts}):
+        if dimension <= 0:
             continue
-        scales = np.sqrt(np.outer(a.values[:k], b.values[:k]))
-        spaces.append(_subspace("tokens", k, between[:k, :k] / scales, k / (products.rows - 1)))
+        scales = np.sqrt(np.outer(a.values[:dimension], b.values[:dimension]))
+        spaces.append(
+            _subspace("tokens", dimension, between[:dimension, :dimension] / scales, dimension / (products.rows - 1))
+        )
         if a.axes.shape == b.axes.shape:  # coordinates of tables of two widths are no common space
-            over_coordinates = a.axes[:, :k].T @ b.axes[:, :k]
-            spaces.append(_subspace("coordinates", k, over_coordinates, k / len(a.axes)))
+            over_coordinates = a.axes[:, :dimension].T @ b.axes[:, :dimension]
+            spaces.append(_subspace("coordinates", dimension, over_coordinates, dimension / len(a.axes)))
     return both_spectra, tuple(spaces)
 
 
@@ -547,11 +549,11 @@ def _mean_share(gram: Matrix, mean: Matrix, rows: int) -> float:
     return rows * float(mean @ mean / np.trace(gram))
 
 
-def _subspace(over: str, k: int, product: Matrix, chance: float) -> Subspace:
-    """Return the agreement of two subspaces from the product [k, k] of their orthonormal bases."""
+def _subspace(over: str, dimension: int, product: Matrix, chance: float) -> Subspace:
+    """Return the agreement of two subspaces from the product of their orthonormal bases."""
     cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
-    mean_square = float(cosines @ cosines) / k
-    return Subspace(over, k, mean_square, min(1.0, chance), tuple(cosines.tolist()))
+    mean_square = float(cosines @ cosines) / dimension
+    return Subspace(over, dimension, mean_square, min(1.0, chance), tuple(cosines.tolist()))
 
 
 def norm_correlations(norms_a: Matrix, norms_b: Matrix) -> tuple[Score, Score]:
@@ -626,10 +628,10 @@ def nearer_end(
     """
     settings = settings or AlignSettings()
     nearer = as_table(table)
-    indices, k = settings.sample(len(pairs))
-    of_rows = _RowScores(nearer, pairs, settings, indices, k)
+    indices, neighbour_count = settings.sample(len(pairs))
+    of_rows = _RowScores(nearer, pairs, settings, indices, neighbour_count)
     to_input, to_output = of_rows.against(as_table(input_other)), of_rows.against(as_table(output_other))
-    chances = {NEIGHBOURS: _neighbour_chance(k, len(indices))} if k else {}
+    chances = {NEIGHBOURS: _neighbour_chance(neighbour_count, len(indices))} if neighbour_count else {}
     leans = []
     for (measure, view), of_output in to_output.items():
         of_input = to_input.get((measure, view))
@@ -650,14 +652,17 @@ def nearer_end(
 class _RowScores:
     """Scores of other tables that are mapped onto one table, row by row."""
 
-    def __init__(self, table: TokenTable, pairs: Pairs, settings: AlignSettings, indices: Ids, k: int) -> None:
-        """Store the table, a of `pairs`, and find k neighbours of each row among pairs `indices`.
+    def __init__(
+        self, table: TokenTable, pairs: Pairs, settings: AlignSettings, indices: Ids, neighbour_count: int
+    ) -> None:
+        """Store the table, a of `pairs`, and find the neighbours of each row among pairs `indices`.
 
         0 leaves neighbours out.
         """
-        self.table, self.pairs, self.settings, self.indices, self.k = table, pairs, settings, indices, k
-        if k:
-            self.neighbours = nearest(table, pairs.a[indices], k, np.float32)
+        self.table, self.pairs, self.settings = table, pairs, settings
+        self.indices, self.neighbour_count = indices, neighbour_count
+        if neighbour_count:
+            self.neighbours = nearest(table, pairs.a[indices], neighbour_count, np.float32)
 
     def against(self, other: TokenTable) -> dict[Key, Matrix]:
         """Return by measure the cosine of each held-out row, or its share of common neighbours.
@@ -668,7 +673,7 @@ class _RowScores:
         fitter = Fitter(other, self.table, swapped, self.settings)
         scored = fitter.heldout if len(fitter.heldout) else fitter.rows
         scores = fitter.cosines(fitter.fit(), scored, scored)
-        if self.k:
-            of_other = nearest(other, self.pairs.b[self.indices], self.k, np.float32)
+        if self.neighbour_count:
+            of_other = nearest(other, self.pairs.b[self.indices], self.neighbour_count, np.float32)
             scores[NEIGHBOURS, CENTRED] = shared(self.neighbours, of_other)
         return scores
