@@ -3,8 +3,8 @@
     family("llama")             its record
     family("acme")              a record without facts: `has_facts` is False, `unknown_message` is what to print
 
-A family of transformers without a row here still has a record: the generated data has its config and classes. A row
-adds facts that the data lacks: an exact reader, the final norm, the first MLP, and exceptions of loaders.
+A family of transformers that is not listed here has a record too: the generated data has its config and classes. A
+listed record adds facts that the data lacks: an exact reader, the final norm, the first MLP, and exceptions of loaders.
 `family_record.py` describes the fields, and docs/extend.md shows how to add a family.
 """
 
@@ -200,13 +200,13 @@ _OTHERS = (
 )
 
 
-def _by_type(rows: Iterable[Family]) -> dict[str, Family]:
-    """Return the rows by model type. Raise a ValueError for two rows of one type."""
+def _by_type(records: Iterable[Family]) -> dict[str, Family]:
+    """Return the records by model type. Raise a ValueError for two records of one type."""
     table: dict[str, Family] = {}
-    for row in rows:
-        if row.model_type in table:
-            raise ValueError(f"two records of the family {row.model_type}")
-        table[row.model_type] = row
+    for record in records:
+        if record.model_type in table:
+            raise ValueError(f"two records of the family {record.model_type}")
+        table[record.model_type] = record
     return table
 
 
@@ -218,10 +218,10 @@ FAMILIES: Mapping[str, Family] = _by_type(
 def family(model_type: Any) -> Family:
     """Return the record of a `model_type`. An unknown type has a record without facts."""
     name = model_type if isinstance(model_type, str) else ""
-    return FAMILIES.get(name) or _without_row(name)
+    return FAMILIES.get(name) or _unlisted(name)
 
 
 @lru_cache(maxsize=64)
-def _without_row(model_type: str) -> Family:
-    """Return the record of a family without a row. It has only the generated data."""
+def _unlisted(model_type: str) -> Family:
+    """Return the record of a family that is not listed. It has only the generated data."""
     return Family(model_type, is_written=False)
