@@ -28,7 +28,7 @@ from tiewise.training.settings import Settings
 PARTS = (
     ("forward and backward", "transformers/trainer.py", "training_step"),
     ("of it the vocabulary loss, with its gradients", "boundary/ops/native_loss.py", "fastest_loss_pass"),
-    ("norms of both paths", "boundary/install.py", "path_norms"),
+    ("norms of both paths", "boundary/installation.py", "path_norms"),
     ("clipping", "transformers/trainer.py", "_clip_grad_norm"),
     ("optimizer", "accelerate/optimizer.py", "step"),
     ("batches", "transformers/trainer.py", "get_batch_samples"),

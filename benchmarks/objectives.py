@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 
 from tiewise.boundary.hf import load
-from tiewise.boundary.install import installed
+from tiewise.boundary.installation import installed
 from tiewise.training.compare import all_runs, make_jobs, open_run
 from tiewise.training.folder import read_json
 from tiewise.training.kinds.albert import ACCURACIES, evaluation_rows, measure_pretrained

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.measure import alternate, format_spread, median_ratio
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.training.models import RNNConfig, detached
 from tiewise.training.optimizers import AveragedSGD
 

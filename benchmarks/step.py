@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.measure import alternate, format_spread, median_ratio
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.boundary.ops.compiled_kernels import kernels_state
 from tiewise.boundary.ops.fast_products import choose_products, fast_products
 from tiewise.boundary.ops.path_gradient import path_norms

@@ -39,11 +39,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.boundary.ops.cross_entropy import linear_cross_entropy
 from tiewise.boundary.ops.path_gradient import tied_lookup
 from tiewise.boundary.ops.vocabulary_shard import VocabularyShard
-from tiewise.boundary.parallel_plan import keep_tables, spread_over
+from tiewise.boundary.parallel_plans import keep_tables, spread_over
 from tiewise.boundary.sharded_tables import shard
 from tiewise.planning.costs import BOTH, FSDP_SHARDED, SPLIT, Setting, WorldLayout, layouts
 from tiewise.planning.plan import plan

@@ -22,7 +22,7 @@ def fused() -> torch.Tensor:
 
     The lookup passes the table on to the head, so both gradients are added in one buffer.
     """
-    rows, tied = tiewise.tied_lookup(table, ids[:, :-1])
+    rows, tied = tiewise.boundary.tied_lookup(table, ids[:, :-1])
     hidden, _ = body(rows)
     return tiewise.linear_cross_entropy(hidden, tied, ids[:, 1:])
 

@@ -32,7 +32,7 @@ Counterparts in the library
     parse_spec                  tiewise.core.spec.BoundarySpec: also spd, factored-untied, +options
     Boundary                    tiewise.Boundary
     linear_cross_entropy        tiewise.linear_cross_entropy: also soft-cap, smoothing, fast kernels
-    tied_lookup, path_norms     tiewise.tied_lookup, tiewise.path_norms
+    tied_lookup, path_norms     tiewise.boundary.tied_lookup, tiewise.boundary.path_norms
     asymmetry                   tiewise.inspect, section "direct path"
     LanguageModel               tiewise.install puts a boundary into any Hugging Face model
     train, compare, verdict     tiewise.train, tiewise.compare

@@ -20,9 +20,9 @@ for _ in range(6):  # the first step also checks replicas, optimizer and shards
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-tiewise.save_sharded("sharded", model, optimizer)
+tiewise.boundary.save_sharded("sharded", model, optimizer)
 if dist.get_rank() == 0:
     print(f"loss {loss.item():.3f}; saved by {dist.get_world_size()} processes")
-    tiewise.export_sharded("sharded", "exported")  # a tied model in transformers' format
+    tiewise.boundary.export_sharded("sharded", "exported")  # a tied model in transformers' format
 dist.barrier()
 dist.destroy_process_group()

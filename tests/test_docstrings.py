@@ -15,9 +15,10 @@ import pytest
 
 import tiewise
 from tests.checkpoint.rewrite.verb_examples import write_sources
+from tests.public_names import homes, public
 from tiewise.checkpoint.rewrite.registry import verbs
 
-PUBLIC = [name for name in tiewise.__all__ if not name.startswith("_")]
+PUBLIC = sorted(name for name in homes() if not name.startswith("_"))
 PARSER = doctest.DocTestParser()
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -64,19 +65,19 @@ def test_examples_of_a_module_print_what_they_show(name, folder_with_sources):
 @pytest.mark.parametrize("name", sorted(verbs()))
 def test_the_example_of_a_verb_prints_what_it_shows(name, folder_with_sources):
     """doctest skips verbs: `@verb` returns a function of another module."""
-    test = PARSER.get_doctest(inspect.getdoc(getattr(tiewise, name)), {}, name, None, 0)
+    test = PARSER.get_doctest(inspect.getdoc(public(name)), {}, name, None, 0)
     assert test.examples
     assert failures(test) == ""
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_has_an_example(name):
-    assert ">>>" in inspect.getdoc(getattr(tiewise, name))
+    assert ">>>" in inspect.getdoc(public(name))
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_describes_its_arguments_and_result(name):
-    value = getattr(tiewise, name)
+    value = public(name)
     text = inspect.getdoc(value)
     if inspect.isclass(value):
         fields = getattr(value, "__dataclass_fields__", {})

@@ -234,14 +234,18 @@ def test_untie_and_tie_use_usual_names_and_note_unknown_family(tmp_path):
 def test_repair_and_resize_note_unknown_family(tmp_path):
     source = write_checkpoint(tmp_path / "m", ODD[:1], model_type="acme")  # it lacks the flag, so repair writes it
     assert tiewise.repair(source, tmp_path / "repaired").notes[0].startswith(f"{UNKNOWN}: the two ends")
-    assert tiewise.resize(source, tmp_path / "longer", vocab=V + 8).notes[0].startswith(f"{UNKNOWN}: the two ends")
+    assert (
+        tiewise.checkpoint.resize(source, tmp_path / "longer", vocab=V + 8)
+        .notes[0]
+        .startswith(f"{UNKNOWN}: the two ends")
+    )
 
 
 @pytest.mark.parametrize("verb", ["untie", "tie", "dedupe"])
 def test_verbs_refuse_head_without_known_name_and_suggest_install(verb, tmp_path):
     source = write_acme(tmp_path / "m", ODD[:1])
     with pytest.raises(CheckpointError) as refused:
-        getattr(tiewise, verb)(source, tmp_path / "new")
+        getattr(tiewise.checkpoint, verb)(source, tmp_path / "new")
     text = str(refused.value)
     assert f"{UNKNOWN}: its config says that the head is the input table" in text
     assert "tiewise.install(model" in text

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 import tiewise
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.flax.boundary import PureBoundary
-from tiewise.boundary.install import install
-from tiewise.boundary.parallel_plan import parallel_plan
+from tiewise.boundary.installation import install
+from tiewise.boundary.parallel_plans import parallel_plan
 from tiewise.boundary.saved import link_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rewrite import densify
@@ -276,11 +276,11 @@ def sharded_figures(spec, values, tmp_path):
         penalty = link.penalty()
         figures.penalty = 0.0 if penalty is None else float(penalty.detach())
         tmp_path.mkdir(exist_ok=True)
-        place = tiewise.save_sharded(tmp_path / f"sharded{len(list(tmp_path.iterdir()))}", model)
+        place = tiewise.boundary.save_sharded(tmp_path / f"sharded{len(list(tmp_path.iterdir()))}", model)
     finally:
         dist.destroy_process_group()
     other, _, again = installed_model(spec, tmp_path)
-    tiewise.load_sharded(place, other)
+    tiewise.boundary.load_sharded(place, other)
     for name, parameter in again.items():
         assert are_close(parameter.detach(), torch.tensor(values[name], dtype=torch.float32)), name
     return figures
@@ -523,7 +523,7 @@ def save_with_spec(text, tmp_path):
     model = build("llama", tied=True)
     install(model, "tied")
     link_of(model).spec = BoundarySpec.parse(text)
-    tiewise.save_sharded(tmp_path / "sharded", model)
+    tiewise.boundary.save_sharded(tmp_path / "sharded", model)
 
 
 def plan_sharding(text, tmp_path):
@@ -580,10 +580,10 @@ def test_load_verbs_and_sharding_refuse_option_without_behaviour(tmp_path):
         tiewise.load(write_saved_model(tmp_path / "stored", "tied+throwaway=2"))
     for rewrite in (
         lambda source, to: tiewise.factor(source, to, rank=2),
-        lambda source, to: tiewise.resize(source, to, vocab=8),
+        lambda source, to: tiewise.checkpoint.resize(source, to, vocab=8),
         tiewise.tie,
         tiewise.untie,
-        tiewise.dedupe,
+        tiewise.checkpoint.dedupe,
     ):
         with pytest.raises(TiewiseError, match=r"tied\+throwaway=2: .* does not honour 'throwaway'"):
             rewrite(tmp_path / "stored", tmp_path / "new")

@@ -2,6 +2,7 @@
 
 import ast
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import tiewise
+from tests.public_names import NAMESPACES, homes, public
 from tiewise.boundary.ops.path_gradient import PathRecord
 from tiewise.checkpoint.rewrite import listing
 from tiewise.core import errors
@@ -29,49 +31,59 @@ PATH = "expected str, bytes or os.PathLike object, not"  # Python's message for 
 
 def call_verb(name, source):
     """Call a verb with a value for each required option."""
-    needed = [one.name for one in signature(getattr(tiewise, name)).parameters.values() if one.default is one.empty]
+    needed = [
+        one.name for one in signature(getattr(tiewise.checkpoint, name)).parameters.values() if one.default is one.empty
+    ]
     options = {option: "value" for option in needed if option not in ("source", "to")}
     if name == "merge":  # it needs a base or an adapter
         options["adapter"] = "value"
-    return getattr(tiewise, name)(source, "to", **options)
+    return getattr(tiewise.checkpoint, name)(source, "to", **options)
 
 
 CALLS = {
     "Boundary": (lambda x: tiewise.Boundary(x, 10, 4), SpecError),
-    "BoundarySpec": (tiewise.BoundarySpec.parse, SpecError),
-    "Vocabularies": (lambda x: tiewise.Vocabularies(x, 4), SpecError),
-    "ExactTop": (tiewise.ExactTop, UnsupportedError),
+    "BoundarySpec": (tiewise.boundary.BoundarySpec.parse, SpecError),
+    "Vocabularies": (lambda x: tiewise.boundary.Vocabularies(x, 4), SpecError),
+    "ExactTop": (tiewise.boundary.ExactTop, UnsupportedError),
     "check": (tiewise.check, PATH),
     "compare": (tiewise.compare, PATH),
-    "augmented_cross_entropy": (lambda x: tiewise.augmented_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
+    "augmented_cross_entropy": (
+        lambda x: tiewise.boundary.augmented_cross_entropy(x, TABLE, IDS),
+        "features must be a tensor",
+    ),
     "diff": (lambda x: tiewise.diff(x, x), PATH),
     "explore": (tiewise.explore, PATH),
-    "lora_config": (tiewise.lora_config, PATH),
+    "lora_config": (tiewise.checkpoint.lora_config, PATH),
     "heal": (lambda x: tiewise.heal("model", x, teacher="original"), PATH),
-    "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
+    "tied_lookup": (lambda x: tiewise.boundary.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),
     "install": (tiewise.install, InstallError),
     "installed": (tiewise.installed, InstallError),
-    "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
+    "SharingSpec": (tiewise.boundary.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
-    "linear_divergence": (lambda x: tiewise.linear_divergence(x, TABLE, x, TABLE), "features must be a tensor"),
-    "linear_log_prob": (lambda x: tiewise.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
-    "fast_products": (lambda x: tiewise.fast_products(x).__enter__(), RunError),
+    "linear_divergence": (
+        lambda x: tiewise.boundary.linear_divergence(x, TABLE, x, TABLE),
+        "features must be a tensor",
+    ),
+    "linear_log_prob": (lambda x: tiewise.boundary.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
+    "fast_products": (lambda x: tiewise.boundary.fast_products(x).__enter__(), RunError),
     "load": (tiewise.load, PATH),
-    "VocabularyShard": (tiewise.VocabularyShard, UnsupportedError),
-    "keep_tables": (lambda x: tiewise.keep_tables(x, None), InstallError),
-    "parallel_plan": (lambda x: tiewise.parallel_plan(x, None), InstallError),
+    "VocabularyShard": (tiewise.boundary.VocabularyShard, UnsupportedError),
+    "keep_tables": (lambda x: tiewise.boundary.keep_tables(x, None), InstallError),
+    "parallel_plan": (lambda x: tiewise.boundary.parallel_plan(x, None), InstallError),
     "param_groups": (tiewise.param_groups, UnsupportedError),
-    "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),
+    "path_norms": (lambda x: tiewise.boundary.path_norms(x, PathRecord()), UnsupportedError),
     "probe": (lambda x: tiewise.probe(nn.Linear(2, 2), x), PATH),
     "plan": (tiewise.plan, PlanError),
-    "export_sharded": (lambda x: tiewise.export_sharded(x, "to"), PATH),
-    "load_sharded": (lambda x: tiewise.load_sharded(x, nn.Linear(2, 2)), PATH),
-    "save_sharded": (lambda x: tiewise.save_sharded("to", [x]), UnsupportedError),
+    "export_sharded": (lambda x: tiewise.boundary.export_sharded(x, "to"), PATH),
+    "load_sharded": (lambda x: tiewise.boundary.load_sharded(x, nn.Linear(2, 2)), PATH),
+    "save_sharded": (lambda x: tiewise.boundary.save_sharded("to", [x]), UnsupportedError),
     "share_layers": (lambda x: tiewise.share_layers(x, "ffn"), InstallError),
-    "tie_at": (tiewise.tie_at, SpecError),
+    "tie_at": (tiewise.boundary.tie_at, SpecError),
     "train": (tiewise.train, PATH),
-    "untie_at": (tiewise.untie_at, SpecError),
+    "sweep": (tiewise.sweep, RunError),
+    "hot_vocabulary": (lambda x: tiewise.lab.hot_vocabulary(tokenizer=x), PATH),
+    "untie_at": (tiewise.boundary.untie_at, SpecError),
     **{name: (partial(call_verb, name), PATH) for name in listing.verb_names()},
 }
 
@@ -80,17 +92,28 @@ CALLS = {
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
 NO_CALLS |= {"Audit", "Comparison", "Explorer", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
 NO_CALLS |= {"Plan", "Probe", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
+NO_CALLS |= {"Healed", "HotTokens", "Study", "public_models"}
 
 
 def test_wrong_type_cases_cover_every_public_name():
-    assert set(CALLS) | NO_CALLS == set(tiewise.__all__)
-    assert all(getattr(tiewise, name) for name in tiewise.__all__)
+    assert set(CALLS) | NO_CALLS == set(homes())
 
 
-def test_stub_file_declares_the_public_names():
-    tree = ast.parse(Path(tiewise.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    declared = {alias.asname: node.module for node in tree.body[1:] for alias in node.names}
-    assert declared == tiewise._MODULES
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_every_public_name_is_what_its_stub_declares(namespace):
+    package = import_module(namespace)
+    tree = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    declared = {alias.asname: node.module for node in tree.body[1:] for alias in node.names if node.module != namespace}
+    assert set(declared) == set(dir(package))
+    for name, module in declared.items():
+        assert getattr(package, name) is getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES[1:])
+def test_name_of_namespace_and_of_top_level_is_one_object(namespace):
+    package = import_module(namespace)
+    for name in set(dir(package)) & set(dir(tiewise)):
+        assert getattr(package, name) is getattr(tiewise, name)
 
 
 @pytest.mark.parametrize("wrong", [None, ["tied"], 1.5, nn.Linear(3, 4)], ids=lambda x: type(x).__name__)
@@ -124,7 +147,7 @@ LIVE = dict.fromkeys(listing.verb_names(), "save_pretrained") | {
 @pytest.mark.parametrize("name", LIVE)
 def test_verb_refuses_live_model_and_names_the_call_for_it(name):
     with pytest.raises(CheckpointError, match=f"a live Linear; .*{LIVE[name]}") as e:
-        getattr(tiewise, name)(nn.Linear(3, 4))
+        public(name)(nn.Linear(3, 4))
     assert "\n" not in str(e.value)
 
 
@@ -133,12 +156,12 @@ OTHERS = {
     "a boundary's width": (lambda: tiewise.Boundary("tied", 10, "4"), "width of '4'"),
     "the path of a model": (lambda: tiewise.install("runs/final"), r"a str is no model.*tiewise\.load"),
     "a spec for install": (lambda: tiewise.install(nn.Linear(2, 2), 8), "a int is no boundary"),
-    "a record that is off": (lambda: tiewise.path_norms(TABLE.detach(), None), "track"),
-    "a lookup for its table": (lambda: tiewise.tied_lookup(nn.Embedding(4, 3), IDS), "module's weight"),
-    "a step as a text": (lambda: tiewise.tie_at("100"), "number of steps"),
+    "a record that is off": (lambda: tiewise.boundary.path_norms(TABLE.detach(), None), "track"),
+    "a lookup for its table": (lambda: tiewise.boundary.tied_lookup(nn.Embedding(4, 3), IDS), "module's weight"),
+    "a step as a text": (lambda: tiewise.boundary.tie_at("100"), "number of steps"),
     "a live model for a comparison of two": (lambda: tiewise.diff(nn.Linear(2, 2), "new"), "diff reads a folder"),
-    "an unknown end": (lambda: tiewise.tie_at(100, "both"), "input, output, mean"),
-    "an unknown state": (lambda: tiewise.untie_at(100, "mean"), "copy, split, reset"),
+    "an unknown end": (lambda: tiewise.boundary.tie_at(100, "both"), "input, output, mean"),
+    "an unknown state": (lambda: tiewise.boundary.untie_at(100, "mean"), "copy, split, reset"),
 }
 
 

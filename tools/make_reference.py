@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import typer
@@ -23,24 +24,11 @@ DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
 INDEX_NOTE = "# `tools/make_reference.py` writes this list. Look here before you write a rule: it may be one of these."
 TABLE = "<!-- table made by `python tools/make_reference.py`: `@rule` has what it says -->"  # in check.md
-HEADINGS = {  # modules whose names `import tiewise` offers, by heading of the page
-    "Comparing and training": ("lab", "training", "planning", "inspection.inspection", "report"),
-    "The boundary in a model": (
-        "boundary.boundary",
-        "boundary.hf",
-        "boundary.install",
-        "boundary.param_groups",
-        "boundary.parallel_plan",
-        "boundary.probe",
-        "boundary.schedule",
-        "boundary.sharing",
-        "core.sharing_spec",
-        "core.spec",
-    ),
-    "Losses, lookups, products": ("boundary.ops", "core.backends"),
-    "Checkpoints": ("checkpoint", "inspection.tables"),
-    "Many processes": ("boundary.sharded",),
-    "Errors": ("core.errors",),
+NAMESPACES = {  # package → title and first sentence of its part of the page
+    "tiewise": ("Top level", "The names of daily use."),
+    "tiewise.checkpoint": ("`tiewise.checkpoint`", "Audits and rewrites of stored checkpoints, without torch."),
+    "tiewise.boundary": ("`tiewise.boundary`", "The training library: both ends of a model, losses, devices."),
+    "tiewise.lab": ("`tiewise.lab`", "Experiments: comparisons, single runs, sweeps, inspections."),
 }
 
 
@@ -68,19 +56,21 @@ def cli() -> Iterator[str]:
 
 
 def api() -> Iterator[str]:
-    """Yield the lines of the page on the names that `import tiewise` offers."""
+    """Yield the lines of the page on the public names, one part for each namespace."""
     yield from ("# API", "", NOTICE)
-    yield "What `import tiewise` offers. A name is loaded when it is first used: importing the package costs nothing."
-    homes: dict[str, list[str]] = {}
-    for name, home in tiewise._MODULES.items():
-        if name != "__version__":
-            homes.setdefault(home.removeprefix("tiewise."), []).append(name)
-    for heading, modules in HEADINGS.items():
-        yield from ("", f"## {heading}")
-        for home in [home for home in homes if any(f"{home}.".startswith(f"{module}.") for module in modules)]:
-            for name in homes.pop(home):
-                yield from described(name, getattr(tiewise, name))
-    assert not homes, f"no heading has {', '.join(homes)}"
+    yield "A name is loaded when it is first used: importing a package costs nothing."
+    described_names: dict[str, str] = {}  # name → namespace that describes it
+    for namespace, (title, sentence) in NAMESPACES.items():
+        package = import_module(namespace)
+        names = [name for name in dir(package) if not name.startswith("_")]
+        again = [name for name in names if name in described_names]
+        yield from ("", f"## {title}", "", sentence)
+        if again:
+            yield f"It also has {', '.join(f'`{name}`' for name in again)} of the top level."
+        for name in names:
+            if name not in described_names:
+                yield from described(f"{namespace}.{name}", getattr(package, name))
+                described_names[name] = namespace
 
 
 def described(name: str, value: object) -> Iterator[str]:
@@ -91,7 +81,7 @@ def described(name: str, value: object) -> Iterator[str]:
     yield from ("", f"### `{name}`", "")
     is_class = inspect.isclass(value)
     if not (is_class and issubclass(value, Exception)):
-        yield from (f"`{name}{signature(value)}`", "")
+        yield from (f"`{name.rpartition('.')[2]}{signature(value)}`", "")
     yield from prose(inspect.getdoc(value) or "")
     members = [(key, member) for key, member in vars(value).items() if not key.startswith("_")] if is_class else []
     for key, member in members:

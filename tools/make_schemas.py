@@ -153,7 +153,9 @@ def plans() -> Schema:
     records = [tiewise.plan(name, boundaries, setting=setting).record() for name in PLANNED_MODELS]
     records += [tiewise.plan(name).record() for name in PLANNED_MODELS]
     records.append(tiewise.plan({"architectures": ["BertModel"], "model_type": "bert"}).record())
-    records += [tiewise.plan(sizes).record() for sizes in (tiewise.Sizes(32_000, 512, 8), tiewise.Sizes(2048, 64, 2))]
+    records += [
+        tiewise.plan(sizes).record() for sizes in (tiewise.lab.Sizes(32_000, 512, 8), tiewise.lab.Sizes(2048, 64, 2))
+    ]
     experts = {"model_type": "minimax_m2", "vocab_size": 2048, "hidden_size": 64, "num_local_experts": 8}
     records += [tiewise.plan(experts, boundaries, setting=setting).record(), tiewise.plan(experts).record()]
     built = Architecture("xglm", 64, TokenTables(2048, 64, tied=True), (), {"other": Count(1000, 900, 1000)})

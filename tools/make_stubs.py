@@ -6,7 +6,7 @@
 | file | written from |
 |---|---|
 | `src/tiewise/checkpoint/rewrite/__init__.pyi` | the functions in `verbs/` |
-| `src/tiewise/__init__.pyi`, the lines of verbs | the names of the files in `verbs/` |
+| `src/tiewise/checkpoint/__init__.pyi`, the lines of verbs | the names of the files in `verbs/` |
 | `src/tiewise/training/setting_types.py` | `Settings`, and the options of every kind of run |
 """
 
@@ -100,9 +100,9 @@ def _head(name: str, parameters: list[str]) -> str:
     return f"def {name}(\n{inner}\n) -> Receipt:"
 
 
-def package_stub() -> str:
-    """Return the stub of `tiewise`, with a line for every verb before those of the engine."""
-    text = VERB_LINE.sub("", (PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+def checkpoint_stub() -> str:
+    """Return the stub of `tiewise.checkpoint`, with a line for every verb before those of the engine."""
+    text = VERB_LINE.sub("", (PACKAGE / "checkpoint/__init__.pyi").read_text(encoding="utf-8"))
     lines = "".join(f"from {REWRITE} import {name} as {name}\n" for name in sorted(verbs()))
     before, engine, after = text.partition(AFTER_VERBS)
     return f"{before}{lines}{engine}{after}"
@@ -150,7 +150,7 @@ def _option_type(hint: Any) -> str:
 
 FILES: dict[str, Callable[[], str]] = {
     "checkpoint/rewrite/__init__.pyi": rewrite_stub,
-    "__init__.pyi": package_stub,
+    "checkpoint/__init__.pyi": checkpoint_stub,
     "training/setting_types.py": setting_types,
 }
 

@@ -1,43 +1,41 @@
 """tiewise: tools for the input embedding and the output head of language models.
 
-    import tiewise
-    installed = tiewise.install(model, "tied")         # any Hugging Face model with a token head
-    tiewise.installed(model).untie(optimizer)          # a live model is changed through its handle
-    boundary = tiewise.Boundary("factored:128", vocab=50_304, width=768)
-    loss = tiewise.linear_cross_entropy(hidden, table, targets)
-    audit = tiewise.check("path/to/checkpoint")        # which tables it stores, and which faults it has
-    tiewise.probe(model, "path/to/checkpoint")          # whether a loaded model has the tables of its files
-    receipt = tiewise.untie("old", "new")               # a rewritten copy of a folder; the source is only read
-    shared = tiewise.share_layers(model, "ffn")         # one feed-forward layer for the whole depth
-    comparison = tiewise.compare("runs/mine", text="my.txt")   # trains several tying choices and compares them
-    inspection = tiewise.inspect("tied", "untied")      # the effects of tying inside a model
-    tiewise.explore(model)                             # one page to see it, in a notebook or a browser
+    tiewise.plan("gpt2")                                  costs and savings before training
+    tiewise.compare("my.txt", arms="tied,untied")         trains each choice and reports which is better
+    tiewise.check("path/to/checkpoint")                   what is stored, and how each loader reads it
+    tiewise.untie("old", "new")                           rewrites a copy; the source is only read
+    tiewise.install(model, "tied")                        gives a Hugging Face model exact, fast tied ends
+    tiewise.inspect("tied", "untied")                     measures what sharing does inside models
+    tiewise.explore(model)                                shows it on one page
 
-Importing this package loads no large dependency: each name imports its module at first use.
+`help(tiewise.compare)` describes a function. Other names are in `tiewise.checkpoint` (audits and rewrites, without
+torch), `tiewise.boundary` (training library), `tiewise.lab` (experiments), `tiewise.flax`, `tiewise.hf` and
+`tiewise.models`. Importing tiewise loads no large library: each name imports its module at first use.
 """
 
-import pkgutil
-import re
-from importlib import import_module
-from typing import Any
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
-# public name → its module, as `__init__.pyi` declares them for type checkers
-_STUB = (pkgutil.get_data(__name__, "__init__.pyi") or b"").decode()
-_MODULES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
-__all__ = sorted(_MODULES)
+from tiewise.core.lazy_names import LazyNames as _LazyNames
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'tiewise' has no attribute {name!r}")
-    try:
-        return getattr(import_module(_MODULES[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("tiewise"):
-            raise
-        message = f"tiewise.{name} needs {error.name}: pip install 'tiewise[torch]'"
-        raise ImportError(message, name=error.name) from error
+_NAMESPACES = ("checkpoint", "boundary", "lab")
+_REPLACED = {
+    "dedupe": "tiewise.dedupe is part of tiewise.repair(source, to)",
+    "densify": "tiewise.densify is tiewise.factor(source, to, undo=True)",
+}
+_names = _LazyNames(__name__)
+__dir__ = _names.list
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+def __getattr__(name: str) -> _Any:
+    """Return a public name or a namespace.
+
+    AttributeError: there is none. The message names the new place of a moved name.
+    """
+    if name not in _names.homes and not name.startswith("_"):
+        for namespace in _NAMESPACES:
+            if name in _import_module(f"{__name__}.{namespace}")._names.homes:
+                raise AttributeError(f"tiewise.{name} is tiewise.{namespace}.{name}")
+        if name in _REPLACED:
+            raise AttributeError(_REPLACED[name])
+    return _names.get(name)

@@ -147,18 +147,18 @@ def other_losses():
 
     features, weight, table = _leaf(N, E, seed=1), _leaf(V, E, seed=2), _numbers(V, E, seed=4)
     result = {}
-    log_prob = tiewise.linear_log_prob(features, weight, _tokens(), temperature=0.7)
+    log_prob = tiewise.boundary.linear_log_prob(features, weight, _tokens(), temperature=0.7)
     log_prob.sum().backward()
     result["log_prob"] = {"value": _facts(log_prob), "weight": _facts(weight.grad)}
-    both = tiewise.linear_log_prob(features, weight, _tokens(), entropy=True)
+    both = tiewise.boundary.linear_log_prob(features, weight, _tokens(), entropy=True)
     result["entropy"] = [_facts(part) for part in both]
     for beta in (0.0, 0.5, 1.0):
         arguments = features, weight, _numbers(N, E, seed=5), table
-        loss = tiewise.linear_divergence(*arguments, targets=_tokens(), beta=beta, temperature=2.0)
+        loss = tiewise.boundary.linear_divergence(*arguments, targets=_tokens(), beta=beta, temperature=2.0)
         result[f"divergence {beta}"] = _facts(loss)
     for options in ({}, {"alpha": 0.5}, {"temperature": 10.0}, {"hard": 0.5}, {"through_targets": True}):
         weight.grad = None
-        loss = tiewise.augmented_cross_entropy(features, weight, _tokens(), table=table, **options)
+        loss = tiewise.boundary.augmented_cross_entropy(features, weight, _tokens(), table=table, **options)
         loss.backward(retain_graph=True)
         result[f"augmented {options}"] = {"loss": _facts(loss), "weight": _facts(weight.grad)}
     return result
@@ -171,12 +171,12 @@ def two_paths():
     result = {}
     options = {"none": {}, "stop_lookup": {"stop_lookup": 3}, "stop_both": {"stop_both": 3}, "alpha": {"alpha": 0.5}}
     for name, arguments in options.items():
-        table, record = _leaf(V, E, seed=2), tiewise.PathRecord()
-        lookup = tiewise.LookupOptions(record=record, **arguments)
-        hidden, head = tiewise.tied_lookup(table, _tokens(seed=7), lookup)
+        table, record = _leaf(V, E, seed=2), tiewise.boundary.PathRecord()
+        lookup = tiewise.boundary.LookupOptions(record=record, **arguments)
+        hidden, head = tiewise.boundary.tied_lookup(table, _tokens(seed=7), lookup)
         loss = tiewise.linear_cross_entropy(hidden * 2, head, _tokens())
         loss.backward()
-        norms = tiewise.path_norms(table.grad, record)
+        norms = tiewise.boundary.path_norms(table.grad, record)
         result[name] = {"loss": loss.item(), "gradient": _facts(table.grad), "norms": vars(norms)}
     return result
 
@@ -187,7 +187,7 @@ def exact_top():
 
     import tiewise
 
-    top, hidden = tiewise.ExactTop(_numbers(V, E, seed=2)), _numbers(3, E, seed=6)
+    top, hidden = tiewise.boundary.ExactTop(_numbers(V, E, seed=2)), _numbers(3, E, seed=6)
     values, tokens = top.top(hidden, 4)
     best = top.argmax(hidden, bias=_numbers(V, seed=3), scale=0.5)
     assert isinstance(best, torch.Tensor)
@@ -230,16 +230,18 @@ def specs():
     """Return the written form of each spec, and the message of each refused one."""
     import tiewise
 
-    result = {text: _spec_facts(tiewise.BoundarySpec.parse(text)) for text in SPECS}
-    result |= {f"refused {text}": _message(lambda text=text: tiewise.BoundarySpec.parse(text)) for text in REFUSED}
-    result |= {f"sharing {text}": str(tiewise.SharingSpec.parse(text)) for text in SHARINGS}
-    parse = tiewise.SharingSpec.parse
+    result = {text: _spec_facts(tiewise.boundary.BoundarySpec.parse(text)) for text in SPECS}
+    result |= {
+        f"refused {text}": _message(lambda text=text: tiewise.boundary.BoundarySpec.parse(text)) for text in REFUSED
+    }
+    result |= {f"sharing {text}": str(tiewise.boundary.SharingSpec.parse(text)) for text in SHARINGS}
+    parse = tiewise.boundary.SharingSpec.parse
     result |= {f"refused sharing {text}": _message(lambda text=text: parse(text)) for text in REFUSED_SHARINGS}
-    rows = tiewise.Vocabularies(5, 4, (0, 2, -1, -1))
+    rows = tiewise.boundary.Vocabularies(5, 4, (0, 2, -1, -1))
     result["vocabularies"] = [str(rows), rows.read_and_predicted, rows.rows(True), rows.rows(False)]
     result["vocabularies rows"] = list(rows.output_index())
     result["vocabularies refused"] = [
-        _message(lambda arguments=arguments: tiewise.Vocabularies(*arguments))
+        _message(lambda arguments=arguments: tiewise.boundary.Vocabularies(*arguments))
         for arguments in ((0, 3), (3, 2, (0,)), (3, 1, (7,)))
     ]
     return result
@@ -315,7 +317,7 @@ def settings_of_adapters():
     result = {}
     for tied in (True, False):
         for name, arguments in calls.items():
-            built = tiewise.lora_config(_model(tied), **arguments)
+            built = tiewise.checkpoint.lora_config(_model(tied), **arguments)
             result[f"tied {tied} {name}"] = {key: sorted(v) if isinstance(v, set) else v for key, v in built.items()}
     return result
 
@@ -337,9 +339,9 @@ def saved_models():
         out, _ = _run_model(loaded)
         _model().save_pretrained(folder / "plain")
         probed = tiewise.probe(_model(), folder / "plain")
-        tiewise.save_sharded(folder / "sharded", model, notes={"step": 3})
-        notes = tiewise.load_sharded(folder / "sharded", loaded)
-        tiewise.export_sharded(folder / "sharded", folder / "exported")
+        tiewise.boundary.save_sharded(folder / "sharded", model, notes={"step": 3})
+        notes = tiewise.boundary.load_sharded(folder / "sharded", loaded)
+        tiewise.boundary.export_sharded(folder / "sharded", folder / "exported")
         files = sorted(path.name for path in (folder / "exported").iterdir())
         return {
             "loss": out.loss.item(),
@@ -355,10 +357,13 @@ def schedules():
     """Return the callbacks that tie and untie, and the messages of wrong ones."""
     import tiewise
 
-    result = {"tie_at": type(tiewise.tie_at(3)).__name__, "untie_at": type(tiewise.untie_at(3)).__name__}
-    result["keep"] = _message(lambda: tiewise.tie_at(3, keep="both"))
-    result["step"] = _message(lambda: tiewise.tie_at(0))
-    result["state"] = _message(lambda: tiewise.untie_at(3, state="nobody"))
+    result = {
+        "tie_at": type(tiewise.boundary.tie_at(3)).__name__,
+        "untie_at": type(tiewise.boundary.untie_at(3)).__name__,
+    }
+    result["keep"] = _message(lambda: tiewise.boundary.tie_at(3, keep="both"))
+    result["step"] = _message(lambda: tiewise.boundary.tie_at(0))
+    result["state"] = _message(lambda: tiewise.boundary.untie_at(3, state="nobody"))
     return result
 
 
@@ -366,7 +371,7 @@ def products():
     """Return a loss under the portable products."""
     import tiewise
 
-    with tiewise.fast_products("default"):
+    with tiewise.boundary.fast_products("default"):
         return tiewise.linear_cross_entropy(_numbers(N, E), _numbers(V, E, seed=1), _tokens()).item()
 
 
@@ -374,14 +379,28 @@ def plans():
     """Return the plan of sizes given in Python."""
     import tiewise
 
-    return tiewise.plan(tiewise.Sizes(vocab=1000, width=64, layers=2, heads=4), ["tied", "factored:16"]).record()
+    return tiewise.plan(tiewise.lab.Sizes(vocab=1000, width=64, layers=2, heads=4), ["tied", "factored:16"]).record()
+
+
+def lab():
+    """Return tokens of `hot_vocabulary`, and rows of `public_models`."""
+    import tiewise
+
+    hot = tiewise.lab.hot_vocabulary("synthetic:words=20000", tokenizer="bytes", size=40).record()
+    rows = tiewise.lab.public_models("gpt2", tied=True, sort="size")
+    return {"hot": {**hot, "coverage": hot["coverage"]["value"]}, "models": [row.name for row in rows]}
 
 
 def names():
     """Return all public names."""
-    import tiewise
+    from importlib import import_module
 
-    return {name: type(getattr(tiewise, name)).__name__ for name in dir(tiewise) if not name.startswith("_")}
+    kinds = {}
+    for namespace in ("tiewise", "tiewise.checkpoint", "tiewise.boundary", "tiewise.lab"):
+        package = import_module(namespace)
+        names_of_package = [name for name in dir(package) if not name.startswith("_")]
+        kinds[namespace] = {name: type(getattr(package, name)).__name__ for name in names_of_package}
+    return kinds
 
 
 def without_descriptions(value):
@@ -427,6 +446,7 @@ FUNCTIONS = {
     "settings_of_adapters": settings_of_adapters,
     "saved_models": saved_models,
     "schedules": schedules,
+    "lab": lab,
     "products": products,
     "plans": plans,
     "names": names,

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from tiewise.boundary.install import install, installed
+from tiewise.boundary.installation import install, installed
 from tiewise.boundary.ops.path_gradient import gather
 from tiewise.core.errors import InstallError, UnsupportedError
 

@@ -32,8 +32,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers.distributed import DistributedConfig
 
 import tiewise.hf  # noqa: F401, registers the type
-from tiewise.boundary.install import install, installed
-from tiewise.boundary.parallel_plan import keep_tables, parallel_plan
+from tiewise.boundary.installation import install, installed
+from tiewise.boundary.parallel_plans import keep_tables, parallel_plan
 from tiewise.boundary.sharded.export import export_sharded
 from tiewise.boundary.sharded.save_load import load_sharded, save_sharded
 from tiewise.boundary.sharded_tables import shard

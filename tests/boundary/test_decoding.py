@@ -7,7 +7,7 @@ import torch
 from tests.boundary.tiny_models import V, build, pair
 
 from tiewise.boundary.decoding import TopLogits
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.core.errors import UnsupportedError
 
 PROMPT = torch.randint(3, V, (3, 5), generator=torch.Generator().manual_seed(1))

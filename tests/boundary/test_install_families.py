@@ -21,7 +21,7 @@ from tiny_models import (
 from torch._dynamo.testing import CompileCounter
 
 import tiewise.hf
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 
 CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tiewise.boundary.install import install, installed
+from tiewise.boundary.installation import install, installed
 from tiewise.boundary.ops.path_gradient import path_norms
 from tiewise.boundary.sharing.share import share_layers
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError

@@ -13,7 +13,7 @@ import transformers as tr
 from tiny_models import V, assert_identical_steps, batch, build, step, trainer
 
 import tiewise.hf
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.boundary.saved import _asks_for_tensor_parallelism, link_of
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from transformers import PreTrainedTokenizerFast
 
 from tiewise import load
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.core.errors import DataError, InstallError, SpecError, UnsupportedError
 
 D, K = 16, 6

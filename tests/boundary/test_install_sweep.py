@@ -17,7 +17,7 @@ from tiny_models import assert_same_gradients, step
 from transformers.models.auto import modeling_auto as auto
 
 import tiewise.hf
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.core.errors import InstallError
 from tiewise.core.spec import BoundarySpec
 

@@ -10,7 +10,7 @@ from tiny_models import Gradients, V, build, gradients, pair, trainer, variant, 
 from transformers.trainer_pt_utils import LabelSmoother
 
 import tiewise.hf
-from tiewise.boundary.install import Installed, install
+from tiewise.boundary.installation import Installed, install
 from tiewise.boundary.saved import link_of
 
 ROWS, LENGTH = 16, 9

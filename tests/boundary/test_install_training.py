@@ -9,7 +9,7 @@ from tiny_models import Allocations, V, assert_same_gradients, assert_same_step,
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.boundary.saved import link_of
 
 

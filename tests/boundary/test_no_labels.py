@@ -10,7 +10,7 @@ from tests.training.models.rnn_tools import words as words_of_rnn
 from tiny_models import V, batch, build, trainer, variant
 from transformers.trainer_pt_utils import LabelSmoother
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.training.models import OpenAlbertConfig, OpenAlbertForPreTraining
 
 ITEMS = [None, 0, torch.tensor(0), 5]

@@ -12,7 +12,7 @@ from tiny_models import batch, build
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.boundary.saved import link_of
 from tiewise.boundary.sharded_tables import require_same_tables
 from tiewise.boundary.watch import _FIRST, _LAST, _UNDECIDED, _digest, _Watch

@@ -7,7 +7,7 @@ import torch
 import transformers as tr
 from tiny_models import _BERT, V, assert_same_step, batch, without_dropout
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.core.errors import InstallError
 
 LABEL = dict.fromkeys(("Bert", "BigBird", "Ernie", "FNet", "MegatronBert"), "next_sentence_label")

@@ -6,7 +6,7 @@ from tests.boundary.tiny_models import FAMILIES, V, build
 from torch import nn
 
 import tiewise
-from tiewise.boundary.probe import FROM_TABLE, SAME, ZERO
+from tiewise.boundary.probing import FROM_TABLE, SAME, ZERO
 from tiewise.core.errors import CheckpointError, InstallError, UnsupportedError
 
 

@@ -14,7 +14,8 @@ from tiny_models import sizes, trainer
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tiewise import install, tie_at, untie_at
+from tiewise import install
+from tiewise.boundary import tie_at, untie_at
 from tiewise.core.errors import SpecError, UnsupportedError
 
 BEFORE, AFTER = 3, 2

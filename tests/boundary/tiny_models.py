@@ -9,7 +9,7 @@ import transformers as tr
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 
 V = 61
 

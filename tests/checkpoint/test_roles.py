@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import saved_models as saved
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.checkpoint.end_names import BY_DATA, BY_NAMES, BY_SHAPES, _prefixes
 from tiewise.checkpoint.family_record import ClassEnds
 from tiewise.checkpoint.hf_folder import open_folder

@@ -14,7 +14,7 @@ from launched import PATIENCE, launch, training_advances, wait_for_exit, wait_un
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.training.data.corpus import load_prepared
 from tiewise.training.kinds.decoder import measure
 

@@ -5,12 +5,14 @@ import inspect
 import json
 import os
 import pty
+import pydoc
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from fcntl import ioctl
+from operator import attrgetter
 from pathlib import Path
 from struct import pack
 from termios import TIOCSWINSZ
@@ -61,9 +63,26 @@ main()
 
 
 def test_dir_lists_every_public_name():
-    assert set(tiewise.__all__) <= set(dir(tiewise))
+    assert {"compare", "plan", "check", "__version__"} <= set(dir(tiewise))
+    assert len(dir(tiewise)) <= 30
     with pytest.raises(AttributeError, match="no attribute 'glue'"):
         tiewise.glue  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["untie_at", "resize", "Sizes"])
+def test_moved_name_states_its_namespace(name):
+    with pytest.raises(
+        AttributeError, match=rf"^tiewise\.{name} is tiewise\.(boundary|checkpoint|lab)\.{name}$"
+    ) as error:
+        getattr(tiewise, name)
+    assert attrgetter(str(error.value).rpartition(" is tiewise.")[2])(tiewise)
+
+
+def test_help_of_package_is_short():
+    """Each function has its own help; that of the package lists the names of daily use."""
+    lines = pydoc.plain(pydoc.render_doc(tiewise)).splitlines()
+    assert len(lines) < 60
+    assert any("tiewise.compare(" in line for line in lines)
 
 
 @pytest.mark.parametrize("command", [commands.compare, commands.train])

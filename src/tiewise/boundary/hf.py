@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.boundary.sharing.share  # noqa: F401  (its entry of a config)
-from tiewise.boundary.install import build_into
+from tiewise.boundary.installation import build_into
 from tiewise.boundary.plain_classes import plain_copy as plain_copy
 from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family_config, plain_class_of, register
 from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig

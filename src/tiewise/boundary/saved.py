@@ -174,7 +174,7 @@ class FamilyModel(DepthTying, SwappedClass):
             InstallError: the options ask transformers for tensor parallelism, whose plans lack the boundary.
         """
         if _asks_for_tensor_parallelism(kwargs):
-            remedy = "load it whole and give parallelize_module the plan of tiewise.parallel_plan(model, mesh)"
+            remedy = "load it whole and give parallelize_module the plan of tiewise.boundary.parallel_plan(model, mesh)"
             raise InstallError(f"{cls.__name__} has maps or options that no plan of transformers knows", remedy)
         result = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         model = result

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tiewise.boundary.install import KEEP, STATE, install
+from tiewise.boundary.installation import KEEP, STATE, install
 from tiewise.core.errors import SpecError, UnsupportedError
 
 

@@ -276,7 +276,7 @@ def require_same_tables(model: Any, spec: Any, present_spec: Any, *, changed: bo
     class_name = type(model).__name__
     (spec or present_spec).require(SHARDED)
     if spec not in (None, present_spec) or changed:
-        remedy = "install it before fully_shard and tensor parallelism, which tiewise.parallel_plan gives its tables"
+        remedy = "install it before fully_shard and tensor parallelism: tiewise.boundary.parallel_plan cuts its tables"
         raise InstallError(
             f"{class_name} has {present_spec} tables that are sharded, and {spec} would change them", remedy
         )
@@ -294,5 +294,5 @@ def require_divisible_heads(model: Any, ranks: int, error: type[TiewiseError]) -
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % ranks:
             problem = f"{type(model).__name__}: {ranks} ranks of tensor parallelism do not divide {name}={heads}"
-            remedy = f"choose another number, a model with a multiple of {ranks} heads, or tiewise.parallel_plan alone"
-            raise error(problem, f"{remedy}, which leaves the body whole")
+            remedy = f"choose another number, a model with a multiple of {ranks} heads"
+            raise error(problem, f"{remedy}, or tiewise.boundary.parallel_plan alone, which leaves the body whole")

@@ -52,7 +52,7 @@ def _average_over_ranks(
     # ranks of the mesh's last dimension see the same tokens
     mesh = cast("Any", table).device_mesh
     if mesh.size() < torch.distributed.get_world_size():
-        remedy = "average the record's rows as the gradient was, and call tiewise.path_norms(…, shard)"
+        remedy = "average the record's rows as the gradient was, and call tiewise.boundary.path_norms(…, shard)"
         raise UnsupportedError("path_norms where others hold the same rows and see other tokens", remedy)
     for dimension in range(mesh.ndim - 1):
         record = gather(record, group=mesh.get_group(dimension))

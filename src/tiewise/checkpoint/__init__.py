@@ -9,3 +9,8 @@ A checkpoint is untrusted: the package runs without torch, executes nothing and 
 - `rules`: problems of a checkpoint; `loaders`: the outcome of loading it with each loader.
 - `audit`: `check(folder)`, the public entry point. `rewrite`: commands that write a changed copy.
 """
+
+from tiewise.core.lazy_names import LazyNames
+
+_names = LazyNames(__name__)
+__getattr__, __dir__ = _names.get, _names.list

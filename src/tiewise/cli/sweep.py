@@ -48,7 +48,7 @@ def sweep(
     with o.interruptible(remains):
         study_grid = _grid(grid, quick)
         o.hush_libraries()
-        from tiewise.lab import sweep as carry_out
+        from tiewise.lab.studies import carry_out_study
         from tiewise.training.compare import Display
         from tiewise.training.worker_process import settle
 
@@ -56,7 +56,7 @@ def sweep(
         with _disk_errors(out, f"make room there, then {resume_command}"):
             display = Display.on_stderr(quiet=quiet)
             options: dict[str, Any] = {"overwrite": overwrite, "jobs": jobs, "launcher": launcher, "resume": resume}
-            study = carry_out(study_grid, out, o.command_line(), display, **options)
+            study = carry_out_study(study_grid, out, o.command_line(), display, **options)
     if json_:
         return o.print_json(study.record())
     from tiewise.report.sweep_page import PAGE, sweep_view

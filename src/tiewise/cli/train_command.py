@@ -71,7 +71,7 @@ class _TrainingCommand:
         if settings is not None and is_one_process:
             refuse_impossible_minutes(settings)
         o.hush_libraries()
-        from tiewise.lab import carry_out
+        from tiewise.lab.runs import carry_out
         from tiewise.training.compare import Display, count_runs, finish_element, refuse_trials
         from tiewise.training.worker_process import settle
 
@@ -98,7 +98,7 @@ class _TrainingCommand:
 
     def _finish(self) -> Callable[..., Any]:
         """Return the function that does the command's runs."""
-        from tiewise.lab import finish_healing
+        from tiewise.lab.runs import finish_healing
         from tiewise.training.compare import finish, finish_one
 
         return {"compare": finish, "train": finish_one, "heal": finish_healing}[self.command]

@@ -63,7 +63,7 @@ class SpecError(TiewiseError, ValueError):
     """A boundary specification that cannot be parsed or does not fit the model.
 
     >>> import tiewise
-    >>> tiewise.BoundarySpec.parse("teid")
+    >>> tiewise.boundary.BoundarySpec.parse("teid")
     Traceback (most recent call last):
     tiewise.core.errors.SpecError: ...
     """
@@ -103,7 +103,7 @@ class UnsupportedError(TiewiseError, RuntimeError):
     """A refused operation, whose result would be wrong or undefined.
 
     >>> import tiewise
-    >>> tiewise.VocabularyShard(10)
+    >>> tiewise.boundary.VocabularyShard(10)
     Traceback (most recent call last):
     tiewise.core.errors.UnsupportedError: ...
     """
@@ -160,7 +160,7 @@ class TiewiseWarning(UserWarning):
     The package's own tests raise it as an error.
 
     >>> import warnings, tiewise
-    >>> warnings.simplefilter("error", tiewise.TiewiseWarning)  # stop at the first one
+    >>> warnings.simplefilter("error", tiewise.boundary.TiewiseWarning)  # stop at the first one
     """
 
 

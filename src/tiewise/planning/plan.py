@@ -141,7 +141,8 @@ def plan(
         SpecError: A boundary or sharing cannot be read, or this model cannot have it.
         CheckpointError: A config cannot be read.
 
-    >>> from tiewise import Sizes, plan
+    >>> from tiewise import plan
+    >>> from tiewise.lab import Sizes
     >>> record = plan(Sizes(vocab=50_000, width=1024, layers=12, heads=16)).record()
     >>> [(choice["boundary"], choice["saved"]) for choice in record["choices"]]
     [('tied', 51200000), ('untied', 0)]

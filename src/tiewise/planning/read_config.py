@@ -205,7 +205,8 @@ class Sizes:
     Raises:
         PlanError: A size is not a whole number in its range, or heads and width contradict each other.
 
-    >>> from tiewise import Sizes, plan
+    >>> from tiewise import plan
+    >>> from tiewise.lab import Sizes
     >>> plan(Sizes(vocab=50_000, width=1024, layers=12)).architecture.total
     202194944
     """

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from tiewise.boundary.install import Installed, install
-from tiewise.boundary.parallel_plan import AXIS, keep_tables, spread_over
+from tiewise.boundary.installation import Installed, install
+from tiewise.boundary.parallel_plans import AXIS, keep_tables, spread_over
 from tiewise.boundary.sharded_tables import shard
 from tiewise.boundary.undisturbed import seed_generators
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows

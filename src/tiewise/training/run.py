@@ -33,7 +33,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
-from tiewise.boundary.install import Installed
+from tiewise.boundary.installation import Installed
 from tiewise.boundary.ops.fast_products import fast_products
 from tiewise.boundary.plain_classes import plain_copy
 from tiewise.boundary.saved import is_family_config

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tiewise.boundary.install import Installed
+from tiewise.boundary.installation import Installed
 from tiewise.core.errors import DataError
 from tiewise.training.measures import MeasuredSplit, evaluating, measure_by_frequency
 

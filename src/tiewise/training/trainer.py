@@ -37,7 +37,7 @@ from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
 
 if TYPE_CHECKING:
-    from tiewise.boundary.install import Installed
+    from tiewise.boundary.installation import Installed
 
 SHARDED = "sharded"  # subfolder of a checkpoint with a model that several processes hold in parts
 

@@ -167,7 +167,7 @@ def test_log_probabilities_and_entropies_match_fp64_on_a_gpu(name, device):
     log_p = (F.linear(*exact) / 0.7).log_softmax(-1)
     truth = log_p.gather(1, t[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
     leaves = [x.to(device).requires_grad_() for x in (h, w, b)]
-    got = tiewise.linear_log_prob(*leaves[:2], t.to(device), leaves[2], temperature=0.7, entropy=True)
+    got = tiewise.boundary.linear_log_prob(*leaves[:2], t.to(device), leaves[2], temperature=0.7, entropy=True)
     assert_near([x.cpu() for x in got], truth, 1e-5)
     found, wanted = (torch.autograd.grad((x[0] * x[1]).sum(), y) for x, y in ((got, leaves), (truth, exact)))
     assert_near([x.cpu() for x in found], wanted, 1e-4)
@@ -226,7 +226,7 @@ def test_loss_refuses_a_backend_on_a_cpu_or_without_its_package(monkeypatch):
     with pytest.raises(UnsupportedError, match=missing):
         linear_cross_entropy(h, w, t, backend="liger")
     with pytest.raises(ValueError, match="and backend are of cross-entropies alone"):
-        tiewise.linear_log_prob(h, w, t.clamp(min=0), backend="auto")
+        tiewise.boundary.linear_log_prob(h, w, t.clamp(min=0), backend="auto")
 
 
 # the choice of the fastest backend

@@ -108,14 +108,14 @@ def local_bytes(tensor):
 
 def save(folder):
     """On two processes, save the loaded model, train it, save it again and keep its full tensors."""
-    tiewise.save_sharded(folder / "experts" / "fresh", build_model(folder / "experts" / "start", "tp"))
+    tiewise.boundary.save_sharded(folder / "experts" / "fresh", build_model(folder / "experts" / "start", "tp"))
     for name, (vocab, _, layout, _) in CASES.items():
         model = build_model(folder / name / "start", layout)
-        tiewise.save_sharded(folder / name / "fresh", model)
+        tiewise.boundary.save_sharded(folder / name / "fresh", model)
         optimizer = adamw(model)
         for _ in range(3):
             step(model, optimizer, vocab)
-        tiewise.save_sharded(folder / name / "two", model, optimizer, notes={"step": 3})
+        tiewise.boundary.save_sharded(folder / name / "two", model, optimizer, notes={"step": 3})
         if name == "tp":  # the save of transformers, for comparison
             model.save_pretrained(folder / name / "stock")
         if name == "fsdp":
@@ -130,15 +130,15 @@ def resume(folder):
     """On four processes, load the save of two, compare it with the kept tensors and save again."""
     for name, (vocab, tied, _, layout) in CASES.items():
         model = build_model(folder / name / "start", layout)
-        tiewise.save_sharded(folder / name / "fresh4", model)
+        tiewise.boundary.save_sharded(folder / name / "fresh4", model)
         optimizer = adamw(model)
         for group in optimizer.param_groups:
             group["lr"], group["betas"] = 1.0, (0.1, 0.1)
         if name == "fsdp":
             step(model, optimizer, vocab)  # load into existing optimizer states of other values
         with CommDebugMode() as wire, record_reads() as read:
-            assert tiewise.load_sharded(folder / name / "two", model, optimizer) == {"step": 3}
-            tiewise.save_sharded(folder / name / "four", model, optimizer, notes={"step": 3})
+            assert tiewise.boundary.load_sharded(folder / name / "two", model, optimizer) == {"step": 3}
+            tiewise.boundary.save_sharded(folder / name / "four", model, optimizer, notes={"step": 3})
         # processes exchange only Python objects; gathering shards would use other operators
         assert {str(op) for op in wire.get_comm_counts()} == {"c10d.allgather_"}
         if layout == "fsdp":  # rows are contiguous, so a process reads only the bytes that it keeps
@@ -183,7 +183,7 @@ def refuse(folder):
     model = build_model(start, "fsdp")
     optimizer = adamw(model)
     step(model, optimizer, 97)
-    tiewise.save_sharded(place, model, optimizer, notes={"step": 1})
+    tiewise.boundary.save_sharded(place, model, optimizer, notes={"step": 1})
     files = sorted(os.listdir(place))
     step(model, optimizer, 97)
 
@@ -192,35 +192,35 @@ def refuse(folder):
             assert_raises_on(CheckpointError, "no space left while writing", on),
             limit_file_size(20_000 if rank == on else None),
         ):
-            tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
+            tiewise.boundary.save_sharded(place, model, optimizer, notes={"step": 2})
         assert sorted(os.listdir(place)) == files
     with assert_raises_on(CheckpointError, "no space left while writing"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(save_load, "write_atomically", raise_disk_full)  # of the index
-        tiewise.save_sharded(place, model, optimizer, notes={"step": 2})
+        tiewise.boundary.save_sharded(place, model, optimizer, notes={"step": 2})
     assert sorted(os.listdir(place)) == files
     with assert_raises_on(CheckpointError, "cannot be written .No such file"):
-        tiewise.save_sharded(folder / "no" / "such", model, optimizer)
+        tiewise.boundary.save_sharded(folder / "no" / "such", model, optimizer)
 
     untied = build_model(start, "ddp").module
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
     with assert_raises_on(
         CheckpointError, "the config ties lm_head.weight to model.embed_tokens.weight, and they are two"
     ):
-        tiewise.save_sharded(folder / "never", untied)
+        tiewise.boundary.save_sharded(folder / "never", untied)
     untied.config.tie_word_embeddings = False
     with assert_raises_on(CheckpointError, "were saved as one parameter, and are two"):
-        tiewise.load_sharded(place, untied)
+        tiewise.boundary.load_sharded(place, untied)
     untied.lm_head.weight = untied.model.embed_tokens.weight
     with assert_raises_on(CheckpointError, "says that the head is a table of its own, and it is the input table"):
-        tiewise.save_sharded(folder / "never", untied)
+        tiewise.boundary.save_sharded(folder / "never", untied)
     plain = AutoModelForCausalLM.from_pretrained(start)
     early = adamw(plain)
     fully_shard(plain, mesh=init_device_mesh("cpu", (2,)))
     with assert_raises_on(RunError, "holds a parameter that the model does not have; build it after fully_shard"):
-        tiewise.save_sharded(folder / "never", plain, early)
+        tiewise.boundary.save_sharded(folder / "never", plain, early)
     stage = torch.nn.ModuleDict({f"stage{rank}": torch.nn.Linear(2, 2)})
     with assert_raises_on(UnsupportedError, "processes 0 and 1 do not hold the same tensors.*pipeline"):
-        tiewise.save_sharded(folder / "never", stage)
+        tiewise.boundary.save_sharded(folder / "never", stage)
     assert not (folder / "never").exists()
 
     before = gather_state(model, optimizer)
@@ -231,17 +231,17 @@ def refuse(folder):
             damage(next(copied.glob(f"sharded-*-0000{number % 2}.safetensors")))
         dist.barrier()
         with assert_raises_on(CheckpointError, "it is not what was written|it is gone", on=number % 2):
-            tiewise.load_sharded(copied, model, optimizer)
+            tiewise.boundary.load_sharded(copied, model, optimizer)
     assert all(torch.equal(value, before[key]) for key, value in gather_state(model, optimizer).items())
-    assert tiewise.load_sharded(place, model, optimizer) == {"step": 1}
+    assert tiewise.boundary.load_sharded(place, model, optimizer) == {"step": 1}
 
-    tiewise.save_sharded(place, model, notes={"step": 3})
+    tiewise.boundary.save_sharded(place, model, notes={"step": 3})
     assert len(os.listdir(place)) == 3
     assert {*os.listdir(place)} & {*files} == {"sharded.json"}
     dist.barrier()
     with assert_raises_on(RunError, "has no optimizer state"):
-        tiewise.load_sharded(place, model, optimizer)
-    assert tiewise.load_sharded(place, model) == {"step": 3}
+        tiewise.boundary.load_sharded(place, model, optimizer)
+    assert tiewise.boundary.load_sharded(place, model) == {"step": 3}
 
 
 def raise_disk_full(*_):
@@ -266,7 +266,7 @@ def killed(folder):
     model = build_model(folder / "fsdp" / "start", "fsdp")
     into = os.environ["INTO"]
     if into != "new":
-        tiewise.save_sharded(folder / into, model, notes={"step": 1})
+        tiewise.boundary.save_sharded(folder / into, model, notes={"step": 1})
     if dist.get_rank() == KILLED[into]:
 
         def dies(path, *given):
@@ -279,7 +279,7 @@ def killed(folder):
 
         setattr(save_load, "write_atomically" if KILLED[into] == 0 else "write_tensors", dies)
     try:
-        tiewise.save_sharded(folder / into, model, notes={"step": 2})
+        tiewise.boundary.save_sharded(folder / into, model, notes={"step": 2})
     except RunError as error:
         (folder / f"{into}.said").write_text(str(error))
         sys.exit(3)

@@ -68,7 +68,7 @@ def load_saves(folder, *saves):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(-1)
-        assert tiewise.load_sharded(folder / save, model) == {}
+        assert tiewise.boundary.load_sharded(folder / save, model) == {}
         assert tensors_equal(model.state_dict(), start)
     return model
 
@@ -81,15 +81,15 @@ def test_one_process_loads_what_two_and_four_processes_saved(saved_runs, case):
     whole = torch.load(folder / "whole.pt")
     for save in ("two", "four"):
         optimizer = adamw(model)
-        assert tiewise.load_sharded(folder / save, model, optimizer) == {"step": 3}
+        assert tiewise.boundary.load_sharded(folder / save, model, optimizer) == {"step": 3}
         assert tensors_equal(gather_state(model, optimizer), whole)
         step(model, optimizer, vocab)
     assert len(list((folder / "two").iterdir())) == 3
-    tiewise.load_sharded(folder / "four", model)
+    tiewise.boundary.load_sharded(folder / "four", model)
     stored = [name for path in (folder / "four").glob("*.safetensors") for name in read_header(path).tensors]
     assert ("model/lm_head.weight" in stored) == (not tied)
 
-    out = tiewise.export_sharded(folder / "four", folder / "out")
+    out = tiewise.boundary.export_sharded(folder / "four", folder / "out")
     audit = tiewise.check(out)
     assert [
         finding.rule for finding in audit.findings if finding.rule != "B042"
@@ -106,7 +106,9 @@ def test_load_and_export_reassemble_fused_expert_matrices(saved_runs):
     folder = saved_runs / "experts"
     assert "_StridedShard(dim=1, sf=2)" in (folder / "fresh" / "sharded.json").read_text()
     model = load_saves(folder, "fresh")
-    exported = tr.AutoModelForCausalLM.from_pretrained(tiewise.export_sharded(folder / "fresh", folder / "out"))
+    exported = tr.AutoModelForCausalLM.from_pretrained(
+        tiewise.boundary.export_sharded(folder / "fresh", folder / "out")
+    )
     assert tensors_equal(exported.state_dict(), model.state_dict())
 
 
@@ -124,11 +126,11 @@ def test_failed_save_keeps_the_previous_save(saved_runs, tmp_path):
         assert said == f"another process ended while {tmp_path / name} was saved; {WAY}"
     model = llama()
     cut = "the save was cut short before it was whole; give the folder of one"
-    assert_refused(CheckpointError, cut, tiewise.load_sharded, tmp_path / "new", model)
+    assert_refused(CheckpointError, cut, tiewise.boundary.load_sharded, tmp_path / "new", model)
     for name, step_of in {"stands": 1, "unnamed": 1, "named": 2}.items():
-        assert tiewise.load_sharded(tmp_path / name, model) == {"step": step_of}
+        assert tiewise.boundary.load_sharded(tmp_path / name, model) == {"step": step_of}
         assert len(os.listdir(tmp_path / name)) > 3  # files of the failed save remain
-        tiewise.save_sharded(tmp_path / name, model)
+        tiewise.boundary.save_sharded(tmp_path / name, model)
         assert len(os.listdir(tmp_path / name)) == 2
 
 
@@ -146,27 +148,27 @@ def test_one_process_saves_loads_and_exports_exactly(tmp_path, kind):
     optimizer = adamw(model)
     step(model, optimizer, 97)
     notes = {"step": 1, "scheduler": {"last_epoch": 1, "names": ["a", None], "best": math.inf}}
-    tiewise.save_sharded(tmp_path / "save", model, optimizer, notes=notes)
+    tiewise.boundary.save_sharded(tmp_path / "save", model, optimizer, notes=notes)
     (tmp_path / "save" / "tokenizer.json").write_text("{}")
     again = make_model()
     fresh = adamw(again)
     with torch.no_grad():
         for parameter in again.parameters():
             parameter.add_(1)
-    assert tiewise.load_sharded(tmp_path / "save", again, fresh) == notes
+    assert tiewise.boundary.load_sharded(tmp_path / "save", again, fresh) == notes
     assert tensors_equal(gather_state(again, fresh), gather_state(model, optimizer))
     assert step(again, fresh, 97) == step(model, optimizer, 97)
     assert tensors_equal(gather_state(again, fresh), gather_state(model, optimizer))
 
-    tiewise.load_sharded(tmp_path / "save", model)
-    out = tiewise.export_sharded(tmp_path / "save", tmp_path / "out")
+    tiewise.boundary.load_sharded(tmp_path / "save", model)
+    out = tiewise.boundary.export_sharded(tmp_path / "save", tmp_path / "out")
     assert (out / "tokenizer.json").read_text() == "{}"
     exported = tiewise.load(out)
     assert exported.generation_config.max_new_tokens == 7
     assert exported.config.time_step_limit == [0.0, math.inf]
     assert exported.dtype == model.dtype
     assert torch.equal(exported.eval()(IDS).logits, model.eval()(IDS).logits)
-    assert_refused(CheckpointError, "not empty", tiewise.export_sharded, tmp_path / "save", out)
+    assert_refused(CheckpointError, "not empty", tiewise.boundary.export_sharded, tmp_path / "save", out)
 
 
 def test_optimizer_option_none_is_restored(tmp_path):
@@ -175,7 +177,7 @@ def test_optimizer_option_none_is_restored(tmp_path):
     one, other = (torch.optim.Adafactor(model.parameters(), lr=rate) for rate in (0.1, 0.2))
     model(torch.ones(2, 3)).sum().backward()
     one.step()
-    tiewise.load_sharded(tiewise.save_sharded(tmp_path / "save", model, one), model, other)
+    tiewise.boundary.load_sharded(tiewise.boundary.save_sharded(tmp_path / "save", model, one), model, other)
     torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
 
 
@@ -187,7 +189,7 @@ def test_learning_rate_tensor_is_restored(tmp_path, into):
     optimizer, other = torch.optim.AdamW(model.parameters(), **rates), torch.optim.AdamW(model.parameters(), lr=into)
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    tiewise.load_sharded(tiewise.save_sharded(tmp_path / "save", model, optimizer), model, other)
+    tiewise.boundary.load_sharded(tiewise.boundary.save_sharded(tmp_path / "save", model, optimizer), model, other)
     (group,) = other.param_groups
     assert float(group["lr"]) == float(torch.tensor(0.1))
     assert group["betas"] == (0.8, 0.9)  # a tuple as in AdamW, although JSON has only lists
@@ -196,23 +198,23 @@ def test_learning_rate_tensor_is_restored(tmp_path, into):
 
 
 def test_export_to_a_full_disk_leaves_no_files(tmp_path):
-    place = tiewise.save_sharded(tmp_path / "save", llama())
+    place = tiewise.boundary.save_sharded(tmp_path / "save", llama())
     full = "cannot write to .*(File too large|No space)"
     with limit_file_size(20_000):
-        assert_refused(RunError, full, tiewise.export_sharded, place, tmp_path / "out")
+        assert_refused(RunError, full, tiewise.boundary.export_sharded, place, tmp_path / "out")
     assert os.listdir(tmp_path) == ["save"]
 
 
 def test_export_refuses_a_config_with_remote_code(tmp_path):
-    place = tiewise.save_sharded(tmp_path / "save", llama())
+    place = tiewise.boundary.save_sharded(tmp_path / "save", llama())
     index, theirs = place / "sharded.json", '"model_type":"mine","auto_map":{"AutoConfig":"m.C"}'
     index.write_text(index.read_text().replace('"model_type":"llama"', theirs))
     own = "of no class that transformers has; load it into your own model"
-    assert_refused(CheckpointError, own, tiewise.export_sharded, place, tmp_path / "out")
+    assert_refused(CheckpointError, own, tiewise.boundary.export_sharded, place, tmp_path / "out")
 
 
 def test_load_sharded_refuses_a_model_that_differs_from_the_save(tmp_path):
-    model, load, save = llama(), tiewise.load_sharded, tiewise.save_sharded
+    model, load, save = llama(), tiewise.boundary.load_sharded, tiewise.boundary.save_sharded
     place, untied = save(tmp_path / "save", model, adamw(model)), save(tmp_path / "untied", llama(tied=False))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     other = r"embed_tokens.weight was saved as F32 \[97, 16\], and is F32 \[98, 16\]"
@@ -229,7 +231,9 @@ def test_load_sharded_refuses_a_model_that_differs_from_the_save(tmp_path):
     assert_refused(UnsupportedError, "weight is a tensor without values", save, tmp_path / "meta", meta)
     assert_refused(RunError, "notes cannot be kept: Object of type Tensor", save, place, model, notes={"loss": tensor})
     own = save(tmp_path / "own", torch.nn.Linear(2, 2))
-    assert_refused(CheckpointError, "from a model without a config", tiewise.export_sharded, own, tmp_path / "out")
+    assert_refused(
+        CheckpointError, "from a model without a config", tiewise.boundary.export_sharded, own, tmp_path / "out"
+    )
     assert tensors_equal(model.state_dict(), before)
 
 
@@ -249,9 +253,9 @@ def test_load_sharded_refuses_a_model_that_differs_from_the_save(tmp_path):
 )
 def test_load_sharded_refuses_an_inconsistent_index(tmp_path, what, by, said):
     model = llama()
-    place = tiewise.save_sharded(tmp_path / "save", model)
+    place = tiewise.boundary.save_sharded(tmp_path / "save", model)
     index = place / "sharded.json"
     text = index.read_text()
     assert what in text
     index.write_text(text.replace(what, by, 1))
-    assert_refused((CheckpointError, RunError), said, tiewise.load_sharded, place, model)
+    assert_refused((CheckpointError, RunError), said, tiewise.boundary.load_sharded, place, model)

@@ -45,11 +45,11 @@ class TiewiseFormat:
 
     @staticmethod
     def save(folder, module, optimizer=None):
-        tiewise.save_sharded(folder, module, optimizer)
+        tiewise.boundary.save_sharded(folder, module, optimizer)
 
     @staticmethod
     def load(folder, module, optimizer=None):
-        tiewise.load_sharded(folder, module, optimizer)
+        tiewise.boundary.load_sharded(folder, module, optimizer)
 
     @staticmethod
     def load_tensor(folder, tensor):

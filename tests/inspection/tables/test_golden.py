@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 
-from tiewise import Boundary, path_norms
+from tiewise import Boundary
+from tiewise.boundary import path_norms
 from tiewise.boundary.ops.path_gradient import PathRecord
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, largest_rank

@@ -74,7 +74,7 @@ def test_single_process_kinds_refuse_several_processes(monkeypatch, kind, says):
 def test_decoder_comparison_imports_no_other_kind():
     code = """
         import sys
-        import tiewise.lab
+        import tiewise.lab.runs
         from tiewise.training.run import kind_of
         from tiewise.training.settings import DECODER, Settings, kinds
         kind_of(Settings().checked())

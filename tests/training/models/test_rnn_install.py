@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiewise.hf
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.boundary.plain_classes import in_plain_classes
 from tiewise.boundary.saved import link_of
 from tiewise.checkpoint.rewrite import densify

@@ -4,7 +4,7 @@ import pytest
 import torch
 from rnn_tools import KINDS, tiny, words
 
-from tiewise.boundary.install import install
+from tiewise.boundary.installation import install
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.training.models import RNNLM, RNNConfig, detached
 from tiewise.training.models.rnn import CELLS

@@ -86,7 +86,7 @@ class ProductChoice:
 def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoice]:
     """Run fp32 matrix products in the fastest exact way, as a context or a decorator.
 
-        with tiewise.fast_products() as choice:      # print(choice) prints the choice and its reason
+        with tiewise.boundary.fast_products() as choice:      # print(choice) prints the choice and its reason
             train()
 
     It affects a CPU only, and all threads at once; use it around full training steps. The choice is made once per

@@ -41,8 +41,8 @@ def export_sharded(folder: str | os.PathLike[str], out: str | os.PathLike[str]) 
     >>> from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save = tiewise.save_sharded(f"{folder}/save", model)
-    ...     exported = tiewise.export_sharded(save, f"{folder}/exported")
+    ...     save = tiewise.boundary.save_sharded(f"{folder}/save", model)
+    ...     exported = tiewise.boundary.export_sharded(save, f"{folder}/exported")
     ...     type(AutoModelForCausalLM.from_pretrained(exported)).__name__
     'GPT2LMHeadModel'
 

@@ -129,7 +129,7 @@ def _merge_advice(facts: AdapterFacts) -> str:
 
 def _training_advice(base: Facts, argument: str) -> str:
     """Return the call that returns PEFT settings under which a tied base stays tied."""
-    return f"tiewise.lora_config({str(base.path)!r}, {argument}) keeps the tie: train with that"
+    return f"tiewise.checkpoint.lora_config({str(base.path)!r}, {argument}) keeps the tie: train with that"
 
 
 def _modules(updates: list[EndUpdate]) -> str:
@@ -312,7 +312,7 @@ def adapter_copies(facts: AdapterFacts) -> Observations:
     """Some adapters store full tables in which most rows equal the base's. They train some tokens as a module to save,
     or PEFT saved them together with the embedding layers. That costs hundreds of megabytes for one token.
     What to do: tiewise slim stores only the rows that changed. To train only these from the start, give PEFT what
-    tiewise.lora_config(base, new_tokens=[…]) returns.
+    tiewise.checkpoint.lora_config(base, new_tokens=[…]) returns.
     Sources: peft#2898
     """
     if facts.base is None:

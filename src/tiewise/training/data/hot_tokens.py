@@ -39,15 +39,30 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class HotTokens:
-    """The N most frequent of V tokens."""
+    """The N most frequent of V tokens.
 
-    token_ids: NDArray[np.int64]  # in rising order [N]
-    vocabulary: int  # V
-    unseen: int  # number of them that the training split lacks, without special ones
-    counted: int  # number of tokens of the training split
-    coverage: Estimate  # share of the held-out tokens among them, with an interval over documents
-    held_out: int  # number of held-out tokens
-    equal_documents: float  # number of equally long documents with the same information
+    Attributes:
+        token_ids: their ids in rising order [N].
+        vocabulary: V.
+        unseen: number of them that the training split lacks, without special ones.
+        counted: number of tokens of the training split.
+        coverage: share of the held-out tokens among them, with an interval over documents.
+        held_out: number of held-out tokens.
+        equal_documents: number of equally long documents with the same information.
+
+    >>> import tiewise
+    >>> hot = tiewise.lab.hot_vocabulary("synthetic:words=20000", tokenizer="bytes", size=40)
+    >>> hot.token_ids.shape, hot.vocabulary
+    ((40,), 257)
+    """
+
+    token_ids: NDArray[np.int64]
+    vocabulary: int
+    unseen: int
+    counted: int
+    coverage: Estimate
+    held_out: int
+    equal_documents: float
 
     def record(self) -> dict[str, Any]:
         """Return all fields as strict JSON types."""

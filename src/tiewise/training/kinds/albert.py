@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tiewise.boundary.install import Installed, install
+from tiewise.boundary.installation import Installed, install
 from tiewise.boundary.undisturbed import seed_generators
 from tiewise.core.errors import DataError, RunError, SpecError
 from tiewise.core.records import require, require_choice, to_record

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.install import Installed
-from tiewise.boundary.parallel_plan import body_plan
+from tiewise.boundary.installation import Installed
+from tiewise.boundary.parallel_plans import body_plan
 from tiewise.core import ranks
 from tiewise.core.errors import PlanError, RunError, one_line_message
 from tiewise.core.spec import BoundarySpec

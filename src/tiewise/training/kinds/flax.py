@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from tiewise.boundary.flax.models import FlaxDecoder
 from tiewise.boundary.flax.parameter_files import read
 from tiewise.boundary.flax.training import Fitting, OptaxRecipe, TrainingPoint, token_losses
-from tiewise.boundary.install import Installed
+from tiewise.boundary.installation import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync_to_disk, write_atomically
 from tiewise.core.spec_options import FLAX_RUN

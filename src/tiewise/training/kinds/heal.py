@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import tiewise.boundary.hf
-from tiewise.boundary.install import Installed, installed
+from tiewise.boundary.installation import Installed, installed
 from tiewise.boundary.ops.soft_targets import linear_divergence
 from tiewise.boundary.recorded_logits import head_of
 from tiewise.checkpoint.claims import SPEC, positive_int

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiewise.boundary.install import Installed
+from tiewise.boundary.installation import Installed
 from tiewise.boundary.ops.soft_targets import AugmentedOptions, augmented_cross_entropy
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import atomic_replacement

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from tiewise.boundary.install import Installed
+from tiewise.boundary.installation import Installed
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import RunError, SpecError
 from tiewise.core.records import require

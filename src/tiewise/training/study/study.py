@@ -108,11 +108,26 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class Study:
-    """A grid, and the rows of its finished cells."""
+    """A grid, and the rows of its finished cells.
+
+    Attributes:
+        grid: question, fixed settings and axes.
+        rows: one row for every finished cell and contrast.
+        left: number of unfinished cells.
+        folder: folder of the study.
+
+    >>> import tiewise
+    >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "seeds": 2, "tokenizer": "bytes"}
+    >>> settings = {**small, "arms": ["untied", "tied"], "text": ["synthetic:words=4000"]}
+    >>> grid = {"asks": "Does depth matter?", "settings": settings, "axes": {"layers": [0, 1]}}
+    >>> study = tiewise.sweep(grid, out="depth", jobs=1, quiet=True)
+    >>> [(row.cell, row.contrast) for row in study.rows], study.left
+    ([('layers=0', 'tied − untied'), ('layers=1', 'tied − untied')], 0)
+    """
 
     grid: StudyGrid
     rows: tuple[SweepRow, ...]
-    left: int  # number of unfinished cells
+    left: int
     folder: Path
 
     @classmethod

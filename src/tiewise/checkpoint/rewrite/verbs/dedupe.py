@@ -24,7 +24,7 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
     the config. No logit changes.
 
     >>> import tiewise  # `equal` is a folder that stores one table twice
-    >>> receipt = tiewise.dedupe("equal", "once")
+    >>> receipt = tiewise.checkpoint.dedupe("equal", "once")
     >>> receipt.dropped, receipt.bytes_before - receipt.bytes_after
     (('lm_head.weight',), 1280)
     """

@@ -33,7 +33,7 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     tables can hold neither a soft-cap nor a bias; `force` drops them.
 
     >>> import tiewise  # `factored` is a folder with tables [V, 4] and maps
-    >>> tiewise.densify("factored", "dense").written
+    >>> tiewise.checkpoint.densify("factored", "dense").written
     ('lm_head.weight', 'model.embed_tokens.weight')
     """
     boundary = read_boundary(facts, DENSIFY)

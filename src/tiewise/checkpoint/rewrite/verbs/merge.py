@@ -150,7 +150,7 @@ def merge(
     on the command line, or the base with `adapter=`.
 
     >>> import tiewise  # `adapter` was trained on `tied`
-    >>> receipt = tiewise.merge("adapter", "merged", base="tied")
+    >>> receipt = tiewise.checkpoint.merge("adapter", "merged", base="tied")
     >>> receipt.written
     ('model.embed_tokens.weight',)
 

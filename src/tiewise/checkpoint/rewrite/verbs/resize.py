@@ -88,7 +88,7 @@ def resize(
     tables with as many rows stay as they are.
 
     >>> import tiewise  # `tied` is a folder with a vocabulary of 40
-    >>> receipt = tiewise.resize("tied", "longer", vocab=50)
+    >>> receipt = tiewise.checkpoint.resize("tied", "longer", vocab=50)
     >>> receipt.written, receipt.bytes_after - receipt.bytes_before
     (('model.embed_tokens.weight',), 320)
 

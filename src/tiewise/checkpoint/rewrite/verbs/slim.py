@@ -59,7 +59,7 @@ def slim(
     update is dropped completely.
 
     >>> import tiewise  # `adapter` copies both tables of `tied`; one row was trained
-    >>> receipt = tiewise.slim("adapter", "slim-adapter", base="tied")
+    >>> receipt = tiewise.checkpoint.slim("adapter", "slim-adapter", base="tied")
     >>> receipt.bytes_before, receipt.bytes_after
     (2560, 32)
 

@@ -144,7 +144,7 @@ def transplant(
     arXiv:2506.06607). With `force`, other tables with as many rows stay as they are.
 
     >>> import tiewise  # the tokenizers of `tied` and `untied` have the same tokens
-    >>> print(tiewise.transplant("tied", "other-tokenizer", tokenizer="untied").notes[0])
+    >>> print(tiewise.checkpoint.transplant("tied", "other-tokenizer", tokenizer="untied").notes[0])
     34 of 34 tokens are in both vocabularies and keep their rows bit for bit
 
     Args:

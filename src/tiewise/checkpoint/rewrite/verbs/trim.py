@@ -66,7 +66,7 @@ def trim(
     every retained token: the parts from which BPE merges it.
 
     >>> import tiewise  # `tied` is a folder with a vocabulary of 40
-    >>> receipt = tiewise.trim("tied", "smaller", size=35)
+    >>> receipt = tiewise.checkpoint.trim("tied", "smaller", size=35)
     >>> receipt.bytes_before - receipt.bytes_after
     192
 

@@ -1,6 +1,6 @@
-"""The main job in one call: `tiewise.compare`, `train` and `heal`, and the study of many comparisons.
+"""The main job in one call: `tiewise.compare`, `train` and `heal`.
 
-The commands of the same names call `carry_out` and `sweep` with the settings that they read.
+The commands of the same names call `carry_out` with the settings that they read.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiewise.core import ranks
-from tiewise.core.errors import RunError, TiewiseError, suggest_choices
+from tiewise.core.errors import RunError, suggest_choices
 from tiewise.core.spec import split_specs
 from tiewise.inspection.running.passages import Healed, healed, passages
 from tiewise.report.comparison_page import write_report
-from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish, finish_one, open_run, start
-from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path, write_json
+from tiewise.training.folder import locked, write_json
 from tiewise.training.kinds.heal import HEAL, HealOptions, healing_settings
 from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Elapsed
-from tiewise.training.study.grid import GRID, StudyGrid
-from tiewise.training.study.study import TABLE, Study, command_for
 from tiewise.training.workers import Workers
 
 if TYPE_CHECKING:
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELDOUT_TOKENS = 1_000_000  # held-out tokens that passages are drawn from, at most
-_STAGE = ".starting"  # subfolder of a study in which its cells are prepared
 Result = TypeVar("Result")
 
 
@@ -79,9 +75,9 @@ def compare(
     >>> [(run.arm, run.seed, run.steps) for run in comparison.runs]
     [('tied', 1, 2), ('untied', 1, 2)]
     """
-    folder = _run_folder("compare", out)
+    folder = run_folder("compare", out)
     record: dict[str, Any] = {**settings}
-    command = _call_text("compare", folder, record)
+    command = call_text("compare", str(folder), record)
     if "boundary" in record:  # the same setting as the command's --boundary
         if "arms" in record:
             raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
@@ -124,11 +120,11 @@ def train(
     >>> run.result.arm, run.model.name
     ('factored:4', 'final')
     """
-    folder = _run_folder("train", out)
+    folder = run_folder("train", out)
     record: dict[str, Any] = {**settings}
     if not resume:
         record |= {"arms": [boundary], "seed": seed}
-    command = _call_text("train", folder, {**settings, "boundary": boundary, "seed": seed})
+    command = call_text("train", str(folder), {**settings, "boundary": boundary, "seed": seed})
     display = Display.on_stderr(quiet=quiet)
     return carry_out(finish_one, _read_settings(record, folder, resume), folder, command, display, overwrite=overwrite)
 
@@ -155,7 +151,7 @@ def heal(
         settings: `text`, `what="tables"` or `"all"` for the parameters that learn, `steps`, and others of `train`.
 
     Returns:
-        The losses before and after on held-out text, and those of the teacher (nats per byte).
+        The losses before and after on held-out text, and those of the teacher (bits per byte).
 
     Raises:
         TiewiseError: as in `compare`.
@@ -168,14 +164,14 @@ def heal(
     ...     original = train(f"{folder}/original", boundary="untied", text=text, **small).model
     ...     receipt = tiewise.tie(original, f"{folder}/tied", keep="mean")
     ...     healed = heal(receipt.to, f"{folder}/healed", teacher=original, text=text, steps=2, length=8, quiet=True)
-    >>> healed.lost.before > 0  # loss of the original, in nats per byte
+    >>> healed.lost.before > 0  # loss of the original, in bits per byte
     True
     """
-    folder = _run_folder("heal", out)
+    folder = run_folder("heal", out)
     record: dict[str, Any] = {**settings}
     if not resume:
         record = {**healing_settings(model, teacher), "seed": seed, **settings}
-    command, display = _call_text("heal", folder, record), Display.on_stderr(quiet=quiet)
+    command, display = call_text("heal", str(folder), record), Display.on_stderr(quiet=quiet)
     checked = _read_settings(record, folder, resume)
     return carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)
 
@@ -213,7 +209,7 @@ def carry_out(
     """
     if launcher != LOCAL:
         out = out.absolute()  # other machines have other working folders
-    with _workers_for(launcher, jobs, out, display) as workers, ranks.hold_on_rank_zero(locked(out)):
+    with workers_for(launcher, jobs, out, display) as workers, ranks.hold_on_rank_zero(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, elapsed=elapsed, workers=workers)
         on_started()
@@ -223,7 +219,7 @@ def carry_out(
     return result
 
 
-def _workers_for(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
+def workers_for(launcher: str, jobs: int | str, out: Path, display: Display) -> Workers:
     """Return the workers that train the runs in `out`, `jobs` at a time.
 
     RunError: this machine cannot start them.
@@ -235,130 +231,7 @@ def _workers_for(launcher: str, jobs: int | str, out: Path, display: Display) ->
     return OnRay(jobs, out, display.say) if launcher == RAY else Workers(jobs)
 
 
-def sweep(
-    grid: StudyGrid | None,
-    out: Path,
-    command: str,
-    display: Display,
-    *,
-    overwrite: bool = False,
-    resume: bool = False,
-    jobs: int | str = "auto",
-    launcher: str = LOCAL,
-) -> Study:
-    """Run the comparison of every cell of a grid, each in its folder of `out`.
-
-    With `resume`, the study in `out` resumes. A grid must then equal that of the study, and None takes it from there.
-    Every cell is prepared before any is trained. If one cannot be used, `out` stays as it was. The table is written
-    after every cell.
-
-    Raises:
-        TiewiseError: a grid or a folder cannot be used.
-        Interrupted: as in `compare`.
-    """
-    if resume and grid is not None:
-        _refuse_other_grid(grid, out)
-        grid = None
-    _workers_for(launcher, jobs, out, display)  # raises before any cell is prepared
-    with locked(out):
-        if grid is not None:
-            _prepare_study(grid, out, display, overwrite)
-        if (out / _STAGE / GRID).is_file():  # every cell is prepared, also if a kill followed
-            _install_prepared_study(out)
-        if not (out / GRID).is_file():
-            raise RunError(f"{out} holds no study to resume", "leave --resume out, and name a grid")
-        grid, done = StudyGrid.named(str(out / GRID)), dict[str, Comparison]()
-        cells = grid.cells()
-        for number, (cell, settings) in enumerate(cells.items(), 1):
-            folder = out / cell
-            if (folder / RESULTS).is_file():
-                done[cell] = _read_finished_cell(folder, settings)
-                continue
-            display.say(f"cell {number}/{len(cells)} {cell}")
-            done[cell] = carry_out(finish, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher)
-            Study.of(grid, done, out).save()
-        study = Study.of(grid, done, out)
-        if study.rows:
-            study.save()
-            write_sweep(study, command)
-        return study
-
-
-def _read_finished_cell(folder: Path, settings: Settings) -> Comparison:
-    """Return the comparison of a finished cell.
-
-    RunError: the grid names other arms or seeds by now.
-    """
-    comparison = Comparison.from_dict(read_json(folder / RESULTS))
-    if (tuple(comparison.arms), len(comparison.seeds)) != (settings.arms, settings.seeds):
-        problem = f"{GRID} in {folder.parent} has other arms or seeds than its runs"
-        raise RunError(problem, "put them back, or sweep elsewhere")
-    return comparison
-
-
-def _refuse_other_grid(grid: StudyGrid, out: Path) -> None:
-    """Raise RunError if `out` holds no study, or one of another grid."""
-    staged, current = out / _STAGE / GRID, out / GRID
-    if staged.is_file():
-        current = staged
-    elif not current.is_file():
-        raise RunError(f"{out} holds no study to resume", "leave --resume out")
-    if grid.cells() != StudyGrid.named(str(current)).cells():
-        remedy = f"give only --out {out} --resume, or choose another --out"
-        raise RunError(f"{out} holds a study of another grid", remedy)
-
-
-def _prepare_study(grid: StudyGrid, out: Path, display: Display, overwrite: bool) -> None:
-    """Prepare every cell of a new study in the stage of `out`.
-
-    Raises as `sweep`, and removes the stage then.
-    """
-    if (out / GRID).is_file():
-        if not overwrite:
-            raise RunError(f"{out} holds a study already", "add --resume to finish it, --overwrite to replace it")
-    elif any(path.name not in (LOCK, _STAGE) for path in out.iterdir()):
-        raise RunError(f"{out} exists and is no study of tiewise", "choose another --out")
-    try:
-        remove(out / _STAGE)
-        for cell, settings in grid.cells().items():
-            display.say(f"preparing {cell}")
-            _prepare_cell(cell, settings, out, display)
-        grid.save(out / _STAGE)
-    except BaseException:
-        remove(out / _STAGE)
-        raise
-
-
-def _prepare_cell(cell: str, settings: Settings, out: Path, display: Display) -> None:
-    """Start a cell's comparison in the stage of a study.
-
-    RunError: as `carry_out`, with the name of the cell.
-    """
-    command = command_for(settings, str(out / cell))
-    try:
-        carry_out(lambda *_: None, settings, out / _STAGE / cell, command, display, overwrite=False)
-    except TiewiseError as error:
-        raise RunError(f"cell {cell}: {error.problem}", error.remedy) from error
-
-
-def _install_prepared_study(out: Path) -> None:
-    """Replace the study in `out` by the prepared one.
-
-    A repetition after a kill ends in the same state.
-    """
-    new = StudyGrid.named(str(out / _STAGE / GRID)).cells()
-    old: dict[str, Settings] = {}
-    if (out / GRID).is_file():
-        old = StudyGrid.named(str(out / GRID)).cells()
-    for name in (*(old.keys() - new.keys()), f"{TABLE}.csv", f"{TABLE}.parquet", REPORT):
-        remove(out / name)
-    for name in (*new, GRID):
-        if (out / _STAGE / name).exists():
-            replace_path(out / _STAGE / name, out / name)
-    remove(out / _STAGE)
-
-
-def _run_folder(name: str, out: str | os.PathLike[str]) -> Path:
+def run_folder(name: str, out: str | os.PathLike[str]) -> Path:
     """Return the folder of a run.
 
     RunError: it is a file, which was most likely meant as `text`.
@@ -383,7 +256,7 @@ def _read_settings(record: dict[str, Any], out: Path, resume: bool) -> Settings 
     return Settings.of(record)
 
 
-def _call_text(name: str, out: Path, settings: dict[str, Any]) -> str:
+def call_text(name: str, first: object, settings: dict[str, Any]) -> str:
     """Return the call as typed, for the report."""
     keywords = [f"{key}={value!r}" for key, value in settings.items()]
-    return f"tiewise.{name}({', '.join([repr(str(out)), *keywords])})"
+    return f"tiewise.{name}({', '.join([repr(first), *keywords])})"

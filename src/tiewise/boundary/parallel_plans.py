@@ -3,7 +3,7 @@
 `parallel_plan` returns the entries for input embedding and output head in a plan of torch's `parallelize_module`:
 
     mesh = init_device_mesh("cuda", (data, tp), mesh_dim_names=("data", "tp"))
-    plan = tiewise.parallel_plan(model, mesh)
+    plan = tiewise.boundary.parallel_plan(model, mesh)
     parallelize_module(model, mesh["tp"], {**plan_of_the_body, **plan})
     fully_shard(model, mesh=mesh["data"])                     # optional, after parallelize_module
     tiewise.install(model)                                    # the loss over the ranks, and one gradient buffer
@@ -14,7 +14,7 @@ a head's bias, that several modules share stay one Parameter, unlike with torch'
 
 `keep_tables` spreads the tables over the ranks of `fully_shard`, each of which has separate tokens:
 
-    tables = tiewise.keep_tables(model, mesh)
+    tables = tiewise.boundary.keep_tables(model, mesh)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh, ignored_params=tables)
