@@ -154,8 +154,8 @@ def test_no_other_module_has_a_table_of_families():
 
 def test_plan_reports_estimates_for_unknown_family():
     plan = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES})
-    assert certainty_sentence(plan.record()).startswith(f"{UNKNOWN}: figures marked ≈ are estimates")
-    assert plan.record()["model"]["notes"][0].startswith(f"{UNKNOWN}: attention and ffn matrices alone")
+    assert certainty_sentence(plan.record()).startswith(f"{UNKNOWN}. ≈: estimated")
+    assert plan.record()["model"]["notes"][0].startswith(f"{UNKNOWN}. Only attention and ffn matrices")
 
 
 def test_plan_refuses_unknown_family_without_sizes():
@@ -167,7 +167,7 @@ def test_plan_refuses_unknown_family_without_sizes():
 
 def test_plan_reports_unknown_family_and_uncounted_parts():
     record = tiewise.plan({"model_type": "acme", "vocab_size": V, **SIZES, "num_experts": 4}).record()
-    assert certainty_sentence(record).startswith(f"{UNKNOWN}. Not counted")
+    assert certainty_sentence(record).startswith(f"{UNKNOWN}. No total: ")
 
 
 @pytest.mark.parametrize(("names", "source"), [(USUAL, "usual names"), (ODD, "shapes")])

@@ -113,8 +113,10 @@ SIZED = "plan --vocab=32000 --width=512 --layers=8"
 CASES |= cases(
     {
         "plan gpt2": "plan --like gpt2",
+        "plan full": "plan --like gpt2 --full",
+        "plan full in the atlas": "plan --vocab=2048 --width=64 --layers=2 --full",
         "plan resized": "plan --like gpt2 --vocab=40000 --width=960 --layers=6 --heads=15",
-        "plan sizes": f"{SIZED} --heads=8 --boundary {SPECS} --world=8 --tp=2",
+        "plan sizes": f"{SIZED} --heads=8 --boundary {SPECS} --world=8 --tp=2 --full",
         "plan parallel": f"{SIZED} --world=8 --tp=2 --fsdp=4 --batch=2 --length=256 -q",
         "plan gated": f"{SIZED} --heads=8 --kv-heads=2 --ffn=1536 --gated --batch=4 --length=512 --quiet",
         "plan shared": f"plan --like gpt2 --share {SHARES} --dtype=bfloat16 --init=0.05",

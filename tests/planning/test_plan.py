@@ -12,7 +12,7 @@ from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseEr
 from tiewise.planning import catalogue
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
-from tiewise.planning.plan_rows import columns, lookup_tables, model_in_words, operations, rows
+from tiewise.planning.plan_rows import columns, lookup_tables, main_rows, model_in_words, operations, rows
 from tiewise.planning.read_config import Sizes, count_on_meta, read
 
 READERS = sorted(kind for kind, one in FAMILIES.items() if one.reader is not None and one.written_keys is None)
@@ -80,7 +80,7 @@ def test_plan_refuses_to_share_layers_of_a_built_unknown_family():
     config = {"model_type": "codegen", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 16}
     built = count_on_meta(config | {"rotary_dim": 4})
     assert totals(plan(built))[1] == built.total
-    with pytest.raises(PlanError, match="not told apart"):
+    with pytest.raises(PlanError, match="layers one by one; leave --share out"):
         plan(built, share=("all",))
     for wrong in ({"model_type": "nothing_known"}, {**config, "n_head": 5}, {"model_type": "vit"}):
         with pytest.raises(PlanError):
@@ -128,12 +128,14 @@ def test_rows_have_a_cell_for_each_choice_and_components_sum_to_the_total(gpt2_p
 
 def test_repr_of_a_plan_shows_its_table(gpt2_plan):
     assert "gpt2" not in {model["name"] for model in gpt2_plan.record()["neighbours"]}
-    lines = repr(gpt2_plan).splitlines()
-    assert lines[0] == model_in_words(gpt2_plan.record())
-    assert lines[1].split()[-6:] == ["factored:128,", "share", "none", "factored:128,", "share", "all"]
-    for name, *cells in rows(gpt2_plan.record()):
+    record, lines = gpt2_plan.record(), repr(gpt2_plan).splitlines()
+    answer = record["recommendation"]["sentences"]
+    assert lines[: len(answer) + 1] == [*answer, model_in_words(record)]
+    header = lines[len(answer) + 1]
+    assert header.split()[-6:] == ["factored:128,", "share", "none", "factored:128,", "share", "all"]
+    for name, *cells in main_rows(record):
         (line,) = [line for line in lines if line.split() == [*name.split(), *" ".join(cells).split()]][:1]
-        assert len(line) == len(lines[1]) or not cells
+        assert len(line) == len(header) or not cells
 
 
 def test_plan_of_one_rank_shows_no_layouts_and_no_single_sharing():
@@ -144,34 +146,39 @@ def test_plan_of_one_rank_shows_no_layouts_and_no_single_sharing():
 
 
 def test_notes_recommend_gathering_or_keeping_the_tables():
-    (few,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(1, 512, world=8)) if "fsdp over" in line]
-    assert few.startswith("tied, fsdp over 8: keep the tables to send less: gathered 270 MB a step, kept sharded ")
+    (few,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(1, 512, world=8)) if "FSDP over" in line]
+    assert few.startswith(
+        "tied, FSDP over 8 ranks: keep the tables sharded to send less. Gathered tables send 270 MB a "
+    )
     # 8 · 6,283 rows of 768 · 2 · 4 bytes, over a token's 4 · 768 · 4 (states) + 16 (ids, targets) + 8 · 8 (loss) bytes
-    assert f"N = 4,096 tokens of the group, and kept sends less below {8 * (6283 * 6144 // 12368):,} " in few
-    (taken,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(world=8, tp=2, fsdp=4)) if "takes" in line]
-    assert taken == "`tiewise train` on 8 processes takes fsdp × vocabulary parallel: 4 shards × tp 2"
-    (many,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(8, 512, world=8)) if "fsdp over" in line]
+    limit = f"Sharded tables send less below {8 * (6283 * 6144 // 12368):,} tokens a step; this plan has 4,096."
+    assert limit in notes_of("gpt2", ["tied"], None, Setting(1, 512, world=8))
+    (taken,) = [
+        line for line in notes_of("gpt2", ["tied"], None, Setting(world=8, tp=2, fsdp=4)) if "tiewise train" in line
+    ]
+    assert taken == "`tiewise train` on 8 processes uses fsdp × vocabulary parallel: 4 shards × tp 2."
+    (many,) = [line for line in notes_of("gpt2", ["tied"], None, Setting(8, 512, world=8)) if "FSDP over" in line]
     assert "gather the tables to send less" in many
     for alone in (Setting(), Setting(world=8, fsdp=1)):
-        assert not any("fsdp over" in line for line in notes_of("gpt2", ["tied"], None, alone))
+        assert not any("FSDP over" in line for line in notes_of("gpt2", ["tied"], None, alone))
 
 
 def test_notes_name_every_unknown_fact():
     about = model_in_words(plan("opt-350m").record())
-    assert about == "opt-350m: V 50,272, D 1,024, tables of width 512, L 24; as it is tied"
+    assert about == "opt-350m: vocabulary 50,272, width 1,024, tables of width 512, 24 layers; as it is: tied"
     assert "sharing all" in model_in_words(plan("albert-base-v2").record())
-    assert any("matrices alone are counted" in line for line in notes_of(Sizes(1000, 64, 2)))
-    assert any("about 31 billion parameters by its name" in line for line in notes_of("gemma-4-31b"))
-    assert any("nobody was seen to say whether" in line for line in notes_of("starcoder2-15b"))
-    assert not any("catalogue" in line or "nobody" in line for line in notes_of("gpt2"))
+    assert any("only matrices are counted" in line for line in notes_of(Sizes(1000, 64, 2)))
+    assert any("gives 31 billion parameters" in line for line in notes_of("gemma-4-31b"))
+    assert any("No source says whether" in line for line in notes_of("starcoder2-15b"))
+    assert not any("catalogue" in line or "No source" in line for line in notes_of("gpt2"))
     other = replace(plan(Sizes(1000, 64, 2)), name="gpt2").record()["notes"]
-    assert "gpt2 has 124,439,808 parameters by the catalogue; ≈ 162 k are estimated here" in other
+    assert "The catalogue gives gpt2 124,439,808 parameters; this plan estimates 162 k." in other
 
 
 def test_plan_counts_a_schedule_at_its_first_step():
     assert totals(plan("gpt2", ["tied+untie_at=400"])) == [124_439_808]
-    assert any("counted as it starts" in line for line in notes_of("gpt2", ["tied+untie_at=400"]))
-    assert not any("as it starts" in line for line in notes_of("gpt2"))
+    assert any("counted as it is at the start" in line for line in notes_of("gpt2", ["tied+untie_at=400"]))
+    assert not any("at the start" in line for line in notes_of("gpt2"))
 
 
 def test_thresholds_state_the_ratios_that_they_depend_on():
@@ -188,15 +195,15 @@ def test_thresholds_state_the_ratios_that_they_depend_on():
 def test_plan_describes_a_model_without_a_head_as_one_table():
     headless = plan({"model_type": "bert", "architectures": ["BertModel"]})
     record = headless.record()
-    assert model_in_words(record).endswith("as it is one table and no head")
+    assert model_in_words(record).endswith("as it is: one table and no head")
     assert {choice["saved"] for choice in headless.choices} == {0}
     assert record["model"]["boundary"] is None
     thresholds = lookup_tables(record)[0]
     assert thresholds.header[0].startswith("V/d = 39.74, c = B/d² = ")
     texts = [*record["notes"], *(name for name, _, _ in thresholds.rows)]
-    assert (
-        [line for line in texts if "tying" in line] == [line for line in texts if "tying saves nothing" in line] != []
-    )
+    assert [line for line in texts if "tying" in line] == []
+    assert [line for line in texts if "nothing to tie" in line] != []
+    assert record["recommendation"]["sentences"] == ["Nothing to tie: this model class has no output head."]
 
 
 @pytest.mark.parametrize(("value", "text"), [(15.5e9, "15.5 GFLOP"), (999.6e3, "1 MFLOP"), (3e15, "3 PFLOP")])

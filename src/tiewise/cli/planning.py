@@ -43,12 +43,14 @@ def plan(
     build: bool = typer.Option(False, "--build", help="Count by building the model without memory (needs torch)."),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page that --plot names."),
+    full: bool = typer.Option(False, "--full", help="Print every figure, thresholds, nearest models and assumptions."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Count the costs and savings of tying, factoring and sharing.
+    """Recommend tied or untied ends, and count what each choice costs.
 
-    It prints parameters, bytes, work, the first loss, and the choices of similar public models. The model is a config,
+    The first line is the recommendation: what tying saves, and what similar public models do. Then one table; --full
+    prints parameters by part, bytes, work and thresholds. The model is a config,
     a model of the catalogue (--like, which size options change), or sizes alone (--vocab, --width, --layers). It loads
     no weights, and builds no model except with --build. An estimate is marked ≈; if a part of the model is not counted,
     no total is printed.
@@ -77,7 +79,7 @@ def plan(
         return o.print_json(plan_result.record())
     from tiewise.planning.plan_view import plan_view
 
-    o.print_view(lambda width: plan_view(plan_result.record(), width))
+    o.print_view(lambda width: plan_view(plan_result.record(), width, full))
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
@@ -88,7 +90,8 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Mode
     used_ways = [name for name, value in ways.items() if value]
     if len(used_ways) != 1:
         what = f"{' and '.join(used_ways)} at once" if used_ways else "no model to plan"
-        raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
+        remedy = "give one of: a config.json or its folder, --like NAME, or --vocab, --width and --layers"
+        raise PlanError(what, remedy)
     if config is not None:
         if not config.exists():
             remedy = f"check the path, or use --like {config.name} for a model of the catalogue"
@@ -100,7 +103,7 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Mode
 def _resized(name: str, sizes: dict[str, int]) -> ModelSource:
     """Return a model of the catalogue at other sizes."""
     if "gated" in sizes:
-        raise PlanError(f"--gated of {name}", "the model's class says so: leave it out")
+        raise PlanError(f"--gated does not apply to {name}, whose class decides it", "leave it out")
     from tiewise.planning.resized import config_like
 
     return config_like(name, **sizes)

@@ -110,7 +110,7 @@ def divide_width(width: int, heads: int) -> int:
         PlanError: `heads` does not divide `width`.
     """
     if width % heads:
-        raise PlanError(f"hidden_size {width} is not a multiple of {heads} heads", "give sizes that divide")
+        raise PlanError(f"hidden_size {width} is not a multiple of {heads} heads", "choose heads that divide the width")
     return width // heads
 
 
@@ -181,8 +181,8 @@ class AppliedLayers:
             SpecError: more groups than layers, or low-rank differences, whose size depends on how matrices are fused.
         """
         if sharing.rank:
-            problem = f"{sharing}: low-rank differences are counted on a model, not from its config"
-            raise SpecError(problem, "plan without the rank; share_layers(model, …).differences counts them")
+            problem = f"{sharing}: a config cannot tell the size of low-rank differences"
+            raise SpecError(problem, "leave +rank out; share_layers(model, …).differences counts them")
         unique: dict[Any, Counts] = {}
         for index, layer in enumerate(self.layers):
             group = sharing.group_of(index, len(self.layers))

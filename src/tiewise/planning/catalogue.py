@@ -21,7 +21,7 @@ from typing import Any
 from tiewise.core.errors import PlanError, nearest_name, similar_names, suggest_choices
 from tiewise.core.files import read_packaged_json
 
-BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
+BETTER = "The catalogue copies published figures; `tiewise check PATH` reads the files themselves."
 NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
 
 
@@ -179,7 +179,7 @@ def find(name: str) -> Model:
     short_name = name if len(name) <= 60 else name[:57] + "..."
     hint = "`tiewise models` lists them"
     if close:
-        hint = f"close: {', '.join(by_name[each].name for each in close)}"
+        hint = f"similar names: {', '.join(by_name[each].name for each in close)}"
     raise PlanError(f"the catalogue has no model {short_name!r}", hint)
 
 

@@ -409,7 +409,7 @@ def first_loss(
     if architecture.fresh is None:
         assumed = "hidden states of norm √D that are independent of their tokens"
     elif step.self_similarity and sharing and sharing.kind != "none":
-        assumed = "shared layers followed as if they were independent"
+        assumed = "that shared layers act like independent ones"
     nll, self_cosine = stored_first_losses().get(repr(step)) or step.compute()
     return {"nll": nll, "own": self_cosine, "assumed": assumed}
 

@@ -566,8 +566,8 @@ def _t5(config: Config, positions_in_layers: bool = False) -> Architecture:
     notes: tuple[str, ...] = ()
     if head and config.values.get("tie_word_embeddings") is False:
         notes = (
-            "transformers 5.23 builds this class tied whatever the file says; "
-            "this file says untied, and its checkpoint may hold a separate head: compare with the choice untied",
+            "The config says untied, and transformers 5.23 ties this class anyway. "
+            "The checkpoint may store a separate head; see the column untied.",
         )
     return Architecture(
         config.family, d, TokenTables(config.size("vocab_size"), d, head, head), tuple(stacks), notes=notes
@@ -598,7 +598,7 @@ def _bart(config: Config, learned_positions: bool = False, final_norm: bool = Fa
         architecture = replace(architecture, frozen=2 * rows * d)
     if config.flag("tie_word_embeddings"):
         return architecture
-    note = "untied, the class also stores a table of the encoder's and one of the decoder's, counted as other"
+    note = "Untied, the class also stores one table for the encoder and one for the decoder, counted as other."
     other = lookup(config.size("vocab_size"), d).times(2, 0)
     return replace(architecture, around={"other": other}, notes=(note,))
 
@@ -612,5 +612,5 @@ def _marian(config: Config) -> Architecture:
     vocab = config.size("vocab_size")
     ends = replace(architecture.ends, vocab=config.size("decoder_vocab_size", vocab))
     other = lookup(vocab, architecture.width)
-    note = "the encoder has a table of its own, counted as other"
+    note = "The encoder has a separate table, counted as other."
     return replace(architecture, ends=ends, around={"other": other}, notes=(note,))

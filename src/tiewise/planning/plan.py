@@ -27,6 +27,7 @@ from tiewise.planning.costs import DTYPES, Setting, all_costs
 from tiewise.planning.evidence import nearest_settings
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
+from tiewise.planning.recommendation import recommend, tying_saves
 
 ModelSource = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
 
@@ -71,13 +72,15 @@ class Plan:
         positive_sizes = {name: size for name, size in sizes.items() if size}
         if ends.head:
             atlas = nearest_settings(positive_sizes, architecture.kind)
+        neighbours = [each.record() for each in nearest]
         record = {
+            "recommendation": recommend(tying_saves(architecture), ends.head, neighbours, atlas),
             "model": self._model_record(),
             "setting": self.setting.record(),
             "choices": list(self.choices),
             "activation_bytes": self._activation_bytes(),
             "thresholds": thresholds(ends.vocab, ends.width, body, ends.head, architecture.estimated),
-            "neighbours": [each.record() for each in nearest],
+            "neighbours": neighbours,
             "atlas": atlas,
         }
         return {**record, "notes": remarks(record)}
@@ -156,7 +159,7 @@ def plan(
     if share is not None:
         sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in share))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
-        raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
+        raise PlanError(f"{name}: tiewise does not know its layers one by one", "leave --share out")
     untied_total = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
     choices = []
     for spec, shares in product(specs, sharing):
@@ -210,9 +213,12 @@ def _architecture_of_listed(listed: catalogue.Model) -> Architecture:
         # the published files decide: a class may tie two tables that its checkpoints store separately (T5 v1.1)
         return replace(architecture, ends=replace(architecture.ends, tied=bool(listed.tied)))
     if listed.vocab is None:
-        raise PlanError(f"{listed.name}: nobody was seen to say its vocabulary", "plan from sizes or a config.json")
+        raise PlanError(
+            f"no source gives the vocabulary size of {listed.name}",
+            "give --vocab, --width and --layers, or a config.json",
+        )
     architecture = from_sizes(Sizes(listed.vocab, listed.width, listed.layers), tied=listed.tied is not False)
-    note = f"{listed.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
+    note = f"Only V, D and L of {listed.name} are known. Each layer is estimated as 12·D² parameters."
     return replace(architecture, notes=(note,))
 
 

@@ -31,7 +31,7 @@ OPTIMIZERS = {
 }
 DTYPE_ROWS = ("float32", "bfloat16", "float8_e4m3fn")  # dtypes of checkpoints that have a row
 NATS = "nats per token"
-EVIDENCE_HEADER = ["tokens of text", "times seen", "last step: tied − untied, nats/token [95 %]", "tying is", "seeds"]
+EVIDENCE_HEADER = ["tokens of text", "times seen", "loss, tied − untied, nats/token [95 %]", "tying", "seeds"]
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
@@ -60,6 +60,20 @@ def rows(record: Record) -> list[list[str]]:
     if choices and setting["world"]["size"] > 1:
         for index, layout in enumerate(choices[0]["ranks"]):
             table.add_layout(index, layout)
+    return table.rows
+
+
+def main_rows(record: Record) -> list[list[str]]:
+    """Return the rows of the short table: parameters, saving, bytes, first loss, and ranks."""
+    setting, table = record["setting"], _PlanRows(record["choices"])
+    table.add_count("parameters", "total")
+    table.add_savings()
+    table.add("checkpoint, bfloat16", format_bytes, table.part("checkpoint_bytes"), "bfloat16", "checkpoint_bytes")
+    table.add_optimizer("adamw", f"training, AdamW, {setting['dtype']}")
+    table.add_first_loss(math.log(record["model"]["vocab"]))
+    if table.choices and setting["world"]["size"] > 1:
+        for index, layout in enumerate(table.choices[0]["ranks"]):
+            table.add_layout_in_short(index, layout)
     return table.rows
 
 
@@ -110,6 +124,10 @@ class _PlanRows:
         self.add_count("total", "total")
         if any(_is_partly_frozen(parameters) for parameters in self.part("parameters")):
             self.add_count("of it trained", "trainable")
+        self.add_savings()
+
+    def add_savings(self) -> None:
+        """Add what each choice saves, compared with the untied model."""
         self.add("saved", _signed_count, self.choices, "saved", "saved", signed_short)
         self.add("saved, share", percent, self.choices, "saved_share", "saved_share")
 
@@ -123,12 +141,16 @@ class _PlanRows:
         """Add bytes of training by optimizer."""
         self.add_heading(f"training, {dtype}")
         for optimizer, label in OPTIMIZERS.items():
-            of_optimizer = [training[optimizer] for training in self.part("training_bytes")]
-            self.add(label, format_bytes, of_optimizer, "total", "training_bytes")
+            self.add_optimizer(optimizer, label)
+
+    def add_optimizer(self, optimizer: str, label: str) -> None:
+        """Add bytes of training with one optimizer."""
+        of_optimizer = [training[optimizer] for training in self.part("training_bytes")]
+        self.add(label, format_bytes, of_optimizer, "total", "training_bytes")
 
     def add_step(self, activations: Record) -> None:
         """Add bytes of logits and activations in a step."""
-        self.add_heading("beside them")
+        self.add_heading("further memory of a step")
         logits = self.part("logits_bytes")
         self.add("logits, plain loss", format_bytes, logits, "plain", "logits_bytes")
         self.add("logits, fused loss (GPU)", format_bytes, logits, "fused_cuda", "logits_bytes")
@@ -139,7 +161,7 @@ class _PlanRows:
 
     def add_tables(self) -> None:
         """Add bytes of the tables by precision."""
-        self.add_heading("tables alone, with scales where packed")
+        self.add_heading("tables, by bits of a number")
         names = self.choices[0]["table_bytes"] if self.choices else ()
         for name in names:
             self.add(name, format_bytes, self.part("table_bytes"), name, "table_bytes")
@@ -153,8 +175,19 @@ class _PlanRows:
         if any(decoding):
             self.add("read per decoded token", format_bytes, decoding, "weights", "decode_bytes")
             self.add("cache added per token", format_bytes, decoding, "cache_per_token", "decode_bytes")
+        self.add_first_loss(log_vocab)
+
+    def add_first_loss(self, log_vocab: float) -> None:
+        """Add the expected loss of the first step, next to ln V."""
         label, losses = f"first loss (ln V = {log_vocab:.2f})", self.part("first_loss")
         self.add(label, lambda nll: plain(nll, 2), losses, "nll", "first_loss", lambda nll: f"{nll:.3g}")
+
+    def add_layout_in_short(self, index: int, layout: Record) -> None:
+        """Add memory and traffic of one rank in a layout, the `index`-th in every choice's list."""
+        self.add_heading(layout_with_axes(layout))
+        ranks = [of_choice[index] for of_choice in self.part("ranks")]
+        self.add("memory of a rank", format_bytes, ranks, "memory", "ranks.memory")
+        self.add("sent per step", format_bytes, ranks, "sent", "ranks.sent")
 
     def add_layout(self, index: int, layout: Record) -> None:
         """Add memory and traffic of a layout of ranks, the `index`-th in every choice's list."""
@@ -169,7 +202,7 @@ class _PlanRows:
         self.add("sent per step", format_bytes, ranks, "sent", "ranks.sent")
         self.add("of it for tables", format_bytes, ranks, "sent_for_tables", "ranks.sent_for_tables")
         if layout["break_even_tokens"] is not None:
-            label, path = "saves below, tokens a rank", "ranks.break_even_tokens"
+            label, path = "sends less below, tokens a rank", "ranks.break_even_tokens"
             self.add(label, count, ranks, "break_even_tokens", path)
 
 
@@ -225,7 +258,7 @@ def layout_sentences(record: Record) -> list[str]:
     if len(layouts) < 2:
         return []
     taken = next(rank for rank in layouts.values() if rank["taken"])
-    sentences = [f"`tiewise train` on {world} processes takes {layout_with_axes(taken)}"]
+    sentences = [f"`tiewise train` on {world} processes uses {layout_with_axes(taken)}."]
     gathered, sharded = layouts.get(FSDP), layouts.get(FSDP_SHARDED)
     if gathered is not None and sharded is not None:
         tokens = record["setting"]["tokens"]["count"]
@@ -240,15 +273,14 @@ def _gathered_or_sharded(boundary: str, gathered: Record, sharded: Record, token
     """
     shards = sharded["axes"]["fsdp"]
     group_tokens, limit = shards * tokens, shards * sharded["break_even_tokens"]
-    better = "keep" if group_tokens < limit else "gather"
+    better = "keep the tables sharded" if group_tokens < limit else "gather the tables"
     return [
-        f"{boundary}, fsdp over {shards}: {better} the tables to send less: "
-        f"gathered {format_bytes(gathered['sent_for_tables'])} a step, "
-        f"kept sharded {format_bytes(sharded['sent_for_tables'])}; "
-        f"N = {count(group_tokens)} tokens of the group, "
-        f"and kept sends less below {count(limit)} (about V/2 where tied)",
-        f"gathering holds {_bytes_next_to_shards(gathered)} beside its shards, with the loss; "
-        f"keeping them {_bytes_next_to_shards(sharded)}",
+        f"{boundary}, FSDP over {shards} ranks: {better} to send less. "
+        f"Gathered tables send {format_bytes(gathered['sent_for_tables'])} a step, "
+        f"sharded ones {format_bytes(sharded['sent_for_tables'])}.",
+        f"Sharded tables send less below {count(limit)} tokens a step; this plan has {count(group_tokens)}.",
+        f"Besides its shards and with the loss, a rank stores {_bytes_next_to_shards(gathered)} if it gathers, "
+        f"{_bytes_next_to_shards(sharded)} if not.",
     ]
 
 
@@ -278,19 +310,25 @@ def scaled(value: float, units: Sequence[str]) -> str:
 
 
 def model_in_words(record: Record) -> str:
-    """Return one line about the planned model: name, sizes, boundary and sharing."""
+    """Return one line about the planned model: name, sizes, boundary and sharing.
+
+    Sizes alone have no boundary and no name.
+    """
     model = record["model"]
     name = model["name"]
     if model["family"] not in name:
         name += f" ({model['family']})"
-    sizes = f"V {model['vocab']:,}, D {model['width']:,}"
+    sizes = f"vocabulary {model['vocab']:,}, width {model['width']:,}"
     if model["table_width"] != model["width"]:
         sizes += f", tables of width {model['table_width']:,}"
-    sizes += f", L {model['layers'] or NONE}"
+    if model["layers"]:
+        sizes += f", {model['layers']} layer{'s' if model['layers'] > 1 else ''}"
+    if model["family"] == GENERIC:
+        return f"{GENERIC}: {sizes}"
     as_it_is = model["boundary"] or "one table and no head"
     if model["share"] != "none":
         as_it_is += f", sharing {model['share']}"
-    return f"{name}: {sizes}; as it is {as_it_is}"
+    return f"{name}: {sizes}; as it is: {as_it_is}"
 
 
 def lookup_tables(record: Record) -> list[Listing]:
@@ -301,8 +339,8 @@ def lookup_tables(record: Record) -> list[Listing]:
     """
     listings = [
         _threshold_listing(record),
-        Listing("Nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
-        Listing(f"Nearest {KIND}s of the atlas", EVIDENCE_HEADER, _trained_rows(record)),
+        Listing("Public models nearest in V, D and L", NEIGHBOUR_HEADER, neighbours(record)),
+        Listing(f"Nearest {KIND}s with a measured loss", EVIDENCE_HEADER, _trained_rows(record)),
     ]
     return [listing for listing in listings if listing.rows]
 
@@ -338,7 +376,7 @@ def _trained_rows(record: Record) -> list[list[str]]:
     """
     if record["atlas"] is None:
         return []
-    outcomes, rows = {-1: "better", 0: NONE, 1: "worse"}, []
+    outcomes, rows = {-1: "lowers the loss", 0: "undecided", 1: "raises the loss"}, []
     for trained in record["atlas"]["rows"]:
         difference = Quantity("", trained["difference"], trained["low"], trained["high"], unit=NATS)
         times_seen = f"{trained['seen'] / trained['tokens']:.2g}"
@@ -354,10 +392,10 @@ def certainty_sentence(record: Record) -> str:
     "" for a plan that is exact.
     """
     model = record["model"]
-    build = " For exact figures, add --build to the command (needs torch and transformers)."
+    build = " --build counts it exactly (needs torch and transformers)."
     unknown = unknown_family(model["family"])
     if model["not_counted"]:
-        missing = f"Not counted, so no total is known: {', '.join(model['not_counted'])}."
+        missing = f"No total: tiewise cannot count {', '.join(model['not_counted'])}."
         if unknown:
             missing = f"{unknown}. {missing}"
         if model["boundary"]:
@@ -366,16 +404,10 @@ def certainty_sentence(record: Record) -> str:
     if not model["estimated"]:
         return ""
     if model["family"] == GENERIC:
-        return "Figures marked ≈ are estimates from sizes. For exact figures, give a config.json or --like NAME."
+        return "≈: estimated from the sizes alone. A config.json or --like NAME gives exact figures."
     if unknown:
-        return f"{unknown}: figures marked ≈ are estimates from the usual keys of its config.{build}"
-    return f"Figures marked ≈ are estimates: tiewise has no reader for {model['family']}.{build}"
-
-
-def nearest_sentence(record: Record) -> str:
-    """Return a sentence that says how many of the nearest catalogue models tie."""
-    tied = sum(bool(model["tied"]) for model in record["neighbours"])
-    return f"Of the {len(record['neighbours'])} models of the catalogue nearest in size, {tied} tie."
+        return f"{unknown}. ≈: estimated from the usual keys of its config.{build}"
+    return f"≈: estimated, because tiewise has no reader for {model['family']}.{build}"
 
 
 def neighbours(record: Record) -> list[list[str]]:
@@ -389,51 +421,34 @@ def neighbours(record: Record) -> list[list[str]]:
 
 
 def atlas_sentences(record: Record) -> str:
-    """Return sentences about the effect of tying at the nearest settings of the atlas.
+    """Return sentences about the measured models that are nearest to this one.
 
-    They begin with a warning if the atlas does not enclose this model. "" for a model without a head.
+    They begin with a warning if those models do not enclose this one. "" for a model without a head.
     """
     atlas = record["atlas"]
     if atlas is None:
         return ""
-    sentence = f"The atlas trained {KIND}s around this size"
-    if not atlas["within"]:
-        sentence = f"No evidence of what tying does to the loss: this model {_why_outside(atlas)}"
-    which = "At the nearest"
-    if atlas["kind"] != KIND:
-        which += f" {KIND}"
-    first, last = atlas["rows"][0], atlas["rows"][-1]
-    place = f"width {first['width']:,}, {first['layers']} layers and V {first['vocab']:,}"
-    by_tokens = {trained["tokens"]: trained for trained in (first, last)}
-    outcomes = " and ".join(_outcome_in_words(trained) for trained in by_tokens.values())
-    return f"{sentence}. {which}, {place}, tying {outcomes} tokens of text, by the loss of the last step."
+    first = atlas["rows"][0]
+    place = f"width {first['width']:,}, {first['layers']} layers, V {first['vocab']:,}"
+    nearest = f"The nearest {KIND} that was trained both ways has {place}."
+    if atlas["within"]:
+        return nearest
+    return f"No measurement near this size: {_why_outside(atlas)}. {nearest}"
 
 
 def _why_outside(atlas: Record) -> str:
-    """Return the reason why the atlas has no evidence about a model.
+    """Return the reason why no measurement is near a model.
 
     It is of another kind, or the trained models do not enclose its sizes.
     """
     kind = atlas["kind"]
     if kind != KIND:
         article = "an" if kind[:1] == "e" else "a"
-        name = kind or "model of a kind that is not told"
-        return f"is {article} {name}, and the atlas varied the size of {KIND}s only"
+        name = kind or "model of unknown kind"
+        return f"this model is {article} {name}, and only {KIND}s were trained at several sizes"
     if atlas["beyond"]:
-        return f"has {in_words(atlas['beyond'])} of the atlas"
-    return "is not enclosed by those of the atlas"
-
-
-def _outcome_in_words(trained: Record) -> str:
-    """Return the effect of tying in one setting as text.
-
-    An example: gained 0.02 [0.01, 0.03] nats per token with 25,000.
-    """
-    # a significant difference has the same sign over its full interval; the verb expresses the sign
-    low, value, high = sorted(abs(trained[name]) for name in ("low", "difference", "high"))
-    by = f"{Quantity('', value, low, high, unit=NATS)} {NATS}"
-    words = {-1: f"gained {by}", 0: "made no difference that was detected", 1: f"lost {by}"}
-    return f"{words[trained['sign']]} with {count(trained['tokens'])}"
+        return f"this model has {in_words(atlas['beyond'])} that was trained"
+    return "this model's combination of sizes lies outside those that were trained"
 
 
 def remarks(record: Record) -> list[str]:
@@ -441,24 +456,24 @@ def remarks(record: Record) -> list[str]:
     model, tokens = record["model"], record["setting"]["tokens"]
     lines = list(model["notes"])
     if model["estimated"] and not model["not_counted"] and not lines:
-        lines.append("planned from sizes: matrices alone are counted, 12·D² per layer where no size says otherwise")
+        lines.append("Sizes alone: only matrices are counted, 12·D² a layer unless --ffn or --kv-heads says otherwise.")
     lines += _catalogue_remarks(model)
-    lines.append("saved: against the same model untied, nothing shared")
+    lines.append("Saved: compared with the same model untied, without sharing of layers.")
     lines.append(
-        f"a step: {tokens['batch']} × {tokens['length']:,} tokens of one rank; "
-        "training: weights, gradients, optimizer state"
+        f"A step has {tokens['batch']} × {tokens['length']:,} tokens on one rank. "
+        "Training memory: weights, gradients and optimizer state."
     )
     if model["boundary"]:
-        lines.append("tying changes no FLOPs: the head multiplies by its table, whoever else reads it")
+        lines.append("Tying changes no FLOPs: the head multiplies by a table of the same size.")
     else:
-        lines.append("this class has no token head: with one table there is nothing to tie, and tying saves nothing")
+        lines.append("This class has no token head, so there is nothing to tie.")
     lines += layout_sentences(record)
     if any(_changes_at_a_step(choice) for choice in record["choices"]):
-        lines.append("a boundary that changes at a step is counted as it starts")
+        lines.append("A boundary that changes during training is counted as it is at the start.")
     losses = [choice["first_loss"] for choice in record["choices"] if choice["first_loss"]]
     assumptions = sorted({loss["assumed"] for loss in losses} - {""})
     if assumptions:
-        lines.append(f"first loss assumes {'; '.join(assumptions)}")
+        lines.append(f"The first loss assumes {'; '.join(assumptions)}.")
     return lines
 
 
@@ -481,24 +496,24 @@ def _catalogue_remarks(model: Record) -> list[str]:
     if total is None:
         here = ""
     elif model["estimated"]:
-        here = f"; ≈ {short(total)} are estimated here"
+        here = f"; this plan estimates {short(total)}"
     else:
-        here = f"; {total:,} are counted here"
+        here = f"; this plan counts {total:,}"
     if listed.tied is None:
-        lines.append(f"nobody was seen to say whether {listed.name} ties: its class's default is taken")
+        lines.append(f"No source says whether {listed.name} ties; this plan uses the default of its class.")
     if listed.parameters is not None and listed.parameters != total:
-        lines.append(f"{listed.name} has {listed.parameters:,} parameters by the catalogue{here}")
+        lines.append(f"The catalogue gives {listed.name} {listed.parameters:,} parameters{here}.")
     elif listed.parameters is None and listed.size is not None and model["estimated"]:
-        lines.append(f"{listed.name} has about {listed.size / 1e9:g} billion parameters by its name{here}")
+        lines.append(f"The name of {listed.name} gives {listed.size / 1e9:g} billion parameters{here}.")
     return lines
 
 
 def as_text(record: Record) -> str:
-    """Return the planned model and every figure as lines of plain text."""
+    """Return the recommendation and the short table as lines of plain text."""
     names = [name.replace("\n", ", ") for name in columns(record)]
-    lines = [model_in_words(record), certainty_sentence(record)]
-    lines += _align([["", *names], *rows(record)])
-    lines += [atlas_sentences(record), ".record() gives everything as JSON takes it"]
+    lines = [*record["recommendation"]["sentences"], model_in_words(record)]
+    lines += _align([["", *names], *main_rows(record)])
+    lines += [certainty_sentence(record), "record() returns every figure."]
     return "\n".join(line for line in lines if line)
 
 

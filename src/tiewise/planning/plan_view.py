@@ -16,8 +16,8 @@ from tiewise.planning.plan_rows import (
     certainty_sentence,
     columns,
     lookup_tables,
+    main_rows,
     model_in_words,
-    nearest_sentence,
     rows,
     short,
 )
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BOX, _CONSOLE, _TABLE, _TEXT = (Late(f"rich.{name}") for name in ("box", "console", "table", "text"))
+MORE = "--full prints every figure, the thresholds, the nearest models, and the assumptions."
 WIDEST = 24  # maximum width of a choice's column, in letters
 GAP = 2  # letters between two columns of a table
 SOURCE = 19  # maximum length of a source, in letters
@@ -37,26 +38,37 @@ HEADER = ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "
 TEXT_COLUMNS = ("model", "tied", "status", "source")  # all others are numbers
 
 
-def plan_view(record: Record, width: int) -> Group:
+def plan_view(record: Record, width: int, full: bool = False) -> Group:
     """Return the view of a plan's record for a terminal of `width` columns.
 
-    Choices are side by side; those that do not fit are below. All other tables follow.
+    The recommendation is first, then one table. `full` adds every figure, the other tables, and remarks.
     """
-    group: Group = _CONSOLE.Group(*_parts(record, width))
+    group: Group = _CONSOLE.Group(*_parts(record, width, full))
     return group
 
 
-def _parts(record: Record, width: int) -> Iterator[RenderableType]:
-    """Yield the model, its certainty and neighbours, tables of choices, other tables, and remarks."""
-    yield _TEXT.Text(model_in_words(record), style="bold")
-    uncertain = certainty_sentence(record)
-    if uncertain:
-        yield _TEXT.Text(uncertain)
-    yield _TEXT.Text(nearest_sentence(record))
-    names, figures = columns(record), rows(record)
+def _parts(record: Record, width: int, full: bool) -> Iterator[RenderableType]:
+    """Yield the recommendation, the model, tables of choices, their certainty, and with `full` all else."""
+    recommendation, *reasons = record["recommendation"]["sentences"]
+    yield _TEXT.Text(recommendation, style="bold")
+    for reason in reasons:
+        yield _TEXT.Text(reason)
+    yield _TEXT.Text(model_in_words(record), style="dim")
+    names, figures = columns(record), rows(record) if full else main_rows(record)
     fits = _fitting_choices(names, figures, width)
     for start in range(0, len(names), fits):
         yield _choices_table(names, figures, slice(start, start + fits))
+    uncertain = certainty_sentence(record)
+    if uncertain:
+        yield _TEXT.Text(uncertain)
+    if not full:
+        yield _TEXT.Text(MORE, style="dim")
+        return
+    yield from _details(record)
+
+
+def _details(record: Record) -> Iterator[RenderableType]:
+    """Yield the tables below the choices, and the remarks."""
     for listing in lookup_tables(record):
         yield _TEXT.Text(listing.name, style="bold")
         if listing.header is EVIDENCE_HEADER:

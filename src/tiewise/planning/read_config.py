@@ -62,7 +62,7 @@ def _read(values: Mapping[str, Any]) -> Architecture:
     if tables.parameters:
         architecture = replace(architecture, around={**architecture.around, "other_tables": tables})
     if config.get("num_nextn_predict_layers"):
-        note = "layers that predict further tokens, with what tables they have of their own, are not counted"
+        note = "Layers that predict further tokens, and their tables, are not counted."
         architecture = replace(architecture, notes=(*architecture.notes, note))
     return replace(architecture, table_std=std, output_scale=scale)
 
@@ -78,7 +78,7 @@ def _read_nested(config: Mapping[str, Any], text_config: Mapping[str, Any]) -> A
     if not values.get("model_type"):
         values["model_type"] = f"{config.get('model_type', 'unknown')}{TEXT_PART}"
     architecture = _read(values)
-    note = "read at text_config: the language model alone, without the other towers"
+    note = "Counted from text_config: the language model without its other towers."
     not_counted = (*architecture.not_counted, *towers(config))
     return replace(architecture, not_counted=not_counted, notes=(*architecture.notes, note))
 
@@ -174,7 +174,7 @@ def estimate_by_formula(config: Config) -> Architecture:
         gated=(config.text("hidden_act") or config.text("hidden_activation")) not in UNGATED,
     )
     why = unknown_family(config.family) or f"{config.family} is not a family that tiewise counts exactly"
-    note = f"{why}: attention and ffn matrices alone are estimated"
+    note = f"{why}. Only attention and ffn matrices are estimated."
     architecture = from_sizes(sizes, _is_tied(config))
     if config.class_name.endswith("ForMaskedLM"):
         architecture = replace(architecture, stacks=(replace(architecture.stacks[0], name="encoder"),))
@@ -255,7 +255,7 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     model = _build_on_meta(config, model_type)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if table is None or head is None:
-        raise PlanError(f"{model_type} has no token table and head", "plan works on language models")
+        raise PlanError(f"{model_type} has no token table and head", "plan counts language models")
     bias = getattr(head, "bias", None)
     looked_up = _other_lookups(model)
     counted = {id(parameter) for parameter in (table.weight, head.weight, bias)}.union(looked_up)
@@ -264,10 +264,10 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     multiplied = sum(parameter.numel() for parameter in others if parameter.dim() > 1)
     other = Count(stored, multiplied, stored)
     if head.weight.shape != table.weight.shape:
-        raise PlanError(f"{model_type}: its two tables differ in shape", "such a model cannot be planned")
+        raise PlanError(f"the two tables of {model_type} differ in shape", "plan supports tables of one shape")
     vocab, width = table.weight.shape
     tables = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
-    note = f"{model_type} was built on the meta device; its layers are not told apart"
+    note = f"{model_type} was built without weights, so its layers are not counted one by one."
     other_tables = Count()
     for parameter in looked_up.values():
         other_tables += lookup(*parameter.shape)
@@ -285,11 +285,9 @@ def _build_on_meta(config: Mapping[str, Any], model_type: str) -> Any:
         problem = f"transformers cannot build {model_type or 'a config without model_type'}: {str(error)[:120]}"
         if model_type and unknown_family(model_type):
             problem = f"{unknown_family(model_type)}, and transformers has no class of this type"
-        raise PlanError(problem.replace("\n", " "), "leave build out to estimate instead") from None
+        raise PlanError(problem.replace("\n", " "), "leave --build out for an estimate") from None
     if model is None:
-        raise PlanError(
-            f"transformers has no language model of type {model_type}", "leave build out to estimate instead"
-        )
+        raise PlanError(f"transformers has no language model of type {model_type}", "leave --build out for an estimate")
     return model
 
 

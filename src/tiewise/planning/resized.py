@@ -137,7 +137,9 @@ def config_like(name: str, **sizes: int) -> dict[str, Any]:
     """
     listed = catalogue.find(name)
     if not listed.config:
-        raise PlanError(f"{listed.name} is known by V, D and L alone", "plan from sizes: --vocab, --width and --layers")
+        raise PlanError(
+            f"only V, D and L of {listed.name} are known", "give --vocab, --width and --layers without --like"
+        )
     config = dict(listed.config)
     if len(read(config).stacks) > 1:
         raise PlanError(f"{listed.name} has an encoder and a decoder", "give a config.json with the sizes of both")
@@ -147,7 +149,7 @@ def config_like(name: str, **sizes: int) -> dict[str, Any]:
     used = _letters(map(terms_of, counts.values())).union(*divided, "L")
     for size in sizes:
         if LETTERS[size] not in used:
-            raise PlanError(f"{listed.name}: nothing in it depends on {size}", "leave it out")
+            raise PlanError(f"{listed.name} has no size {size}", f"leave --{size.replace('_', '-')} out")
     tied = {} if listed.tied is None else {"tie_word_embeddings": listed.tied}
     return {**resize_config(config, sizes), **tied, "_name_or_path": f"like {listed.name}"}
 

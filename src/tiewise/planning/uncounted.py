@@ -48,7 +48,7 @@ def uncounted_parts(config: Mapping[str, Any], record: Family) -> tuple[str, ...
     if kinds:
         parts.append(f"layers of several kinds ({kinds[0]})")
     if not parts and record.has_uncounted_parts:
-        parts.append(f"what a layer of {record.model_type} has besides plain attention and ffn matrices")
+        parts.append(f"parts of a layer of {record.model_type} other than attention and ffn matrices")
     return tuple(parts)
 
 
@@ -56,7 +56,7 @@ def towers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts next to the text model of a config that nests it."""
     keys = [key for key in _matching_keys(TOWER, config) if _describes_part(config[key])]
     if not keys:
-        return (f"what {config.get('model_type', 'the model')} has besides text_config",)
+        return (f"parts of {config.get('model_type', 'the model')} outside text_config",)
     return tuple(f"{key.removesuffix('_config')} tower ({key})" for key in keys)
 
 

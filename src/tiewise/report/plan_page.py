@@ -83,10 +83,10 @@ def render(plan: Plan, command: str) -> str:
 
 
 def _answer(record: Record) -> list[str]:
-    """Return the sentences at the top: certainty, neighbours, every choice, evidence."""
-    sentences = [plan_rows.certainty_sentence(record), plan_rows.nearest_sentence(record)]
+    """Return the sentences at the top: the recommendation and its reasons, every choice, certainty."""
+    sentences = list(record["recommendation"]["sentences"])
     sentences += [f"{name}: {_outcome(choice)}." for name, choice in _choices(record).items()]
-    sentences.append(plan_rows.atlas_sentences(record))
+    sentences.append(plan_rows.certainty_sentence(record))
     return [sentence for sentence in sentences if sentence]
 
 

@@ -49,7 +49,7 @@ def plan_in_python(name, at, kinds, dtype):
     model = described if moved or name in FACTS["plain"] else name
     record = plan(model, ("untied", "tied", f"factored:{at['k']}"), shares, Setting(dtype=dtype)).record()
     rows = plan_rows.rows(record)
-    return rows[: rows.index(["beside them"])], plan_rows.neighbours(record)
+    return rows[: rows.index(["further memory of a step"])], plan_rows.neighbours(record)
 
 
 def test_facts_are_small_and_hold_every_model_of_uniform_layers():

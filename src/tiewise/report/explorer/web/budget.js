@@ -79,9 +79,9 @@ function drawBudget(place) {
       el("h2", {}, "Every figure"),
       listing("Costs by choice", ["", ...found.map((each) => called(each, at, kinds))], planRows(found, dtype)),
       el("p", { class: "note" },
-        "Saved: against the same model untied, nothing shared. Training: weights, gradients and the optimizer's "
+        "Saved: compared with the same model untied, without sharing. Training: weights, gradients and the optimizer's "
           + "state. ",
-        "Tying changes no work: the head multiplies by its table, whoever else reads it."),
+        "Tying changes no work: the head multiplies by a table of the same size."),
       command(planCommand(name, at, kinds, dtype)),
       el("h2", {}, "Nearest in V, D and L, and what they chose"),
       listing("Nearest models", facts.counts.header, neighbourRows(near)),

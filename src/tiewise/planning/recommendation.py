@@ -1,0 +1,200 @@
+"""Recommendation of a plan: tie, untie, or mixed evidence, with its reasons.
+
+Three kinds of evidence count: the exact saving of tying, the choices of the nearest public models, and measured losses
+of models of this size. The neighbours agree if at most `DISSENT` of them differ. In the catalogue itself that rule is
+right more often than a coin, and a smaller majority is not (`score_neighbours`). A measurement that contradicts the
+neighbours makes the evidence mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tiewise.core.measurement import count, plain, rounded
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning import catalogue
+from tiewise.planning.architecture import Architecture, budget
+
+TIE, UNTIE, MIXED, NOTHING = "tie", "untie", "mixed", "nothing to tie"
+DISSENT = 1  # neighbours that may differ from the others; its source is `score_neighbours`, in docs/plan.md
+UNMEASURED = "No measurement of the loss exists near this size; `tiewise compare --text FILE` makes one."
+DECIDES = "`tiewise compare --text FILE` decides it on your text."
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ParametersSaved:
+    """Parameters that tying saves in one model."""
+
+    parameters: int
+    untied: float | None  # all parameters of the untied model: rounded if estimated, None if not counted
+
+    @property
+    def share(self) -> float | None:
+        """Share of the untied model that tying saves. None if the total is not counted."""
+        if not self.untied:
+            return None
+        return self.parameters / self.untied
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Choices of public models, compared with the choices of their nearest neighbours."""
+
+    agreeing: int  # models whose neighbours agree, with at most `DISSENT` of them differing
+    agreeing_right: int  # of those, models that chose as their neighbours did
+    divided: int  # models whose neighbours have a smaller majority
+    divided_right: int  # of those, models that chose as the majority did
+
+
+def tying_saves(architecture: Architecture) -> ParametersSaved:
+    """Count what tying saves in a model, compared with the same model untied."""
+    tied, untied = (budget(architecture, BoundarySpec(kind), architecture.sharing) for kind in ("tied", "untied"))
+    saved, total = untied.total - tied.total, untied.total
+    if architecture.not_counted:
+        return ParametersSaved(saved, None)
+    return ParametersSaved(saved, rounded(total) if architecture.estimated else total)
+
+
+def recommend(
+    saving: ParametersSaved, has_head: bool, neighbours: Sequence[Record], atlas: Record | None
+) -> dict[str, Any]:
+    """Recommend tied or untied ends for a model.
+
+    Args:
+        saving: parameters that tying saves.
+        has_head: false if the model's class has no output head.
+        neighbours: records of the nearest public models.
+        atlas: record of the nearest measured settings; None without a head.
+
+    Returns:
+        The choice (`tie`, `untie`, `mixed` or `nothing to tie`), the saving, and the sentences that explain it.
+    """
+    public, measured = choice_of_neighbours([row["tied"] for row in neighbours]), measured_choice(atlas)
+    choice = _combined(public, measured)
+    sentences = [_first_sentence(choice, saving, neighbours), *_measured_sentences(atlas)]
+    if choice == MIXED and UNMEASURED not in sentences:
+        sentences.append(DECIDES)
+    if not has_head:
+        choice, sentences = NOTHING, ["Nothing to tie: this model class has no output head."]
+    return {"choice": choice, "saving": {**asdict(saving), "share": saving.share}, "sentences": sentences}
+
+
+def choice_of_neighbours(tied: Sequence[bool | None]) -> str:
+    """Return the choice on which the neighbours agree, or `MIXED`."""
+    ties, unties = tied.count(True), tied.count(False)
+    if ties > DISSENT >= unties:
+        return TIE
+    if unties > DISSENT >= ties:
+        return UNTIE
+    return MIXED
+
+
+def measured_choice(atlas: Record | None) -> str | None:
+    """Return the choice that measured losses at this size support.
+
+    `MIXED` if it depends on the amount of text. None without a measurement or a significant difference.
+    """
+    if atlas is None or not atlas["within"]:
+        return None
+    signs = {row["sign"] for row in atlas["rows"]} - {0}
+    if not signs:
+        return None
+    if len(signs) == 2:
+        return MIXED
+    return TIE if signs == {-1} else UNTIE
+
+
+def _combined(public: str, measured: str | None) -> str:
+    """Return the choice that both kinds of evidence support.
+
+    A clear measurement decides where the neighbours are divided.
+    """
+    if measured is None or measured == public:
+        return public
+    if public == MIXED:
+        return measured
+    return MIXED
+
+
+def _first_sentence(choice: str, saving: ParametersSaved, neighbours: Sequence[Record]) -> str:
+    """Return the recommendation with its saving and the choices of the neighbours."""
+    saved = saving_in_words(saving)
+    public = _neighbours_in_words([row["tied"] for row in neighbours])
+    beginnings = {TIE: "Tie: saves", UNTIE: "Untie: tying would save", MIXED: "Mixed evidence: tying saves"}
+    return f"{beginnings[choice]} {saved}. {public}"
+
+
+def saving_in_words(saving: ParametersSaved) -> str:
+    """Return a saving as text: 131 M of 463 M parameters (28 %)."""
+    if saving.share is None or saving.untied is None:
+        return f"{_millions(saving.parameters)} parameters (the total is not counted)"
+    share = f"{100 * saving.share:.2g}"
+    return f"{_millions(saving.parameters)} of {_millions(saving.untied)} parameters ({share} %)"
+
+
+def _millions(parameters: float) -> str:
+    """Return a count of parameters in words: 131 M, 8.03 B, or all digits below a thousand."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if parameters >= 0.9995 * size:
+            return f"{parameters / size:,.3g} {unit}"
+    return count(parameters)
+
+
+def _neighbours_in_words(tied: Sequence[bool | None]) -> str:
+    """Return a sentence about the choices of the nearest public models."""
+    known, ties = len(tied) - tied.count(None), tied.count(True)
+    models = f"the {known} nearest public models"
+    if known < len(tied):
+        models += " whose choice is known"
+    if ties == known:
+        return f"T{models[1:]} all tie."
+    if ties == 0:
+        return f"None of {models} ties."
+    return f"{ties} of {models} {'ties' if ties == 1 else 'tie'}."
+
+
+def _measured_sentences(atlas: Record | None) -> list[str]:
+    """Return the measured effect of tying near this size, or a sentence that there is no measurement."""
+    if atlas is None:
+        return []
+    if not atlas["within"]:
+        return [UNMEASURED]
+    rows = atlas["rows"]
+    first, last = rows[0], rows[-1]
+    place = f"width {first['width']:,}, {first['layers']} layers, V {first['vocab']:,}"
+    by_tokens = {row["tokens"]: row for row in (first, last)}
+    outcomes = "; ".join(_outcome_in_words(row) for row in by_tokens.values())
+    return [f"Measured near this size ({place}): {outcomes}."]
+
+
+def _outcome_in_words(row: Record) -> str:
+    """Return the measured effect of tying in one setting, at the last step."""
+    text = f"on {count(row['tokens'])} tokens of text"
+    if row["sign"] == 0:
+        return f"{text}, no difference detected"
+    verb = "lowered" if row["sign"] < 0 else "raised"
+    return f"{text}, tying {verb} the loss by {plain(abs(row['difference']), 3)} nats/token"
+
+
+def score_neighbours() -> Agreement:
+    """Compare the choice of each public model with those of its nearest neighbours.
+
+    The source of `DISSENT`: a model whose neighbours agree mostly chose as they did.
+
+    >>> score_neighbours()
+    Agreement(agreeing=70, agreeing_right=55, divided=30, divided_right=18)
+    """
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for model in catalogue.models():
+        if model.vocab is None or model.tied is None:
+            continue
+        near = catalogue.neighbours(model.vocab, model.width, model.layers, but=(model.name,))
+        choices = [row.tied for row in near]
+        ties, unties = choices.count(True), choices.count(False)
+        if ties != unties:
+            agree = choice_of_neighbours(choices) != MIXED
+            right[agree].append(model.tied is (ties > unties))
+    return Agreement(len(right[True]), sum(right[True]), len(right[False]), sum(right[False]))
