@@ -26,7 +26,7 @@ def test_answer_names_where_the_sign_changes():
     )
     first, of = answer(planted_study)
     crossing = "from better to worse between train tokens 20,000 and 80,000"
-    middle = next(row for row in planted_study.rows if row.tokens == 80000)
+    middle = next(row for row in planted_study.results if row.tokens == 80000)
     assert gain(128, 20000, 1024) < 0 < gain(128, 80000, 1024)  # the planted signs at this width
     assert middle.sign == 1
     assert first == f"tied against untied turns {crossing}."
@@ -47,12 +47,12 @@ def test_answer_states_one_direction_if_no_sign_changes(everywhere, says):
 
 
 def test_turns_skips_an_undetected_setting_between_two_signs(study):
-    line = [row for row in study.rows if row.at["width"] == 64 and row.vocab == 4096]
+    line = [row for row in study.results if row.at["width"] == 64 and row.vocab == 4096]
     signs = [replace(line[0], heldout=replace(line[0].heldout, mean=-1.0, detected=True)),
              replace(line[1], heldout=replace(line[1].heldout, detected=False)),
              replace(line[2], heldout=replace(line[2].heldout, mean=1.0, detected=True))]  # fmt: skip
     grid = StudyGrid("", {"arms": ["untied", "tied"]}, {"train_tokens": AXES["train_tokens"]})
-    (only,) = turns(replace(study, grid=grid, rows=tuple(signs)), "tied − untied")
+    (only,) = turns(replace(study, grid=grid, results=tuple(signs)), "tied − untied")
     assert only == "from better to worse between train tokens 20,000 and 320,000"
 
 
@@ -68,7 +68,7 @@ def test_sign_maps_colour_detected_signs_and_print_every_number(study):
     assert [one.name for one in maps] == ["tied − untied, tokenizer bpe:512", "tied − untied, tokenizer bpe:4096"]
     assert len({one.top for one in maps}) == 1  # all maps share one scale
     for one in maps:
-        rows = {(f"{r.tokens:,}", str(r.at["width"])): r for r in study.rows if one.name.endswith(str(r.vocab))}
+        rows = {(f"{r.tokens:,}", str(r.at["width"])): r for r in study.results if one.name.endswith(str(r.vocab))}
         for i, down in enumerate(one.rows):
             for j, across in enumerate(one.columns):
                 row = rows[down, across]
@@ -102,16 +102,18 @@ def test_axis_of_learning_rates_keeps_every_digit(study):
     rates = [0.001, 0.004, 0.016]
     rows = [
         replace(row, cell=f"{row.cell}-{rate}", at={"learning_rate": rate, "width": row.at["width"]})
-        for rate, row in zip(rates * 4, study.rows, strict=False)
+        for rate, row in zip(rates * 4, study.results, strict=False)
     ]
     grid = replace(study.grid, axes={"learning_rate": rates, "width": AXES["width"]})
-    rate_study = replace(study, grid=grid, rows=tuple(rows))
+    rate_study = replace(study, grid=grid, results=tuple(rows))
     assert next(curves(rate_study)).figure.layout.xaxis.ticktext == ("0.001", "0.004", "0.016")
 
 
 def test_sweep_page_leaves_diverged_and_unfinished_settings_blank(study):
-    lost = replace(study.rows[0].heldout, mean=math.nan, low=None, high=None, p=None, detectable=None, detected=False)
-    partial_study = replace(study, rows=(replace(study.rows[0], heldout=lost), *study.rows[1:-1]), left=1)
+    lost = replace(
+        study.results[0].heldout, mean=math.nan, low=None, high=None, p=None, detectable=None, detected=False
+    )
+    partial_study = replace(study, results=(replace(study.results[0], heldout=lost), *study.results[1:-1]), left=1)
     assert answer(partial_study)[-1] == "Not finished: 1 of the grid’s cells."
     assert "–" in Page(render(partial_study, "c")).words
     (section,) = fitted(partial_study)

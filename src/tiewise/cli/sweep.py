@@ -61,7 +61,7 @@ def sweep(
         return o.print_json(study.record())
     from tiewise.report.sweep_page import PAGE, sweep_view
 
-    if study.rows:
+    if study.results:
         o.print_view(sweep_view(study))
         print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
 

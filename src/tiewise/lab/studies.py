@@ -59,7 +59,7 @@ def sweep(
     >>> grid = {"asks": "Does depth matter?", "settings": settings, "axes": {"layers": [0, 1]}}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     study = sweep(grid, out=folder, jobs=1, quiet=True)
-    >>> [row.cell for row in study.rows]
+    >>> [result.cell for result in study.results]
     ['layers=0', 'layers=1']
     """
     folder = run_folder("sweep", out)
@@ -135,7 +135,7 @@ def carry_out_study(
             done[cell] = carry_out(finish, None, folder, "", display, overwrite=False, jobs=jobs, launcher=launcher)
             Study.of(grid, done, out).save()
         study = Study.of(grid, done, out)
-        if study.rows:
+        if study.results:
             study.save()
             write_sweep(study, command)
         return study

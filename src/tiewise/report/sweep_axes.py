@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tiewise.core.measurement import count
-from tiewise.training.study.study import Study, SweepRow
+from tiewise.training.study.study import Study, SweepResult
 
 ARM = "arm"  # name of the arm in tables and maps, which treat it as an axis
 UNSET = {"train_tokens": "all"}  # text of an axis without a value; "default" for all others
@@ -15,7 +15,7 @@ UNSET = {"train_tokens": "all"}  # text of an axis without a value; "default" fo
 
 @dataclass(frozen=True)
 class StudyAxes:
-    """Varying axes of a study: those with numbers in every row, then the others."""
+    """Varying axes of a study: those with numbers in every result, then the others."""
 
     numeric: list[str]
     others: list[str]
@@ -37,29 +37,29 @@ def axes_of(study: Study) -> StudyAxes:
     several = [axis for axis, values in study.grid.axes.items() if len(values) > 1]
     axes = StudyAxes([], [])
     for axis in several or list(study.grid.axes)[:1]:
-        if any(math.isnan(row.measure(axis)) for row in study.rows):
+        if any(math.isnan(result.measure(axis)) for result in study.results):
             axes.others.append(axis)
         else:
             axes.numeric.append(axis)
     return axes
 
 
-def parted(rows: Iterable[SweepRow], axes: Sequence[str]) -> dict[str, list[SweepRow]]:
-    """Return rows grouped by their contrast and their values on these axes, as text."""
-    groups: dict[str, list[SweepRow]] = {}
-    for row in rows:
-        groups.setdefault(heading(row.contrast, row, axes), []).append(row)
+def parted(results: Iterable[SweepResult], axes: Sequence[str]) -> dict[str, list[SweepResult]]:
+    """Return results grouped by their contrast and their values on these axes, as text."""
+    groups: dict[str, list[SweepResult]] = {}
+    for result in results:
+        groups.setdefault(heading(result.contrast, result, axes), []).append(result)
     return groups
 
 
-def heading(subject: str, row: SweepRow, axes: Iterable[str]) -> str:
-    """Return a subject and a row's values on these axes, as text."""
-    return ", ".join([subject, *(in_words(row, axis) for axis in axes)])
+def heading(subject: str, result: SweepResult, axes: Iterable[str]) -> str:
+    """Return a subject and a result's values on these axes, as text."""
+    return ", ".join([subject, *(in_words(result, axis) for axis in axes)])
 
 
-def in_words(row: SweepRow, axis: str) -> str:
-    """Return an axis and a row's value on it, as text."""
-    return f"{words(axis)} {value_text(row, axis)}"
+def in_words(result: SweepResult, axis: str) -> str:
+    """Return an axis and a result's value on it, as text."""
+    return f"{words(axis)} {value_text(result, axis)}"
 
 
 def words(axis: str) -> str:
@@ -67,11 +67,11 @@ def words(axis: str) -> str:
     return axis.replace("_", " ")
 
 
-def value_text(row: SweepRow, axis: str) -> str:
-    """Return a row's value on an axis as text. The axis may be `ARM`."""
+def value_text(result: SweepResult, axis: str) -> str:
+    """Return a result's value on an axis as text. The axis may be `ARM`."""
     if axis == ARM:
-        return row.arm
-    value = row.at[axis]
+        return result.arm
+    value = result.at[axis]
     if value is None:
         return UNSET.get(axis, "default")
     return count(value) if isinstance(value, int) else str(value)

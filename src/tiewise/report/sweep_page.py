@@ -1,7 +1,7 @@
 """Results of a study for a terminal and a page: table, maps of signs, curves.
 
 Numeric axes (also the tokens of a text and the V of a tokenizer) have a logarithmic scale. Every other axis, and
-numeric axes beyond the first two, split the rows into separate figures.
+numeric axes beyond the first two, split the results into separate figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tiewise.report.sweep_answer import OUTCOMES, answer
 from tiewise.report.sweep_axes import ARM, axes_of, heading, in_words, number_texts, parted, value_text, words
 from tiewise.report.sweep_surface import fitted
 from tiewise.report.views import rich_table
-from tiewise.training.study.study import Study, SweepRow
+from tiewise.training.study.study import Study, SweepResult
 
 PAGE = "report.html"
 NOTE = (
@@ -42,17 +42,22 @@ MEASURED_HEADER = ("held-out", "±", "sign", "could show", "training", "n")
 
 
 def table(study: Study) -> Listing:
-    """Return every row of the study, varying axes first."""
+    """Return every result of the study, varying axes first."""
     columns = axes_of(study).varying
-    contrast = study.rows[0].contrast
-    if len({row.contrast for row in study.rows}) > 1:
+    contrast = study.results[0].contrast
+    if len({result.contrast for result in study.results}) > 1:
         columns.append(ARM)
-        contrast = f"arm − {study.rows[0].reference}"
+        contrast = f"arm − {study.results[0].reference}"
     rows = []
-    for row in study.rows:
-        cells = [value_text(row, axis) for axis in columns]
-        cells += [signed(row.heldout.mean), plain(row.half), OUTCOMES[row.sign], plain(row.heldout.detectable)]
-        cells += [signed(row.training.mean), str(row.heldout.n)]
+    for result in study.results:
+        cells = [value_text(result, axis) for axis in columns]
+        cells += [
+            signed(result.heldout.mean),
+            plain(result.half),
+            OUTCOMES[result.sign],
+            plain(result.heldout.detectable),
+        ]
+        cells += [signed(result.training.mean), str(result.heldout.n)]
         rows.append(cells)
     header = [*(words(axis) for axis in columns), *MEASURED_HEADER]
     return Listing(f"Every row: {contrast}", header, rows)
@@ -64,35 +69,35 @@ def sign_maps(study: Study) -> Iterator[Grid]:
     Cells without a significant sign have no colour.
     """
     across, *others = axes_of(study).varying
-    gaps = [abs(row.heldout.mean) for row in study.rows if row.sign]
+    gaps = [abs(result.heldout.mean) for result in study.results if result.sign]
     top = max(gaps, default=1.0)
     if not others:
-        yield _sign_map(ALL, study.rows, (ARM, across), top)
+        yield _sign_map(ALL, study.results, (ARM, across), top)
         return
     down, *apart = others
-    for name, rows in parted(study.rows, apart).items():
-        yield _sign_map(name, rows, (down, across), top)
+    for name, results in parted(study.results, apart).items():
+        yield _sign_map(name, results, (down, across), top)
 
 
-def _sign_map(name: str, rows: Sequence[SweepRow], axes: tuple[str, str], top: float) -> Grid:
-    """Return rows as a grid.
+def _sign_map(name: str, results: Sequence[SweepResult], axes: tuple[str, str], top: float) -> Grid:
+    """Return results as a grid.
 
     Args:
         name: name of the map.
-        rows: rows of the study, at most one for each cell.
+        results: results of the study, at most one for each cell.
         axes: the axis down and the axis across.
         top: the difference at the end of the colour scale.
     """
     down, across = axes
-    columns = tuple(dict.fromkeys(value_text(row, across) for row in rows))
-    lines_of_map: dict[str, dict[str, SweepRow]] = {}  # value down → value across → row
-    for row in rows:
-        lines_of_map.setdefault(value_text(row, down), {})[value_text(row, across)] = row
+    columns = tuple(dict.fromkeys(value_text(result, across) for result in results))
+    lines_of_map: dict[str, dict[str, SweepResult]] = {}  # value down → value across → result
+    for result in results:
+        lines_of_map.setdefault(value_text(result, down), {})[value_text(result, across)] = result
     values, texts = [], []
     for by_column in lines_of_map.values():
         in_line = [by_column.get(column) for column in columns]
-        values.append(tuple(_detected_mean(row) for row in in_line))
-        texts.append(tuple(_mean_text(row) for row in in_line))
+        values.append(tuple(_detected_mean(result) for result in in_line))
+        texts.append(tuple(_mean_text(result) for result in in_line))
     return Grid(
         name,
         tuple(lines_of_map),
@@ -105,26 +110,26 @@ def _sign_map(name: str, rows: Sequence[SweepRow], axes: tuple[str, str], top: f
     )
 
 
-def _detected_mean(row: SweepRow | None) -> float:
-    """Return a row's difference if its sign is significant, else NaN."""
-    if row is None or not row.sign:
+def _detected_mean(result: SweepResult | None) -> float:
+    """Return a result's difference if its sign is significant, else NaN."""
+    if result is None or not result.sign:
         return math.nan
-    return row.heldout.mean
+    return result.heldout.mean
 
 
-def _mean_text(row: SweepRow | None) -> str:
-    """Return a row's difference as text, "" without a row."""
-    if row is None:
+def _mean_text(result: SweepResult | None) -> str:
+    """Return a result's difference as text, "" without a result."""
+    if result is None:
         return ""
-    return signed(row.heldout.mean)
+    return signed(result.heldout.mean)
 
 
 class _Point(NamedTuple):
-    """A row in a figure of differences, and the line to which it belongs."""
+    """A result in a figure of differences, and the line to which it belongs."""
 
     line: str
     x: float
-    row: SweepRow
+    result: SweepResult
 
 
 def curves(study: Study) -> Iterator[Panel]:
@@ -139,12 +144,12 @@ def curves(study: Study) -> Iterator[Panel]:
     along = (text_axes or axes.numeric)[0]
     others = axes.all_but(along)
     if not others:
-        points = [_Point(row.contrast, row.measure(along), row) for row in study.rows]
+        points = [_Point(result.contrast, result.measure(along), result) for result in study.results]
         yield _lines(f"{ALL}, by {words(along)}", points, words(along))
         return
     line_axis, *apart = others
-    for name, rows in parted(study.rows, apart).items():
-        points = [_Point(in_words(row, line_axis), row.measure(along), row) for row in rows]
+    for name, results in parted(study.results, apart).items():
+        points = [_Point(in_words(result, line_axis), result.measure(along), result) for result in results]
         yield _lines(f"{name}, by {words(along)}", points, words(along))
 
 
@@ -153,15 +158,15 @@ def by_rank(study: Study) -> Iterator[Panel]:
 
     A line connects the ranks of each kind of boundary. A kind with fewer than two ranks has no line.
     """
-    ranks = {row.rank for row in study.rows if row.rank is not None}
+    ranks = {result.rank for result in study.results if result.rank is not None}
     if len(ranks) < 2:
         return
     axes = axes_of(study).varying
     points_by_setting: dict[str, list[_Point]] = {}
-    for row in study.rows:
-        setting = heading(f"loss − {row.reference}", row, axes)
-        kind = row.arm.partition(":")[0]
-        points_by_setting.setdefault(setting, []).append(_Point(kind, float(row.parameters), row))
+    for result in study.results:
+        setting = heading(f"loss − {result.reference}", result, axes)
+        kind = result.arm.partition(":")[0]
+        points_by_setting.setdefault(setting, []).append(_Point(kind, float(result.parameters), result))
     for setting, points in points_by_setting.items():
         yield _lines(setting, points, "parameters")
 
@@ -174,7 +179,7 @@ def _lines(name: str, points: Sequence[_Point], along: str) -> Panel:
     curves_of_panel = []
     for line, of_line in points_by_line.items():
         of_line.sort(key=lambda point: point.x)
-        quantities = [(point.x, difference(point.row.heldout)) for point in of_line]
+        quantities = [(point.x, difference(point.result.heldout)) for point in of_line]
         curve = Curve.through(name, quantities, along=along, unit=NATS, of=line, level=0.0, log_x=True, why=BANDS)
         curves_of_panel.append(curve)
     panel = lines(curves_of_panel, styles(points_by_line), digits=4)
@@ -188,7 +193,7 @@ def render(study: Study, command: str) -> str:
     figures = [*curves(study), *by_rank(study)]
     maps = [heat_map(grid) for grid in sign_maps(study)]
     axes = " × ".join(words(axis) for axis in axes_of(study).varying)
-    commands = {row.cell: row.command for row in study.rows}
+    commands = {result.cell: result.command for result in study.results}
     repeat = Listing("The command of every cell", ["cell", "command"], list(commands.items()))
     return ReportPage(
         command_name="sweep",
@@ -204,7 +209,7 @@ def render(study: Study, command: str) -> str:
         ],
         command=command,
         facts=[("Grid", _grid_facts(study))],
-        banner=demo_banner(any(row.demo for row in study.rows)),
+        banner=demo_banner(any(result.demo for result in study.results)),
     ).render()
 
 

@@ -15,7 +15,7 @@ from tiewise.report.comparison_measurement import difference
 from tiewise.report.heat_map import heat_map
 from tiewise.report.report_page import PageSection
 from tiewise.report.sweep_axes import axes_of, number_texts, parted, words
-from tiewise.training.study.study import Study, SweepRow
+from tiewise.training.study.study import Study, SweepResult
 
 FITTED = "Crossed: no evidence; the interval holds zero, or no settings enclose it."
 FINE = 13  # number of predictions along an axis
@@ -29,19 +29,19 @@ def fitted(study: Study) -> Iterator[PageSection]:
     axes = axes_of(study)
     if not axes.numeric:
         return
-    usable = [row for row in study.rows if math.isfinite(row.error)]
-    for name, rows in parted(usable, axes.others).items():
-        section = _surface_section(f"Surface: {name}", rows, axes.numeric)
+    usable = [result for result in study.results if math.isfinite(result.error)]
+    for name, results in parted(usable, axes.others).items():
+        section = _surface_section(f"Surface: {name}", results, axes.numeric)
         if section is not None:
             yield section
 
 
-def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) -> PageSection | None:
-    """Return the surface over numeric axes of one contrast's rows. None for too few settings."""
+def _surface_section(title: str, results: Sequence[SweepResult], axes: Sequence[str]) -> PageSection | None:
+    """Return the surface over numeric axes of one contrast's results. None for too few settings."""
     settings, measured = [], []
-    for row in rows:
-        settings.append([row.measure(axis) for axis in axes])
-        measured.append((row.heldout.mean, row.error, row.heldout.n))
+    for result in results:
+        settings.append([result.measure(axis) for axis in axes])
+        measured.append((result.heldout.mean, result.error, result.heldout.n))
     points = np.log(settings)
     values, errors, seeds = np.array(measured).T
     surface = fit(points, values, errors, seeds)
@@ -51,17 +51,17 @@ def _surface_section(title: str, rows: Sequence[SweepRow], axes: Sequence[str]) 
     maps = []
     if len(axes) > 1:
         maps.append(heat_map(predictions(surface, axes)))
-    sentences = score_predictions(values, left_out).sentences(rows[0].arm)
-    return PageSection(title, maps, findings=sentences, folded=[_left_out_table(rows, left_out)])
+    sentences = score_predictions(values, left_out).sentences(results[0].arm)
+    return PageSection(title, maps, findings=sentences, folded=[_left_out_table(results, left_out)])
 
 
-def _left_out_table(rows: Sequence[SweepRow], left_out: Sequence[tuple[Estimate, bool]]) -> Listing:
+def _left_out_table(results: Sequence[SweepResult], left_out: Sequence[tuple[Estimate, bool]]) -> Listing:
     """Return each setting with its measured difference and the prediction from the others."""
     cells = []
-    for row, (estimate, is_enclosed) in zip(rows, left_out, strict=True):
+    for result, (estimate, is_enclosed) in zip(results, left_out, strict=True):
         predicted = Quantity.of_estimate("", estimate, unit=NATS, digits=4)
         remark = "" if is_enclosed else "beyond the others: no evidence"
-        cells.append([row.cell, str(difference(row.heldout)), str(predicted), remark])
+        cells.append([result.cell, str(difference(result.heldout)), str(predicted), remark])
     return Listing("Settings left out", ["setting", "measured", "predicted by the others", ""], cells)
 
 

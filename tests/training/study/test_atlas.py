@@ -99,4 +99,4 @@ def test_gathered_rows_replace_only_rows_of_same_study(tmp_path, monkeypatch):
     assert [(row["study"], row["width"], row["steps"]) for row in read] == [
         ("b", "32", "600"), ("b", "64", "600"), ("a", "32", "600"), ("a", "64", "600"),
     ]  # fmt: skip
-    assert float(read[2]["heldout"]) == pytest.approx(made.rows[0].heldout.mean, rel=1e-5)
+    assert float(read[2]["heldout"]) == pytest.approx(made.results[0].heldout.mean, rel=1e-5)

@@ -33,27 +33,29 @@ def study(tmp_path):
 def test_study_rows_match_differences_of_comparison(study):
     found, comparison = study
     assert found.left == 1
-    row = next(row for row in found.rows if row.arm == "tied")
+    row = next(row for row in found.results if row.arm == "tied")
     losses = [[getattr(run, name) for run in comparison.of("tied")] for name in ("heldout_nll", "train_nll")]
     for d, own, name in zip((row.heldout, row.training), losses, ("heldout_nll", "train_nll"), strict=True):
         e = mean_interval([a - getattr(b, name) for a, b in zip(own, comparison.of("untied"), strict=True)])
         assert (d.mean, d.low, d.high, d.n) == pytest.approx((e.value, e.low, e.high, 3))
     assert row.error == pytest.approx((row.heldout.high - row.heldout.low) / 2 / 4.302652729)
     assert (row.contrast, row.vocab, row.tokens, row.rank) == ("tied − untied", 4096, 521416, None)
-    assert found.rows[1].rank == 64
-    assert [row.measure("train_tokens") for row in found.rows[:1]] == [521416]
+    assert found.results[1].rank == 64
+    assert [row.measure("train_tokens") for row in found.results[:1]] == [521416]
 
 
 def test_study_corrects_p_values_by_holm_over_all_rows(study):
     found, comparison = study
     alone = {arm: mean_interval([a.heldout_nll - b.heldout_nll for a, b in zip(
         comparison.of(arm), comparison.of("untied"), strict=True)]) for arm in ARMS[1:]}  # fmt: skip
-    assert len([row for row in found.rows if row.heldout.p is not None]) == 4
-    smallest = min(found.rows[:2], key=lambda row: row.heldout.p)
+    assert len([row for row in found.results if row.heldout.p is not None]) == 4
+    smallest = min(found.results[:2], key=lambda row: row.heldout.p)
     within = Study.of(found.grid, {next(iter(found.grid.cells())): comparison}, found.folder)
-    same = next(row for row in within.rows if row.arm == smallest.arm)
+    same = next(row for row in within.results if row.arm == smallest.arm)
     assert smallest.heldout.p == pytest.approx(min(1, same.heldout.p * 4 / 2))
-    assert {row.arm for row in found.rows if row.sign} <= {arm for arm, e in alone.items() if e.low > 0 or e.high < 0}
+    assert {row.arm for row in found.results if row.sign} <= {
+        arm for arm, e in alone.items() if e.low > 0 or e.high < 0
+    }
 
 
 def test_save_writes_same_rows_to_csv_and_parquet(study):

@@ -1,8 +1,8 @@
-"""Results of a study so far: a table with a row for every cell and contrast.
+"""Results of a study so far: one result for every cell and contrast.
 
 A contrast is arm − reference, paired over seeds. Every interval is a separate 95 % interval. A difference counts as
-detected if its p is below 0.05 with Holm's correction over all rows of the study, so one false detection among all of
-them is as rare as in a single comparison.
+detected if its p is below 0.05 with Holm's correction over all results of the study, so one false detection among
+all of them is as rare as in a single comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TABLE = "sweep"  # name of the table's files, .csv and .parquet
 
 
 @dataclass(frozen=True)
-class SweepRow:
+class SweepResult:
     """One contrast in one cell, with losses in nats per token."""
 
     cell: str  # folder of the cell
@@ -50,7 +50,7 @@ class SweepRow:
     tokens: int  # tokens of the training text
     seen: int  # training tokens read, with repetitions
     demo: bool
-    command: str  # command that repeats the row's comparison
+    command: str  # command that repeats the result's comparison
 
     @property
     def contrast(self) -> str:
@@ -92,27 +92,27 @@ class SweepRow:
         return value if value > 0 else math.nan
 
     def flat(self) -> dict[str, Any]:
-        """Return the row as a flat record: its cell, then its results."""
-        row: dict[str, Any] = {"cell": self.cell}
+        """Return the result as a flat record: its cell, then its results."""
+        result: dict[str, Any] = {"cell": self.cell}
         for axis, value in self.at.items():
-            row[axis] = value if isinstance(value, int | float | str | None) else str(value)
-        row |= {"contrast": self.contrast, "sign": self.sign, "seeds": self.heldout.n}
+            result[axis] = value if isinstance(value, int | float | str | None) else str(value)
+        result |= {"contrast": self.contrast, "sign": self.sign, "seeds": self.heldout.n}
         for name, d in (("heldout", self.heldout), ("training", self.training)):
-            row |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
-        row |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
+            result |= {name: d.mean, f"{name}_low": d.low, f"{name}_high": d.high}
+        result |= {"p_holm": self.heldout.p, "detectable": self.heldout.detectable, "error": self.error}
         for name, value in vars(self).items():
             if name != "at":
-                row.setdefault(name, value)
-        return {name: to_strict_json(value) for name, value in row.items()}
+                result.setdefault(name, value)
+        return {name: to_strict_json(value) for name, value in result.items()}
 
 
 @dataclass(frozen=True)
 class Study:
-    """A grid, and the rows of its finished cells.
+    """A grid, and the results of its finished cells.
 
     Attributes:
         grid: question, fixed settings and axes.
-        rows: one row for every finished cell and contrast.
+        results: one for every finished cell and contrast.
         left: number of unfinished cells.
         folder: folder of the study.
 
@@ -121,30 +121,30 @@ class Study:
     >>> settings = {**small, "arms": ["untied", "tied"], "text": ["synthetic:words=4000"]}
     >>> grid = {"asks": "Does depth matter?", "settings": settings, "axes": {"layers": [0, 1]}}
     >>> study = tiewise.sweep(grid, out="depth", jobs=1, quiet=True)
-    >>> [(row.cell, row.contrast) for row in study.rows], study.left
+    >>> [(result.cell, result.contrast) for result in study.results], study.left
     ([('layers=0', 'tied − untied'), ('layers=1', 'tied − untied')], 0)
     """
 
     grid: StudyGrid
-    rows: tuple[SweepRow, ...]
+    results: tuple[SweepResult, ...]
     left: int
     folder: Path
 
     @classmethod
     def of(cls, grid: StudyGrid, done: Mapping[str, Comparison], folder: Path) -> Study:
-        """Gather the rows of finished cells; `done` has a comparison by cell folder."""
+        """Gather the results of finished cells; `done` has a comparison by cell folder."""
         cells = grid.cells()
-        rows: list[SweepRow] = []
+        results: list[SweepResult] = []
         for cell, settings in cells.items():
             if cell in done:
-                rows += _rows(grid, cell, settings, done[cell])
-        corrected = correct_by_holm([row.heldout for row in rows])
-        rows = [replace(row, heldout=d) for row, d in zip(rows, corrected, strict=True)]
-        return cls(grid, tuple(rows), len(cells) - len(done), folder)
+                results += _results(grid, cell, settings, done[cell])
+        corrected = correct_by_holm([result.heldout for result in results])
+        results = [replace(result, heldout=d) for result, d in zip(results, corrected, strict=True)]
+        return cls(grid, tuple(results), len(cells) - len(done), folder)
 
     def save(self) -> None:
         """Write `sweep.csv` and `sweep.parquet`, each complete or not at all."""
-        table, text = [row.flat() for row in self.rows], io.StringIO()
+        table, text = [result.flat() for result in self.results], io.StringIO()
         writer = csv.DictWriter(text, list(table[0]))
         writer.writeheader()
         writer.writerows(table)
@@ -154,10 +154,10 @@ class Study:
 
     def record(self) -> dict[str, Any]:
         """Return the study as `--json` prints it."""
-        return {**asdict(self.grid), "left": self.left, "rows": [row.flat() for row in self.rows]}
+        return {**asdict(self.grid), "left": self.left, "rows": [result.flat() for result in self.results]}
 
 
-def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepRow]:
+def _results(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison) -> Iterator[SweepResult]:
     """Yield the contrast of every arm to the reference in a cell.
 
     An arm is left out if no seed has finished with both.
@@ -170,7 +170,7 @@ def _rows(grid: StudyGrid, cell: str, settings: Settings, comparison: Comparison
         by_metric, runs = differences(comparison, reference, arm), comparison.of(arm)
         if "heldout_nll" not in by_metric:
             continue
-        yield SweepRow(
+        yield SweepResult(
             cell,
             at,
             arm,
