@@ -1,14 +1,14 @@
 """Logits for decoding, of which only the largest are computed.
 
-Greedy decoding needs the largest logit, `top_k` sampling the k largest, and `ExactTop` finds both without the others:
+Greedy decoding needs the largest logit, and sampling the `top_k` largest. `ExactTop` finds both without the others:
 
     with installed.exact_decoding():
         model.generate(ids)                              # logits[:, -1] → float32 → argmax
-        model.generate(ids, do_sample=True, top_k=50)    # … → / temperature → topk → "< the k-th" → masked_fill(-inf)
+        model.generate(ids, do_sample=True, top_k=50)    # … → / temperature → topk → "< the 50th" → masked_fill(-inf)
 
 `TopLogits` is a Tensor subclass like `LazyLogits`. It records the steps that do not change the order of the logits
 (`Deferred`), and answers these four operations with the results that all logits would give. The comparison is answered
-for any number down to the (k + 1)-th logit, the mask if it leaves only tokens that are among the largest. All other
+for any number down to logit number `top_k` + 1, the mask if it leaves only tokens that are among the largest. All other
 operations compute the real logits: a repetition penalty, beam search, reading `output_scores`. Then decoding is as slow
 as without the context, with the same results. `installed.counts` names the operations, and `counts` of the context's
 `ExactTop` the number of positions that were answered.
@@ -37,7 +37,7 @@ class TopLogits(LazyLogits):
     """Logits [..., V] whose largest entries an `ExactTop` of their table computes."""
 
     exact: ExactTop
-    largest: tuple[Tensor, Tensor] | None  # last result of `topk`: scores and tokens [..., k + 1]
+    largest: tuple[Tensor, Tensor] | None  # last result of `topk`: scores and tokens [..., top_k + 1]
 
     def __new__(cls, deferred: Deferred, exact: ExactTop) -> Self:
         """Wrap deferred logits without computing them."""
@@ -79,8 +79,8 @@ class TopLogits(LazyLogits):
         except TypeError:  # unknown arguments
             return None
 
-    def top(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """Return scores and tokens [..., k], largest first.
+    def top(self, top_k: int) -> tuple[Tensor, Tensor] | None:
+        """Return scores and tokens [..., top_k], largest first.
 
         Return None if the logits are of another table, or if autocast rounds the table.
         """
@@ -89,7 +89,7 @@ class TopLogits(LazyLogits):
         if (head_table.data_ptr(), head_table.shape, deferred.product) != (table.data_ptr(), table.shape, table.dtype):
             return None
         hidden, _, bias, options = head_of(deferred)
-        scores, tokens = self.exact.top(hidden, k, bias, options.scale, options.softcap)
+        scores, tokens = self.exact.top(hidden, top_k, bias, options.scale, options.softcap)
         return scores.to(deferred.dtype), tokens
 
     def _argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor | None:
@@ -105,7 +105,7 @@ class TopLogits(LazyLogits):
         return tokens[..., 0]
 
     def _topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        """Answer `topk` over the vocabulary, and store k + 1 logits for a later comparison."""
+        """Answer `topk` over the vocabulary, and store one more logit for a later comparison."""
         self.largest = None
         if not largest or not self._is_vocabulary(dim):
             return None

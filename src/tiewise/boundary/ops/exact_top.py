@@ -1,4 +1,4 @@
-"""The k largest logits and their tokens, exactly, from an int8 copy of the table.
+"""The largest logits and their tokens, exactly, from an int8 copy of the table.
 
 One token's logits take one pass over the table [V, E], whose time is that of reading the memory. `ExactTop` reads a
 quarter of fp32's bytes, bounds the error of each logit, and computes exactly only the logits that can be among the
@@ -16,9 +16,9 @@ they differ by less than its rounding.
                                            estimate       ≤ ‖r_v‖‖h‖   ≤ s_v max‖q‖ ‖h − ĥ‖         (Cauchy–Schwarz)
 
 q_v·a and q_v·b are integers below 2³¹, computed exactly. Converting them to fp32 adds the relative error u = 2⁻²⁴, and
-so does each of the few operations after it: `INFLATED` is sixteen times that. The k tokens with the largest estimate
-minus bound are computed in fp64. A token whose estimate plus bound is below the least of those cannot be among the k
-largest. ‖r_v‖ is computed from the actual r_v, so nothing depends on how well q_v was rounded.
+so does each of the few operations after it: `INFLATED` is sixteen times that. The `top_k` tokens with the largest
+estimate minus bound are computed in fp64. A token whose estimate plus bound is below the least of those cannot be among
+the `top_k` largest. ‖r_v‖ is computed from the actual r_v, so nothing depends on how well q_v was rounded.
 
 **Deciding.** The remaining tokens are computed in fp64, with an error below (E + 8) 2⁻⁵² ‖W_v‖‖h‖, and selected again.
 The few tokens that then remain are rounded correctly (`exact_dots`). fp64 reads the full table in three cases: the
@@ -109,11 +109,11 @@ class _Affine(NamedTuple):
 
 
 class _Query(NamedTuple):
-    """Hidden state h [E] in fp64, its norm, and the requested k and affine step."""
+    """Hidden state h [E] in fp64, its norm, and the requested `top_k` and affine step."""
 
     h: Tensor
     norm: float
-    k: int
+    top_k: int
     affine: _Affine
 
 
@@ -180,21 +180,21 @@ class ExactTop:
 
     @torch.no_grad()
     def top(
-        self, hidden: Tensor, k: int, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
+        self, hidden: Tensor, top_k: int, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the k largest logits of each hidden state and their tokens.
+        """Return the `top_k` largest logits of each hidden state and their tokens.
 
         The largest come first, equal ones by token. Logits that are nan come first, as in `torch.topk`.
 
         Args:
             hidden: [..., E], fp32, bf16 or fp16.
-            k: number of logits; all if the table has fewer.
+            top_k: number of logits; all if the table has fewer.
             bias: [V].
             scale: factor on the product, before the bias.
             softcap: c of c · tanh(y / c). Logits are ordered by y, so that logits that reach the cap stay in order.
 
         Returns:
-            Scores [..., k] in fp32 and tokens [..., k].
+            Scores [..., top_k] in fp32 and tokens [..., top_k].
 
         Raises:
             ValueError: the shapes do not fit together, or an option is out of range.
@@ -202,19 +202,20 @@ class ExactTop:
         """
         v, e = self.table.shape
         self._check(hidden, bias)
-        if k < 1 or not math.isfinite(scale) or not (softcap is None or 0 < softcap < math.inf):
-            raise ValueError(f"need k ≥ 1, a finite scale and a finite softcap > 0, not {k}, {scale}, {softcap}")
+        if top_k < 1 or not math.isfinite(scale) or not (softcap is None or 0 < softcap < math.inf):
+            values = f"{top_k}, {scale}, {softcap}"
+            raise ValueError(f"need top_k ≥ 1, a finite scale and a finite softcap > 0, not {values}")
         if self._version() != self._copied:
             self.refresh()
-        flat, k = hidden.detach().reshape(-1, e), min(k, v)
-        y = torch.empty(len(flat), k, dtype=torch.float64, device="cpu")
-        tokens = torch.empty(len(flat), k, dtype=torch.long, device="cpu")
+        flat, top_k = hidden.detach().reshape(-1, e), min(top_k, v)
+        y = torch.empty(len(flat), top_k, dtype=torch.float64, device="cpu")
+        tokens = torch.empty(len(flat), top_k, dtype=torch.long, device="cpu")
         if len(flat):
             wide_bias = None if bias is None else bias.double()
             for part in _slices(len(flat), max(1, AT_ONCE // v)):
-                y[part], tokens[part] = self._top(flat[part].double(), k, _Affine(scale, wide_bias))
+                y[part], tokens[part] = self._top(flat[part].double(), top_k, _Affine(scale, wide_bias))
         scores = y if softcap is None else softcap * torch.tanh(y / softcap)
-        shape = (*hidden.shape[:-1], k)
+        shape = (*hidden.shape[:-1], top_k)
         return scores.float().view(shape), tokens.view(shape)
 
     def _check(self, hidden: Tensor, bias: Tensor | None) -> None:
@@ -229,18 +230,18 @@ class ExactTop:
                 shapes += f", a bias {tuple(bias.shape)}"
             raise ValueError(f"{shapes} do not meet a table [V, E] = {[v, e]}")
 
-    def _top(self, hidden: Tensor, k: int, affine: _Affine) -> tuple[Tensor, Tensor]:
-        """Return y and tokens [n, k] of `hidden` [n, E] in fp64."""
+    def _top(self, hidden: Tensor, top_k: int, affine: _Affine) -> tuple[Tensor, Tensor]:
+        """Return y and tokens [n, top_k] of `hidden` [n, E] in fp64."""
         norms = torch.linalg.vector_norm(hidden, dim=1)
         highest = norms * self.largest * abs(affine.scale) + affine.largest_bias()
         digits, sigma, lost = split_digits(hidden)
         estimates = self._estimate(digits, sigma)
         top_y, top_tokens = [], []
         for i, h in enumerate(hidden):
-            query = _Query(h, float(norms[i]), k, affine)
+            query = _Query(h, float(norms[i]), top_k, affine)
             tokens = None
             is_bounded = query.norm < LARGEST and bool(highest[i] < LARGEST)  # False for nan
-            if estimates is not None and k <= len(self.table) // 4 and is_bounded:
+            if estimates is not None and top_k <= len(self.table) // 4 and is_bounded:
                 tokens = self._find_candidates(query, estimates[i], float(lost[i]))
             y, chosen = self._select(query, tokens)
             top_y.append(y)
@@ -248,7 +249,7 @@ class ExactTop:
         return torch.stack(top_y), torch.stack(top_tokens)
 
     def _find_candidates(self, query: _Query, estimates: Tensor, lost: float) -> Tensor | None:
-        """Return the tokens that can be among the k largest by their estimated products [V].
+        """Return the tokens that can be among the `top_k` largest by their estimated products [V].
 
         It is None if they are so many that fp64 reads all rows in order faster than these rows.
         """
@@ -257,16 +258,16 @@ class ExactTop:
         slack = (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
         y, slack = query.affine.apply_with_bound(estimates, slack)
         low = y - slack
-        if query.k == 1:
+        if query.top_k == 1:
             best = low.max(0, keepdim=True).indices
         else:
-            best = low.topk(query.k, sorted=False).indices
+            best = low.topk(query.top_k, sorted=False).indices
         z, unsure = self._compute_fp64(query, best)
         needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
         tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
         if len(tokens) > len(self.table) // 4:
             return None
-        self.counts.rows += query.k
+        self.counts.rows += query.top_k
         return tokens
 
     def _estimate(self, digits: Tensor, sigma: Tensor) -> Tensor | None:
@@ -287,7 +288,7 @@ class ExactTop:
         return (self.steps * (sigma[:, None] * (dots[:, 0] + dots[:, 1] / 256))).float()
 
     def _select(self, query: _Query, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return y and tokens of the k largest among `tokens`, in order; None: among all tokens."""
+        """Return y and tokens of the `top_k` largest among `tokens`, in order; None: among all tokens."""
         self.counts.queries += 1
         if tokens is None:
             self.counts.full_scans += 1
@@ -297,14 +298,14 @@ class ExactTop:
         y, unsure = self._compute_fp64(query, tokens)
         finite = y.isfinite()
         low, unsure = (y - unsure).where(finite, -math.inf), unsure.where(finite, 0.0)
-        close = (y + unsure >= low.topk(query.k).values[-1]).nonzero()[:, 0]
+        close = (y + unsure >= low.topk(query.top_k).values[-1]).nonzero()[:, 0]
         close = torch.cat((close[finite[close]], (~finite).nonzero()[:, 0])).sort().values
         tokens, y, finite = close if tokens is None else tokens[close], y[close], finite[close]
         sure = tokens[finite]
         dots = torch.cat([exact_dots(self.table[sure[part]], query.h) for part in _slices(len(sure))])
         y[finite] = query.affine.apply(dots, sure)
         y, order = y.sort(descending=True, stable=True)
-        return y[: query.k], tokens[order[: query.k]]
+        return y[: query.top_k], tokens[order[: query.top_k]]
 
     def _compute_fp64(self, query: _Query, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return y [C] of `tokens` (None: all) in fp64, and its error bound."""

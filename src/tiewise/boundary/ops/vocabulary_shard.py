@@ -1,6 +1,6 @@
 """Rows of one table on several ranks, and the exchanges between the ranks.
 
-Rank r of W holds the rows [r·k, (r+1)·k) of a table [V, E], with k = ceil(V / W), as DTensor's `Shard(0)` does. The
+Rank r of W holds the rows [r·m, (r+1)·m) of a table [V, E], with m = ceil(V / W), as DTensor's `Shard(0)` does. The
 last ranks hold fewer rows, or none. Token ids, targets, class weights and a padding row are those of the full
 vocabulary on every rank. Features and targets are the same on all ranks, unless the shard has `own_tokens`.
 

@@ -55,7 +55,7 @@ class Finding:
     evidence: str  # what the rule read, with numbers, in one or two sentences
     repair: str  # command that repairs it, or instruction for a repair by hand
     safe: bool = False  # True if `tiewise repair` applies it; it changes no logit of a loader that is right
-    count: int = 1  # number of findings that it represents: after the tenth of a kind, one represents the rest
+    count: int = 1  # number of findings that it represents: after the tenth of a group, one represents the rest
 
 
 class Observation(NamedTuple):

@@ -438,7 +438,7 @@ def _row_share_curves(measured: PathGradients) -> Iterator[Curve]:
 def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int) -> list[tuple[float, float]]:
     """Estimate root mean square ‖A‖ and ‖B‖ of batches of 1, 2, 4 … 4,096 windows.
 
-    The last pair is the limit of large batches. E‖g‖² at k windows = |G|² + tr Σ / k, both estimated without bias
+    The last pair is the limit of large batches. E‖g‖² at n windows = |G|² + tr Σ / n, both estimated without bias
     (McCandlish et al., arXiv:1812.06162, App. A). `mean` are the norms of the mean gradient of the same batches. An
     estimate of |G|² below zero is no result: NaN. One batch has no scatter: the list is empty.
     """

@@ -21,9 +21,9 @@ fp64 and added in fp64, so that in fp32 the error is that of one piece's product
 
 In every language model's tables, rows of equally frequent tokens are alike, whatever the tokens mean. To remove this
 effect, each column is regressed on powers of f = log(count + 1) over the paired rows. The regression is a projection
-with directions q [n, k] over tokens, orthonormal and orthogonal to 1. AᵀQ and BᵀQ are summed with the other products.
-The products without frequency are then exact corrections of the same sums. One power removes a straight line only;
-three follow a curve.
+with directions q [n, powers] over tokens, orthonormal and orthogonal to 1. AᵀQ and BᵀQ are summed with the other
+products. The products without frequency are then exact corrections of the same sums. One power removes a straight
+line only; three follow a curve.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _STEPS = 20_000  # steps of the integrals over the law
 
 @dataclass
 class Products:
-    """Sums over n pairs of rows a_i [d1], b_i [d2] and q_i [k], in fp64."""
+    """Sums over n pairs of rows a_i [d1], b_i [d2] and q_i [powers], in fp64."""
 
     rows: int  # n, the number of pairs
     sum_a: Matrix  # Σ a_i, [d1]
@@ -65,11 +65,11 @@ class Products:
     gram_a: Matrix  # Σ a_i a_iᵀ, [d1, d1]
     gram_b: Matrix  # [d2, d2]
     cross: Matrix  # Σ a_i b_iᵀ, [d1, d2]
-    along_a: Matrix  # Σ a_i q_iᵀ, [d1, k]
-    along_b: Matrix  # [d2, k]
+    along_a: Matrix  # Σ a_i q_iᵀ, [d1, powers]
+    along_b: Matrix  # [d2, powers]
 
     @classmethod
-    def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
+    def nothing(cls, d1: int, d2: int, powers: int = 0) -> Products:
         """Return sums over no rows."""
         return cls(
             rows=0,
@@ -78,14 +78,14 @@ class Products:
             gram_a=np.zeros((d1, d1)),
             gram_b=np.zeros((d2, d2)),
             cross=np.zeros((d1, d2)),
-            along_a=np.zeros((d1, k)),
-            along_b=np.zeros((d2, k)),
+            along_a=np.zeros((d1, powers)),
+            along_b=np.zeros((d2, powers)),
         )
 
     def add(self, a: Rows, b: Rows, q: Rows) -> None:
         """Add n paired rows, multiplied in the type of a and b.
 
-        They are a [n, d1], b [n, d2] and q [n, k].
+        They are a [n, d1], b [n, d2] and q [n, powers].
         """
         self.rows += len(a)
         self.sum_a += a.sum(axis=0, dtype=np.float64)
@@ -102,15 +102,14 @@ class Products:
         """Return the mean rows of A [d1] and of B [d2]."""
         return self.sum_a / max(1, self.rows), self.sum_b / max(1, self.rows)
 
-    def without(self, k: int = 0) -> Products:
-        """Return the sums of centred rows without the first k directions: (1 − QQᵀ)A, …
+    def without(self, powers: int = 0) -> Products:
+        """Return the sums of centred rows without the first `powers` directions: (1 − QQᵀ)A, …
 
         The directions are removed from every column. All rows over which they are orthonormal, and orthogonal to 1,
-        must have
-        been added.
+        must have been added.
         """
         (a, b), n = self.means, self.rows
-        along_a, along_b = self.along_a[:, :k], self.along_b[:, :k]
+        along_a, along_b = self.along_a[:, :powers], self.along_b[:, :powers]
         return Products(
             n,
             np.zeros_like(a),
@@ -118,17 +117,16 @@ class Products:
             self.gram_a - n * np.outer(a, a) - along_a @ along_a.T,
             self.gram_b - n * np.outer(b, b) - along_b @ along_b.T,
             self.cross - n * np.outer(a, b) - along_a @ along_b.T,
-            self.along_a[:, k:],
-            self.along_b[:, k:],
+            self.along_a[:, powers:],
+            self.along_b[:, powers:],
         )
 
 
 def directions(counts: ArrayLike) -> Matrix:
-    """Return orthonormal powers q [n, k ≤ CURVE] of log frequency for n token counts.
+    """Return orthonormal powers q [n, powers ≤ CURVE] of log frequency for n token counts.
 
-    For any j ≤ k, the first j columns and 1 span 1, f, …, f^j. k is smaller if there are too few different counts: then
-    a
-    lower power has the same span.
+    For any j ≤ powers, the first j columns and 1 span 1, f, …, f^j. There are fewer columns if too few counts differ:
+    then a lower power has the same span.
     """
     numbers = np.asarray(counts, np.float64)
     is_count = np.isfinite(numbers) & (numbers >= 0)
@@ -245,7 +243,7 @@ class AlignSettings:
     held_out: float = 0.2
     scored: int = 8192  # most pairs that are held out, and most fitting pairs that are scored
     permutations: int = 3  # number of permutations of the null, each with refitted maps
-    neighbours: int = 10  # k nearest neighbours; 0 leaves them out
+    neighbours: int = 10  # number of nearest neighbours of each row; 0 leaves them out
     sampled: int = 20_000  # most rows for neighbours
     subspaces: tuple[int, ...] = (16, 64)  # numbers of leading directions to compare
     precision: str = "auto"  # fp32 or fp64 products; auto uses fp64 if it takes only seconds
@@ -314,7 +312,7 @@ class Fitter:
     ) -> None:
         """Split the pairs and sum the products of the fitting rows.
 
-        The columns of `frequency` [pairs, k] are summed with both tables.
+        The columns of `frequency` [pairs, powers] are summed with both tables.
         """
         _require_rows(a, pairs.a)
         _require_rows(b, pairs.b)

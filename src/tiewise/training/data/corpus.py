@@ -326,7 +326,7 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
 def _train_tokenizer(tokenizer_name: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
     """Train a tokenizer on the parts `train` of a spool, or on a sample."""
     characters = int(spool.characters[train].sum())
-    # every k-th part of the training split, since a folder's first files may be alike
+    # every nth part of the training split, since a folder's first files may be alike
     every = -(-characters // _LEARNT)
     sample = train[::every]
     return make_tokenizer(tokenizer_name, lambda: (text for text, _ in cut_pieces(spool.read(sample))))

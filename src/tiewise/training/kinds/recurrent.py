@@ -4,10 +4,10 @@ The hidden state is carried from step to step, detached, starts at zero in every
 with the optimizer's state: a resumed run equals the uninterrupted one. The end of an epoch decides how the rate falls,
 when averaging starts and which weights are retained:
 
-anneal: epochs     rate · decay^max(0, e − n) in epoch e (from 1), n = decay_after        Zaremba et al. 2014 anneal:
-plateau    rate · decay^k after k epochs whose validation nll was not the lowest so far vary_length        every step's
-rate in proportion to its length                        Merity et al. 2018, §4.1 average_patience   averaging starts
-when the validation nll is above the lowest of all but the last n epochs
+- `anneal: epochs`: rate · decay^max(0, e − n) in epoch e (from 1), with n = `decay_after` (Zaremba et al. 2014).
+- `anneal: plateau`: rate · decay^n after n epochs whose validation nll was not the lowest so far.
+- `vary_length`: every step's rate is in proportion to its length (Merity et al. 2018, §4.1).
+- `average_patience`: averaging starts when the validation nll is above the lowest of all but the last n epochs.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def transplant(
         tokenizer: folder of the new tokenizer; its files replace the old tokenizer's in the result.
         donor: a model with this tokenizer. The row of a new token then combines shared rows as its row in the donor
             does.
-        atoms: k, the largest number of shared tokens in one combination. It is at most an eighth of the donor's width,
+        atoms: the largest number of shared tokens in one combination. It is at most an eighth of the donor's width,
             because as many rows as the width reproduce any row exactly, and thus carry no information.
     """
     if atoms < 1:
@@ -444,8 +444,8 @@ def pursue(
         task: name of the work, for the progress display.
 
     Returns:
-        Indices of the chosen anchors [n, k], and coefficients [n, k] with k ≤ S and k ≤ D. A coefficient is 0 if a
-        target needs fewer anchors.
+        Indices of the chosen anchors [n, atoms], and coefficients [n, atoms] with atoms ≤ S and atoms ≤ D. A
+        coefficient is 0 if a target needs fewer anchors.
     """
     most = min(most, *anchors.shape)
     lengths = np.sqrt(np.einsum("sd,sd->s", anchors, anchors, dtype=np.float64))
@@ -470,31 +470,31 @@ def _pursue_block(
         anchors: [S, D].
         lengths: Euclidean lengths of the anchors, [S].
         unit: the anchors divided by their lengths, [S, D].
-        most: k.
+        most: largest number of anchors for one target.
     """
     n = np.arange(len(x))
     residual = x.copy()  # r
     least = ROUNDING_SHARE * np.linalg.norm(x, axis=1)
     basis = np.zeros((len(x), most, x.shape[1]))  # orthonormal basis of the chosen anchors
-    triangle = np.tile(np.eye(most), (len(x), 1, 1))  # column k: coordinates of chosen anchor k in that basis
+    triangle = np.tile(np.eye(most), (len(x), 1, 1))  # column j: coordinates of chosen anchor j in that basis
     chosen = np.zeros((len(x), most), np.int64)
     projections = np.zeros((len(x), most))  # coordinates of the targets in that basis
-    for k in range(most):
+    for j in range(most):
         similarity = np.abs(residual.astype(np.float32) @ unit.T)
-        similarity[n[:, None], chosen[:, :k]] = -1  # an anchor is chosen once
-        chosen[:, k] = similarity.argmax(axis=1)
-        new = anchors[chosen[:, k]] / lengths[chosen[:, k], None]
+        similarity[n[:, None], chosen[:, :j]] = -1  # an anchor is chosen once
+        chosen[:, j] = similarity.argmax(axis=1)
+        new = anchors[chosen[:, j]] / lengths[chosen[:, j], None]
         for _ in range(2):
-            part = np.einsum("nkd,nd->nk", basis[:, :k], new)
-            new -= np.einsum("nk,nkd->nd", part, basis[:, :k])
-            triangle[:, :k, k] += part
+            part = np.einsum("njd,nd->nj", basis[:, :j], new)
+            new -= np.einsum("nj,njd->nd", part, basis[:, :j])
+            triangle[:, :j, j] += part
         length = np.linalg.norm(new, axis=1)
         # an anchor gets the coefficient 0 if the basis already contains it, or if the residual is small enough
         is_useful = (length > ROUNDING_SHARE) & (np.linalg.norm(residual, axis=1) > least)
-        triangle[:, :k, k] *= is_useful[:, None]
-        triangle[:, k, k] = np.where(is_useful, length, 1.0)
-        basis[:, k] = np.where(is_useful[:, None], new / np.where(is_useful, length, 1.0)[:, None], 0.0)
-        projections[:, k] = np.einsum("nd,nd->n", basis[:, k], residual)
-        residual -= projections[:, k, None] * basis[:, k]
+        triangle[:, :j, j] *= is_useful[:, None]
+        triangle[:, j, j] = np.where(is_useful, length, 1.0)
+        basis[:, j] = np.where(is_useful[:, None], new / np.where(is_useful, length, 1.0)[:, None], 0.0)
+        projections[:, j] = np.einsum("nd,nd->n", basis[:, j], residual)
+        residual -= projections[:, j, None] * basis[:, j]
     solution = np.linalg.solve(triangle, projections[:, :, None])[:, :, 0]
     return chosen, solution / lengths[chosen]
