@@ -70,7 +70,7 @@ def test_open_adapter_reads_config_and_update_of_head(tmp_path):
     ]
     assert (found.token_rows, found.ensures_tying) == ({"embed_tokens": (1, 2)}, True)
     head = found.update(["lm_head"])
-    assert (head.module, head.kind, head.shape) == ("lm_head", LORA, (V, D))
+    assert (head.module, head.form, head.shape) == ("lm_head", LORA, (V, D))
     assert found.update(["embed_tokens"]) is None  # the tensors decide, not the config
 
 
@@ -90,7 +90,7 @@ def test_open_adapter_classifies_update_of_each_end(tmp_path, tensors, end, kind
     for base in (None, llama(tmp_path / "base")):
         facts = facts_of(adapter(tmp_path / "a", tensors), base)
         found = getattr(facts, end)
-        assert (found.kind, found.shape) == (kind, shape)
+        assert (found.form, found.shape) == (kind, shape)
         assert getattr(facts, "output" if end == "input" else "input") is None
 
 
@@ -101,7 +101,7 @@ def test_open_adapter_refuses_unreadable_and_tolerates_odd_configs(tmp_path, rec
     path = adapter(tmp_path / "a", low_rank_on_head())
     (path / "adapter_config.json").write_text(record)
     if record.startswith('{"'):
-        assert facts_of(path).output.kind == LORA
+        assert facts_of(path).output.form == LORA
     else:
         with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
             facts_of(path)

@@ -86,8 +86,8 @@ def _trainer_passes_items(model: Any) -> bool:
     if accepts is not None:
         return bool(accepts)
     parameters = inspect.signature(model.forward).parameters.values()
-    kinds = {parameter.kind for parameter in parameters}
-    return inspect.Parameter.VAR_KEYWORD in kinds
+    parameter_kinds = {parameter.kind for parameter in parameters}
+    return inspect.Parameter.VAR_KEYWORD in parameter_kinds
 
 
 def _correct_loss_type(model: Any, link: Link) -> None:

@@ -22,7 +22,7 @@ def state_of(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
     """Return a copy of the optimizer's state of a table.
 
     Raises:
-        UnsupportedError: the state has entries of an unknown kind.
+        UnsupportedError: the state has entries of an unknown type.
     """
     if optimizer is None:
         return {}

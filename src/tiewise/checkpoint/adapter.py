@@ -41,7 +41,7 @@ class EndUpdate:
     """Change of one end's module by the adapter."""
 
     module: str  # name of the module in the base, such as "model.embed_tokens"
-    kind: str  # "low-rank update", "full copy" or "trained rows"
+    form: str  # "low-rank update", "full copy" or "trained rows"
     # shape [V, E] that the base's table must have; -1 for an axis that the adapter's tensors lack; None: no tensors
     shape: tuple[int, int] | None = None
     copy: Stored | None = None  # stored full copy, also one that a low-rank update is added to; None if absent
@@ -133,15 +133,15 @@ class AdapterFacts:
 
     def _configured_update(self, names: Sequence[str]) -> EndUpdate | None:
         """Return the update that the config lists for one of the modules, else None."""
-        by_kind = {
+        by_form = {
             COPY: self.names_under("modules_to_save"),
             LORA: self.names_under("target_modules"),
             TOKENS: self.token_rows,
         }
-        for kind, modules in by_kind.items():
+        for form, modules in by_form.items():
             for module in filter(None, modules):
                 if any(ends_with(name, module) for name in names):
-                    return EndUpdate(module, kind)
+                    return EndUpdate(module, form)
         return None
 
     def command(self, verb: str) -> str:

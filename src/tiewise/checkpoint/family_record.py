@@ -20,7 +20,7 @@ from typing import Any
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import read_packaged_json
 
-NONE, RMS, LAYER = "none", "rms", "layer"  # kinds of norms
+NONE, RMS, LAYER = "none", "rms", "layer"  # types of norms
 
 
 def module_of(name: str) -> tuple[str, str]:

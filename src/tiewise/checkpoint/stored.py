@@ -222,7 +222,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, error_type: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         os.close(self._descriptor)
 
     @property

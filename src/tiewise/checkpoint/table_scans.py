@@ -205,7 +205,7 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
     if not differences.count:
         return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=differences.has_nan)
     return TableLikeness(
-        _kind_of_differing(differences, a.rows),
+        _likeness_of_differing(differences, a.rows),
         a.rows,
         differences.count,
         tuple(differences.first),
@@ -236,8 +236,8 @@ def _bits_and_name(dtype: str) -> tuple[int, str]:
     return BITS[dtype], dtype
 
 
-def _kind_of_differing(differences: _Differences, rows: int) -> str:
-    """Return the kind of likeness of two tables that differ: `SOME_ROWS`, `CLOSE` or `UNRELATED`."""
+def _likeness_of_differing(differences: _Differences, rows: int) -> str:
+    """Return the likeness of two tables that differ: `SOME_ROWS`, `CLOSE` or `UNRELATED`."""
     if differences.count <= FEW * rows:
         return SOME_ROWS
     if differences.relative <= NEAR:

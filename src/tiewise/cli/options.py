@@ -60,9 +60,9 @@ def taking(**options: Option) -> Callable[[Callable[..., None]], Callable[..., N
         """Set the command's signature, which typer reads."""
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = []
-        for name, (kind, description) in options.items():
-            parameters.append(inspect.Parameter(name, keyword, default=description, annotation=kind))
-        command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+        for name, (option_type, description) in options.items():
+            parameters.append(inspect.Parameter(name, keyword, default=description, annotation=option_type))
+        command.__annotations__ = {name: option_type for name, (option_type, _) in options.items()}
         command.__dict__["__signature__"] = inspect.Signature(parameters)
         return command
 

@@ -81,7 +81,7 @@ def gradients_by_hand(found, windows):
 
     hook = ends.head.register_forward_hook(keep)
     model.zero_grad()
-    nll = F.cross_entropy(*logits_of(model, loss.kind, torch.from_numpy(windows), masked))
+    nll = F.cross_entropy(*logits_of(model, loss.objective, torch.from_numpy(windows), masked))
     nll.backward()
     hook.remove()
     hidden, slope = kept["in"].detach().flatten(0, -2), kept["out"].grad.flatten(0, -2)
@@ -100,7 +100,7 @@ def test_text_loss_kind_is_independent_of_the_weight_scale(name, kind, tmp_path)
     model_class, config_class, settings = FAMILIES[name]
     torch.manual_seed(0)
     model = model_class(config_class(**(settings | {"initializer_range": 1e-3})))
-    assert TextLoss(open_in_fp64(model, tmp_path), text()).kind == kind
+    assert TextLoss(open_in_fp64(model, tmp_path), text()).objective == kind
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_separate_leaves_split_the_gradient_of_tied_and_untied_tables(name, tied
     found, windows = open_in_fp64(build(name, tied=tied), tmp_path), text()
     total, b, nll = gradients_by_hand(found, windows)
     got = gradients_by_path(found, windows)
-    assert TextLoss(found, windows).kind == KINDS.get(name, NEXT)
+    assert TextLoss(found, windows).objective == KINDS.get(name, NEXT)
     assert found.ends.tied == tied
     assert (got.a + got.b * tied - total).norm() <= 1e-10 * total.norm()
     assert (got.b - b).norm() <= 1e-10 * b.norm()

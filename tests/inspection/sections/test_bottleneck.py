@@ -29,7 +29,7 @@ def project_explicitly(model, windows):
 
     head = model.ends.head
     with head.register_forward_hook(keep):
-        logits, targets = logits_of(model.model, loss.kind, torch.from_numpy(windows), masked)
+        logits, targets = logits_of(model.model, loss.objective, torch.from_numpy(windows), masked)
     F.cross_entropy(logits, targets, reduction="sum").backward()
     model.model.zero_grad()
     gradient = made[0].grad.flatten(0, -2)

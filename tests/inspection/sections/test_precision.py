@@ -63,7 +63,7 @@ def test_precision_of_matches_a_dense_fp64_model_with_rounded_tables(name, tied,
                 mine.weight = torch.nn.Parameter(table)
         other.get_output_embeddings().weight = torch.nn.Parameter(head)
         with torch.no_grad():
-            logits, targets = logits_of(other, loss.kind, torch.from_numpy(windows), masked)
+            logits, targets = logits_of(other, loss.objective, torch.from_numpy(windows), masked)
         return logits.log_softmax(-1), targets
 
     table, head = model.ends.main_lookup.weight.detach(), model.ends.head.weight.detach()

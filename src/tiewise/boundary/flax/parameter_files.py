@@ -168,7 +168,7 @@ def _leaf_name(path: Iterable[Any], separator: str) -> str:
 def _key_name(key: Any) -> Any:
     """Return the name or index in a key of a pytree's path.
 
-    JAX has a class of keys for each kind of node.
+    JAX has a class of keys for each type of node.
     """
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):

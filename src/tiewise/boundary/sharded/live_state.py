@@ -191,7 +191,7 @@ def describe_model(model: Any) -> ModelClass:
     model = unwrap_model(model)
     if not hasattr(getattr(model, "config", None), "to_json_string"):
         return ModelClass()
-    architecture = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    architecture = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule))
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation = json.loads(generation.to_json_string())

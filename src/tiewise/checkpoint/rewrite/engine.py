@@ -176,7 +176,7 @@ def rewrite(
 def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
     """Open the folder of a checkpoint, or with `of_adapter` the folder of an adapter.
 
-    Raise if it is of the other kind, or if it has no tensors.
+    Raise if it is the other of the two, or if it has no tensors.
     """
     if Path(source).suffix == ".gguf":
         remedy = "rewrite the Hugging Face folder from which it was made, and convert that"

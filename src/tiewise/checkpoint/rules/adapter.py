@@ -35,23 +35,23 @@ def adapter_on_tied(facts: AdapterFacts) -> Observations:
     if facts.base is None or facts.tied is None:
         yield from _unknown_effect(facts)
     elif facts.tied:
-        yield from _low_rank_on_tied(facts, _updates_of_kind(facts, LORA))
-        yield from _copies_on_tied(facts, facts.base, _updates_of_kind(facts, COPY))
+        yield from _low_rank_on_tied(facts, _updates_of_form(facts, LORA))
+        yield from _copies_on_tied(facts, facts.base, _updates_of_form(facts, COPY))
         yield from _rows_on_tied(facts, facts.base)
 
 
-def _updates_of_kind(facts: AdapterFacts, *kinds: str) -> list[EndUpdate]:
-    """Return the updates of the two ends whose kind is one of `kinds`."""
+def _updates_of_form(facts: AdapterFacts, *forms: str) -> list[EndUpdate]:
+    """Return the updates of the two ends whose form is one of `forms`."""
     updates = list[EndUpdate]()
     for update in (facts.input, facts.output):
-        if update is not None and update.kind in kinds:
+        if update is not None and update.form in forms:
             updates.append(update)
     return updates
 
 
 def _unknown_effect(facts: AdapterFacts) -> Observations:
     """Report that a merge has an unknown effect, because nothing says that the base ties."""
-    updates = _updates_of_kind(facts, LORA, COPY, TOKENS)
+    updates = _updates_of_form(facts, LORA, COPY, TOKENS)
     if not updates:
         return
     why = "whether the base ties its ends is not known"
@@ -231,7 +231,7 @@ def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Sto
     if has_right_width and rows in (_UNKNOWN, table.rows):
         return
     shape = f"[{rows}, {width}]".replace("-1", "?")
-    problem = f"its {update.kind} is of a table {shape}, and the base stores {describe(table)}"
+    problem = f"its {update.form} is of a table {shape}, and the base stores {describe(table)}"
     remedy = f"give the base that it was trained on ({_base_name(facts)})"
     if has_right_width and rows > table.rows:
         remedy = base.command("resize", f"--vocab {rows}")

@@ -63,11 +63,11 @@ class TextLoss:
     def __init__(self, opened: Opened, windows: Ids, seed: int = 0) -> None:
         self.model: Any = opened.model
         self.windows = opened.checked(windows)
-        self.kind = _kind(opened, self.windows)
+        self.objective = _find_objective(opened, self.windows)
         length = self.windows.shape[1]
         hidden = max(1, round(HIDDEN_SHARE * length))
-        self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.kind]
-        if self.kind == HIDDEN:
+        self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.objective]
+        if self.objective == HIDDEN:
             self._mask = _mask_token(opened.folder)
             draws = np.random.default_rng(seed).random(windows.shape)  # the lowest draws of each window are hidden
             self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
@@ -79,9 +79,9 @@ class TextLoss:
         n = b·`per_window`.
         """
         ids = self.windows[indices]
-        if self.kind == NEXT:
+        if self.objective == NEXT:
             logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
-        elif self.kind == HIDDEN:
+        elif self.objective == HIDDEN:
             hidden = self._hidden[indices]
             logits = self.model(input_ids=ids.masked_fill(hidden, self._mask)).logits[hidden]
             targets = ids[hidden]
@@ -113,8 +113,8 @@ def _mask_token(folder: Folder) -> int:
     raise DataError(problem + " or ".join(_MASKS), "put the model's own tokenizer beside it")
 
 
-def _kind(opened: Opened, windows: Tensor) -> str:
-    """Return the kind of prediction, measured by gradients on the first tokens of one window.
+def _find_objective(opened: Opened, windows: Tensor) -> str:
+    """Return the objective, measured by gradients on the first tokens of one window.
 
     The upstream gradients are random.
     """

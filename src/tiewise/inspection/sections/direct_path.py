@@ -51,7 +51,7 @@ def direct_path_of(
             linear = path_matrix.grams(path.linear)
     with progress_of("own tokens", path.output.rows):
         self_quantities = path_matrix.self_prediction(path, applied, SAMPLED_TOKENS, seed)
-    kinds = {APPLIED: applied, "by gain and scales alone": linear, CENTRED: applied.centred}
+    versions = {APPLIED: applied, "by gain and scales alone": linear, CENTRED: applied.centred}
     orders = path_matrix.word_orders(path, words, ids)
     chosen = path_matrix.sampled(path.rows, samples, seed)
     pairs = path_matrix.asymmetric_pairs(path, chosen, top=MOST_ASYMMETRIC)
@@ -61,9 +61,9 @@ def direct_path_of(
     return Measurement(
         answer="only by row lengths" if path.tied else "it can: two tables",
         quantities=(
-            *_asymmetries(kinds),
+            *_asymmetries(versions),
             *_eigenvalues(applied, ""),
-            *_eigenvalues(kinds[CENTRED], f", {CENTRED}"),
+            *_eigenvalues(versions[CENTRED], f", {CENTRED}"),
             *self_quantities,
             *_requested_pairs(orders),
         ),
@@ -72,16 +72,16 @@ def direct_path_of(
     )
 
 
-def _asymmetries(kinds: dict[str, path_matrix.Grams]) -> Iterator[Quantity]:
-    """Yield the asymmetry of each kind of M, then its size."""
-    asymmetries = {kind: path_matrix.asymmetry(grams) for kind, grams in kinds.items()}
-    for kind, (_, asymmetry) in asymmetries.items():
+def _asymmetries(versions: dict[str, path_matrix.Grams]) -> Iterator[Quantity]:
+    """Yield the asymmetry of each version of M, then its size."""
+    asymmetries = {version: path_matrix.asymmetry(grams) for version, grams in versions.items()}
+    for version, (_, asymmetry) in asymmetries.items():
         yield Quantity(
-            f"asymmetry {kind}", asymmetry, chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
+            f"asymmetry {version}", asymmetry, chance=2.0, unit=ASYMMETRY, main=version == APPLIED,
             figure="Asymmetry of the direct path", why="0 symmetric, 2 unrelated tables, 4 antisymmetric",
         )  # fmt: skip
-    for kind, (energy, _) in asymmetries.items():
-        yield Quantity(f"‖M‖² {kind}", energy, unit="squared logits", main=False)
+    for version, (energy, _) in asymmetries.items():
+        yield Quantity(f"‖M‖² {version}", energy, unit="squared logits", main=False)
 
 
 def _eigenvalues(grams: path_matrix.Grams, where: str) -> Iterator[Quantity]:

@@ -65,7 +65,7 @@ def gradients(model: InspectedModel, workspace: Workspace) -> Measurement:
 class PathGradients:
     """Measured gradients of both paths, from which the report is made."""
 
-    objective: str  # kind of prediction, as named in `two_paths`
+    objective: str  # the prediction that is trained, as named in `two_paths`
     length: int  # tokens per window
     predicted: int  # number of all predicted tokens
     nll: float  # mean loss, nats per predicted token
@@ -131,7 +131,7 @@ def gradients_of(
         counts = seen
     longest = gradient.longest(TOP)
     measured = PathGradients(
-        objective=loss.kind,
+        objective=loss.objective,
         length=int(windows.shape[1]),
         predicted=loss.per_window * len(windows),
         nll=sums.nll,

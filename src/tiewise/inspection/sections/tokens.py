@@ -45,7 +45,7 @@ from tiewise.inspection.workspace import InspectedModel, Workspace, mean_of, sec
 
 FREQUENT = 0.5  # share of the sample: the text's most frequent tokens; the others are random
 NAMED = 6  # labelled tokens of a view
-FREQUENCY, SCRIPT = "frequency", "script"  # kinds of groups of tokens
+FREQUENCY, SCRIPT = "frequency", "script"  # properties that group tokens
 OFTEN = "times the text has the token"
 ENOUGH = 10  # occurrences from which a token is compared with its null
 NOTABLE, NOTABLE_FROM = 10, 100  # most listed tokens, and their fewest occurrences
@@ -226,8 +226,8 @@ class _TablesReport:
             Quantity(f"mean norm, {name}", float(norms.mean()), n=table.rows, unit="norm", main=False),
             Quantity(f"deviation of norms, {name}", float(norms.std()), unit="norm", main=False),
         ]
-        for kind, of in self.groups.items():
-            self._norms_by_group(name, norms, kind, of)
+        for grouping, of in self.groups.items():
+            self._norms_by_group(name, norms, grouping, of)
         self.quantities += directions(name, table, sums, self.seed, main=not correlated)
         if isinstance(table, StoredTable):
             counted, listed = untrained_rows(name, table, self.vocabulary.unused, self.vocabulary.counts)
@@ -268,7 +268,7 @@ class _TablesReport:
         self.quantities += [ranked, valued]
         return True
 
-    def _norms_by_group(self, name: str, norms: Array, kind: str, of: Groups) -> None:
+    def _norms_by_group(self, name: str, norms: Array, grouping: str, of: Groups) -> None:
         """Report median, quartiles and mean of the norms in each group of tokens."""
         medians: list[tuple[int, Estimate]] = []  # (index of the group, median and quartiles)
         for index, label, inside in of:
@@ -277,12 +277,12 @@ class _TablesReport:
                 continue
             low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
             cells = (f"{name}: {label}", count(len(values)), plain(median, 3), plain(low, 3), plain(high, 3))
-            self._norm_rows[kind].append(cells)
+            self._norm_rows[grouping].append(cells)
             medians.append((index, Estimate(median, low, high, len(values))))
             if len(values) > 1:
-                title = f"mean norm, {name}, tokens of {_group_word(kind)} {label}"
+                title = f"mean norm, {name}, tokens of {_group_word(grouping)} {label}"
                 self.quantities.append(mean_of(title, values, unit="norm", main=False))
-        if kind == FREQUENCY:
+        if grouping == FREQUENCY:
             self.curves.append(Curve.through(
                 "Length of rows by token frequency", medians, along=OFTEN, ticks=of.labels,
                 unit="row norm", which=name, why="Medians and quartiles.",
@@ -304,9 +304,9 @@ class _TablesReport:
         self.points.append(points)
 
 
-def _group_word(kind: str) -> str:
-    """Return the word for a kind of groups before a group's label."""
-    return "count" if kind == FREQUENCY else kind
+def _group_word(grouping: str) -> str:
+    """Return the word for a grouping before a group's label."""
+    return "count" if grouping == FREQUENCY else grouping
 
 
 def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tuple[int, ...]:
@@ -412,14 +412,14 @@ def around_tokens(around: Contexts, groups: dict[str, Groups], texts: Texts | No
     curves: list[Curve] = []
     listings: list[Listing] = []
     header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
-    for kind, of in groups.items():
+    for grouping, of in groups.items():
         sides = _sides_of_groups(around, of)
         for group in sides:
-            name = f"excess over tossed directions, {_group_word(kind)} {group.label}"
+            name = f"excess over tossed directions, {_group_word(grouping)} {group.label}"
             quantities.append(Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False))
         rows = tuple(group.cells for group in sides)
-        listings.append(Listing(f"What precedes and what follows, by {kind}", header, rows))
-        curves += _context_curves(kind, sides)
+        listings.append(Listing(f"What precedes and what follows, by {grouping}", header, rows))
+        curves += _context_curves(grouping, sides)
     listings.append(_notable_tokens(around, texts))
     quantities += [
         Quantity("tokens of the text", int(around.counts.sum()), main=False),
@@ -496,7 +496,7 @@ def _over_tokens(values: Array) -> Estimate:
     return replace(mean, low=mean.value - half, high=mean.value + half)
 
 
-def _context_curves(kind: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
+def _context_curves(grouping: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
     """Yield the three estimates of every group as curves; none without groups."""
     if not sides:
         return
@@ -505,11 +505,11 @@ def _context_curves(kind: str, sides: Sequence[_GroupSides]) -> Iterator[Curve]:
         "counts": [group.counted for group in sides],
         "tossed": [group.tossed for group in sides],
     }
-    along = OFTEN if kind == FREQUENCY else "script of the token"
+    along = OFTEN if grouping == FREQUENCY else "script of the token"
     labels = tuple(group.label for group in sides)
     for which, of_groups in estimates.items():
         yield Curve.through(
-            f"Left and right contexts by {kind}", enumerate(of_groups), unit="nats", which=which,
+            f"Left and right contexts by {grouping}", enumerate(of_groups), unit="nats", which=which,
             along=along, ticks=labels, level=math.log(2), level_name="no common neighbour",
             why="Counts say too much, guesses too little; tossed: no difference.",
         )  # fmt: skip

@@ -264,8 +264,8 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
         order = generator.permutation(fit)
         partners = {FITTED: order[sample], HELDOUT: generator.permutation(heldout)}
         refitted = fitter.fit(order)
-        for kind, rows in scored.items():
-            rows.permuted.append(fitter.cosines(refitted, rows.indices, partners[kind]))
+        for part, rows in scored.items():
+            rows.permuted.append(fitter.cosines(refitted, rows.indices, partners[part]))
     scores: list[Score] = []
     for rows in scored.values():
         scores += rows.scores(len(fit), fitter.widths)
@@ -276,7 +276,7 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
 class _ScoredRows:
     """Pairs that maps are scored on, and their cosines by every map."""
 
-    kind: str  # FITTED or HELD_OUT
+    part: str  # FITTED or HELD_OUT
     indices: Ids  # the pairs [n]
     cosines: dict[Key, Matrix] = field(default_factory=dict)  # map → cosines [n]
     permuted: list[dict[Key, Matrix]] = field(default_factory=list)  # the same for each permutation
@@ -288,7 +288,7 @@ class _ScoredRows:
         """
         for (name, view), values in self.cosines.items():
             chance = 0.0
-            if self.kind == FITTED:
+            if self.part == FITTED:
                 chance = fitted_chance(name, fitted, *widths)
             yield Score(
                 measure=name,
@@ -296,7 +296,7 @@ class _ScoredRows:
                 chance=chance,
                 deviation=1 / math.sqrt(len(values) * widths[1]),
                 null=tuple(float(cosines[name, view].mean()) for cosines in self.permuted),
-                rows=self.kind,
+                rows=self.part,
                 view=view,
             )
 

@@ -59,7 +59,7 @@ Step = Callable[[Tensor, Tensor, LayerState], LayerState]
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of recurrent cell: gates, tensors of its state, torch's kernel and one step.
+    """A type of recurrent cell: gates, tensors of its state, torch's kernel and one step.
 
     `step(from_input, from_state, state)` takes W x + b and U h + c, both [B, G·H], and the state before.
     """

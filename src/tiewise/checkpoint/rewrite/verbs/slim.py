@@ -73,7 +73,7 @@ def slim(
     copies = _copies(adapter, model)
     if not copies:
         raise NothingToDo(f"{adapter.path}: it stores no copy of a table of the base", "there is nothing to slim")
-    copied_modules = {copy.end.module for copy in copies if copy.end.kind == COPY}
+    copied_modules = {copy.end.module for copy in copies if copy.end.form == COPY}
     _require_rows_will_do(adapter, model, copied_modules)
 
     result = _SlimAdapter(adapter, copies, copied_modules, end_modules(model)[0] or "")
@@ -168,7 +168,7 @@ class _SlimAdapter:
         slimmed: list[SlimmedCopy] = []
         for copy in copies:
             ids = _changed_ids(self.adapter, copy)
-            if copy.end.kind != COPY:
+            if copy.end.form != COPY:
                 continue
             if not self.adapter.tied:
                 slimmed.append(SlimmedCopy(copy.end.module, copy.stored, copy.table, ids))
@@ -225,7 +225,7 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
         raise CheckpointError(problem, "tiewise check ADAPTER --base BASE says more")
     with progress_of(f"comparing {short(stored.name)} with the base", stored.nbytes):
         ids: list[int] = changed_rows(stored, table).tolist()
-    if ids and copy.end.kind == LORA:
+    if ids and copy.end.form == LORA:
         problem = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"
         raise CheckpointError(problem, "PEFT has no place for both; tiewise merge joins them")
     if len(ids) > stored.rows // 2:
