@@ -137,7 +137,6 @@ def test_public_name_refuses_main_argument_of_wrong_type(name, wrong):
 LIVE = dict.fromkeys(listing.verb_names(), "save_pretrained") | {
     "tie": r"tiewise\.installed\(model\)\.tie\(\)",
     "untie": r"tiewise\.installed\(model\)\.untie\(\)",
-    "densify": r"tiewise\.hf\.plain_copy\(model\)",
     "factor": r"tiewise\.install\(model, \"factored:128\"\)",
     "resize": r"model\.resize_token_embeddings",
     **dict.fromkeys(("check", "inspect"), r"save_pretrained\(FOLDER\), then tiewise\."),
