@@ -15,7 +15,7 @@ KEEP = ("input", "output", "mean")
 
 
 @verb(
-    order=20,
+    order=10,
     details="",
     live="tiewise.installed(model).tie()",
     keeps_logits="all",
