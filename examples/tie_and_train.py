@@ -31,4 +31,4 @@ for step in range(40):
         print(
             f"step {step}: loss {loss:.3f}; gradient through the lookup {norms.a:.3f}, through the head {norms.b:.3f}"
         )
-model.save_pretrained("trained")  # tiewise.load reads it; `tiewise densify` makes dense tables for other loaders
+model.save_pretrained("trained")  # tiewise.load reads it; `tiewise factor --undo` makes plain tables

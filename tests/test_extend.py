@@ -41,7 +41,7 @@ tests/cli/test_light_install.py
 tests/inspection/test_inspection.py
 tests/report/test_views.py
 tests/report/test_comparison_measurement.py
-tests/checkpoint/rewrite/test_densify.py
+tests/checkpoint/rewrite/test_factor_undo.py
 tests/checkpoint/rewrite/test_registry.py
 tests/training/kinds/test_kind.py
 tests/training/test_setting_types.py

@@ -241,7 +241,7 @@ def test_repair_and_resize_note_unknown_family(tmp_path):
     )
 
 
-@pytest.mark.parametrize("verb", ["untie", "tie", "dedupe"])
+@pytest.mark.parametrize("verb", ["untie", "tie"])
 def test_verbs_refuse_head_without_known_name_and_suggest_install(verb, tmp_path):
     source = write_acme(tmp_path / "m", ODD[:1])
     with pytest.raises(CheckpointError) as refused:

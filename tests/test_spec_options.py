@@ -29,7 +29,7 @@ from tiewise.boundary.installation import install
 from tiewise.boundary.parallel_plans import parallel_plan
 from tiewise.boundary.saved import link_of
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rewrite import densify
+from tiewise.checkpoint.rewrite import factor
 from tiewise.core.errors import SpecError, TiewiseError
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import (
@@ -37,7 +37,6 @@ from tiewise.core.spec_options import (
     AS_SAVED,
     BACKENDS,
     BOUNDARY,
-    DENSIFY,
     FLAX,
     FLAX_RUN,
     GRADIENT,
@@ -56,6 +55,7 @@ from tiewise.core.spec_options import (
     START,
     STORED,
     TRAINED,
+    UNDO,
     option,
     option_entries,
     options,
@@ -349,10 +349,10 @@ def inspect_figures(spec, values, tmp_path):
     return Figures(rows=embedded, logits=logits)
 
 
-def densify_figures(spec, values, tmp_path):
+def undo_figures(spec, values, tmp_path):
     folder = save_model(spec, values, tmp_path)
     if json.loads((folder / "config.json").read_text())["model_type"] == "tiewise":
-        densify(folder, tmp_path / "dense")
+        factor(folder, tmp_path / "dense", undo=True)
         folder = tmp_path / "dense"
     tensors = load_file(folder / "model.safetensors")
     table_in = tensors["model.embed_tokens.weight"]
@@ -361,7 +361,7 @@ def densify_figures(spec, values, tmp_path):
 
 
 COMPUTE = {BOUNDARY: boundary_figures, INSTALL: installed_figures, FLAX: flax_figures, SHARDED: sharded_figures}
-READ = {PLAN: plan_figures, INSPECT: inspect_figures, DENSIFY: densify_figures}
+READ = {PLAN: plan_figures, INSPECT: inspect_figures, UNDO: undo_figures}
 
 
 # honoured
@@ -455,9 +455,9 @@ def test_tables_start_with_scale_vectors_and_zero_pad_row_of_spec(backend, vecto
 def test_a_backend_that_reads_or_counts_honours_the_option(backend, name, tmp_path):
     row = ROWS[name]
     without, spec = spec_pair(row)
-    if backend == DENSIFY and name in ("bias", "softcap"):
+    if backend == UNDO and name in ("bias", "softcap"):
         with pytest.raises(TiewiseError, match=rf"{name}|soft-cap"):
-            densify_figures(spec, parameter_values(spec), tmp_path)
+            undo_figures(spec, parameter_values(spec), tmp_path)
         return
     before, after = (
         READ[backend](text, parameter_values(text), tmp_path / str(n)) for n, text in enumerate((without, spec))
@@ -539,7 +539,7 @@ ENTER = {
     INSTALL: lambda text, tmp_path: install(build("llama", tied="untied" not in text), text),
     FLAX: lambda text, tmp_path: PureBoundary.of(text, V, D),
     PLAN: lambda text, tmp_path: planned_choice(text),
-    DENSIFY: lambda text, tmp_path: densify(write_saved_model(tmp_path / "stored", text), tmp_path / "dense"),
+    UNDO: lambda text, tmp_path: factor(write_saved_model(tmp_path / "stored", text), tmp_path / "dense", undo=True),
     INSPECT: lambda text, tmp_path: open_path(open_folder(write_saved_model(tmp_path / "stored", text))),
     SHARDED: save_with_spec,
     RUN: lambda text, tmp_path: check_run(text),
@@ -583,7 +583,6 @@ def test_load_verbs_and_sharding_refuse_option_without_behaviour(tmp_path):
         lambda source, to: tiewise.checkpoint.resize(source, to, vocab=8),
         tiewise.tie,
         tiewise.untie,
-        tiewise.checkpoint.dedupe,
     ):
         with pytest.raises(TiewiseError, match=r"tied\+throwaway=2: .* does not honour 'throwaway'"):
             rewrite(tmp_path / "stored", tmp_path / "new")

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import typer
-
 import tiewise
 from tiewise.checkpoint.rules.rule import rules, rules_by_subject
-from tiewise.cli.main import command_line, commands
+from tiewise.cli.commands import commands
+from tiewise.cli.main import click_command
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "<!-- made by `python tools/make_reference.py`: change what it describes, not this page -->\n"
@@ -36,23 +35,24 @@ def cli() -> Iterator[str]:
     """Yield the lines of the command line's page."""
     yield from ("# Command line", "", NOTICE)
     yield "Every command also has `--help`. What they print as JSON is described by [schemas](schemas.md)."
-    for heading, panel in commands().items():
-        yield from ("", f"## {heading}")
-        for name in panel:
-            group = typer.main.get_command(command_line([name]))
-            command = group.commands[name]  # type: ignore[attr-defined]
-            context = command.make_context(name, [], resilient_parsing=True)
-            usage = " ".join(["tiewise", name, *command.collect_usage_pieces(context)])
-            yield from ("", f"### `tiewise {name}`", "", f"`{usage}`", "", *prose(command.help or ""), "")
-            for parameter in command.params:
-                record = parameter.get_help_record(context)
-                if record is None or parameter.name == "help":
-                    continue
-                written, text = record
-                text, _, default = text.partition("[default: ")
-                written, default = written.replace("\\[", "["), default.rstrip("]").strip("()")
-                text = escaped(" ".join(text.replace("\\[", "[").split()))
-                yield f"- `{written}`: {text}" + (f" Default: `{default}`." if default else "")
+    panel = ""
+    for name, described in commands().items():
+        if described.panel != panel:
+            panel = described.panel
+            yield from ("", f"## {panel}")
+        command = click_command(name)
+        context = command.make_context(name, [], resilient_parsing=True)
+        usage = " ".join(["tiewise", name, *command.collect_usage_pieces(context)])
+        yield from ("", f"### `tiewise {name}`", "", f"`{usage}`", "", *prose(command.help or ""), "")
+        for parameter in command.params:
+            record = parameter.get_help_record(context)
+            if record is None or parameter.name == "help":
+                continue
+            written, text = record
+            text, _, default = text.partition("[default: ")
+            written, default = written.replace("\\[", "["), default.rstrip("]").strip("()")
+            text = escaped(" ".join(text.replace("\\[", "[").split()))
+            yield f"- `{written}`: {text}" + (f" Default: `{default}`." if default else "")
 
 
 def api() -> Iterator[str]:

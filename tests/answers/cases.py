@@ -11,6 +11,7 @@ from tests.answers import inputs, package, python_names
 from tests.answers.faults import FAULTS
 from tests.answers.texts import words
 
+COMMANDS = frozenset(package.commands())
 RUN = inputs.SET
 DECODER = inputs.DECODER
 ALBERT = inputs.ALBERT
@@ -49,8 +50,9 @@ class Case:
 
     @property
     def command(self):
-        """The command that the case is recorded under."""
-        return self.name.split()[0]
+        """The command that the case is recorded under, of a group in two words."""
+        two_words = " ".join(self.name.split()[:2])
+        return two_words if two_words in COMMANDS else self.name.split()[0]
 
     def inputs(self):
         """Return the names of the inputs that the command lines name."""
@@ -79,6 +81,9 @@ CASES |= cases(
         "help nothing": "",
         "help version": "--version",
         "help unknown command": "comparr",
+        "help unknown command of a group": "vocab rezise",
+        "help command of an earlier version": "densify model-factored --to new",
+        "help group": "vocab --help",
         "help unknown option": "check tied --depp",
         "help option of settings": "train --widht=3",
         "help empty argument": "plan --like ''",
@@ -138,12 +143,14 @@ CASES |= cases(
         "plan rank": "plan --like gpt2 --share ffn+rank=4",
         "plan dtype": f"{SIZED} --dtype=int4",
         "plan too wide": f"{SIZED} --boundary factored:600",
-        "models": "models",
-        "models tied": "models --tied --min-size=1 --max-size=9 --sort=ratio",
-        "models untied": "models --untied --family qwen --min-vocab 100000 --sort=size -q",
-        "models sorted": "models --sort=share --max-size=0.5",
-        "models sort": "models --sort=colour",
-        "models none": "models --family nobody",
+        "plan list": "plan --list",
+        "plan list tied": "plan --list --tied --min-size=1 --max-size=9 --sort=ratio",
+        "plan list untied": "plan --list --untied --family qwen --min-vocab 100000 --sort=size -q",
+        "plan list sorted": "plan --list --sort=share --max-size=0.5",
+        "plan list sort": "plan --list --sort=colour",
+        "plan filter alone": "plan --family gpt2",
+        "plan list and model": "plan tied --list",
+        "plan list none": "plan --list --family nobody",
     }
 )
 FAMILIES = ["llama-3.2-1b", "gemma-2-2b", "qwen2.5-0.5b", "bert-base-uncased", "t5-small", "albert-base-v2"]
@@ -208,7 +215,8 @@ CASES |= cases({"check follow links": "check b001-link --follow-links"}, needs=(
 
 # verbs
 
-for verb in ("untie", "dedupe", "repair"):
+TRANSPLANT = "vocab transplant trimmable --to new --tokenizer other-words"
+for verb in ("untie", "repair"):
     CASES |= cases({f"{verb} {name}": f"{verb} {name} --to new" for name in PLAIN})
 REPAIRED = words("b002-moved b003 b004 b013 b016 b020 b021 b041-zero b012-rows b012-noise")
 CASES |= cases({f"repair {name}": f"repair {name} --to new" for name in REPAIRED})
@@ -227,9 +235,7 @@ CASES |= cases(
         "untie forced": "untie sharded --to new --force",
         "untie missing": "untie tied",
         "untie factored": "untie model-factored --to new",
-        "dedupe dry": "dedupe equal --to new --dry-run -q",
-        "dedupe forced": "dedupe one-row-off --to new --force",
-        "dedupe twice": "dedupe b013 --to new",
+        "repair stored twice": "repair equal --to new --dry-run -q",
         "repair dry": "repair flag-lies --to new --dry-run -q",
         "repair forced": "repair flag-lies --to new --force",
         "repair no checkpoint": "repair broken --to new",
@@ -241,45 +247,46 @@ CASES |= cases(
         "factor too wide": "factor untied --to new --rank=9",
         "factor no rank": "factor untied --to new",
         "factor zero": "factor untied --to new --rank=0",
-        "densify": "densify model-factored --to new",
-        "densify plain": "densify tied --to new -q",
-        "densify dry": "densify model-factored --to new --dry-run",
-        "densify forced": "densify model-factored --to new --force",
-        "resize": "resize sharded --to new --multiple-of=16",
-        "resize dry": "resize tied --to new --vocab=40 --dry-run -q",
-        "resize zero": "resize untied --to new --vocab=32 --rows=zero",
-        "resize drawn": "resize untied --to new --vocab=32 --rows=drawn --seed=5",
-        "resize rows unknown": "resize untied --to new --vocab=32 --rows=ones",
-        "resize shrink": "resize untied --to new --vocab=20 --shrink",
-        "resize smaller": "resize untied --to new --vocab=20",
-        "resize to tokenizer": "resize with-tokenizer --to new --tokenizer wider-tokenizer",
-        "resize forced": "resize half --to new --vocab=20 --shrink --force",
-        "resize nothing": "resize untied --to new",
-        "resize per layer": "resize b017 --to new --vocab 72",
-        "trim": "trim trimmable --to new --text cat.txt",
-        "trim size": "trim trimmable --to new --text cat.txt --size 262 --keep keep.txt",
-        "trim keep": "trim trimmable --to new --keep keep.txt -q",
-        "trim dry": "trim trimmable --to new --text cat.txt --dry-run",
-        "trim forced": "trim trimmable --to new --text cat.txt --force",
-        "trim nothing": "trim trimmable --to new",
-        "trim no tokenizer": "trim tied --to new --text cat.txt",
-        "transplant": "transplant trimmable --to new --tokenizer other-words",
-        "transplant donor": "transplant trimmable --to new --tokenizer other-words --donor other-words --atoms 3",
-        "transplant dry": "transplant trimmable --to new --tokenizer other-words --dry-run -q",
-        "transplant forced": "transplant trimmable --to new --tokenizer other-words --force",
-        "transplant text dry": "transplant trimmable --to new --tokenizer other-words --text cat.txt --dry-run",
-        "transplant none": "transplant trimmable --to new --tokenizer tied",
-        "slim": "slim b063 --base untied --to new",
-        "slim dry": "slim b063 --base untied --to new --dry-run -q",
-        "slim forced": "slim b063 --base untied --to new --force",
-        "slim none": "slim b060 --base tied --to new",
-        "slim tied": "slim b063 --base tied --to new",
-        "slim no base": "slim b063 --to new",
-        "merge": "merge b063 --base untied --to new",
-        "merge parted": "merge b060 --base tied --to new",
-        "merge forced": "merge b060 --base tied --to new --force",
-        "merge dry": "merge b063 --base tied --to new --dry-run -q",
-        "merge misfit": "merge b061 --base tied --to new",
+        "factor undo": "factor model-factored --undo --to new",
+        "factor undo plain": "factor tied --undo --to new -q",
+        "factor undo dry": "factor model-factored --undo --to new --dry-run",
+        "factor undo with rank": "factor model-factored --undo --rank 3 --to new",
+        "factor undo forced": "factor model-factored --undo --to new --force",
+        "vocab resize": "vocab resize sharded --to new --multiple-of=16",
+        "vocab resize dry": "vocab resize tied --to new --vocab=40 --dry-run -q",
+        "vocab resize zero": "vocab resize untied --to new --vocab=32 --rows=zero",
+        "vocab resize drawn": "vocab resize untied --to new --vocab=32 --rows=drawn --seed=5",
+        "vocab resize rows unknown": "vocab resize untied --to new --vocab=32 --rows=ones",
+        "vocab resize shrink": "vocab resize untied --to new --vocab=20 --shrink",
+        "vocab resize smaller": "vocab resize untied --to new --vocab=20",
+        "vocab resize to tokenizer": "vocab resize with-tokenizer --to new --tokenizer wider-tokenizer",
+        "vocab resize forced": "vocab resize half --to new --vocab=20 --shrink --force",
+        "vocab resize nothing": "vocab resize untied --to new",
+        "vocab resize per layer": "vocab resize b017 --to new --vocab 72",
+        "vocab trim": "vocab trim trimmable --to new --text cat.txt",
+        "vocab trim size": "vocab trim trimmable --to new --text cat.txt --size 262 --keep keep.txt",
+        "vocab trim keep": "vocab trim trimmable --to new --keep keep.txt -q",
+        "vocab trim dry": "vocab trim trimmable --to new --text cat.txt --dry-run",
+        "vocab trim forced": "vocab trim trimmable --to new --text cat.txt --force",
+        "vocab trim nothing": "vocab trim trimmable --to new",
+        "vocab trim no tokenizer": "vocab trim tied --to new --text cat.txt",
+        "vocab transplant": TRANSPLANT,
+        "vocab transplant donor": f"{TRANSPLANT} --donor other-words --atoms 3",
+        "vocab transplant dry": f"{TRANSPLANT} --dry-run -q",
+        "vocab transplant forced": f"{TRANSPLANT} --force",
+        "vocab transplant text dry": f"{TRANSPLANT} --text cat.txt --dry-run",
+        "vocab transplant none": "vocab transplant trimmable --to new --tokenizer tied",
+        "adapter slim": "adapter slim b063 --base untied --to new",
+        "adapter slim dry": "adapter slim b063 --base untied --to new --dry-run -q",
+        "adapter slim forced": "adapter slim b063 --base untied --to new --force",
+        "adapter slim none": "adapter slim b060 --base tied --to new",
+        "adapter slim tied": "adapter slim b063 --base tied --to new",
+        "adapter slim no base": "adapter slim b063 --to new",
+        "adapter merge": "adapter merge b063 --base untied --to new",
+        "adapter merge parted": "adapter merge b060 --base tied --to new",
+        "adapter merge forced": "adapter merge b060 --base tied --to new --force",
+        "adapter merge dry": "adapter merge b063 --base tied --to new --dry-run -q",
+        "adapter merge misfit": "adapter merge b061 --base tied --to new",
     }
 )
 LINKED = {
@@ -287,38 +294,40 @@ LINKED = {
     for verb, more in {
         "tie": "--keep input",
         "untie": "",
-        "dedupe": "",
         "repair": "",
-        "densify": "",
+        "factor --undo": "",
         "factor": "--rank 2",
-        "resize": "--vocab 32 --rows zero",
-        "trim": "--text cat.txt",
-        "transplant": "--tokenizer other-words",
+        "vocab resize": "--vocab 32 --rows zero",
+        "vocab trim": "--text cat.txt",
+        "vocab transplant": "--tokenizer other-words",
     }.items()
 }
-LINKED |= {f"{verb} links": f"{verb} b063 --base b001-link --to new --follow-links" for verb in ("slim", "merge")}
+LINKED |= {
+    f"{verb} links": f"{verb} b063 --base b001-link --to new --follow-links"
+    for verb in ("adapter slim", "adapter merge")
+}
 CASES |= cases(LINKED, needs=("outside.safetensors",))
 LOADED = {
     "tie": "tie model-untied --to new --keep input",
     "untie": "untie model-tied --to new",
-    "dedupe": "dedupe equal --to new",
     "repair": "repair flag-lies --to new",
     "factor": "factor model-tied --to new --rank=4",
-    "densify": "densify model-factored --to new",
-    "resize": "resize model-tied --to new --vocab=128 --rows=zero",
-    "trim": "trim model-bytes --to new --text=cat.txt",
-    "transplant": "transplant model-bytes --to new --tokenizer=other-words",
-    "slim": "slim b063 --base untied --to new",
-    "merge": "merge b063 --base tied --to new",
+    "factor undo": "factor model-factored --undo --to new",
+    "vocab resize": "vocab resize model-tied --to new --vocab=128 --rows=zero",
+    "vocab trim": "vocab trim model-bytes --to new --text=cat.txt",
+    "vocab transplant": "vocab transplant model-bytes --to new --tokenizer=other-words",
+    "adapter slim": "adapter slim b063 --base untied --to new",
+    "adapter merge": "adapter merge b063 --base tied --to new",
 }
 CASES |= cases({f"{verb} not loaded": f"{line} --no-verify-load" for verb, line in LOADED.items()})
 CASES |= cases(
-    {f"{verb} loaded": LOADED[verb] for verb in ("untie", "densify")},
+    {f"{verb} loaded": LOADED[verb] for verb in ("untie", "factor undo")},
     slow=True,
     environment={"TIEWISE_NO_VERIFY_LOAD": ""},
 )
 CASES |= cases(
-    {"transplant text": "transplant model-bytes --to new --tokenizer other-words --text words.txt"}, tolerance="trained"
+    {"vocab transplant text": "vocab transplant model-bytes --to new --tokenizer other-words --text words.txt"},
+    tolerance="trained",
 )
 
 
@@ -390,22 +399,20 @@ DATA = "data show -t text.txt --tokenizer=bytes"
 CASES |= cases(
     {
         "data show": f"{DATA} --length=32 -n 2",
-        "data nsp": f"{DATA} --length=48 --count=4 --objective=nsp --ratio=0.3 --seed=2 --masking=0.3 --ngram=1",
-        "data none": f"{DATA} --length=32 --objective=none --split=heldout -q",
-        "data tokens": "data show -t text.txt --tokenizer=bpe:300 --length=24 -n 1",
-        "data unknown": "data list",
-        "data odd": f"{DATA} -n 0",
-        "data objective": f"{DATA} --objective=mlm",
-        "data absent": "data show -t nowhere.txt",
+        "data show nsp": f"{DATA} --length=48 --count=4 --objective=nsp --ratio=0.3 --seed=2 --masking=0.3 --ngram=1",
+        "data show none": f"{DATA} --length=32 --objective=none --split=heldout -q",
+        "data show tokens": "data show -t text.txt --tokenizer=bpe:300 --length=24 -n 1",
+        "data show odd": f"{DATA} -n 0",
+        "data show objective": f"{DATA} --objective=mlm",
+        "data show absent": "data show -t nowhere.txt",
         "vocab hot": "vocab hot -t words.txt --tokenizer model-tied --size 40",
-        "vocab file": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.json -q",
-        "vocab tensors": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.safetensors",
-        "vocab pickle": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.pt",
-        "vocab rows": "vocab hot -t words.txt --tokenizer model-tied --size 30 --vocab 128",
-        "vocab ending": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.csv",
-        "vocab too many": "vocab hot -t words.txt --tokenizer model-tied --size 4000",
-        "vocab unknown": "vocab cold -t words.txt --tokenizer model-tied",
-        "vocab no tokenizer": "vocab hot -t words.txt",
+        "vocab hot file": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.json -q",
+        "vocab hot tensors": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.safetensors",
+        "vocab hot pickle": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.pt",
+        "vocab hot rows": "vocab hot -t words.txt --tokenizer model-tied --size 30 --vocab 128",
+        "vocab hot ending": "vocab hot -t words.txt --tokenizer model-tied --size 40 --to hot.csv",
+        "vocab hot too many": "vocab hot -t words.txt --tokenizer model-tied --size 4000",
+        "vocab hot no tokenizer": "vocab hot -t words.txt",
     }
 )
 

@@ -10,7 +10,6 @@ from importlib import import_module
 from importlib.resources import files
 
 import jsonschema
-import typer
 
 # command → the published schema of its JSON
 SCHEMAS = {"plan": "plan", "check": "audit", "inspect": "inspection", "compare": "results", "train": "run"}
@@ -18,20 +17,19 @@ OTHER_ANSWERS = {"audits", "rules", "nothing_to_do"}  # keys of answers of other
 
 
 def commands():
-    """Return the names of all commands."""
-    from tiewise.cli.main import commands as panels
+    """Return the names of all commands, those of groups in two words."""
+    from tiewise.cli.commands import commands as table
 
-    return [name for panel in panels().values() for name in panel]
+    return list(table())
 
 
 def options():
     """Return {(command, option): other spellings of the same value}, from the command objects."""
-    from tiewise.cli.main import command_line
+    from tiewise.cli.main import click_command
 
     names = {}
     for name in commands():
-        command = typer.main.get_command(command_line([name])).commands[name]
-        for parameter in command.params:
+        for parameter in click_command(name).params:
             if parameter.param_type_name != "option":
                 continue
             for spellings in (parameter.opts, parameter.secondary_opts):
@@ -44,14 +42,14 @@ def verbs():
     """Return the names of the commands that rewrite a checkpoint."""
     from tiewise.checkpoint.rewrite import listing
 
-    return [verb.name for verb in listing.list_verbs()]
+    return [verb.command for verb in listing.list_verbs()]
 
 
 def examples():
-    """Return {verb: its example}, a command line without the verb and `--to`."""
+    """Return {command of a verb: its example}, a command line without the command and `--to`."""
     from tiewise.checkpoint.rewrite.registry import verbs as loaded
 
-    return {name: verb.example for name, verb in loaded().items()}
+    return {verb.command: verb.example for verb in loaded().values()}
 
 
 def sections():

@@ -21,7 +21,7 @@ from tests.answers.cases import CASES
 
 RECORDED = Path(__file__).parent / "recorded"
 SHORT = 110  # an entry of at most so many characters is printed on one line
-MOVED = ("tie", "untie", "dedupe", "repair", "trim", "slim")  # verbs that copy numbers and compute none
+MOVED = ("tie", "untie", "repair", "vocab trim", "adapter slim")  # verbs that copy numbers and compute none
 
 
 class Place:
@@ -99,7 +99,7 @@ def _answer_line(case, line, folders, check_json):
         record = json.loads(texts.normalised(again.out, folders[1]))
         result["json"] = dict(sorted(describe.leaves(record).items()))
         if check_json is not None and again.code in (0, 1):
-            check_json(arguments[0], json.loads(again.out))
+            check_json(case.command, json.loads(again.out))
     if _new_files(folders[1], before[1]) != written:
         result["json files"] = _new_files(folders[1], before[1])
     return result
@@ -125,9 +125,14 @@ def _described(case, folder, name):
     return describe.file_leaf(folder / name, folder, moved=moved, each_tensor=each_tensor)
 
 
+def file_name(command):
+    """Return the name of the file with the answers of a command."""
+    return f"{command.replace(' ', '-')}.json"
+
+
 def recorded(command, folder=RECORDED):
     """Return {case: answer} of the recorded cases of one command."""
-    path = folder / f"{command}.json"
+    path = folder / file_name(command)
     return describe.flat(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
@@ -142,7 +147,7 @@ def write(answers, folder=RECORDED):
     digits = 9 if folder == RECORDED else 15
     for command, result in answers.items():
         text = _printed(describe.rounded(describe.nested(result), digits))
-        (folder / f"{command}.json").write_text(text + "\n", encoding="utf-8")
+        (folder / file_name(command)).write_text(text + "\n", encoding="utf-8")
 
 
 def _printed(value, indent=0):
@@ -194,8 +199,9 @@ def _merge(answers):
     for command in {case.command for case in CASES.values()}:
         merged = recorded(command) | answers.get(command, {})
         answers[command] = {name: lines for name, lines in merged.items() if name in CASES}
+    names = set(map(file_name, answers))
     for path in RECORDED.glob("*.json"):
-        if path.stem not in answers:
+        if path.name not in names:
             path.unlink()
 
 

@@ -38,9 +38,9 @@ def test_answer_matches_recorded_answer(case, place):
 
 
 def test_every_recorded_answer_has_a_case():
-    files = {path.stem for path in record.RECORDED.glob("*.json")}
-    names = {name for command in files for name in recorded(command)}
+    files = {path.name for path in record.RECORDED.glob("*.json")}
+    names = {name for case in CASES.values() for name in recorded(case.command)}
     missing, of_no_case = sorted(CASES.keys() - names), sorted(names - CASES.keys())
     assert missing == [], f"run python -m tests.answers.record --only {shlex.join(missing)}"
     assert of_no_case == [], "delete these entries of tests/answers/recorded"
-    assert files == {case.command for case in CASES.values()}
+    assert files == {record.file_name(case.command) for case in CASES.values()}

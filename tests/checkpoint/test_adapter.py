@@ -262,7 +262,7 @@ def test_b063_counts_copied_rows_that_differ_from_base(tmp_path, tensors, base, 
     assert len(found) == len(said)
     for one, words in zip(found, said, strict=True):
         assert words in one.evidence
-        assert one.repair == f"tiewise slim {path} --base {base} --to NEW_DIR"
+        assert one.repair == f"tiewise adapter slim {path} --base {base} --to NEW_DIR"
 
 
 DORA = {f"{H}.lora_magnitude_vector": np.ones(V, np.float32)}
@@ -291,7 +291,7 @@ def test_b064_names_engines_that_do_not_serve_adapter(tmp_path, tensors, config,
     path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
     found = findings(path, base, ["B064"])
     assert [one.evidence for one in found] == ([] if said is None else [said])
-    assert all(one.repair == f"tiewise merge {path} --base {base} --to NEW_DIR" for one in found)
+    assert all(one.repair == f"tiewise adapter merge {path} --base {base} --to NEW_DIR" for one in found)
 
 
 BODY_ONLY = {"target_modules": "all-linear"}
@@ -322,7 +322,7 @@ def test_lora_config_names_modules_as_the_class_does(tmp_path):
 @pytest.mark.parametrize(
     ("base", "tokens", "words"),
     [
-        ({}, [3, V], f"none is token {V}'s; tiewise resize --vocab {V + 1} gives it one"),
+        ({}, [3, V], f"none is token {V}'s; tiewise vocab resize --vocab {V + 1} gives it one"),
         ({}, [-1, 3], "none is token -1's; ids begin at 0"),
         ({"tensors": {"model.embed_tokens.weight": None}}, [], "no input table was found; tiewise check says"),
     ],

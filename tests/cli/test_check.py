@@ -1,4 +1,4 @@
-"""Test the output and exit codes of `tiewise check`, `dedupe` and `untie`."""
+"""Test the output and exit codes of `tiewise check`, `repair` and `untie`."""
 
 import json
 
@@ -16,12 +16,12 @@ def folders(tmp_path, monkeypatch):
     llama(tmp_path / "differ", head=np.where(np.arange(24)[:, None] == 5, table() + 1, table()))
 
 
-def test_check_reports_table_stored_twice_and_dedupe_command(tiewise):
+def test_check_reports_table_stored_twice_and_repair_command(tiewise):
     result = tiewise("check", "twice")
     assert (result.code, result.err) == (0, "")
     assert "identical, byte by byte; 768 bytes stored twice" in result.out
     assert "B013 warning" in result.out
-    assert "tiewise dedupe twice --to NEW_DIR" in " ".join(result.out.split())
+    assert "tiewise repair twice --to NEW_DIR" in " ".join(result.out.split())
 
 
 def test_check_compares_draft_with_its_target(tiewise, tmp_path):
@@ -84,11 +84,11 @@ def test_check_prints_markup_in_names_unchanged(tiewise, tmp_path):
     assert "[red]model" in result.out
 
 
-def test_dedupe_then_untie_restores_tensors_exactly(tiewise, tree, tmp_path):
+def test_repair_then_untie_restores_tensors_exactly(tiewise, tree, tmp_path):
     before = tree()
-    result = tiewise("dedupe", "twice", "--to", "once", "--dry-run")
+    result = tiewise("repair", "twice", "--to", "once", "--dry-run")
     assert (result.code, "would write" in result.out, tree()) == (0, True, before)
-    result = tiewise("dedupe", "twice", "--to", "once")
+    result = tiewise("repair", "twice", "--to", "once")
     assert (result.code, "largest change 0" in result.out) == (0, True)
     assert "lm_head.weight" not in load_file(tmp_path / "once/model.safetensors")
     receipt = json.loads(tiewise("untie", "once", "--to", "again", "--json").out)

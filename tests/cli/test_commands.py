@@ -15,7 +15,7 @@ from tests.public_names import homes, public
 from transformers import Qwen2Config
 
 import tiewise
-from tiewise.cli.main import commands, function_of
+from tiewise.cli.commands import commands
 from tiewise.cli.options import split_specs
 from tiewise.training.folder import folder_name
 from tiewise.training.results import Comparison
@@ -208,14 +208,14 @@ def test_split_specs_separates_specs_but_not_their_arguments(text, arms):
 
 
 def test_every_command_has_options_and_python_name_as_readme_states():
-    modules = {name: module for group in commands().values() for name, module in group.items()}
-    for name, module in modules.items():
-        assert {"json_", "quiet"} <= set(inspect.signature(function_of(name, module)).parameters), name
-    no_calls = {name for name in modules if name not in homes()}
+    for name, command in commands().items():
+        assert {"json_", "quiet"} <= set(inspect.signature(command.function()).parameters), name
+    calls = {name: command.words[-1] for name, command in commands().items()}
+    no_calls = {name for name, call in calls.items() if call not in homes()}
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
     named = readme.partition("says and writes. ")[2].partition(" are commands only.")[0]
-    assert set(re.findall(r"`(\w+)`", named)) == no_calls
-    assert all(callable(public(name)) for name in modules.keys() - no_calls)
+    assert set(re.findall(r"`([\w ]+)`", named)) == no_calls
+    assert all(callable(public(calls[name])) for name in calls.keys() - no_calls)
 
 
 def test_readme_names_the_test_command_that_ci_runs():

@@ -6,7 +6,7 @@ import re
 import pytest
 import typer
 
-from tiewise.cli.data import data
+from tiewise.cli import data
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +19,8 @@ def source(tmp_path_factory):
 
 def show(*arguments):
     app = typer.Typer()
-    app.command()(data)
-    app(["show", *arguments, "--tokenizer", "bpe:300"], standalone_mode=False)
+    app.command()(data.show)
+    app([*arguments, "--tokenizer", "bpe:300"], standalone_mode=False)
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])

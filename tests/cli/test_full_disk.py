@@ -12,7 +12,7 @@ from tests.answers import inputs
 
 pytestmark = pytest.mark.slow
 FULL = "/dev/full"  # every write to it fails with "No space left on device"
-LINES = ["--help", "--version", "plan --like gpt2", "plan --like gpt2 --json", "models", "exercise", "exercise 1"]
+LINES = ["--help", "--version", "plan --like gpt2", "plan --like gpt2 --json", "plan --list", "exercise", "exercise 1"]
 LINES += ["exercise --json", "check --explain all", "check model", "check model --json", "kernels", "diff model model"]
 LINES += ["inspect model --only alignment", "compare --help", "tie model --to new --dry-run --keep input"]
 RUN = ["--steps=40", "--set=width=64", "--json"]

@@ -1,4 +1,4 @@
-"""Test the tables, the JSON, the page and the error messages of `tiewise plan` and `tiewise models`."""
+"""Test the tables, the JSON, the page and the error messages of `tiewise plan` and `tiewise plan --list`."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_plan_plot_writes_page_and_replaces_it_only_with_overwrite(tiewise, tmp_
 
 
 def test_models_prints_every_model_on_one_line_of_100_columns(tiewise):
-    result = tiewise("models")
+    result = tiewise("plan", "--list")
     assert (result.code, result.err) == (0, "")
     lines = [line.rstrip() for line in result.out.splitlines()]
     assert max(map(len, lines)) <= 100
@@ -121,13 +121,13 @@ def test_models_prints_every_model_on_one_line_of_100_columns(tiewise):
 
 def test_models_cuts_no_figure_in_80_columns(tiewise, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    result = tiewise("models").out
+    result = tiewise("plan", "--list").out
     assert max(map(len, result.splitlines())) <= 80
     assert ("…" in result, " 262,144 " in result) == (False, True)
 
 
 def test_models_row_of_pythia_70m_has_its_sizes_shares_and_status(tiewise):
-    result = tiewise("models", "--family", "pythia").out
+    result = tiewise("plan", "--list", "--family", "pythia").out
     (line,) = [line for line in result.splitlines() if line.startswith("pythia-70m")]
     assert line.split()[10] == "verified"
     assert line.split()[:10] == ["pythia-70m", "50,304", "512", "6", "98.2", "70.4", "M", "73.1", "%", "no"]
@@ -141,12 +141,12 @@ def test_models_row_of_pythia_70m_has_its_sizes_shares_and_status(tiewise):
     ],
 )
 def test_models_filters_and_sorts_rows(tiewise, chosen, names):
-    record = json.loads(tiewise("models", *chosen.split(), "--json").out)
+    record = json.loads(tiewise("plan", "--list", *chosen.split(), "--json").out)
     assert [row["name"] for row in record["models"]] == names.split()
 
 
 def test_models_json_is_one_line_with_every_model_and_field(tiewise):
-    result = tiewise("models", "--json")
+    result = tiewise("plan", "--list", "--json")
     record = json.loads(result.out)
     assert result.out.count("\n") == 1
     assert record["note"] == BETTER
@@ -162,19 +162,19 @@ def test_models_json_is_one_line_with_every_model_and_field(tiewise):
 )
 def test_models_drops_whole_columns_and_no_digit_on_narrow_terminal(tiewise, monkeypatch, width, left_out):
     monkeypatch.setenv("COLUMNS", str(width))
-    result = tiewise("models", "--family=pythia").out
+    result = tiewise("plan", "--list", "--family=pythia").out
     lines = result.splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in result
     (line,) = [line for line in lines if line.startswith("pythia-70m")]
     assert {"50,304", "512", "6", "70.4"} <= set(line.split())
     assert f"also show: {left_out}." in " ".join(result.split())
-    every = tiewise("models").out
+    every = tiewise("plan", "--list").out
     assert "…" not in every
     assert all(f" {model.width:,} " in every for model in models())
 
 
 def test_models_reports_zero_matches_and_refuses_unknown_family(tiewise):
-    assert "0 models" in tiewise("models", "--family=pythia", "--tied").out
-    result = tiewise("models", "--family=lama")
+    assert "0 models" in tiewise("plan", "--list", "--family=pythia", "--tied").out
+    result = tiewise("plan", "--list", "--family=lama")
     assert_refused(result, "no model's name or type begins with 'lama'; did you mean llama?")

@@ -45,7 +45,7 @@ def test_import_tiewise_loads_no_heavy_library():
         ("sparkle", 2, "'sparkle'", set()),
         ("plan --like=gpt2", 0, "total", set()),
         ("plan --like=gpt2 --plot=p.html", 0, "page: p.html", {"plotly"}),
-        ("models", 0, "gpt2", set()),
+        ("plan --list", 0, "gpt2", set()),
     ],
 )
 def test_command_loads_only_libraries_it_needs(tmp_path, line, code, says, loads):
@@ -228,7 +228,7 @@ def test_ctrl_c_during_dataclass_creation_exits_130_without_message(tmp_path):
     assert run_with_ctrl_c(tmp_path, IN_TEXT, 1, "check", "model") == ""
 
 
-@pytest.mark.parametrize("line", ["exercise 1", "exercise 1 --json", "models"])
+@pytest.mark.parametrize("line", ["exercise 1", "exercise 1 --json", "plan --list"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_closed_stdout_pipe_ends_command_with_exit_1_and_no_message(tmp_path, line, unbuffered):
     reader, writer = os.pipe()

@@ -10,7 +10,7 @@ import yaml
 from cli_tiny import TINY, assert_refused
 from tests.checkpoint.tiny_checkpoints import llama, table
 
-from tiewise.cli.main import commands
+from tiewise.cli.commands import commands
 from tiewise.training.folder import locked
 
 SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
@@ -199,13 +199,25 @@ CHECKPOINTS = {
     "tie differ --to new": "--keep",
     "factor twice --to new --rank 8": "rank",
     "factor twice --to new --rank 0": "rank",
-    "resize twice --to new": "vocab",
-    "resize twice --to new --vocab 10": "shrink",
-    "densify twice --to new": "plain",
-    "trim twice --to new": "which tokens stay",
-    "trim twice --to new --size 9": "no tokenizer.json in it",
+    "vocab resize twice --to new": "vocab",
+    "vocab resize twice --to new --vocab 10": "shrink",
+    "factor twice --undo --to new": "plain",
+    "vocab trim twice --to new": "which tokens stay",
+    "vocab trim twice --to new --size 9": "no tokenizer.json in it",
     "repair twice --to /proc/new": "/proc",
-    "dedupe twice --to differ": "not empty",
+    "repair twice --to differ": "not empty",
+}
+RENAMED = {
+    "models": "no command 'models'; it is `tiewise plan --list` now; see tiewise --help",
+    "dedupe twice --to new": "no command 'dedupe'; it is `tiewise repair` now",
+    "densify twice": "no command 'densify'; it is `tiewise factor --undo` now",
+    "resize twice": "no command 'resize'; it is `tiewise vocab resize` now",
+    "merge twice": "no command 'merge'; it is `tiewise adapter merge` now",
+    "hot -t text.txt": "no command 'hot'; it is `tiewise vocab hot`; see",
+    "comparr": "no command 'comparr'; did you mean `tiewise compare`? see tiewise --help",
+    "densfy": "no command 'densfy'; did you mean `tiewise factor --undo`?",
+    "vocab rezise": "no command 'vocab rezise'; did you mean `tiewise vocab resize`?",
+    "adapter mend": "no command 'adapter mend'",
 }
 EMPTY = dict.fromkeys(("''", "--out=", "--to="), "an argument is empty: is a variable unset?")
 TOO_LONG = {"word" * 99: "File name too long; check the path"}
@@ -232,17 +244,18 @@ WRONG = [
         {"": "none holds no run", "--launcher=ray": "only --out none --resume"},
     ),
     ("train --resume --out", {"other": "other holds no run to resume"}),
-    ("data", {"hide": "write tiewise data show"}),
+    ("data", {"shoe": "no command 'data shoe'; did you mean `tiewise data show`? see tiewise --help"}),
+    ("", RENAMED),
     ("data show -t text.txt --tokenizer bpe:300", SHOW),
     ("plan", PLAN),
-    ("models", {"--family=lama": "did you mean llama? `tiewise models` lists all"}),
+    ("plan --list", {"--family=lama": "did you mean llama? `tiewise plan --list` lists all"}),
     ("inspect twice", {"--only=alignmnet": "there is no section 'alignmnet'; did you mean alignment? sections are"}),
-    ("models", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
+    ("plan --list", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
     ("sparkle", {"": "'sparkle'"}),
     ("", CHECKPOINTS),
     *((verb, TOO_LONG) for verb in ("plan", "inspect", "train", "explore", "sweep", "exercise 1", "train --model")),
     *((verb, NO_FILE) for verb in ("check", "inspect", "untie --to new")),
-    *((verb, EMPTY) for panel in commands().values() for verb in panel),
+    *((name, EMPTY) for name in commands()),
     ("compare --element=0", {"--resume": "--element 0 with --resume; runs/compare is prepared; give a number from 1"}),
 ]
 CASES = [(f"{command} {rest}", says) for command, rows in WRONG for rest, says in rows.items()]

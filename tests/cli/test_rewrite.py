@@ -7,17 +7,19 @@ import pytest
 from tests.checkpoint.tiny_checkpoints import llama, llama_tensors, table
 
 
-@pytest.mark.parametrize("command", ["repair", "dedupe", "tie", "resize --vocab 24"])
+@pytest.mark.parametrize("command", ["repair", "tie", "vocab resize --vocab 24"])
 def test_rewrite_with_nothing_to_do_exits_0_and_writes_no_folder(tiewise, tmp_path, command):
     llama(tmp_path / "a[1]", True)
-    verb, *options = command.split()
-    result = tiewise(verb, "a[1]", "--to", "b", *options)
+    words = command.split()
+    result = tiewise(*words, "a[1]", "--to", "b")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("a[1]: ")
-    assert result.out.endswith(": nothing to do, and b was not made\n")
+    assert result.out.endswith("; b was not made\n")
     assert not (tmp_path / "b").exists()
-    result = tiewise(verb, "a[1]", "--to", "b", *options, "--json")
-    assert (result.code, json.loads(result.out)["verb"]) == (0, verb)
+    assert result.out.count("\n") == 1
+    result = tiewise(*words, "a[1]", "--to", "b", "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["verb"] in words
 
 
 def test_repair_exits_2_if_fault_needs_manual_repair(tiewise, tmp_path):

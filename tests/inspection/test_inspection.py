@@ -158,7 +158,12 @@ def test_check_request_refuses_too_little_effort(name, value):
         ("run.yaml results.json", 1, RunError, r"results\.json has schema None"),
         ("run.yaml results.json", 2, RunError, "is a comparison of several models; inspect it alone"),
         ("run.yaml", 1, RunError, "a comparison that is not finished; finish it with `tiewise compare --resume`"),
-        ("adapter_config.json", 1, CheckpointError, "an adapter, which has no tables of its own; `tiewise merge` it"),
+        (
+            "adapter_config.json",
+            1,
+            CheckpointError,
+            "an adapter, which has no tables of its own; `tiewise adapter merge` it",
+        ),
     ],
 )
 def test_open_models_refuses_folders_that_are_not_models_and_names_their_kind(tmp_path, files, times, error, said):

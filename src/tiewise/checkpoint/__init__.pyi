@@ -3,8 +3,6 @@
 from tiewise.checkpoint.adapter_settings import lora_config as lora_config
 from tiewise.checkpoint.audit import Audit as Audit
 from tiewise.checkpoint.audit import check as check
-from tiewise.checkpoint.rewrite import dedupe as dedupe
-from tiewise.checkpoint.rewrite import densify as densify
 from tiewise.checkpoint.rewrite import factor as factor
 from tiewise.checkpoint.rewrite import merge as merge
 from tiewise.checkpoint.rewrite import repair as repair

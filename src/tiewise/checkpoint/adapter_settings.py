@@ -30,7 +30,7 @@ def lora_config(model: Any, new_tokens: Iterable[int] = (), *, tables: bool = Fa
 
     Args:
         model: a checkpoint folder, whose tables are compared, or a Hugging Face model.
-        new_tokens: ids whose rows are trained at both ends. Each needs a row; `tiewise resize` adds rows.
+        new_tokens: ids whose rows are trained at both ends. Each needs a row; `tiewise vocab resize` adds rows.
         tables: train both tables in full instead.
 
     Returns:
@@ -93,7 +93,7 @@ def _require_rows(base: _BaseEnds, ids: Sequence[int]) -> None:
     for token in (min(ids), max(ids)):
         if 0 <= token < base.rows:
             continue
-        remedy = f"tiewise resize --vocab {token + 1} gives it one"
+        remedy = f"tiewise vocab resize --vocab {token + 1} gives it one"
         if token < 0:
             remedy = "ids begin at 0"
         raise CheckpointError(f"{base.where}: of {base.rows:,} rows none is token {token}'s", remedy)

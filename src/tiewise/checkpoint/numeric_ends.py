@@ -179,7 +179,7 @@ def require_plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     roles = facts.roles
     if facts.is_tiewise_type:
         problem = f"{facts.path}: its boundary is {short(facts.config.get(SPEC))} already"
-        raise CheckpointError(problem, "tiewise densify it first")
+        raise CheckpointError(problem, "run tiewise factor --undo first")
     head_name = require_head(facts, verb)
     table = _input_of_several(facts)
     spare = _copies_of_input(facts, table)

@@ -143,7 +143,7 @@ def read_boundary(facts: Facts, backend: str) -> StoredBoundary:
     """
     spec, needed = _read_spec(facts)
     require_options(facts, spec, backend)
-    require_readable_tables(facts, "densify")
+    require_readable_tables(facts, "multiply out")
     table = facts.roles.input
     assert table is not None, "require_readable_tables raises without an input table"
 

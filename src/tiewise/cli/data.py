@@ -1,8 +1,7 @@
-"""`tiewise data`: what a run reads, as it reads it. `tiewise vocab`: the part of a vocabulary that a text uses."""
+"""`tiewise data show`: rows of a text as an ALBERT is trained on them."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,10 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
-    from tiewise.training.data.hot_tokens import HotTokens
     from tiewise.training.data.training_rows import PairRows
 
 
-def data(
-    what: str = typer.Argument(..., metavar="show", help="show: print rows as an ALBERT is trained on them."),
+def show(
     text: list[str] = o.TEXT,
     tokenizer: str = typer.Option("bpe:4096", help="As of tiewise train."),
     objective: str = typer.Option("sop", help="Of the pairs: sop, nsp or none."),
@@ -37,8 +34,6 @@ def data(
     A masked token is shown as \\[MASK|word], one replaced at random as \\[other|word], one that stays as \\[=|word];
     ↵ is the end of a line.
     """
-    if what != "show":
-        raise RunError(f"tiewise data {what[:40]}", "write tiewise data show")
     if count < 1 or seed < 0:
         raise RunError(f"{count} rows of seed {seed}", "use 1 row or more, and a seed of 0 or more")
     o.need("torch", "transformers")
@@ -103,56 +98,3 @@ def _label_words(label: int | None, objective: str) -> str:
         return f"label {label}: as in the text"
     reasons = {"sop": "swapped", "nsp": "B is from another document"}
     return f"label {label}: {reasons.get(objective)}"
-
-
-def vocab(
-    what: str = typer.Argument(..., metavar="hot", help="hot: the most frequent tokens, as a draft's vocabulary."),
-    text: list[str] = o.TEXT,
-    tokenizer: str = typer.Option(..., metavar="MODEL", help="Folder of the target model, tokenizer.json, or Hub id."),
-    size: int = typer.Option(32768, help="Tokens of the draft's vocabulary."),
-    rows: int = typer.Option(None, "--vocab", metavar="V", help="Rows of the target, where its config is not there."),
-    to: Path = typer.Option(None, metavar="FILE", help="x.safetensors (EAGLE-3), x.pt (FR-Spec) or x.json."),
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
-    """Choose a draft model's tokens, and measure how much of held-out text they cover.
-
-    Give text such as the target writes. Special tokens are always among the chosen.
-    """
-    if what != "hot":
-        raise RunError(f"tiewise vocab {what[:40]}", "write tiewise vocab hot")
-    o.need("torch", "transformers", "datasets")
-    o.hush_libraries()
-    from tiewise.training.data.hot_tokens import LAYOUTS, hot_tokens
-
-    texts = text or ["builtin"]
-    if to is not None and to.suffix not in LAYOUTS:  # said before gigabytes are read
-        raise RunError(f"{to}: no layout has this ending", f"choose one of {', '.join(LAYOUTS)}")
-    with TemporaryDirectory() as folder, o.interruptible("; nothing was written"), o.progress_bar(quiet, reads=False):
-        hot = hot_tokens(texts, tokenizer, size, Path(folder) / "data", vocab=rows)
-        if to is not None:
-            hot.write(to)
-    if json_:
-        return o.print_json(hot.record())
-    _print_coverage(hot, size, texts)
-    if to is not None:
-        print(f"{to}: {LAYOUTS[to.suffix]}")
-
-
-def _print_coverage(hot: HotTokens, size: int, texts: list[str]) -> None:
-    """Print the share of held-out text that the chosen tokens cover, and its sample."""
-    from tiewise.core.estimates import FEWEST_UNITS
-
-    share = hot.coverage
-    what = f"{size:,} of {hot.vocabulary:,} tokens cover {share.value:.2%} of the held-out text"
-    documents = f"{share.rows:,} held-out document{'s' * (share.rows != 1)}"
-    if math.isnan(share.low):
-        print(f"{what}.")
-        equal = f"{documents} count{'s' * (share.rows == 1)} as {hot.equal_documents:.1f} of equal length"
-        print(f"No interval: {equal}, and {FEWEST_UNITS} are needed. Give more documents.")
-    else:
-        print(f"{what} (95 % interval over documents {share.low:.2%} – {share.high:.2%}).")
-    measured = f"{hot.held_out:,} tokens of {documents}"
-    print(f"Counted on {hot.counted:,} tokens of {', '.join(texts)}, measured on {measured}.")
-    if hot.unseen:
-        print(f"{hot.unseen:,} of the {size:,} do not occur in it: a longer text would choose them better.")

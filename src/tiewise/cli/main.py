@@ -19,23 +19,14 @@ from typing import Any
 
 import typer
 
+from tiewise.cli.commands import GROUPS, HIDDEN, Command, commands, find_command, unknown_command
 from tiewise.core.errors import TiewiseError, nearest_name
 from tiewise.core.interrupts import is_caused_by_ctrl_c
+from tiewise.core.written_options import for_terminal
 
 gc.set_threshold(50_000)  # starting creates many objects and no garbage; collecting took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # typer exports it under no public name
-
-VERBS = "rewrite"  # the module of this package that makes the commands of verbs
-# name of each other command → its module of this package, under the headings of the help
-COMMANDS = {
-    "Training": dict.fromkeys(("compare", "train", "heal"), "training")
-    | {"sweep": "sweep", "data": "data", "vocab": "data"},
-    "Planning": {"plan": "planning", "models": "planning"},
-    "Looking inside": dict.fromkeys(("inspect", "explore", "diff"), "inspect"),
-    "Checkpoints": {"check": "check"},  # and the verbs: `checkpoint/rewrite/verbs/`
-    "This machine": {"kernels": "training"},
-    "Learning": {"exercise": "exercise"},
-}
+HELP = "Tie wisely: plan, compare, check and repair the two places where a language model touches its vocabulary."
 
 # ASCII text for letters that a terminal's encoding lacks; other letters lose their accent
 STAND_INS = {
@@ -45,70 +36,72 @@ STAND_INS = {
 }
 
 
-def commands() -> dict[str, dict[str, str]]:
-    """Return COMMANDS with the verbs, in the order of the help."""
-    from tiewise.checkpoint.rewrite import listing
-
-    verbs = {verb.name: VERBS for verb in listing.list_verbs()}
-    return {**COMMANDS, "Checkpoints": COMMANDS["Checkpoints"] | verbs}
-
-
-def function_of(name: str, module: str) -> Any:
-    """Return the function of a command, and import its module."""
-    if module == VERBS:
-        from tiewise.cli.rewrite import command_of
-
-        return command_of(name)
-    return getattr(import_module(f"tiewise.cli.{module}"), name)
-
-
 def command_line(arguments: Sequence[str]) -> typer.Typer:
     """Return the command line for some arguments: the command that they name, or all commands.
 
     A command is built with a parser for each of its options. For all commands this takes longer than most of them run.
+
+    Raises:
+        UsageError: the arguments name no command.
     """
-    app = typer.Typer(
-        name="tiewise",
-        help="Tie wisely: train, plan, check and repair the two places where a language model touches its vocabulary.",
+    app = _new_app("tiewise", HELP)
+    app.callback()(_root)
+    words = [argument for argument in arguments if argument and not argument.startswith("-")]
+    length = 2 if words[:1] and words[0] in GROUPS else 1
+    name = " ".join(words[:length])
+    if not name or name in GROUPS:
+        _add_listed(app)
+        return app
+    command = find_command(name)
+    if command is None:
+        raise UsageError(unknown_command(name.split()))
+    function = command.function()
+    _add(app, command, function, function.__doc__)
+    return app
+
+
+def click_command(name: str) -> Any:
+    """Return the parser of a command, of which other programs read the options."""
+    parser = typer.main.get_command(command_line(name.split()))
+    for word in name.split():
+        parser = parser.commands[word]  # type: ignore[attr-defined]
+    return parser
+
+
+def _new_app(name: str, help: str) -> typer.Typer:
+    """Return a command line without commands."""
+    return typer.Typer(
+        name=name,
+        help=help,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
-    name = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for panel, modules in COMMANDS.items():
-        if name in modules:
-            _add(app, panel, name, function_of(name, modules[name]))
-            return app
-    from tiewise.checkpoint.rewrite import listing  # imported here because no other command needs it
-
-    if name in listing.verb_names():
-        _add(app, "Checkpoints", name, function_of(name, VERBS))
-    else:
-        _add_all(app)
-    return app
 
 
-def _add_all(app: typer.Typer) -> None:
-    """Add every command with its summary, to be listed and not called."""
-    from tiewise.checkpoint.rewrite import listing
-
-    summaries = {verb.name: verb.summary for verb in listing.list_verbs()}
-    for panel, modules in commands().items():
-        for name, module in modules.items():
-            if module != VERBS:
-                summaries[name] = function_of(name, module).__doc__
-            _add(app, panel, name, _do_nothing, summaries[name])
+def _add_listed(app: typer.Typer) -> None:
+    """Add every command with its line of the help, to be listed and not called."""
+    for command in commands().values():
+        _add(app, command, _do_nothing, command.answers)
 
 
 def _do_nothing() -> None:
     """Serve as the function of a command that is only listed."""
 
 
-def _add(app: typer.Typer, panel: str, name: str, function: Callable[..., None], help: str | None = None) -> None:
-    """Add one command to a panel of the help."""
-    app.command(name, help=help or function.__doc__, rich_help_panel=panel)(function)
+def _add(app: typer.Typer, command: Command, function: Callable[..., None], help: str | None) -> None:
+    """Add one command to its panel of the help, or to its group."""
+    is_hidden = command.panel == HIDDEN
+    *group, name = command.words
+    if not group:
+        app.command(name, help=help, rich_help_panel=command.panel, hidden=is_hidden)(function)
+        return
+    group_app = next((each.typer_instance for each in app.registered_groups if each.name == group[0]), None)
+    if group_app is None:
+        group_app = _new_app(group[0], GROUPS[group[0]])
+        app.add_typer(group_app, name=group[0], rich_help_panel=command.panel, hidden=is_hidden)
+    group_app.command(name, help=help)(function)
 
 
 def _version(is_requested: bool) -> None:
@@ -138,7 +131,8 @@ def main() -> None:
         # an empty path would mean the current folder
         if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in sys.argv[1:]):
             raise typer.BadParameter("an argument is empty: is a variable unset?")
-        code = command_line(_arguments())(standalone_mode=False) or 0
+        with for_terminal():
+            code = command_line(_arguments())(standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         outcome = _outcome_of(error)

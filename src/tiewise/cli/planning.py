@@ -1,7 +1,6 @@
-"""`tiewise plan` and `tiewise models`.
+"""`tiewise plan`: costs and savings of tying, factoring and sharing before training.
 
-`plan` counts the costs and savings of tying, factoring and sharing before training. `models` lists the vocabulary,
-width, depth and tying of public models.
+`plan --list` lists the vocabulary, width, depth and tying of public models.
 """
 
 from __future__ import annotations
@@ -16,70 +15,117 @@ from tiewise.cli import options as o
 from tiewise.core.errors import PlanError
 
 if TYPE_CHECKING:
-    from tiewise.planning.plan import ModelSource
+    from tiewise.planning.plan import ModelSource, Plan
 
 SIZES = "Sizes alone, or of --like: "
+SIZE_OPTIONS = ("vocab", "width", "layers", "heads", "kv_heads", "ffn", "gated")
+SETTING_OPTIONS = ("batch", "length", "dtype", "world", "tp", "fsdp")
+LISTED = "Models of --list"  # panel of the help
+LIST_FILTERS = ("tied", "family", "min_vocab", "min_size", "max_size", "sort")
 
 
-def plan(
-    config: Path = typer.Argument(None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder with one."),
-    like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`), or its like."),
-    vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
-    width: int = typer.Option(None, help=f"{SIZES}width D."),
-    layers: int = typer.Option(None, help=f"{SIZES}layers L."),
-    heads: int = typer.Option(None, help=f"{SIZES}attention heads.", show_default="1"),
-    kv_heads: int = typer.Option(None, help=f"{SIZES}key-value heads.", show_default="as many as heads"),
-    ffn: int = typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D"),
-    gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
-    boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
-    share: str = typer.Option(None, help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is"),
-    batch: int = typer.Option(8, help="Sequences of one rank in one step."),
-    length: int = typer.Option(1024, help="Tokens of a sequence."),
-    dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
-    world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded."),
-    tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel and its stock form."),
-    fsdp: int = typer.Option(None, help="Ranks that shard it all; with --tp, both at once.", show_default="the world"),
-    init: float = typer.Option(None, help="Standard deviation of weights at the start.", show_default="the config's"),
-    build: bool = typer.Option(False, "--build", help="Count by building the model without memory (needs torch)."),
-    plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page that --plot names."),
-    full: bool = typer.Option(False, "--full", help="Print every figure, thresholds, nearest models and assumptions."),
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
+def _listed(kind: type, *names: str, **described: Any) -> o.Option:
+    """Return an option of `--list`."""
+    return kind, typer.Option(None, *names, rich_help_panel=LISTED, **described)
+
+
+@o.taking(
+    config=(Path, typer.Argument(None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder with one.")),
+    like=(str, typer.Option(None, metavar="NAME", help="A public model (`tiewise plan --list` has all), or its like.")),
+    vocab=(int, typer.Option(None, help=f"{SIZES}tokens V.")),
+    width=(int, typer.Option(None, help=f"{SIZES}width D.")),
+    layers=(int, typer.Option(None, help=f"{SIZES}layers L.")),
+    heads=(int, typer.Option(None, help=f"{SIZES}attention heads.", show_default="1")),
+    kv_heads=(int, typer.Option(None, help=f"{SIZES}key-value heads.", show_default="as many as heads")),
+    ffn=(int, typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D")),
+    gated=(bool, typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices).")),
+    arms=(
+        str,
+        typer.Option(
+            "tied,untied", "--arms", "--boundary", "-b", help="Boundaries side by side: tied,untied,factored:128."
+        ),
+    ),
+    share=(str, typer.Option(None, help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is")),
+    batch=(int, typer.Option(8, help="Sequences of one rank in one step.")),
+    length=(int, typer.Option(1024, help="Tokens of a sequence.")),
+    dtype=(str, typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16.")),
+    world=(int, typer.Option(1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded.")),
+    tp=(int, typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel and its stock form.")),
+    fsdp=(
+        int,
+        typer.Option(None, help="Ranks that shard it all; with --tp, both at once.", show_default="the world"),
+    ),
+    init=(
+        float,
+        typer.Option(None, help="Standard deviation of weights at the start.", show_default="the config's"),
+    ),
+    build=(bool, typer.Option(False, "--build", help="Count by building the model without memory (needs torch).")),
+    plot=(Path, typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline.")),
+    overwrite=(bool, typer.Option(False, "--overwrite", help="Replace the page that --plot names.")),
+    full=(
+        bool,
+        typer.Option(False, "--full", help="Print every figure, thresholds, nearest models and assumptions."),
+    ),
+    list_=(bool, typer.Option(False, "--list", help="List public models and stop.", rich_help_panel=LISTED)),
+    tied=_listed(bool, "--tied/--untied", help="Only models that tie, or only those that do not."),
+    family=_listed(str, help="Only names or model types that begin so: qwen, gpt_neox."),
+    min_vocab=_listed(int, help="Only vocabularies of at least this many tokens."),
+    min_size=_listed(float, help="Only models of at least this many billion parameters."),
+    max_size=_listed(float, help="Only models of fewer than this many billion parameters."),
+    sort=_listed(str, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
+    json_=(bool, o.JSON),
+    quiet=(bool, o.QUIET),
+)
+def plan(**parameters: Any) -> None:
     """Recommend tied or untied ends, and count what each choice costs.
 
     The first line is the recommendation: what tying saves, and what similar public models do. Then one table; --full
-    prints parameters by part, bytes, work and thresholds. The model is a config,
-    a model of the catalogue (--like, which size options change), or sizes alone (--vocab, --width, --layers). It loads
-    no weights, and builds no model except with --build. An estimate is marked ≈; if a part of the model is not counted,
-    no total is printed.
+    prints parameters by part, bytes, work and thresholds. The model is a config, a public model (--like, which size
+    options change), or sizes alone (--vocab, --width, --layers). It loads no weights, and builds no model except with
+    --build. An estimate is marked ≈; if a part of the model is not counted, no total is printed. --list prints the
+    public models instead.
     """
+    if parameters["list_"]:
+        return _list_models(parameters)
+    for name in LIST_FILTERS:
+        if parameters[name] is not None:
+            option = {"tied": "--tied or --untied"}.get(name, "--" + name.replace("_", "-"))
+            raise PlanError(f"{option} without --list", "add --list, or leave it out")
+    _print_plan(parameters)
+
+
+def _print_plan(parameters: dict[str, Any]) -> None:
+    """Plan the model that the parameters describe, and print or draw the result."""
     from tiewise.planning.costs import Setting
     from tiewise.planning.plan import plan as make_plan
 
-    sizes: dict[str, int | None] = {"vocab": vocab, "width": width, "layers": layers, "heads": heads}
-    sizes |= {"kv_heads": kv_heads, "ffn": ffn, "gated": gated or None}
-    if plot is not None and plot.is_file() and not overwrite:
+    plot: Path | None = parameters["plot"]
+    if plot is not None and plot.is_file() and not parameters["overwrite"]:
         raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
-    model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
-    if build:
+    sizes = {name: parameters[name] for name in SIZE_OPTIONS if parameters[name] is not None}
+    model = _model(parameters["config"], parameters["like"], sizes)
+    if parameters["build"]:
         model = _built(model)
-    setting = Setting(batch, length, dtype, world, tp, init, fsdp)
-    sharings = None if share is None else o.split_specs(share)
-    plan_result = make_plan(model, o.split_specs(boundary), sharings, setting)
+    setting = Setting(**{name: parameters[name] for name in SETTING_OPTIONS}, std=parameters["init"])
+    sharings = o.split_specs(parameters["share"]) if parameters["share"] else None
+    result = make_plan(model, o.split_specs(parameters["arms"]), sharings, setting)
     if plot is not None:
-        o.need("plotly", "jinja2", extra="plots")
-        from tiewise.report.plan_page import write_plan
-
-        page = write_plan(plan_result, plot, o.command_line())
-        if not quiet:
-            o.print_to_stderr(f"page: {page}")
-    if json_:
-        return o.print_json(plan_result.record())
+        _write_page(result, plot, parameters["quiet"])
+    if parameters["json_"]:
+        return o.print_json(result.record())
     from tiewise.planning.plan_view import plan_view
 
-    o.print_view(lambda width: plan_view(plan_result.record(), width, full))
+    o.print_view(lambda width: plan_view(result.record(), width, parameters["full"]))
+
+
+def _write_page(result: Plan, plot: Path, quiet: bool) -> None:
+    """Write the page of a plan, and print its path."""
+    o.need("plotly", "jinja2", extra="plots")
+    from tiewise.report.plan_page import write_plan
+
+    page = write_plan(result, plot, o.command_line())
+    if not quiet:
+        o.print_to_stderr(f"page: {page}")
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> ModelSource:
@@ -142,25 +188,16 @@ def _built(model: ModelSource) -> ModelSource:
     return count_on_meta(values)
 
 
-def models(
-    tied: bool = typer.Option(None, "--tied/--untied", help="Only models that tie, or only those that do not."),
-    family: str = typer.Option(None, help="Only names or model types that begin so: qwen, gpt_neox."),
-    min_vocab: int = typer.Option(None, help="Only vocabularies of at least this many tokens."),
-    min_size: float = typer.Option(None, help="Only models of at least this many billion parameters."),
-    max_size: float = typer.Option(None, help="Only models of fewer than this many billion parameters."),
-    sort: str = typer.Option(None, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
-    json_: bool = o.JSON,
-    quiet: bool = o.QUIET,
-) -> None:
-    """List public models: vocabulary V, width D, layers L, size of tables, and tying.
-
-    `tiewise check` on the files themselves is better evidence than this catalogue.
-    """
+def _list_models(parameters: dict[str, Any]) -> None:
+    """Print the public models that the filters of `--list` select."""
     from tiewise.planning.catalogue import BETTER, select
 
-    least, most = (None if size is None else size * 1e9 for size in (min_size, max_size))
-    selected = select(tied, family or "", min_vocab or 0, least, most, sort)
-    if json_:
+    if parameters["config"] is not None or parameters["like"] is not None:
+        raise PlanError("--list with a model to plan", "leave the model or --list out")
+    least, most = (None if size is None else size * 1e9 for size in (parameters["min_size"], parameters["max_size"]))
+    family, min_vocab = parameters["family"] or "", parameters["min_vocab"] or 0
+    selected = select(parameters["tied"], family, min_vocab, least, most, parameters["sort"])
+    if parameters["json_"]:
         return o.print_json({"models": [model.record() for model in selected], "note": BETTER})
     from tiewise.planning.plan_view import models_table
 

@@ -85,7 +85,7 @@ def _print_nothing(verb: str, source: Path, to: Path, reason: TiewiseError, json
     if json_:
         o.print_json({"verb": verb, "source": str(source), "nothing_to_do": str(reason)})
     else:
-        print(f"{reason.problem}: nothing to do, and {to} was not made")
+        print(f"{reason.problem}; {to} was not made")
 
 
 def _print_lines(lines: list[tuple[str, str]]) -> None:

@@ -136,7 +136,7 @@ class BoundarySpec:
         {"projected": ("out_bias",)},
         None,
         "`out_bias`",
-        "a bias [E] behind P_out, as the authors' code has; no plain tables do the same, so it is not densified",
+        "a bias [E] behind P_out, as the authors' code has; no plain tables do the same, so `factor --undo` refuses it",
         changes=LOGITS,
         backends=BACKENDS - STORED,
         other_tools=NEVER,
@@ -174,7 +174,7 @@ class BoundarySpec:
         LOGITS,
         backends=BACKENDS,
         other_tools=NEVER,
-        no_tables=Refusal(" has a soft-cap, which is not linear", "densify it without, or keep tiewise"),
+        no_tables=Refusal(" has a soft-cap, which is not linear", "save it without the soft-cap, or keep tiewise"),
     )
     alpha: float = option(
         1.0,

@@ -28,7 +28,7 @@ BOUNDARY = "Boundary in PyTorch"
 INSTALL = "install"
 FLAX = "Boundary in Flax"
 PLAN = "tiewise plan"
-DENSIFY = "tiewise densify"
+UNDO = "tiewise factor --undo"
 INSPECT = "the direct path of tiewise inspect"
 SHARDED = "a sharded model"
 RUN = "a training run"
@@ -36,7 +36,7 @@ ALBERT_RUN = "an ALBERT run"
 FLAX_RUN = "a run with the flax backend"
 MODULES = frozenset({BOUNDARY, INSTALL, FLAX, SHARDED})  # compute rows, logits and gradients
 RUNS = frozenset({RUN, ALBERT_RUN, FLAX_RUN})
-STORED = frozenset({DENSIFY, INSPECT})  # read a saved boundary
+STORED = frozenset({UNDO, INSPECT})  # read a saved boundary
 BACKENDS = frozenset({PLAN}) | MODULES | RUNS | STORED
 
 # the property of a model that an option changes

@@ -218,7 +218,7 @@ def _require_tensors(folder_path: Path, folder: Folder) -> None:
     if folder.tensors:
         return
     if (folder_path / ADAPTER_CONFIG).is_file():
-        fix = "`tiewise merge` it into its base first"
+        fix = "merge it into its base first: tiewise adapter merge"
         raise CheckpointError(f"{folder_path}: an adapter, which has no tables of its own", fix)
     reason = f" ({folder.faults[0].problem})" if folder.faults else ""
     problem = f"{folder_path}: no safetensors that can be read{reason}"

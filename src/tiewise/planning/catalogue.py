@@ -146,7 +146,7 @@ def _models_of_family(family: str) -> list[Model]:
             matching.append(model)
     if matching:
         return matching
-    hint, near = "`tiewise models` lists all", nearest_name(family, sorted(names))
+    hint, near = "`tiewise plan --list` lists all", nearest_name(family, sorted(names))
     if near is not None:
         hint = f"did you mean {near}? {hint}"
     raise PlanError(f"no model's name or type begins with {family!r}", hint)
@@ -177,7 +177,7 @@ def find(name: str) -> Model:
             return by_name[spelling]
     close = similar_names(spelled, by_name, count=4)
     short_name = name if len(name) <= 60 else name[:57] + "..."
-    hint = "`tiewise models` lists them"
+    hint = "`tiewise plan --list` lists them"
     if close:
         hint = f"similar names: {', '.join(by_name[each].name for each in close)}"
     raise PlanError(f"the catalogue has no model {short_name!r}", hint)

@@ -133,7 +133,7 @@ def test_slim_refuses_unsuitable_adapters(tmp_path, tensors, config, base, words
 def test_verbs_distinguish_adapters_from_checkpoints(tmp_path):
     path, base = write_adapter(tmp_path / "a", BOTH), llama(tmp_path / "base")
     for call, words in (
-        (lambda: tie(path, tmp_path / "b"), "tiewise merge"),
+        (lambda: tie(path, tmp_path / "b"), "tiewise adapter merge"),
         (lambda: slim(base, tmp_path / "b", base=base), "slim is for adapters"),
         (lambda: slim(path, tmp_path / "b", base=path), "no input table"),
         (lambda: merge(path, tmp_path / "b", adapter=path), "an adapter has no two ends"),

@@ -19,12 +19,11 @@ from safetensors.numpy import load_file
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
 from tiewise.checkpoint.rewrite import (
-    dedupe,
-    densify,
     engine,
     factor,
     file_writing,
     new_folder,
+    repair,
     resize,
     rewrite,
     tie,
@@ -37,6 +36,8 @@ from tiewise.checkpoint.rewrite.json_edits import edit_json
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import listen_to_progress
+
+UNDO = partial(factor, undo=True)
 
 # config text
 
@@ -120,7 +121,7 @@ def test_rewrite_keeps_tensors_aligned_after_odd_lengths(tmp_path):
 
 def test_rewrite_removes_shard_without_tensors(tmp_path):
     made = {"model.embed_tokens.weight": table(), "lm_head.weight": table(), "model.norm.weight": table(1, 8)[0]}
-    dedupe(write_checkpoint(tmp_path / "a", llama_config(), made, shards=3), tmp_path / "b")
+    repair(write_checkpoint(tmp_path / "a", llama_config(), made, shards=3), tmp_path / "b")
     index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
     files = sorted({*index["weight_map"].values()})
     assert files == sorted(p.name for p in (tmp_path / "b").glob("*.safetensors"))
@@ -217,10 +218,10 @@ def test_rewrite_refuses_unsuitable_destinations(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file", "full", "link"]
 
 
-@pytest.mark.parametrize("verb_", [untie, partial(factor, rank=3), partial(resize, vocab=50), densify])
+@pytest.mark.parametrize("verb_", [untie, partial(factor, rank=3), partial(resize, vocab=50), UNDO])
 def test_dry_run_writes_nothing_and_predicts_receipt(tmp_path, verb_):
     path = llama(tmp_path / "a", rows=40, width=12, shards=2)
-    if verb_ is densify:
+    if verb_ is UNDO:
         path = factor(path, tmp_path / "factored", rank=3).to
     before = hash_files(tmp_path)
     foreseen = verb_(path, tmp_path / "b", dry_run=True)

@@ -13,14 +13,15 @@ from safetensors.torch import save_file
 from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint, written
 from trimmed_words import BYTES
 
-from tiewise.checkpoint.rewrite import dedupe, densify, factor, repair, resize, tie, trim, untie
+from tiewise.checkpoint.rewrite import factor, repair, resize, tie, trim, untie
 from tiewise.core.errors import CheckpointError
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OUT, IN = "lm_head.out_map.weight", "model.embed_tokens.in_map.weight"
 UNTIED, WIDE, SHORT = {"tied": False}, {"rows": 40, "width": 12}, {"tokenizer": bpe_tokenizer(20)}
 TO_RANK, TO_ROWS = partial(factor, rank=3), partial(resize, vocab=30)
-ASIDE = [tie, untie, dedupe, TO_RANK]
+ASIDE = [tie, untie, TO_RANK]
+UNDO = partial(factor, undo=True)
 NGRAMS = {"model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": 5}
 NAN = table(40, 12)
 NAN[17, 3] = np.nan
@@ -120,7 +121,7 @@ NO_TRIM = [
         "merge 0 joins '<0x41>' and 'a'",
     ),
     (SIZE, model(vocab={"a": 0, "b": 0, "ab": 2}), "the library gives its tokens other ids"),
-    (SIZE, model(vocab={"a": 0, "b": 1, "ab": 9}), "names token 9, and its tables have 4 rows; tiewise resize"),
+    (SIZE, model(vocab={"a": 0, "b": 1, "ab": 9}), "names token 9, and its tables have 4 rows; tiewise vocab resize"),
     (SIZE, model() | {"config": {"eos_token_id": 4}}, "names token 4, and its tables have 4 rows"),
     (SIZE, model() | {"files": {"generation_config.json": [1]}}, "generation_config.json: no JSON object"),
     (SIZE, model() | {"files": {"vocab.json": {"a": 1}}}, "vocab.json: it gives 'a' another id than tokenizer.json"),
@@ -133,7 +134,7 @@ NO_TRIM = [
 # verb, how to write the source, words of the refusal
 REFUSED = [
     *((partial(trim, **options), how, says) for options, how, says in NO_TRIM),
-    *((verb, {}, "nothing to") for verb in (tie, dedupe)),
+    (tie, {}, "nothing to"),
     (untie, UNTIED, "nothing to"),
     (repair, {}, "finds nothing wrong"),
     *((verb, {"config": {"architectures": ["LlamaModel"]}}, "no output head") for verb in ASIDE),
@@ -141,7 +142,13 @@ REFUSED = [
     *((verb, gguf, "GGUF file is not rewritten") for verb in ASIDE),
     *((verb, how, says) for verb in (*ASIDE, TO_ROWS) for says, how in QUANTISED),
     (tie, UNTIED, "24 of 24 rows differ, by 1.4 times their length; choose with --keep input, output or mean"),
-    (dedupe, UNTIED, "24 of 24 rows differ, by 1.4 times their length; nothing is stored twice; tiewise tie --keep"),
+    (repair, UNTIED, "nothing to repair"),
+    (
+        partial(factor, text="t.txt"),
+        {},
+        "no rank to factor to; give rank, the width of the narrow tables, or undo=True",
+    ),
+    (partial(factor, rank=3, undo=True), {}, "undo=True with rank; leave rank out"),
     (partial(tie, keep="both"), UNTIED, "keep is both; choose one of input, output, mean"),
     (untie, t5, "this family always ties, and reads the flag false as 'do not scale before the head'"),
     (partial(tie, keep="input"), t5_v11, "'scale before the head', which is now off; keep it as it is; --force"),
@@ -151,7 +158,7 @@ REFUSED = [
     (TO_RANK, WIDE | {"tensors": {TABLE: NAN}}, "NaN or infinity in rows 0 to 39"),
     (partial(factor, rank=8), WIDE, "the largest that does is 7"),
     (partial(factor, rank=0), WIDE, "saves nothing"),
-    (TO_RANK, {"config": {"model_type": "tiewise", "tiewise_boundary": "factored:4"}}, "densify"),
+    (TO_RANK, {"config": {"model_type": "tiewise", "tiewise_boundary": "factored:4"}}, "factor --undo"),
     (TO_RANK, WIDE | {"config": {"auto_map": {"AutoModel": "x.Y"}}}, "custom code"),
     (TO_RANK, WIDE | {"config": {"architectures": None}}, "model's class"),
     (TO_RANK, WIDE | {"config": {"tie_word_embeddings": False}}, "none is stored"),
@@ -187,7 +194,7 @@ REFUSED = [
     (TO_ROWS, UNTIED | {"head": table(26, 8)}, "26 rows, not 24"),
     (TO_ROWS, {"tensors": {TABLE: np.zeros((24, 8), np.float32)}}, "no row of"),  # all rows are zero
     *(
-        (densify, changed_factored(config=config), says)
+        (UNDO, changed_factored(config=config), says)
         for config, says in (
             ({"model_type": "llama"}, "plain already"),
             ({"tiewise_boundary": None}, "plain already"),
@@ -198,7 +205,7 @@ REFUSED = [
         )
     ),
     *(
-        (densify, changed_factored(values=values), says)
+        (UNDO, changed_factored(values=values), says)
         for values, says in (
             ({IN: None}, "does not have the maps"),
             ({OUT: torch.ones(3, 12)}, "out_map.weight is F32"),

@@ -8,7 +8,7 @@ from tests.checkpoint.tiny_checkpoints import llama_config, table, write_checkpo
 
 import tiewise
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rewrite import densify, factor, resize, tie, untie
+from tiewise.checkpoint.rewrite import factor, resize, tie, untie
 
 V, N = 99, 111
 E, H = "model.embed_tokens.weight", "lm_head.weight"
@@ -134,13 +134,13 @@ def test_tie_replaces_mtp_copies_of_ends_by_tied_table(keep, tmp_path):
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_untie_factor_and_densify_keep_per_layer_tables(name, tmp_path):
+def test_untie_factor_and_undo_keep_per_layer_tables(name, tmp_path):
     model = save_model(tmp_path / "a", name)
     untie(tmp_path / "a", tmp_path / "b")
     assert torch.equal(logits(load_model(tmp_path / "b", model), OLD), logits(model, OLD))
     receipt = factor(tmp_path / "a", tmp_path / "c", rank=12)
     assert f"model.{PLE}: left as they are, since only the two ends are factored" in receipt.notes
-    densify(tmp_path / "c", tmp_path / "d")
+    factor(tmp_path / "c", tmp_path / "d", undo=True)
     narrow, dense = tiewise.load(tmp_path / "c").eval(), load_model(tmp_path / "d", model)
     assert torch.allclose(logits(narrow, OLD), logits(dense, OLD), atol=1e-4)
     for folder in "bcd":

@@ -1,4 +1,4 @@
-"""Test `tie`, `untie`, `dedupe` and `repair` against the logits that transformers computes from their results."""
+"""Test `tie`, `untie` and `repair` against the logits that transformers computes from their results."""
 
 import json
 from fractions import Fraction
@@ -15,7 +15,7 @@ from tests.checkpoint import saved_models as sm
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rewrite import dedupe, repair, tie, untie
+from tiewise.checkpoint.rewrite import repair, tie, untie
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 
@@ -38,7 +38,7 @@ def bytes_of(path):
 
 
 @pytest.mark.parametrize("name", TIED)
-def test_untie_keeps_every_logit_and_dedupe_restores_every_byte(tmp_path, name):
+def test_untie_keeps_every_logit_and_tie_restores_every_byte(tmp_path, name):
     before = logits(saved(tmp_path / "a", name))
     receipt = untie(tmp_path / "a", tmp_path / "b")
     assert (receipt.logit_change, receipt.input_change) == (0.0, 0.0)
@@ -46,18 +46,16 @@ def test_untie_keeps_every_logit_and_dedupe_restores_every_byte(tmp_path, name):
     assert not same_table(model)
     assert not model.config.tie_word_embeddings
     assert torch.equal(logits(model), before)
-    dedupe(tmp_path / "b", tmp_path / "c")
-    tie(tmp_path / "b", tmp_path / "d")
-    for back in (tmp_path / "c", tmp_path / "d"):
-        assert bytes_of(back) == bytes_of(tmp_path / "a")
-        assert config_of(back) == config_of(tmp_path / "a") | {"tie_word_embeddings": True}
+    tie(tmp_path / "b", tmp_path / "c")
+    assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "a")
+    assert config_of(tmp_path / "c") == config_of(tmp_path / "a") | {"tie_word_embeddings": True}
     model = load(tmp_path / "c", name)
     assert same_table(model)
     assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_untie_and_dedupe_keep_half_precision_and_shards(tmp_path, dtype):
+def test_untie_and_tie_keep_half_precision_and_shards(tmp_path, dtype):
     a, b, c = (tmp_path / name for name in "abc")
     saved(a, "llama", dtype=dtype, shard="4KB")
     shards = sorted(path.name for path in a.glob("*.safetensors"))
@@ -70,7 +68,7 @@ def test_untie_and_dedupe_keep_half_precision_and_shards(tmp_path, dtype):
     sizes = {"total_parameters": sum(t.numel() for t in made), "total_size": sum(t.nbytes for t in made)}
     assert index["metadata"] == sizes
     assert all(tensor in load_torch(b / file) for tensor, file in index["weight_map"].items())
-    dedupe(b, c)
+    tie(b, c)
     for path in a.iterdir():
         assert path.name == "config.json" or (c / path.name).read_bytes() == path.read_bytes(), path.name
 
@@ -88,7 +86,7 @@ def test_untie_writes_flag_at_every_level_of_nested_config(tmp_path):
     assert not any(info.values())
     assert not same_table(back)
     assert torch.equal(logits(back, ids), before)
-    dedupe(b, c)
+    tie(b, c)
     assert (bytes_of(c), config_of(c)) == (bytes_of(a), config_of(a))
 
 
@@ -180,13 +178,13 @@ STACKS = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 
 
 @pytest.mark.parametrize(("name", "copies"), [("t5", (*STACKS, "lm_head.weight")), ("t5_v11", STACKS[1:])])
-def test_dedupe_of_t5_drops_table_copies_and_keeps_separate_head(tmp_path, name, copies):
+def test_repair_of_t5_drops_table_copies_and_keeps_separate_head(tmp_path, name, copies):
     a, b, c = (tmp_path / folder for folder in "abc")
     saved(a, name, tied=name == "t5")
     made, config = load_file(a / "model.safetensors"), config_of(a)
     made |= {copy: made["shared.weight"].copy() for copy in copies}
     write_checkpoint(b, config if name == "t5" else config | {"tie_word_embeddings": False}, made)
-    assert dedupe(b, c).dropped == copies
+    assert repair(b, c).dropped == copies
     assert bytes_of(c) == bytes_of(a)
     assert name == "t5" or config_of(c) == config_of(b)
     assert torch.equal(logits(load(c, name)), logits(load(b, name)))
@@ -370,7 +368,7 @@ def tied_model(name):
 
 
 @pytest.mark.slow
-def test_untie_and_dedupe_round_trip_every_fourth_class(tmp_path):
+def test_untie_and_tie_round_trip_every_fourth_class(tmp_path):
     refused, done = {}, 0
     for name in sm.classes()[::EVERY]:
         model = tied_model(name)
@@ -389,7 +387,7 @@ def test_untie_and_dedupe_round_trip_every_fourth_class(tmp_path):
         assert not any(table.weight is head.weight for table in tables), name
         new, old = made.state_dict(), model.state_dict()
         assert all(torch.equal(new[key], old[key]) for key in old if key in new), name
-        dedupe(apart, back)
+        tie(apart, back)
         first, last = tensors(source), tensors(back)
         assert first.keys() == last.keys(), name
         assert all(torch.equal(first[key], last[key]) for key in first), name

@@ -61,5 +61,5 @@ def byte_level(folder):
 
 
 def example_lines():
-    """Return {verb: words of its example's command line, without `--to`}."""
-    return {name: [name, *shlex.split(verb.example)] for name, verb in verbs().items()}
+    """Return {command of a verb: words of its example, without the command and `--to`}."""
+    return {verb.command: shlex.split(verb.example) for verb in verbs().values()}

@@ -162,7 +162,7 @@ def test_check_of_small_model_with_target_keeps_rules_of_folders(tmp_path):
     assert (audit.kind, len(audit.outcomes)) == ("folder", 7)
     (found,) = [one for one in audit.findings if "B083" <= one.rule < "B090"]
     assert (found.rule, found.severity) == ("B084", "info")
-    assert f"tiewise resize {small} --vocab 24 --rows zero" in found.repair
+    assert f"tiewise vocab resize {small} --vocab 24 --rows zero" in found.repair
 
 
 def sentence_pieces(texts):

@@ -14,7 +14,7 @@ from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.config_parts import read_quantisation
-from tiewise.checkpoint.rewrite import dedupe
+from tiewise.checkpoint.rewrite import repair
 from tiewise.core.errors import CheckpointError
 
 FP8 = table().astype(ml_dtypes.float8_e4m3fn)
@@ -202,13 +202,13 @@ SECTIONS = st.dictionaries(KEYS_OF_MLX, VALUES | st.integers(-(2**70), 2**70)) |
 
 
 @pytest.mark.parametrize("method", ["mlx", "bitsandbytes", "gptq", COMPRESSED])
-def test_dedupe_drops_all_parts_of_a_packed_head(tmp_path, method):
+def test_repair_drops_all_parts_of_a_packed_head(tmp_path, method):
     path = llama(tmp_path / "a", **quantised(by(method, E), by(method, H)))
     known = ("transformers", "vLLM", "mlx-lm")
     assert {one.outcome for one in check(path).outcomes if one.loader in known} == {"tied"}
     before, after = (
         load_file(path / "model.safetensors"),
-        load_file(dedupe(path, tmp_path / "b").to / "model.safetensors"),
+        load_file(repair(path, tmp_path / "b").to / "model.safetensors"),
     )
     assert after.keys() == {name for name in before if not name.startswith(H)}
     assert all(np.array_equal(after[name].view("u1"), before[name].view("u1")) for name in after)
@@ -217,7 +217,7 @@ def test_dedupe_drops_all_parts_of_a_packed_head(tmp_path, method):
         save_file(changed, path / "model.safetensors", {"format": "pt"})
         assert run_rule("B013", path) == []
         with pytest.raises(CheckpointError):
-            dedupe(path, tmp_path / "c")
+            repair(path, tmp_path / "c")
 
 
 @settings(deadline=None, max_examples=60)

@@ -65,7 +65,7 @@ MERGED = {NEXT: with_rows(*range(8), of=table(64)), NEXT_HEAD: table(64, seed=1)
 BROKEN = [
     # as transformers before #45335 resized Gemma 4
     ("B017", "error", PLE, False, folder_of(GEMMA4 | WIDE | {VOCABULARY: 60}, {PLE: table(60, 12)}),
-     "has 60 rows", "64: ids from 60 on read outside it", "tiewise resize PATH --vocab 64"),
+     "has 60 rows", "64: ids from 60 on read outside it", "tiewise vocab resize PATH --vocab 64"),
     ("B017", "error", PLE, False, folder_of(GEMMA3N | WIDE | {VOCABULARY: 62}, {PLE: table(60, 12)}),
      "config makes it 62 rows, and", "has 60"),
     ("B017", "error", "hidden_size_per_layer_input", False, folder_of(GEMMA4 | WIDE, {}),

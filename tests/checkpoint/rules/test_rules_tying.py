@@ -8,7 +8,7 @@ from rule_runs import assert_fires, assert_silent, run_rule, table_of
 from tiny_checkpoints import D, V, llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rewrite import dedupe
+from tiewise.checkpoint.rewrite import repair
 
 TYING = "B010 B011 B012 B013 B014 B015 B016"
 HEAD, TABLE, FLAG = "lm_head.weight", "model.embed_tokens.weight", "tie_word_embeddings"
@@ -83,7 +83,7 @@ FIRES = [
     ("B012", "info", HEAD, False, {"head": OTHER, "config": CLASSIFIER}, "has no token head"),
     ("B013", "info", HEAD, False, {"head": table(), "config": CLASSIFIER}, "has no token head"),
     ("B013", "warning", HEAD, True, {"head": table()},
-     f"{V * D * 4} bytes stored twice", "\ntiewise dedupe PATH --to NEW_DIR\n"),
+     f"{V * D * 4} bytes stored twice", "\ntiewise repair PATH --to NEW_DIR\n"),
     ("B013", "warning", HEAD, True, {"head": table(), "shards": 2}),
     ("B014", "info", HEAD, False, UNTIED | {"head": table()}, TIE),
     ("B015 B040", "warning", HEAD, False, UNTIED | {"head": drifted(dtype=BF16)},
@@ -112,7 +112,7 @@ FIRES = [
      "llama.cpp convert_hf_to_gguf: head dropped"),
     # no stock loader opens a factored table
     ("B080", "error", "a", False, factored, "7 of 8 loaders", "transformers 5.23.0: load error",
-     "tiewise densify PATH --to NEW_DIR"),
+     "tiewise factor PATH --undo --to NEW_DIR"),
     ("B090", "info", "logits_scaling", False, {"config": GRANITE}, "logits_scaling = 8"),
 ]  # fmt: skip
 
@@ -271,5 +271,5 @@ def test_check_treats_signed_zeros_as_equal_and_nan_as_different(tmp_path):
         assert audit.outcomes[1].outcome == ("tied" if tied else "kept with a warning")
         assert [finding.rule for finding in audit.at_least("warning")] == ["B013"]
         assert ("NaN" in audit.findings[0].evidence) is not tied
-        dedupe(path, tmp_path / f"{name}-once")
+        repair(path, tmp_path / f"{name}-once")
         assert check(tmp_path / f"{name}-once").at_least("warning") == ()

@@ -142,13 +142,13 @@ def quantised(*parts, without=None, tied=True, head=None, **section):
 BIASES = ("lm_head.bias", "final_logits_bias", "cls.predictions.bias")
 BAD_HEAD = np.where(np.arange(64 * D).reshape(64, D) == 64 * D - 1, np.nan, table(64, seed=3)).astype(np.float32)
 SKIPPED = "quantization_config.llm_int8_skip_modules"
-REACHES = f"tiewise resize PATH --vocab {V + 2} --to NEW_DIR\n"
+REACHES = f"tiewise vocab resize PATH --vocab {V + 2} --to NEW_DIR\n"
 LLAVA_CLASS = ("llava", "LlavaForConditionalGeneration")
 NEW = (V, "<a>", True), (V + 1, "<b>", True)
 # rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
     *(("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
-       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise resize PATH --vocab {V + 3} --to NEW_DIR\n")
+       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise vocab resize PATH --vocab {V + 3} --to NEW_DIR\n")
       for tied in (True, False)),
     ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, the model 10"),
     ("B030 B020", "fatal", "albert.embeddings.word_embeddings.weight", False, albert()),
@@ -182,7 +182,7 @@ FIRES = [
     ("B033", "warning", "vocab_size", False, composite(V + 8), f"vocab_size is {V + 8}, and text_config.vocab_size is"),
     # image tokens, which most classes look up
     *(("B034", "error", key, False, picture(*LLAVA_CLASS, **{key: value}), f"{key} is {worst};",
-       f"\ntiewise resize PATH --vocab {worst + 1} --to NEW_DIR, or edit config.json by hand: {key}\n")
+       f"\ntiewise vocab resize PATH --vocab {worst + 1} --to NEW_DIR, or edit config.json by hand: {key}\n")
       for key, value, worst in (("image_token_index", V, V), ("image_token_id", V + 3, V + 3),
                                 ("visual_indicator_token_ids", [3, V + 1], V + 1))),
     ("B034", "error", "text_config.image_token_id", False, llava(image_token_id=V)),
@@ -215,7 +215,7 @@ FIRES = [
      "5 rows of tokens in use are equal to another (3, 11, 12; 49, 50)"),
     ("B041", "info", TABLE, False, rows({8: 1e30}), "1 rows (8) are at least ten times as long as the median"),
     ("B042", "info", TABLE, False, {"rows": 100}, "100 rows leave 36 over",
-     "tiewise resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
+     "tiewise vocab resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
     *((f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
@@ -381,7 +381,7 @@ def test_b032_warns_of_padding_that_generation_can_sample(tmp_path, how, where, 
     note, *warnings = run_rule("B032", path)
     assert note.severity == "info"
     assert [(one.severity, one.where) for one in warnings] == [("warning", where)] * (where is not None)
-    assert all(words in one.evidence and "tiewise resize" in one.repair for one in warnings)
+    assert all(words in one.evidence and "tiewise vocab resize" in one.repair for one in warnings)
     assert len(run_rule("B032", path, scan=False)) == 1  # headers only
 
 

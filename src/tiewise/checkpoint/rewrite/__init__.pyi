@@ -8,6 +8,11 @@ from tiewise.checkpoint.rewrite.engine import rewrite as rewrite
 from tiewise.checkpoint.rewrite.registry import Option as Option
 from tiewise.checkpoint.rewrite.registry import verb as verb
 
+def repair(
+    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
+) -> Receipt:
+    """Apply the safe fixes that `tiewise check` proposes."""
+
 def tie(
     source: str | os.PathLike[str],
     to: str | os.PathLike[str],
@@ -27,18 +32,14 @@ def factor(
     source: str | os.PathLike[str],
     to: str | os.PathLike[str],
     *,
-    rank: int,
+    rank: int | None = ...,
     counts: Any = ...,
     text: str | os.PathLike[str] | None = ...,
+    undo: bool = ...,
     dry_run: bool = ...,
     force: bool = ...,
 ) -> Receipt:
     """Replace each table by a narrow table and a map, its best approximation of rank k."""
-
-def densify(
-    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
-) -> Receipt:
-    """Turn factored or mapped boundaries into plain matrices that every loader reads."""
 
 def resize(
     source: str | os.PathLike[str],
@@ -78,16 +79,6 @@ def transplant(
     force: bool = ...,
 ) -> Receipt:
     """Replace a checkpoint's vocabulary by another tokenizer's. Tokens of both vocabularies keep their rows."""
-
-def dedupe(
-    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
-) -> Receipt:
-    """Drop an output head that equals the input table byte by byte."""
-
-def repair(
-    source: str | os.PathLike[str], to: str | os.PathLike[str], *, dry_run: bool = ..., force: bool = ...
-) -> Receipt:
-    """Apply the safe fixes that `tiewise check` proposes."""
 
 def slim(
     source: str | os.PathLike[str],

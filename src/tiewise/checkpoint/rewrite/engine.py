@@ -164,7 +164,8 @@ def rewrite(
     change = replace(change, notes=(*_note_on_family(facts), *change.notes))
     real = destination(folder, to)
     plan = plan_files(folder, change)
-    planned = _Rewrite(make.__name__, facts, change, plan, to, real, _file_states(folder, plan), force)
+    flags = tuple(name for name, value in options.items() if value is True)
+    planned = _Rewrite(make.__name__, flags, facts, change, plan, to, real, _file_states(folder, plan), force)
     _require_opened_headers(folder)
     linked = planned.linked_files()
     planned.require_room(linked)
@@ -189,7 +190,7 @@ def _open_source(source: AnyPath, verb: str, of_adapter: bool) -> Folder:
         raise CheckpointError(f"{source}: {verb} is for adapters", f"give a folder with {ADAPTER_CONFIG} and {WEIGHTS}")
     if folder.has(ADAPTER_CONFIG):
         problem = f"{source}: an adapter has no two ends to rewrite"
-        raise CheckpointError(problem, "tiewise merge it into its base first")
+        raise CheckpointError(problem, "merge it into its base first: tiewise adapter merge")
     problem = f"{source}: a folder without safetensors has no two ends to rewrite"
     raise CheckpointError(problem, "give a folder with model.safetensors")
 
@@ -240,6 +241,7 @@ class _Rewrite:
     """One planned rewrite, not written yet."""
 
     verb: str
+    flags: tuple[str, ...]  # options without a value, such as "undo"
     facts: Facts
     change: Change
     plan: FilePlan
@@ -282,7 +284,8 @@ class _Rewrite:
         Return the files that share bytes with the source.
         """
         folder = self.facts.folder
-        record = provenance(folder, self.change, self.plan, self.verb, self.force)
+        command = " ".join([self.verb, *(f"--{flag}" for flag in self.flags)])
+        record = provenance(folder, self.change, self.plan, command, self.force)
         with temporary_folder(self.real) as unnamed:
             try:
                 linked = write_files(folder, self.plan, unnamed, record)

@@ -20,6 +20,7 @@ VERB_PATTERN = re.compile(
     r'^@verb\b(?P<facts>.*?)^def (?P<name>\w+)\(.*?^    """(?P<docstring>.*?)"""', re.MULTILINE | re.DOTALL
 )
 ORDER_PATTERN = re.compile(r"\border=(\d+)")
+GROUP_PATTERN = re.compile(r'\bgroup="(\w+)"')
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class ListedVerb:
     name: str
     order: int
     summary: str  # first paragraph of its docstring
+    group: str = ""  # command that it is a part of, such as "vocab"; "" for none
+
+    @property
+    def command(self) -> str:
+        """Words that a user types, such as "vocab resize"."""
+        return f"{self.group} {self.name}".strip()
 
 
 def verb_names() -> list[str]:
@@ -59,7 +66,8 @@ def _read_verb(name: str) -> ListedVerb:
     source = spec.loader.get_source(spec.name)
     for head in VERB_PATTERN.finditer(source):
         if head["name"] == name:
-            return ListedVerb(name, _order(head["facts"]), paragraph(head["docstring"]))
+            facts = head["facts"]
+            return ListedVerb(name, _order(facts), paragraph(head["docstring"]), _group(facts))
     return ListedVerb(name, LAST, "")
 
 
@@ -69,3 +77,11 @@ def _order(facts: str) -> int:
     if order is None:
         return LAST
     return int(order[1])
+
+
+def _group(facts: str) -> str:
+    """Return the group in a decorator's arguments, "" if there is none."""
+    group = GROUP_PATTERN.search(facts)
+    if group is None:
+        return ""
+    return group[1]

@@ -88,6 +88,7 @@ class Verb:
     run: Run  # function that users call: run(source, to, *, options, dry_run, force)
     options_from: Callable[..., Any]  # function whose parameters are the options
     order: int  # position of the command in the help
+    group: str  # command that it is a part of, such as "vocab"; "" for none
     details: str  # second paragraph of the command's help
     source: Option  # first argument on the command line
     of_adapter: bool  # True if source and result are folders of adapters
@@ -95,6 +96,11 @@ class Verb:
     logits_differ: str  # reason why logits are not compared
     measures_text: bool  # True if the command takes `--text` and measures the cost of the change on it
     example: str  # command line without the verb and `--to`; `verb_examples.py` of the tests creates its folders
+
+    @property
+    def command(self) -> str:
+        """Words that a user types, such as "vocab resize"."""
+        return f"{self.group} {self.name}".strip()
 
     @property
     def help(self) -> str:
@@ -147,6 +153,7 @@ def verb(make: Callable[..., Change | Receipt], /) -> Run:
 def verb(
     *,
     order: int = LAST,
+    group: str = "",
     details: str = RESULT,
     source: Option = CHECKPOINT,
     of_adapter: bool = False,
@@ -164,6 +171,7 @@ def verb(
     /,
     *,
     order: int = LAST,
+    group: str = "",
     details: str = RESULT,
     source: Option = CHECKPOINT,
     of_adapter: bool = False,
@@ -196,6 +204,7 @@ def verb(
             run=run,
             options_from=make,
             order=order,
+            group=group,
             details=details,
             source=source,
             of_adapter=of_adapter,

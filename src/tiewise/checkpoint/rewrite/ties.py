@@ -181,7 +181,7 @@ def _require_one_shape(facts: Facts, input_table: Stored, output_table: Stored) 
     problem = f"{facts.path}: {both} have shapes {list(input_table.shape)} and {list(output_table.shape)}"
     if facts.unequal_on_purpose is not None:
         raise CheckpointError(f"{problem}: {facts.unequal_on_purpose}", "keep both tables")
-    raise CheckpointError(problem, "tiewise resize makes the rows equal")
+    raise CheckpointError(problem, "tiewise vocab resize makes the rows equal")
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,9 @@ def require_ends(facts: Facts, name: str) -> None:
     require_loadable_options(facts)
     if facts.is_tiewise_type:
         written = short(facts.config.get(SPEC))
-        raise CheckpointError(f"{facts.path}: its boundary is {written}", "tiewise densify makes plain tables of it")
+        raise CheckpointError(
+            f"{facts.path}: its boundary is {written}", "tiewise factor --undo makes plain tables of it"
+        )
     require_head(facts, name)
 
 

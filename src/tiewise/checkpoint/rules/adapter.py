@@ -29,7 +29,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Observations:
     pair: the merged model has two tables. PEFT then sets tie_word_embeddings to false at the root of the config; a flag
     in text_config stays true, and a loader that believes it drops the trained head. An adapter that is not merged works
     as it was trained.
-    What to do: tiewise merge, which makes two tables if the merged ends differ, or no merge at all.
+    What to do: `tiewise adapter merge`, which makes two tables if the merged ends differ, or no merge at all.
     Sources: peft#2777; peft#2018; peft#2864; peft#2944; transformers#45127; unsloth#9331
     """
     if facts.base is None or facts.tied is None:
@@ -124,7 +124,7 @@ def _effect_of_merge(base: Facts) -> str:
 
 def _merge_advice(facts: AdapterFacts) -> str:
     """Return the command that merges an adapter and keeps differently trained ends apart."""
-    return f"{facts.command('merge')}, not PEFT's"
+    return f"{facts.command('adapter merge')}, not PEFT's"
 
 
 def _training_advice(base: Facts, argument: str) -> str:
@@ -214,7 +214,7 @@ def _rows_beyond(facts: AdapterFacts, base: Facts) -> Observations:
     last = max(chain.from_iterable(facts.token_rows.values()), default=-1)
     if last >= stored.rows:
         problem = f"trainable_token_indices name row {last:,}, and the base stores {describe(stored)}"
-        yield ADAPTER_CONFIG, problem, base.command("resize", f"--vocab {last + 1}")
+        yield ADAPTER_CONFIG, problem, base.command("vocab resize", f"--vocab {last + 1}")
 
 
 _UNKNOWN = -1  # a length that does not follow from the adapter's tensors
@@ -234,7 +234,7 @@ def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Sto
     problem = f"its {update.form} is of a table {shape}, and the base stores {describe(table)}"
     remedy = f"give the base that it was trained on ({_base_name(facts)})"
     if has_right_width and rows > table.rows:
-        remedy = base.command("resize", f"--vocab {rows}")
+        remedy = base.command("vocab resize", f"--vocab {rows}")
     yield short(update.module), problem, remedy
 
 
@@ -311,8 +311,8 @@ def matching_prefixes(module: str, base_modules: Iterable[str]) -> tuple[str, st
 def adapter_copies(facts: AdapterFacts) -> Observations:
     """Some adapters store full tables in which most rows equal the base's. They train some tokens as a module to save,
     or PEFT saved them together with the embedding layers. That costs hundreds of megabytes for one token.
-    What to do: tiewise slim stores only the rows that changed. To train only these from the start, give PEFT what
-    tiewise.checkpoint.lora_config(base, new_tokens=[…]) returns.
+    What to do: `tiewise adapter slim` stores only the rows that changed. To train only these from the start, give PEFT
+    what tiewise.checkpoint.lora_config(base, new_tokens=[…]) returns.
     Sources: peft#2898
     """
     if facts.base is None:
@@ -334,7 +334,7 @@ def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Obse
         where, row_bytes = short(copy.name), copy.nbytes // rows
         problem = f"{where} is a copy of {describe(table)}; rows that are not the base's: {changed:,} of {rows:,}"
         problem += f", {format_bytes(changed * row_bytes)} of {format_bytes(copy.nbytes)}"
-        yield where, problem, facts.command("slim")
+        yield where, problem, facts.command("adapter slim")
 
 
 # parts of a module at which llama.cpp's converter stops
@@ -349,14 +349,14 @@ def adapter_engines(facts: AdapterFacts) -> Observations:
     not name, and serves the base's. llama.cpp's convert_lora_to_gguf.py stops at every tensor that is no factor: full
     tables, trained rows, lengths of DoRA. For families whose head its converter skips (Gemma, Gemma 2), it stops at
     factors of the head too. All this was read in the sources, not run.
-    What to do: tiewise merge makes a plain checkpoint of base and adapter, which every engine serves.
+    What to do: `tiewise adapter merge` makes a plain checkpoint of base and adapter, which every engine serves.
     Sources: vllm#48934; vllm 0.33.0 lora/peft_helper.py, lora/utils.py:231; sglang 0.5.23 srt/lora/lora_manager.py:349,
     lora.py:173, utils.py:290; llama.cpp convert_lora_to_gguf.py (0b03ada)
     """
     sentences = (_vllm(facts), _sglang(facts), _llama_cpp(facts))
     problem = "; ".join(filter(None, sentences))
     if problem:
-        yield short(facts.path.name), problem, facts.command("merge")
+        yield short(facts.path.name), problem, facts.command("adapter merge")
 
 
 def _tensors(facts: AdapterFacts, *parts: str) -> list[str]:

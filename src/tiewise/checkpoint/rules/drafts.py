@@ -349,7 +349,7 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Observations:
         smaller = target
     remedy = "pad its input table and t2d with zeros, and set vocab_size"
     if smaller.draft is None:
-        remedy = smaller.command("resize", f"--vocab {more}", "--rows zero")
+        remedy = smaller.command("vocab resize", f"--vocab {more}", "--rows zero")
     problem += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
     yield Observation(where, problem, f"where an engine wants one size: {remedy}", severity="info")
 

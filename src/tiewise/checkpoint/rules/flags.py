@@ -244,7 +244,7 @@ def loaders_disagree(facts: Facts) -> Observations:
     problem = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     remedy = "repair the other findings, or load it with the rest"
     if facts.is_tiewise_type:
-        remedy = f"export it dense: {facts.command('densify')}"
+        remedy = f"export it dense: {facts.command('factor', '--undo')}"
     elif len(wrong) == len(outcomes):
         first = wrong[0]
         remedy = f"repair the other findings; {first.loader} {first.versions}: {first.sentence}"

@@ -112,7 +112,7 @@ def gguf_types(facts: GgufFacts) -> Observations:
         problem = (
             f"{HEAD} repeats {TABLE} byte for byte: {format_bytes(facts.head.nbytes)} of {format_bytes(facts.size)}"
         )
-        remedy = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
+        remedy = f"convert again from a source without a head (tiewise repair); loaders then take {TABLE}"
         yield Observation(HEAD, problem, remedy, severity="info")
 
 

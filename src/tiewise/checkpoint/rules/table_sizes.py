@@ -34,8 +34,8 @@ def other_tables(facts: Facts) -> Observations:
     DeepSeek-V3 those of the layer that predicts a further token. A tool that resizes only input table and head leaves
     these unchanged: a new id then raises an IndexError, or reads outside a table on a GPU (transformers#45276, #45335,
     #45324). The row of an n-gram depends on vocab_size, so another vocab_size gives every n-gram another row.
-    What to do: `tiewise resize` grows per-layer tables and those of further tokens with the rest, even if an earlier
-    resize missed them; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
+    What to do: `tiewise vocab resize` grows per-layer tables and those of further tokens with the rest, even if an
+    earlier resize missed them; tables of n-grams and of pictures or sounds must be trained for their vocabulary.
     Sources: transformers#45276; transformers#45335; transformers#45324; transformers modeling_gemma3n.py; mlx-lm
     models/longcat_flash_ngram.py; transformers modeling_blt.py
     """
@@ -45,7 +45,7 @@ def other_tables(facts: Facts) -> Observations:
         for other in others:
             yield from _rows_of_config(facts, other, _SOURCE)
         return
-    grow = facts.command("resize", f"--vocab {main.rows}")
+    grow = facts.command("vocab resize", f"--vocab {main.rows}")
     for other in others:
         yield from _rows_of_config(facts, other, grow)
         if other.has_row_per_token:
@@ -139,7 +139,7 @@ def table_shapes(facts: Facts) -> Observations:
     Both must be as wide as the model, except with a projection or a factored table (ALBERT, ELECTRA, OPT-350m,
     tiewise's classes). A resize of one end only leaves different sizes (transformers#35141), and loaders stop or draw
     the smaller table at random.
-    What to do: `tiewise resize --vocab` brings both ends and the bias to one size; a wrong width is a wrong table.
+    What to do: `tiewise vocab resize --vocab N` gives both ends and the bias one size; a wrong width is a wrong table.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
     tables = [table for table in facts.roles.one_table_per_end if not facts.roles.is_packed(table)]
@@ -162,7 +162,7 @@ def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
     if facts.tied is True or not _may_differ(facts, table, head):
         rows = max(table.rows, head.rows)
         problem = f"{describe(table)} and {describe(head)} count different tokens"
-        yield short(head.name), problem, facts.command("resize", f"--vocab {rows}")
+        yield short(head.name), problem, facts.command("vocab resize", f"--vocab {rows}")
 
 
 def _may_differ(facts: Facts, table: Stored, head: Stored) -> bool:
@@ -241,7 +241,7 @@ def head_biases(facts: Facts) -> Observations:
     tied causal head is noted for another reason: loaders that skip every tensor under a tied head's prefix drop the
     bias too, and the model writes garbage (vllm#46835). BERT and similar models store the bias under two names, which
     is correct while the two are equal. The note does not concern encoders.
-    What to do: take the bias from the source; `tiewise resize` changes tables and bias together.
+    What to do: take the bias from the source; `tiewise vocab resize` changes tables and bias together.
     Sources: vllm#46835; transformers#35141; skeletoken#108
     """
     biases = {bias.name: bias for bias in facts.roles.biases}
@@ -331,7 +331,7 @@ def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Observat
     """Return the finding about a bias whose length is none of `rows`."""
     listed = names(sorted(map(str, rows)))
     problem = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
-    remedy = "take the bias from the source; `tiewise resize` changes tables and bias together"
+    remedy = "take the bias from the source; `tiewise vocab resize` changes tables and bias together"
     severity: Severity = "warning"
     if is_refused:
         problem += ": transformers refuses to load it"

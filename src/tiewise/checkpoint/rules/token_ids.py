@@ -53,7 +53,7 @@ def ids_without_row(facts: Facts) -> Observations:
     saving another version's tokenizer with the weights. If only added tokens lack a row, text without them still works,
     and the finding is an error instead of fatal. It is a warning if these tokens mean images or sounds that a text
     model cannot see, as in Gemma 3 1B.
-    What to do: `tiewise resize --vocab N` gives both ends the missing rows, drawn like the existing ones.
+    What to do: `tiewise vocab resize --vocab N` gives both ends the missing rows, drawn like the existing ones.
     Sources: LlamaFactory#10547; unsloth-zoo#923; transformers#32852
     """
     tokenizer, room = facts.tokenizer, _rows_for_ids(facts)
@@ -72,7 +72,7 @@ def ids_without_row(facts: Facts) -> Observations:
         how = f"{len(beyond):,} added tokens: {listed}"
     problem = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {last:,}"
     problem += f" and the input table has {room:,} rows; {how}"
-    remedy = facts.command("resize", f"--vocab {last + 1}")
+    remedy = facts.command("vocab resize", f"--vocab {last + 1}")
     yield Observation(tokenizer.files[0], problem, remedy, severity=severity)
 
 
@@ -169,7 +169,7 @@ def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Observatio
         return
     remedy = f"list their ids under suppress_tokens in {_GENERATION}"
     if rows.spare[-1] > last_id:
-        remedy += f", or cut them off: {facts.command('resize', f'--vocab {last_id + 1}')}"
+        remedy += f", or cut them off: {facts.command('vocab resize', f'--vocab {last_id + 1}')}"
     head = _head_with_rows(facts, rows.last)
     if head is not None:
         yield from _long_padding(head, rows, remedy)
@@ -249,7 +249,7 @@ def special_ids_outside(facts: Facts) -> Observations:
     PaliGemma and similar classes replace it first, and are not reported. The rule also skips ids that Idefics and
     Mllama look up in extra rows, and those of a codec. A negative pad id counts rows from the end. Ids go stale when a
     vocabulary is trimmed, or a tokenizer replaced. Ids that are absent are not reported: many families have none.
-    What to do: write the ids that the tokenizer has; `tiewise resize` gives a placeholder the row that it lacks.
+    What to do: write the ids that the tokenizer has; `tiewise vocab resize` gives a placeholder the row that it lacks.
     Sources: LlamaFactory#6749; skeletoken#108; transformers#35683; transformers#36491; transformers#29836
     """
     room = _largest_vocabulary(facts)
@@ -307,7 +307,7 @@ def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], r
         yield key, problem, f"edit {CONFIG} by hand: {key}"
     elif not _replaces_placeholders(facts, level):
         problem += ": the first use of this token reads outside the table"
-        remedy = f"{facts.command('resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
+        remedy = f"{facts.command('vocab resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
         yield Observation(key, problem, remedy, severity="error")
 
 

@@ -266,7 +266,7 @@ def tied_and_stored_twice(facts: Facts) -> Observations:
     saving" recipes.
     A packed head repeats the table's numbers, scales and biases, and loaders that skip the numbers alone stop at the
     rest (mlxcel#291).
-    What to do: `tiewise dedupe` drops the head with all its parts. Nothing else changes.
+    What to do: `tiewise repair` drops the head with all its parts. Nothing else changes.
     Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824; mlxcel#291
     """
     if facts.tied is not True:
@@ -295,7 +295,7 @@ def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     problem = f"{_equal_tables(pair)}, {format_bytes(pair.head.nbytes)} stored twice"
     if pair.likeness.nan:
         problem += "; some values are NaN, so that transformers 5 keeps both"
-    return Observation(where, problem, facts.command("dedupe"), safe=True)
+    return Observation(where, problem, facts.command("repair"), safe=True)
 
 
 def _packed_alike(facts: Facts) -> Observation:
@@ -307,8 +307,8 @@ def _packed_alike(facts: Facts) -> Observation:
     problem += f", {spare} stored twice"
     where = short(parts[0].name)
     if quantisation(facts.config).get("lm_head") is True:
-        return Observation(where, problem, "set quantization_config.lm_head to false by hand, then dedupe")
-    return Observation(where, problem, facts.command("dedupe"), safe=True)
+        return Observation(where, problem, "set quantization_config.lm_head to false by hand, then run tiewise repair")
+    return Observation(where, problem, facts.command("repair"), safe=True)
 
 
 def _not_read(facts: Facts, name: str) -> Observation:

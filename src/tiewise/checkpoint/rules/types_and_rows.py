@@ -282,7 +282,7 @@ def not_divisible(facts: Facts) -> Observations:
     With --world N, the finding says how N ranks split the rows. torch's Shard(0) (FSDP2, tensor parallelism) gives each
     the same number rounded up, and the last fewer or none. vLLM pads to a multiple of 64 and stops if N does not divide
     that. Megatron-LM pads to a multiple of 128 N.
-    What to do: if the model is to be trained on many ranks, `tiewise resize --multiple-of 64` pads both ends.
+    What to do: if the model is to be trained on many ranks, `tiewise vocab resize --multiple-of 64` pads both ends.
     Sources: accelerate#4171; pytorch#176076; NeMo-RL#403; vLLM vocab_parallel_embedding.py, Megatron-LM's
     make_vocab_size_divisible_by (read)
     """
@@ -296,7 +296,7 @@ def not_divisible(facts: Facts) -> Observations:
     problem = f"{table.rows:,} rows leave {left_over} over when divided by {step}"
     if ranks > 1:
         problem += f". {_division_over_ranks(table.rows, ranks)}"
-    remedy = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
+    remedy = f"none needed; {facts.command('vocab resize', f'--multiple-of {step}')}"
     yield short(table.name), problem, f"{remedy} makes {_rounded_up(table.rows, step):,} at both ends"
 
 

@@ -128,7 +128,7 @@ def shared_vocabulary(settings: Settings) -> SharedVocabulary | None:
     if has_padding and tokenizer.max_id >= shared:
         shorter = min(rows, key=rows.__getitem__)
         what = f"{paths[shorter]} has {shared:,} rows, and the tokenizer of both has token {tokenizer.max_id:,}"
-        raise RunError(what, f"tiewise resize the {shorter} first")
+        raise RunError(what, f"run tiewise vocab resize on the {shorter} first")
     return SharedVocabulary(shared, has_padding)
 
 
@@ -229,7 +229,7 @@ def _refuse_unfit(installed: Installed, job: Job) -> None:
         raise RunError(what, f"use --set length={positions} or less")
     if rows < job.text.vocab:
         what = f"{path}: its tokenizer needs {job.text.vocab:,} rows, and its tables have {rows:,}"
-        raise DataError(what, "name its end of text in tokenizer_config.json, or tiewise resize it first")
+        raise DataError(what, "name its end of text in tokenizer_config.json, or run tiewise vocab resize on it first")
 
 
 class HealTrainer(TiewiseTrainer):

@@ -4,7 +4,7 @@
     untied     E ≈ (E Q) Qᵀ, U ≈ (U P) Pᵀ   factored-untied:k    two such tables, in_map Q, out_map Pᵀ
 
 The result has the config type `tiewise`. `tiewise.load` reads it, and so does `AutoModelForCausalLM` after
-`import tiewise.hf`. `densify` turns it back into plain tables. `low_rank.py` computes Q and P.
+`import tiewise.hf`. `undo` turns it back into plain tables (`plain_tables.py`). `low_rank.py` computes Q and P.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.numeric_ends import PlainEnds, find_tied_names, require_plain_ends
 from tiewise.checkpoint.rewrite.change import RANDOM_VECTORS, Change, Movement, NewTensor, Rows, require_plain_head
 from tiewise.checkpoint.rewrite.low_rank import Errors, LowRankFactors, low_rank, memory_needed
+from tiewise.checkpoint.rewrite.plain_tables import plain_tables
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.ties import flag_changes
 from tiewise.checkpoint.rewrite.token_counts import read_counts
@@ -37,20 +38,22 @@ from tiewise.core.files import format_bytes
 from tiewise.core.progress import progress_of
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.core.text import BINS, frequency_bins
+from tiewise.core.written_options import written_option
 
 MEASURED = f"every row of both ends, at {RANDOM_VECTORS} random hidden vectors of unit root mean square"
 
 
 @verb(
-    order=30,
-    details="With counts or a text, the error is told for frequent and rare tokens apart.",
+    order=40,
+    details="With counts or a text, it reports the error of frequent and of rare tokens. --undo multiplies the factors "
+    "into plain tables, which every loader reads.",
     live='tiewise.install(model, "factored:128")',
     example="untied --rank=4",
 )
 def factor(
     facts: Facts,
     *,
-    rank: Annotated[int, Option("Width k of the factored tables.")],
+    rank: Annotated[int | None, Option("Width k of the factored tables.", metavar="K")] = None,
     counts: Annotated[
         Any, Option("How often each token occurs (JSON, .npy, .safetensors, or a number a line).", metavar="FILE")
     ] = None,
@@ -58,6 +61,7 @@ def factor(
         str | os.PathLike[str] | None,
         Option("Or a text, counted with the checkpoint's own tokenizer.json.", metavar="FILE"),
     ] = None,
+    undo: Annotated[bool, Option("Turn factored or mapped tables into plain ones.")] = False,
     force: bool = False,
 ) -> Change:
     """Replace each table by a narrow table and a map, its best approximation of rank k.
@@ -70,15 +74,20 @@ def factor(
     ...     print(line)
     model.embed_tokens.weight: 54.8% of its length is beyond rank 4
     lm_head.weight: 55.2% of its length is beyond rank 4
+    >>> tiewise.factor("factored", "plain", undo=True).written  # `factored` has tables [V, 4] and maps
+    ('lm_head.weight', 'model.embed_tokens.weight')
 
     Args:
         rank: k, the width of the narrow tables.
         counts: how often each token occurs: numbers [V], or a file of them (.json, .npy, .safetensors, or text with
             one number per line). The receipt then also reports the error by token frequency.
         text: a text file instead of `counts`; the checkpoint's tokenizer.json counts its tokens.
+        undo: do the reverse: turn factored or mapped tables into plain tables, which every loader reads. The other
+            options are refused with it. Plain tables hold neither a soft-cap nor a bias, which `force` drops.
     """
-    if counts is not None and text is not None:
-        raise CheckpointError("counts and text both say how often each token occurs", "give one of them")
+    rank = _require_arguments(rank, counts, text, undo)
+    if rank is None:
+        return plain_tables(facts, force)
     notes = list(require_plain_head(facts, "factor", force))
     ends = require_plain_ends(facts, "factor", force=force)
     _require_rank(facts, ends, rank)
@@ -103,6 +112,22 @@ def factor(
         notes=tuple(notes),
         lost=tuple(result.lost() for result in results),
     )
+
+
+def _require_arguments(rank: int | None, counts: Any, text: object, undo: bool) -> int | None:
+    """Return the rank, None with `undo`. Raise if the options contradict each other."""
+    values = {"rank": rank, "counts": counts, "text": text}
+    others = [written_option(name) for name, value in values.items() if value is not None]
+    if undo and others:
+        problem = f"{written_option('undo', True)} with {', '.join(others)}"
+        raise CheckpointError(problem, f"leave {' and '.join(others)} out")
+    if not undo and rank is None:
+        remedy = f"give {written_option('rank')}, the width of the narrow tables, or {written_option('undo', True)}"
+        raise CheckpointError("no rank to factor to", remedy)
+    if counts is not None and text is not None:
+        problem = f"{written_option('counts')} and {written_option('text')} both say how often each token occurs"
+        raise CheckpointError(problem, "give one of them")
+    return rank
 
 
 def _notes_on_others(facts: Facts, ends: PlainEnds) -> list[str]:

@@ -127,6 +127,7 @@ _merge_into_base = make_runner(_merge_change)
 
 @verb(
     order=110,
+    group="adapter",
     details="",
     source=ADAPTER,
     logits_differ="the adapter changes them",
@@ -239,7 +240,7 @@ def _missing_rows(adapter: AdapterFacts, facts: Facts, folder: Folder) -> Iterat
         largest = max(largest, *ids, -1)
     if largest >= rows:
         problem = f"it names token {largest:,}, and the base has {rows:,} rows: what it learned would be lost"
-        resize = facts.command("resize", f"--vocab {largest + 1}")
+        resize = facts.command("vocab resize", f"--vocab {largest + 1}")
         yield Obstacle(problem, f"{resize}, and merge into that")
 
 
@@ -249,7 +250,7 @@ def _unclear_ends(adapter: AdapterFacts, facts: Facts) -> Iterator[Obstacle]:
         remedy = f"tiewise check {facts.path} says more"
         yield Obstacle("whether the base ties its two ends is not known", remedy)
     if len(facts.roles.input_tables) > 1:
-        yield Obstacle("the base stores several input tables", "tiewise dedupe makes them one")
+        yield Obstacle("the base stores several input tables", "tiewise repair makes them one")
 
 
 # one module
@@ -294,7 +295,7 @@ class ModuleUpdate:
         old = self.parts.get(parameter, self.parts.get(f"{BASE}{parameter}", base))
         if old.shape != base.shape:
             why = f"{describe(old)} would lose rows in the place of {describe(base)}"
-            raise self.error(f"{why}; tiewise resize the base first")
+            raise self.error(f"{why}; run tiewise vocab resize on the base first")
         if DELTA in self.parts:
             return MergedTensor(old, base.dtype, ids=self._replaced_rows(base), rows=self.parts[DELTA])
         if not self._has_low_rank(parameter):

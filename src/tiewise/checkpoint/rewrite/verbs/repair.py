@@ -1,6 +1,6 @@
-"""`repair`: apply all safe fixes that `check` proposes.
+"""`repair`: apply all safe fixes that `check` proposes, and store each tied tensor once.
 
-Most of them set the flag, or drop a head that is stored twice.
+Most fixes set the flag, or drop a head that is stored twice.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.numeric_ends import find_tied_names
 from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import verb
-from tiewise.checkpoint.rewrite.ties import tied_change, untied_change
+from tiewise.checkpoint.rewrite.ties import drop_tied_copies, is_t5_like_untied, tied_change, untied_change
 from tiewise.checkpoint.rules.rule import Finding
+from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError
 
 ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # rules on the flag and on the head
@@ -23,12 +25,13 @@ COPIES = frozenset({"B004"})  # rule on tensors that two files store
 MOST_LISTED = 3  # repairs named in one line
 
 
-@verb(order=90, keeps_logits="all", example="wrong")
+@verb(order=10, keeps_logits="all", example="wrong")
 def repair(facts: Facts, *, force: bool = False) -> Change:
     """Apply the safe fixes that `tiewise check` proposes.
 
     `repair` sets the flags to match the tensors, drops equal second copies, and rewrites the index to match the files.
-    A safe fix changes no logit in a loader that read the source correctly. The result has no safe finding left.
+    Second copies are a head that equals its table, and every other tensor that the class ties. A safe fix changes no
+    logit in a loader that read the source correctly. The result has no safe finding left.
 
     >>> import tiewise  # the config of `wrong` claims one table, and the folder stores two
     >>> [finding.rule for finding in tiewise.check("wrong").at_least("error")]
@@ -36,15 +39,18 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     >>> _ = tiewise.repair("wrong", "repaired")
     >>> tiewise.check("repaired").claims.tied
     False
+    >>> receipt = tiewise.repair("equal", "once")  # `equal` stores one table twice
+    >>> receipt.dropped, receipt.bytes_before - receipt.bytes_after
+    (('lm_head.weight',), 1280)
     """
     findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}
     by_hand = _repairs_by_hand(findings)
-    if not rules:
+    change = _repaired(facts, rules) if rules else _stored_once(facts)
+    if not rules and change.is_empty:
         if not by_hand:
             raise NothingToDo(f"{facts.path}: nothing to repair", "tiewise check finds nothing wrong")
         raise CheckpointError(f"{facts.path}: nothing to repair", f"by hand: {by_hand}")
-    change = _repaired(facts, rules)
     notes = change.notes
     if by_hand:
         notes += (f"not repaired: {by_hand}",)
@@ -83,6 +89,35 @@ def _as_stored(facts: Facts) -> Change:
     if facts.tables_are_tied is False:
         return untied_change(facts)
     return tied_change(facts)
+
+
+def _stored_once(facts: Facts) -> Change:
+    """Return the change that stores each group of tied tensors once.
+
+    It is empty if no tensor is stored twice, if copies differ, or if nothing ties them.
+    """
+    if facts.roles.headless or not (facts.claims.tied or facts.claims.t5_like):
+        return Change()
+    separate_head = None
+    if is_t5_like_untied(facts):
+        separate_head = facts.roles.output  # it differs on purpose
+    if not _copies_are_equal(facts, separate_head):
+        return Change()
+    drop, put = drop_tied_copies(facts, separate_head)
+    if separate_head is not None:
+        drop -= {separate_head.name}
+    if drop.isdisjoint(facts.folder.tensors):
+        return Change()
+    return Change(drop=drop, put=put)
+
+
+def _copies_are_equal(facts: Facts, separate_head: Stored | None) -> bool:
+    """Return whether all stored tensors that the class ties are equal, apart from a separate head."""
+    for tied in find_tied_names(facts):
+        copies = [other for other in tied.stored if other is not separate_head]
+        if not all(facts.are_equal(copies[0], other) for other in copies[1:]):
+            return False
+    return True
 
 
 def _head_without_file(facts: Facts) -> set[str]:

@@ -64,6 +64,7 @@ NOT_RESIZABLE = {  # role of a table → why `resize` cannot change its rows, an
 
 @verb(
     order=50,
+    group="vocab",
     details="",
     live="model.resize_token_embeddings",
     keeps_logits="first",

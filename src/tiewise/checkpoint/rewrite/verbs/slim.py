@@ -44,7 +44,7 @@ from tiewise.core.progress import progress_of
 SAME = Movement(0.0, 0.0, "every row, bit for bit: the base and the rows that are kept are the copies again")
 
 
-@verb(order=100, source=ADAPTER, of_adapter=True, example="adapter --base=tied")
+@verb(order=100, group="adapter", source=ADAPTER, of_adapter=True, example="adapter --base=tied")
 def slim(
     facts: Facts,
     *,
@@ -227,7 +227,7 @@ def _changed_ids(adapter: AdapterFacts, copy: TableCopy) -> list[int]:
         ids: list[int] = changed_rows(stored, table).tolist()
     if ids and copy.end.form == LORA:
         problem = f"{adapter.path}: below a low-rank update, {short(stored.name)} has {len(ids):,} rows of its own"
-        raise CheckpointError(problem, "PEFT has no place for both; tiewise merge joins them")
+        raise CheckpointError(problem, "PEFT has no place for both; tiewise adapter merge joins them")
     if len(ids) > stored.rows // 2:
         problem = f"{adapter.path}: {len(ids):,} of {stored.rows:,} rows of {short(stored.name)} differ from the base"
         raise CheckpointError(problem, "was it trained on another base? If not, the copy is what it needs")

@@ -15,7 +15,7 @@ KEEP = ("input", "output", "mean")
 
 
 @verb(
-    order=10,
+    order=20,
     details="",
     live="tiewise.installed(model).tie()",
     keeps_logits="all",

@@ -123,6 +123,7 @@ class Recipe:
 
 @verb(
     order=70,
+    group="vocab",
     details="The rows of the others are made of these, without training; `tiewise heal` trains them.",
     logits_differ="the vocabulary is another one",
     measures_text=True,

@@ -44,6 +44,7 @@ Configs = Mapping[str, Mapping[str, Any]]  # {file: its JSON object}
 
 @verb(
     order=60,
+    group="vocab",
     details="Text that is made of the tokens that stay is cut into the same tokens as before.",
     keeps_logits="same bytes",
     example="tied --size=35",
@@ -243,7 +244,7 @@ def _require_sizes(
         if not 0 <= number < rows:
             problem = f"{facts.path}: its tokenizer or config names token {number}, and its tables have {rows:,} rows"
             raise CheckpointError(
-                problem, "tiewise resize makes rows for all, or take it out of the file that names it"
+                problem, "tiewise vocab resize makes rows for all, or take it out of the file that names it"
             )
     if size is not None and not len(required_ids) <= size < rows:
         problem = f"{facts.path}: size is {size:,}, of {rows:,} rows"

@@ -8,7 +8,7 @@ from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import require_ends, untied_change
 
 
-@verb(order=20, live="tiewise.installed(model).untie()", keeps_logits="all", example="tied")
+@verb(order=30, live="tiewise.installed(model).untie()", keeps_logits="all", example="tied")
 def untie(facts: Facts, *, force: bool = False) -> Change:
     """Give each end of a checkpoint a separate table.
 

@@ -1,4 +1,4 @@
-"""Test `densify` against the boundary's arithmetic in torch and transformers' loads of the result."""
+"""Test `factor` with `undo` against the boundary's arithmetic in torch and transformers' loads of the result."""
 
 import tempfile
 from itertools import product
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise.hf
-from tiewise.checkpoint.rewrite import densify, factor, untie
+from tiewise.checkpoint.rewrite import factor, untie
 from tiewise.core.errors import CheckpointError
 
 SPECS = [
@@ -61,11 +61,11 @@ def assert_within_one_rounding(model, path, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_densify_equals_every_boundary_in_torch(spec, tmp_path):
+def test_undo_equals_every_boundary_in_torch(spec, tmp_path):
     model = save_with_boundary(tmp_path / "a", spec)
     theirs = tiewise.hf.plain_copy(model).state_dict()
     before = logits(model)
-    receipt = densify(tmp_path / "a", tmp_path / "b")
+    receipt = factor(tmp_path / "a", tmp_path / "b", undo=True)
     loaded = plain_class(model).from_pretrained(tmp_path / "b")
     torch.testing.assert_close(logits(loaded), before, atol=2e-5, rtol=1e-5)
     assert loaded.state_dict().keys() == theirs.keys()
@@ -85,9 +85,9 @@ REST = [case for case in product(FAMILIES, KINDS) if case not in SHARING]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_densify_keeps_half_precision_and_shards(dtype, tmp_path):
+def test_undo_keeps_half_precision_and_shards(dtype, tmp_path):
     model = save_with_boundary(tmp_path / "a", "factored:5", dtype=dtype, shard="3KB")
-    densify(tmp_path / "a", tmp_path / "b")
+    factor(tmp_path / "a", tmp_path / "b", undo=True)
     before, after = ([p.name for p in sorted((tmp_path / to).glob("*.safetensors"))] for to in "ab")
     assert before == after
     assert len(before) > 2
@@ -95,21 +95,21 @@ def test_densify_keeps_half_precision_and_shards(dtype, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "spec"), SHARING + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
-def test_densify_keeps_logits_of_every_family(name, spec, tmp_path):
+def test_undo_keeps_logits_of_every_family(name, spec, tmp_path):
     model = save_with_boundary(tmp_path / "a", spec, name)
     before = logits(model)
-    densify(tmp_path / "a", tmp_path / "b")
+    factor(tmp_path / "a", tmp_path / "b", undo=True)
     loaded = plain_class(model).from_pretrained(tmp_path / "b")
     torch.testing.assert_close(logits(loaded), before, atol=2e-4, rtol=1e-4)
     assert_within_one_rounding(model, tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart"])
-def test_untie_factor_and_densify_give_one_truncated_table(name, tmp_path):
+def test_untie_factor_and_undo_give_one_truncated_table(name, tmp_path):
     model = saved(tmp_path / "a", name)
     untie(tmp_path / "a", tmp_path / "b")
     factor(tmp_path / "b", tmp_path / "c", rank=10)
-    densify(tmp_path / "c", tmp_path / "d")
+    factor(tmp_path / "c", tmp_path / "d", undo=True)
     factored, dense = tiewise.hf.load(tmp_path / "c"), type(model).from_pretrained(tmp_path / "d")
     assert factored.config.tiewise_boundary == "factored-untied:10"
     torch.testing.assert_close(logits(dense), logits(factored), atol=1e-4, rtol=1e-4)
@@ -121,7 +121,7 @@ def test_untie_factor_and_densify_give_one_truncated_table(name, tmp_path):
     assert set(tensors(tmp_path / "d")) == set(tensors(tmp_path / "a"))
 
 
-def test_densify_keeps_equal_ends_untied_if_flag_also_ties_differing_biases(tmp_path):
+def test_undo_keeps_equal_ends_untied_if_flag_also_ties_differing_biases(tmp_path):
     """One flag of BERT ties tables and biases, and the two biases differ after training."""
     saved(tmp_path / "a", "bert")
     untie(tmp_path / "a", tmp_path / "b")
@@ -129,7 +129,7 @@ def test_densify_keeps_equal_ends_untied_if_flag_also_ties_differing_biases(tmp_
     made = tensors(tmp_path / "c")
     made["cls.predictions.decoder.bias"] += 1
     save_file(made, tmp_path / "c" / "model.safetensors", {"format": "pt"})
-    densify(tmp_path / "c", tmp_path / "d")
+    factor(tmp_path / "c", tmp_path / "d", undo=True)
     dense = tensors(tmp_path / "d")
     assert torch.equal(dense["cls.predictions.decoder.bias"], made["cls.predictions.decoder.bias"])
     assert not config_of(tmp_path / "d")["tie_word_embeddings"]
@@ -137,7 +137,7 @@ def test_densify_keeps_equal_ends_untied_if_flag_also_ties_differing_biases(tmp_
 
 @settings(max_examples=25)
 @given(rows=st.integers(8, 40), width=st.sampled_from([8, 12, 16]), tied=st.booleans(), seed=st.integers(0, 2**32 - 1))
-def test_factor_then_densify_gives_truncated_matrix(rows, width, tied, seed):
+def test_factor_then_undo_gives_truncated_matrix(rows, width, tied, seed):
     rng = np.random.default_rng(seed)
     old = {"model.embed_tokens.weight": rng.normal(size=(rows, width)).astype(np.float32)}
     old |= {} if tied else {"lm_head.weight": rng.normal(size=(rows, width)).astype(np.float32)}
@@ -145,7 +145,7 @@ def test_factor_then_densify_gives_truncated_matrix(rows, width, tied, seed):
         path = Path(folder)
         llama(path / "a", tied, tensors=old, rows=rows, width=width)
         factor(path / "a", path / "b", rank=2)
-        receipt = densify(path / "b", path / "c")
+        receipt = factor(path / "b", path / "c", undo=True)
         made = tensors(path / "c")
         assert config_of(path / "a") == config_of(path / "c")
     assert ("lm_head.weight" in made) == (not tied)
@@ -156,24 +156,24 @@ def test_factor_then_densify_gives_truncated_matrix(rows, width, tied, seed):
             assert np.abs(made[name].double().numpy() - truncated(table, 2)).max() < 1e-6 * s[0]
 
 
-def test_densify_of_untrained_corrections_keeps_one_table(tmp_path):
+def test_undo_of_untrained_corrections_keeps_one_table(tmp_path):
     """P = 0 and S = I are the identity, so the result is the old table byte for byte."""
     for spec in ("residual:3", "spd"):
         model, path = saved(tmp_path / spec / "plain", "llama"), tmp_path / spec
         old = ends(model)[0].weight.clone()
         tiewise.install(model, spec)
         model.save_pretrained(path / "a")
-        densify(path / "a", path / "b")
+        factor(path / "a", path / "b", undo=True)
         assert "lm_head.weight" not in tensors(path / "b")
         assert torch.equal(tensors(path / "b")["model.embed_tokens.weight"], old)
 
 
 @pytest.mark.parametrize(("option", "words"), [("softcap=2", "no matrix"), ("bias", "no bias")])
-def test_densify_refuses_softcap_and_bias_without_force(option, words, tmp_path):
+def test_undo_refuses_softcap_and_bias_without_force(option, words, tmp_path):
     model = save_with_boundary(tmp_path / "a", f"factored:5+{option}")
     with pytest.raises(CheckpointError, match=words):
-        densify(tmp_path / "a", tmp_path / "b")
-    receipt = densify(tmp_path / "a", tmp_path / "b", force=True)
+        factor(tmp_path / "a", tmp_path / "b", undo=True)
+    receipt = factor(tmp_path / "a", tmp_path / "b", force=True, undo=True)
     assert any("lost" in note for note in receipt.notes)
     assert "lm_head.bias" not in tensors(tmp_path / "b")
     loaded = plain_class(model).from_pretrained(tmp_path / "b")

@@ -1,4 +1,4 @@
-"""`densify`: multiply the maps and scales of a boundary into plain tables.
+"""Change that multiplies the maps and scales of a boundary into plain tables: `factor --undo`.
 
 Every loader reads the result. It is tied if both ends become equal, else untied.
 """
@@ -15,28 +15,22 @@ from tiewise.checkpoint.claims import BASE_TYPE, SPEC, TIEWISE_PREFIX
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.numeric_ends import TiedNames, find_tied_names
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, TableRows, measure_movement, same_pieces
-from tiewise.checkpoint.rewrite.registry import verb
 from tiewise.checkpoint.rewrite.ties import copies_to_untie, flag_changes, keep_layer_ties
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.spec import BoundarySpec
-from tiewise.core.spec_options import DENSIFY, TRAINING_ONLY
+from tiewise.core.spec_options import TRAINING_ONLY, UNDO
 
 
-@verb(order=40, live="tiewise.hf.plain_copy(model)", example="factored")
-def densify(facts: Facts, *, force: bool = False) -> Change:
-    """Turn factored or mapped boundaries into plain matrices that every loader reads.
+def plain_tables(facts: Facts, force: bool) -> Change:
+    """Return the change that turns a factored or mapped boundary into plain tables.
 
     The result computes the same logits as the source, up to rounding. The source has the config type `tiewise`. Plain
     tables can hold neither a soft-cap nor a bias; `force` drops them.
-
-    >>> import tiewise  # `factored` is a folder with tables [V, 4] and maps
-    >>> tiewise.checkpoint.densify("factored", "dense").written
-    ('lm_head.weight', 'model.embed_tokens.weight')
     """
-    boundary = read_boundary(facts, DENSIFY)
+    boundary = read_boundary(facts, UNDO)
     _require_matrix(facts, boundary.spec, force)
     family = _family(facts)
     movement = measure_movement(_before_and_after(boundary.head), _before_and_after(boundary.lookup))
