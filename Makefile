@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-torch
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# trackio and what a local run of it imports; --no-deps, because it asks for an older pillow than the pinned one
+TRACKIO := trackio gradio-client httpx httpcore orjson python-multipart starlette uvicorn brotli
 # Tests run two processes on two cores; each keeps to one thread, or they would fight for them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -50,6 +52,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) tools/set_up.py $(VENV) dev
 	-@$(BIN)/python -m pip install -q --no-compile -c constraints.txt 'mlx-lm[cpu]'  # without a wheel, the tests that run it skip
+	-@$(BIN)/python -m pip install -q --no-compile -c constraints.txt --no-deps $(TRACKIO)  # without it, its tests skip
 	@touch $(DEMO_STAMP) $@
 
 $(DEMO_STAMP): pyproject.toml constraints.txt

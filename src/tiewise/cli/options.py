@@ -48,6 +48,14 @@ LAUNCHER = typer.Option(
     metavar="local|ray",
     help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores.",
 )
+REPORT_TO = typer.Option(
+    None,
+    "--report-to",
+    metavar="NAME,…",
+    help="Experiment trackers that show each run while it trains: tensorboard, trackio, wandb, mlflow and others of "
+    "transformers.",
+    show_default="none",
+)
 FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
 SOON = 1.0  # seconds before a progress bar appears; shorter work needs none

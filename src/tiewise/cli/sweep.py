@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ def sweep(
     overwrite: bool = o.OVERWRITE,
     jobs: str = o.JOBS,
     launcher: str = o.LAUNCHER,
+    report_to: str = o.REPORT_TO,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -33,10 +35,7 @@ def sweep(
     A grid names fixed settings of `run.yaml`, and axes that vary: width, text, vocabulary, rank, α and others.
     docs/sweep.md shows one.
     """
-    if resume and (overwrite or (quick and grid is None)):
-        raise RunError("--resume takes its grid from the study", f"give only --out {out} --resume")
-    if grid is None and not resume:
-        raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
+    _require_grid(grid, out, resume=resume, overwrite=overwrite, changed=quick or report_to is not None)
     o.need_torch()
     resume_command = shlex.join(["tiewise", "sweep", "--out", str(out), "--resume"])
 
@@ -46,7 +45,7 @@ def sweep(
         return f"; {resume_command} goes on" if has_started else ""
 
     with o.interruptible(remains):
-        study_grid = _grid(grid, quick)
+        study_grid = _grid(grid, quick, report_to)
         o.hush_libraries()
         from tiewise.lab.studies import carry_out_study
         from tiewise.training.compare import Display
@@ -66,16 +65,32 @@ def sweep(
         print(f"report: {out / PAGE}\ntable: {out / 'sweep.csv'}, and the same as sweep.parquet")
 
 
-def _grid(name: str | None, quick: bool) -> StudyGrid | None:
+def _require_grid(grid: str | None, out: Path, *, resume: bool, overwrite: bool, changed: bool) -> None:
+    """Refuse a call without a grid, or options that a resumed study cannot have.
+
+    `changed`: an option changes the settings of the grid. Raises RunError.
+    """
+    if resume and (overwrite or (changed and grid is None)):
+        raise RunError("--resume takes its grid from the study", f"give only --out {out} --resume")
+    if grid is None and not resume:
+        raise RunError("no grid is named", "name a YAML file, or quick, which comes along")
+
+
+def _grid(name: str | None, quick: bool, report_to: str | None) -> StudyGrid | None:
     """Return the named grid or that of a YAML file; None if none is named.
 
-    With `quick` it is shortened.
+    With `quick` it is shortened. Its runs report to the trackers of `report_to`.
     """
     from tiewise.training.study.grid import StudyGrid
+    from tiewise.training.tracker_names import read_tracker_names, require_packages
 
     if name is None:
         return None
     grid = StudyGrid.named(name)
+    if report_to is not None:
+        trackers = read_tracker_names([report_to])
+        require_packages(trackers)
+        grid = replace(grid, settings=grid.settings | {"report_to": list(trackers)})
     return grid.quick() if quick else grid
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # options with the name of the setting in `run.yaml`
 OPTIONS = (
     *("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps"),
-    *("minutes", "match", "tune", "backend", "teacher", "what"),
+    *("minutes", "match", "tune", "backend", "teacher", "what", "report_to"),
 )
 _LENGTH = {"steps", "minutes"}  # a run's length is given by one of these
 _Record = dict[str, Any]  # settings by name
@@ -40,6 +40,7 @@ def choose_settings(out: Path, parameters: _Record, *, single: bool) -> Settings
         _refuse_with_resume(out, parameters, options)
         return None
     from tiewise.training.settings import Settings
+    from tiewise.training.tracker_names import require_packages
 
     record = _recipe_record(parameters, options, single)
     file_record = _file_record(parameters["config"])
@@ -57,6 +58,7 @@ def choose_settings(out: Path, parameters: _Record, *, single: bool) -> Settings
     if settings.backend == "flax":
         o.need("jax", "flax", "optax", extra="flax")
     settings = settings.checked()
+    require_packages(settings.report_to)
     if has_two_lengths:
         raise RunError("both steps and minutes are given", "leave one of them out: minutes become steps")
     return settings

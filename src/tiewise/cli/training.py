@@ -82,7 +82,7 @@ TRAINED |= {"tokenizer": (str, TOKENIZER), "model": (str, MODEL), "steps": (int,
 PLACE: o.Options = {"out": (Path, OUT), "resume": (bool, o.RESUME), "overwrite": (bool, o.OVERWRITE)}
 RUN: o.Options = {"set_": (list[str], SET), "config": (Path, CONFIG), **PLACE}
 RUN |= {"fsdp": (int, FSDP), "tp": (int, TP), "tables": (str, TABLES)}
-OUTPUT: o.Options = {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
+OUTPUT: o.Options = {"report_to": (str, o.REPORT_TO), "json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
 
 
 @o.taking(

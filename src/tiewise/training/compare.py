@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -53,6 +54,7 @@ from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, compl
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Elapsed, Show, settle_count, short_steps, steps_within, trials_per_arm, tune
+from tiewise.training.trackers import require_trackers
 from tiewise.training.trainer import Job
 from tiewise.training.workers import Workers
 
@@ -198,7 +200,10 @@ def start(
 
         def write() -> None:
             """Write the environment and the settings."""
-            write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
+            facts = {"command": command, "products": asdict(products)}
+            if checked.report_to:
+                facts["started"] = f"{datetime.now():%Y-%m-%dT%H-%M-%S}"
+            write_json(stage / ENVIRONMENT, environment() | facts)
             checked.save(stage)
 
         ranks.on_rank_zero(write)
@@ -212,6 +217,7 @@ def _prepare_stage(settings: Settings, stage: Path, display: Display) -> Setting
     checked = settings.checked()
     kind = kind_of(checked)
     kind.check_processes(checked)
+    require_trackers(checked.report_to)
     with display.stages():
         text = kind.prepare(checked, stage / DATA)
     with preserve_generators():
@@ -352,7 +358,7 @@ def compare_with_atlas(settings: Settings, comparison: Comparison) -> Expectatio
 
 def _unlike_the_atlas(settings: Settings) -> list[str]:
     """Return the settings of a comparison that no run of the atlas has."""
-    values, defaults = vars(replace(settings, kind_options=None)), vars(Settings())
+    values, defaults = vars(replace(settings, kind_options=None, report_to=())), vars(Settings())
     bound = [name for name in values if name not in SIZE_SETTINGS]
     other = [f"{name}={values[name]}" for name in bound if values[name] != defaults[name]]
     if not settings.layers:
@@ -431,6 +437,7 @@ def _settings_of(out: Path, single: bool) -> Settings:
         holds, command = ("a comparison", "compare") if single else ("a single run", "train")
         raise RunError(f"{out} holds {holds}", f"use tiewise {command} --out {out} --resume")
     kind_of(saved).check_processes(saved)
+    require_trackers(saved.report_to)
     return saved
 
 
@@ -469,11 +476,21 @@ def make_jobs(
     settings: Settings, text: PreparedText, out: Path, products: str | ProductChoice = "default"
 ) -> list[Job]:
     """Return one job per arm, not yet seeded."""
-    widths = kind_of(settings).feed_forward(settings, text.vocab)
-    return [
-        Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=widths[arm], products=products)
-        for arm, spec in settings.specs().items()
-    ]
+    widths, name = kind_of(settings).feed_forward(settings, text.vocab), _name_with_start(out)
+    jobs = []
+    for arm, spec in settings.specs().items():
+        job = Job(arm, spec, settings, out / folder_name(arm), text, products=products)
+        jobs.append(replace(job, feed_forward=widths[arm], comparison=name))
+    return jobs
+
+
+def _name_with_start(out: Path) -> str:
+    """Return the name of a run's folder with the time of its start.
+
+    A tracker thus distinguishes a run from the one that it replaced, and a resume goes on in the same.
+    """
+    started = (read_json(out / ENVIRONMENT) or {}).get("started", "")
+    return f"{out.absolute().name}-{started}"
 
 
 def choose_bigrams(text: PreparedText) -> tuple[list[Bigram], dict[int, str]]:

@@ -61,6 +61,7 @@ from tiewise.training.folder import (
 from tiewise.training.measures import MeasuredSplit
 from tiewise.training.results import DENSE, FINAL, RUN_AGAIN, CurvePoint, RunResult
 from tiewise.training.settings import Settings, find_kind
+from tiewise.training.trackers import without_tracker_output
 from tiewise.training.trainer import (
     Events,
     Interrupt,
@@ -189,7 +190,7 @@ class Kind(ABC):
         `changes` replace values of `training_arguments`. A trial has no curve.
         """
         # the record is first, so it times the steps without the callbacks after it
-        callbacks = [RunRecord(job), Events(job.folder / "tensorboard")]
+        callbacks = [RunRecord(job), Events(job)]
         if job.spec.untie_at is not None:
             callbacks.append(untie_at(job.spec.untie_at))
         if job.spec.tie_at is not None:
@@ -213,7 +214,7 @@ class Kind(ABC):
             _install_as_at(job.spec, installed, step)
             trainer = self.trainer(job, installed)
             trainer.remove_callback(PrinterCallback)  # the Trainer adds it when its progress bar is off
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, without_tracker_output(job.trackers):
             trainer.add_callback(interrupt)
             if checkpoint is None:
                 trainer.train(resume_from_checkpoint=None)

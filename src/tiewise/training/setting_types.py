@@ -38,6 +38,7 @@ class SharedSettings(TypedDict, total=False):
     activation_checkpointing: bool
     backend: str
     recipe: str
+    report_to: str | Sequence[str]
     # of kind=albert
     share: str
     embedding: int | None

@@ -23,6 +23,7 @@ from tiewise.core.records import read_setting, require, require_choice
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.spec_options import RUN
 from tiewise.training.data.documents import CONTIGUOUS, RANDOM
+from tiewise.training.tracker_names import read_tracker_names
 
 FILE = "run.yaml"
 DECODER = "decoder"
@@ -105,6 +106,7 @@ class Settings:
     seed: int | None = None  # seed of a single run; None in a comparison, whose seeds are 1 to `seeds`
     backend: str = "torch"  # library that trains: torch or flax
     recipe: str = ""  # name of the recipe that these settings started from; "" for none
+    report_to: tuple[str, ...] = ()  # experiment trackers that each run reports to, as transformers names them
     kind_options: object = None  # options of the kind of run, where it has some: an instance of its `options`
 
     @property
@@ -120,26 +122,27 @@ class Settings:
         return {str(spec): spec for spec in parsed}
 
     def checked(self) -> Settings:
-        """Return these settings with canonical arm names.
+        """Return these settings with canonical names of arms and trackers.
 
         TiewiseError: a value is out of range, or two settings contradict each other.
         """
         self._check_values()
         self._check_heads()
+        trackers = read_tracker_names(self.report_to)
         if self.seed is not None:
             self._check_single_run()
         specs = self.specs()
         backend, kind_options = RUN, None
         if self.run_kind != DECODER:
             kind = find_kind(self.run_kind)
-            backend, kind_options = kind.backend, kind.check(self)
+            backend, kind_options = kind.backend, kind.check(replace(self, report_to=trackers))
         for spec in specs.values():
             spec.require(backend)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
         if self.minutes is None:  # minutes become steps later, and the settings are checked again then
             self._check_schedules(specs)
-        return replace(self, arms=tuple(specs), kind_options=kind_options)
+        return replace(self, arms=tuple(specs), kind_options=kind_options, report_to=trackers)
 
     def _check_values(self) -> None:
         """Raise RunError for a setting out of its range."""
@@ -181,8 +184,10 @@ class Settings:
                 raise RunError(f"{name}: step {step} is not within {self.steps} steps", "choose an earlier step")
 
     def save(self, folder: Path) -> None:
-        """Write `run.yaml`."""
+        """Write `run.yaml`, without trackers if none is named."""
         record = asdict(self)
+        if not self.report_to:
+            del record["report_to"]
         record |= record.pop("kind_options") or {}  # options of the kind are on one level with the others
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
         (folder / FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")

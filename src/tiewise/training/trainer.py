@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
@@ -35,10 +35,12 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.training.data.corpus import PreparedText
 from tiewise.training.folder import METRICS, add_line, keep_lines
 from tiewise.training.settings import Settings
+from tiewise.training.trackers import ReportedArguments, events_folder, tracker_arguments, without_events
 
 if TYPE_CHECKING:
     from tiewise.boundary.installation import Installed
 
+EVALUATED = "eval_"  # start of the names of evaluated values, by which trackers group them
 SHARDED = "sharded"  # subfolder of a checkpoint with a model that several processes hold in parts
 
 
@@ -58,6 +60,17 @@ class Job:
     split: str = "heldout"  # split that the run is measured on
     trial: bool = False  # True if only the last loss on `split` is needed
     products: str | ProductChoice = "default"  # matrix products of its steps and measurements
+    comparison: str = ""  # name and start of the comparison, which trackers show
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of the trackers that the run reports to; a trial reports to none."""
+        return () if self.trial else self.settings.report_to
+
+    @property
+    def tracked_as(self) -> str:
+        """Name of the run in trackers: the comparison, then the folders of arm and seed."""
+        return "/".join([self.comparison, *self.folder.parts[-2:]])
 
     def report_progress(self, step: int, nll: float | None = None) -> None:
         """Report the number of steps taken, and the training loss."""
@@ -256,7 +269,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
             if math.isnan(logs.get("cosine", 0.0)):
                 del logs["cosine"]  # untied: the two gradients have no common table
             if self._evaluator is not None and (ranks.is_first() or self._sharded):
-                logs |= self._evaluator()
+                logs |= {f"{EVALUATED}{name}": value for name, value in self._evaluator().items()}
                 reshard(self.model)  # the next save and the optimizer need the parts
         super().log(logs, start_time)
 
@@ -277,7 +290,7 @@ class TiewiseTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # no types
         return means
 
 
-def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
+def training_arguments(job: Job, **changes: Any) -> ReportedArguments:
     """Return the Trainer's arguments for every run.
 
     The optimizer is AdamW with a cosine; `changes` of a kind replace it.
@@ -292,7 +305,7 @@ def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
         "warmup_steps": max(1, s.steps // 10),
         "max_grad_norm": 1.0,
     }
-    chosen = TrainingArguments(
+    chosen = ReportedArguments(
         output_dir=str(job.folder),
         max_steps=s.steps,
         gradient_accumulation_steps=s.accumulate,
@@ -304,7 +317,6 @@ def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
         save_total_limit=2,
         seed=job.seed,
         data_seed=1000 * job.seed,  # permutations of seeds 1, 2, 3 would overlap from one epoch to the next
-        report_to="none",
         log_level_replica="error",  # else every process prints the libraries' messages
         disable_tqdm=True,
         dataloader_drop_last=True,  # or the last batch of every epoch would be smaller than the others
@@ -314,10 +326,11 @@ def training_arguments(job: Job, **changes: Any) -> TrainingArguments:
         bf16=s.bf16,
         use_cpu=not torch.accelerator.is_available(),  # without it the Trainer refuses bf16 on a CPU
         activation_checkpointing=s.activation_checkpointing,
+        **tracker_arguments(job.trackers, job.tracked_as, job.arm),
         **{**recipe, **changes},
     )
     chosen._n_gpu = min(chosen.n_gpu, 1)  # one device per process: replicas record no paths
-    return chosen
+    return without_events(chosen)
 
 
 def logging_window(steps: int) -> int:
@@ -380,18 +393,20 @@ class RunRecord(CheckpointedCallback):
         """Append the training loss of the window and the noted values."""
         if logs and "loss" in logs and ranks.is_first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
-            measured = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm", "epoch")}
+            noted = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm", "epoch")}
+            measured = {name.removeprefix(EVALUATED): value for name, value in noted.items()}
             add_line(self.path, line | measured)
             self._nll = logs["loss"]
 
 
 class Events(TensorBoardCallback):  # type: ignore[misc, unused-ignore]  # no types
-    """Writer of TensorBoard events into `folder`, by the first process.
+    """Writer of a run's TensorBoard events, by the first process.
 
     All processes wait for it at the end.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, job: Job) -> None:
+        folder = events_folder(job.trackers, job.tracked_as, job.folder)
         super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.is_first() else None)
 
     on_train_begin = ranks.agreed()(TensorBoardCallback.on_train_begin)

@@ -49,6 +49,7 @@ class FlaxDecoders(Decoders):
         "accumulate": (1, _TORCH),
         "bf16": (False, _TORCH),
         "activation_checkpointing": (False, _TORCH),
+        "report_to": ((), _TORCH),
     }
     alone = ("the flax backend", "start one, or use the torch backend")
     side_by_side = False  # XLA uses all cores, whatever the run's share of threads

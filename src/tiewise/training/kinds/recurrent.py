@@ -410,7 +410,18 @@ def changed_settings(settings: Settings) -> list[str]:
 
     Settings that every run may choose are left out.
     """
-    left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "kind_options", "files"}
+    left_open = {
+        "arms",
+        "seeds",
+        "seed",
+        "text",
+        "tokenizer",
+        "steps",
+        "measured",
+        "kind_options",
+        "files",
+        "report_to",
+    }
     defaults = Settings.of(recipe(settings.recipe) if settings.recipe else {"kind": settings.kind})
     default_values, values = ({**vars(s), **vars(s.kind_options)} for s in (defaults, settings))
     compared = [name for name in values if name not in left_open]
