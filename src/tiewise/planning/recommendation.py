@@ -136,7 +136,10 @@ def saving_in_words(saving: ParametersSaved) -> str:
 
 
 def _millions(parameters: float) -> str:
-    """Return a count of parameters in words: 131 M, 8.03 B, or all digits below a thousand."""
+    """Return a count of parameters in words, such as 131 M.
+
+    Below a thousand it has all digits.
+    """
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if parameters >= 0.9995 * size:
             return f"{parameters / size:,.3g} {unit}"
@@ -145,11 +148,11 @@ def _millions(parameters: float) -> str:
 
 def _neighbours_in_words(tied: Sequence[bool | None]) -> str:
     """Return a sentence about the choices of the nearest public models."""
-    known, ties = len(tied) - tied.count(None), tied.count(True)
-    models = f"the {known} nearest public models"
-    if known < len(tied):
+    decided, ties = len(tied) - tied.count(None), tied.count(True)
+    models = f"the {decided} nearest public models"
+    if decided < len(tied):
         models += " whose choice is known"
-    if ties == known:
+    if ties == decided:
         return f"T{models[1:]} all tie."
     if ties == 0:
         return f"None of {models} ties."
@@ -157,26 +160,26 @@ def _neighbours_in_words(tied: Sequence[bool | None]) -> str:
 
 
 def _measured_sentences(atlas: Record | None) -> list[str]:
-    """Return the measured effect of tying near this size, or a sentence that there is no measurement."""
+    """Return the measured effect of tying near this size, or that there is none."""
     if atlas is None:
         return []
     if not atlas["within"]:
         return [UNMEASURED]
-    rows = atlas["rows"]
-    first, last = rows[0], rows[-1]
+    settings = atlas["rows"]
+    first, last = settings[0], settings[-1]
     place = f"width {first['width']:,}, {first['layers']} layers, V {first['vocab']:,}"
-    by_tokens = {row["tokens"]: row for row in (first, last)}
-    outcomes = "; ".join(_outcome_in_words(row) for row in by_tokens.values())
+    by_tokens = {setting["tokens"]: setting for setting in (first, last)}
+    outcomes = "; ".join(_outcome_in_words(setting) for setting in by_tokens.values())
     return [f"Measured near this size ({place}): {outcomes}."]
 
 
-def _outcome_in_words(row: Record) -> str:
+def _outcome_in_words(setting: Record) -> str:
     """Return the measured effect of tying in one setting, at the last step."""
-    text = f"on {count(row['tokens'])} tokens of text"
-    if row["sign"] == 0:
+    text = f"on {count(setting['tokens'])} tokens of text"
+    if setting["sign"] == 0:
         return f"{text}, no difference detected"
-    verb = "lowered" if row["sign"] < 0 else "raised"
-    return f"{text}, tying {verb} the loss by {plain(abs(row['difference']), 3)} nats/token"
+    verb = "lowered" if setting["sign"] < 0 else "raised"
+    return f"{text}, tying {verb} the loss by {plain(abs(setting['difference']), 3)} nats/token"
 
 
 def score_neighbours() -> Agreement:
