@@ -47,7 +47,7 @@ def sweep(
         jobs, launcher, quiet: as in `compare`.
 
     Returns:
-        The study, with a row for every cell and contrast. Losses are nats per token.
+        The study, with a result for every cell and contrast. Losses are nats per token.
 
     Raises:
         TiewiseError: a grid or a folder cannot be used.
