@@ -36,7 +36,7 @@ def make(folder: Path) -> None:
         raise SystemExit(f"{folder} is not empty")
     transformers.logging.disable_progress_bar()
     arms = ["tied", "untied", "factored:16"]
-    tiewise.compare(folder / "runs/demo", arms=arms, text="builtin", seeds=2, tokenizer="bpe:2000", **SIZES)
+    tiewise.compare("builtin", arms=arms, seeds=2, tokenizer="bpe:2000", out=folder / "runs/demo", **SIZES)
     (folder / "text.txt").write_text("\n\n".join(text for _, text in builtin_texts()), encoding="utf-8")
     for name, arm in (("model", "tied"), ("untied", "untied"), ("factored", "factored-16")):
         shutil.copytree(folder / "runs/demo" / arm / "seed-1/final", folder / name)
@@ -52,7 +52,7 @@ def make(folder: Path) -> None:
     (folder / "longer/tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     shutil.copy(folder / "model/config.json", folder / "config.json")
     with tempfile.TemporaryDirectory() as temporary:
-        tiewise.compare(Path(temporary) / "run", arms=["tied"], text="builtin", seeds=1, tokenizer="bpe:3000", **SIZES)
+        tiewise.compare("builtin", arms="tied", seeds=1, tokenizer="bpe:3000", out=Path(temporary) / "run", **SIZES)
         shutil.copytree(Path(temporary) / "run/tied/seed-1/final", folder / "other")
     make_adapter(folder / "model", folder / "adapter")
     make_draft(folder / "model", folder / "draft")

@@ -1,5 +1,6 @@
 """Test `tiewise.compare` and `tiewise.train` from Python: their results, files and error messages."""
 
+import inspect
 import json
 import random
 
@@ -21,21 +22,22 @@ def text(tmp_path_factory):
 
 
 def test_compare_returns_comparison_and_writes_report(text, tmp_path, capfd):
-    comparison = tiewise.compare(tmp_path / "run", arms=["tied", "untied"], seeds=2, text=text, **TINY)
+    comparison = tiewise.compare(text, arms=["tied", "untied"], seeds=2, out=tmp_path / "run", **TINY)
     assert comparison.folder == tmp_path / "run"
     assert json.loads((comparison.folder / "results.json").read_text()) == comparison.record()
     assert (comparison.folder / "report.html").is_file()
-    assert comparison.command.startswith(f"tiewise.compare('{tmp_path / 'run'}', arms=['tied', 'untied']")
+    assert comparison.command.startswith(f"tiewise.compare('{text}', arms=['tied', 'untied'], seeds=2, ")
+    assert comparison.command.endswith(f"out='{tmp_path / 'run'}')")
     assert comparison.finding.partition(":")[0] in comparison._repr_html_()
     out, err = capfd.readouterr()
     assert (out, "%|" in err) == ("", False)  # a library whose stderr is a file shows no progress bar
     assert "4/4 untied seed 2: validation nll" in err
-    assert tiewise.compare(tmp_path / "run", resume=True, quiet=True) == comparison
+    assert tiewise.compare(out=tmp_path / "run", resume=True, quiet=True) == comparison
     assert capfd.readouterr() == ("", "")
 
 
 def test_train_returns_single_run_with_loadable_model(text, tmp_path):
-    trained = tiewise.train(tmp_path / "run", boundary="factored:8", text=text, quiet=True, **TINY)
+    trained = tiewise.train(text, boundary="factored:8", out=tmp_path / "run", quiet=True, **TINY)
     assert trained.record()["model"] == str(trained.model)
     assert trained.result.arm == "factored:8"
     assert tiewise.load(trained.model).get_input_embeddings().weight.shape[-1] == 8
@@ -46,30 +48,48 @@ def test_train_returns_single_run_with_loadable_model(text, tmp_path):
     ("settings", "says"),
     [
         ({"arms": ["glued"]}, "unknown boundary 'glued'"),
-        ({"breadth": 3}, "unknown setting 'breadth' in the settings"),
+        ({"breadth": 3}, "tiewise.compare has no setting 'breadth'; did you mean"),
         ({"resume": True, "width": 3}, "resume takes its settings from the run"),
         ({"recipe": "lstm"}, "no recipe 'lstm'"),
         ({"text": []}, "text in the settings must be a list of text"),
+        ({"resume": True, "text": "runs/mine"}, "leave text out; `out` names the folder"),
     ],
 )
 def test_compare_refuses_wrong_settings_with_one_line_and_leaves_nothing(settings, says, tmp_path):
     with pytest.raises(tiewise.TiewiseError, match=says) as refused:
-        tiewise.compare(tmp_path / "run", quiet=True, **settings)
+        tiewise.compare(out=tmp_path / "run", quiet=True, **settings)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_compare_and_train_refuse_text_file_as_folder(text):
     for call in (tiewise.compare, tiewise.train):
-        with pytest.raises(RunError, match=rf"tiewise.{call.__name__}\(text='{text}'\)"):
-            call(text)
+        with pytest.raises(RunError, match=rf"tiewise.{call.__name__}\('{text}'\)"):
+            call(out=text)
+
+
+@pytest.mark.parametrize("texts", ["tied", ["tied", "untied"]])
+def test_compare_takes_no_arms_for_a_text(texts):
+    with pytest.raises(RunError, match=r'tiewise.compare\("my.txt", arms="tied(,untied)?"\)'):
+        tiewise.compare(texts)
+
+
+def test_signature_of_calls_lists_settings_with_defaults():
+    parameters = inspect.signature(tiewise.compare).parameters
+    assert next(iter(parameters)) == "text"
+    assert (parameters["seeds"].default, parameters["steps"].default) == (3, 600)
+    assert "seed" not in parameters
+    assert "arms" not in inspect.signature(tiewise.train).parameters
 
 
 def test_compare_accepts_arms_as_list_or_string_and_boundary(text, tmp_path):
-    settings = {**TINY, "text": text, "seeds": 1, "quiet": True}
-    assert list(tiewise.compare(tmp_path / "a", arms="tied,factored:4", **settings).arms) == ["tied", "factored:4"]
-    assert list(tiewise.compare(tmp_path / "b", boundary="tied", **settings).arms) == ["tied"]
+    settings = {**TINY, "seeds": 1, "quiet": True}
+    assert list(tiewise.compare(text, arms="tied,factored:4", out=tmp_path / "a", **settings).arms) == [
+        "tied",
+        "factored:4",
+    ]
+    assert list(tiewise.compare(text, boundary="tied", out=tmp_path / "b", **settings).arms) == ["tied"]
     with pytest.raises(RunError, match="both arms and boundary"):
-        tiewise.compare(tmp_path / "c", boundary="tied", arms=["tied"], **settings)
-    with pytest.raises(RunError, match="unknown setting 'seedz' in the settings; did you mean seed"):
-        tiewise.compare(tmp_path / "c", text=text, seedz=3)
+        tiewise.compare(text, boundary="tied", arms=["tied"], out=tmp_path / "c", **settings)
+    with pytest.raises(RunError, match=r"has no setting 'seedz'; did you mean seeds\?"):
+        tiewise.compare(text, seedz=3, out=tmp_path / "c")

@@ -51,7 +51,7 @@ from typing import TypedDict
 
 
 class SharedSettings(TypedDict, total=False):
-    """Settings of every kind of run (PEP 692); `heal` names its `model` and `seed` itself."""
+    """Settings of every kind of run (PEP 692); functions name `text` and `seed` themselves."""
 '''
 SETTINGS_TAIL = '''
 
@@ -68,7 +68,7 @@ class ComparisonSettings(TrainingSettings, total=False):
     boundary: str | Sequence[str]
 '''
 # settings of `compare` or `train` alone, and parameters with a name in the functions
-NOT_SHARED = ("arms", "model", "kind_options", "seed", "teacher")
+NOT_SHARED = ("arms", "text", "model", "kind_options", "seed", "teacher")
 
 
 def rewrite_stub() -> str:

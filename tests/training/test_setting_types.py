@@ -9,7 +9,7 @@ import pytest
 from tiewise.training.setting_types import ComparisonSettings
 from tiewise.training.settings import DECODER, Settings, find_kind, kinds
 
-NAMED = {"seed", "teacher"}  # parameters of train and heal
+NAMED = {"seed", "teacher", "text"}  # parameters of the functions
 
 
 def test_comparison_settings_list_every_setting_of_every_kind():
@@ -23,8 +23,8 @@ def test_comparison_settings_list_every_setting_of_every_kind():
 @pytest.mark.slow
 def test_a_type_checker_refuses_a_misspelt_setting(tmp_path):
     calls = tmp_path / "calls.py"
-    right = "tiewise.compare('out', text='a.txt', arms='tied', seeds=3)"
-    calls.write_text(f"import tiewise\n\n{right}\ntiewise.compare('out', seedz=3)\n")
+    right = "tiewise.compare('a.txt', arms='tied', seeds=3, out='runs/a')"
+    calls.write_text(f"import tiewise\n\n{right}\ntiewise.compare('a.txt', seedz=3)\n")
     done = subprocess.run([sys.executable, "-m", "mypy", str(calls)], capture_output=True, text=True, cwd=tmp_path)
     errors = [line for line in done.stdout.splitlines() if "error" in line and line.startswith("calls.py")]
     assert len(errors) == 1, done.stdout + done.stderr

@@ -71,7 +71,7 @@ def test_tying_gap_matches_irreversibility_of_markov_chain(tmp_path, bend):
     write_text_and_tokenizer(tmp_path, rows)
     text, tokenizer = str(tmp_path / "text.txt"), str(tmp_path / "tokenizer.json")
     found = tiewise.compare(
-        tmp_path / "run", text=text, tokenizer=tokenizer, arms=["tied", "untied"], layers=0, width=16, heads=1,
+        text, out=tmp_path / "run", tokenizer=tokenizer, arms=["tied", "untied"], layers=0, width=16, heads=1,
         length=LENGTH, batch=64, steps=300, learning_rate=0.02, weight_decay=0.0, jobs=1, quiet=True,
     )  # fmt: skip
     # evaluate both true paths on the held-out pairs, because the value for the chain lacks their sampling noise

@@ -253,7 +253,7 @@ def test_free_memory_respects_container_limit(monkeypatch, tmp_path):
 @pytest.mark.parametrize("asked", [0, -1, "two", "0", "", 1.5, True, None])
 def test_compare_refuses_invalid_jobs(asked, tmp_path):
     with pytest.raises(RunError, match="give how many runs are trained at a time, 1 or more, or auto"):
-        tiewise.compare(tmp_path / "out", jobs=asked)
+        tiewise.compare(out=tmp_path / "out", jobs=asked)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -73,7 +73,7 @@ class DataError(TiewiseError, ValueError):
     """A text, tokenizer or split that cannot be used.
 
     >>> import tiewise
-    >>> tiewise.compare(text="no-such-file.txt", out="run", quiet=True)
+    >>> tiewise.compare("no-such-file.txt", out="run", quiet=True)
     Traceback (most recent call last):
     tiewise.core.errors.DataError: ...
     """

@@ -6,37 +6,46 @@ The commands of the same names call `carry_out` with the settings that they read
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiewise.core import ranks
 from tiewise.core.errors import RunError, suggest_choices
-from tiewise.core.spec import split_specs
 from tiewise.inspection.running.passages import Healed, healed, passages
+from tiewise.lab.call_settings import (
+    Text,
+    call_text,
+    read_folder_argument,
+    read_settings,
+    read_text_argument,
+    refuse_unknown_settings,
+    shows_settings,
+)
 from tiewise.report.comparison_page import write_report
 from tiewise.training.compare import Display, finish, finish_one, open_run, start
 from tiewise.training.folder import locked, write_json
 from tiewise.training.kinds.heal import HEAL, HealOptions, healing_settings
 from tiewise.training.launchers import LAUNCHERS, LOCAL, RAY, OnRay
 from tiewise.training.results import Comparison, SingleRun
-from tiewise.training.settings import Settings, recipe
+from tiewise.training.setting_types import ComparisonSettings, SharedSettings, TrainingSettings
+from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Elapsed
 from tiewise.training.workers import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tiewise.training.setting_types import ComparisonSettings, SharedSettings, TrainingSettings
-
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELDOUT_TOKENS = 1_000_000  # held-out tokens that passages are drawn from, at most
 Result = TypeVar("Result")
 
 
+@shows_settings("seed")
 def compare(
-    out: str | os.PathLike[str] = "runs/compare",
+    text: Text | None = None,
     *,
+    out: str | os.PathLike[str] = "runs/compare",
     resume: bool = False,
     overwrite: bool = False,
     jobs: int | str = "auto",
@@ -50,6 +59,7 @@ def compare(
     initialization of their body, so seeds are pairs. Losses are nats per token.
 
     Args:
+        text: file or folder of text, or several of them; None for the built-in demo corpus.
         out: folder for `results.json`, `report.html` and the models.
         resume: finish the run in `out`, with the settings stored there.
         overwrite: replace the run in `out`.
@@ -57,9 +67,8 @@ def compare(
             and as many as threads and memory allow, and takes the faster.
         launcher: "local", or "ray". Ray spreads the runs over the cluster of RAY_ADDRESS, or over this machine's cores.
         quiet: show no progress on stderr.
-        settings: any setting of `run.yaml`, for example `arms=["tied", "untied"]` or `arms="tied,untied"`,
-            `text="my.txt"`, `steps=2000`. `boundary` is another name of `arms`. `recipe="awd"` starts from the
-            settings of that recipe.
+        settings: any setting of `run.yaml`, for example `arms=["tied", "untied"]` or `arms="tied,untied"`, and
+            `steps=2000`. `boundary` is another name of `arms`. `recipe="awd"` starts from the settings of that recipe.
 
     Returns:
         The comparison. In a notebook it shows a table. `.finding` is its sentence, `.runs` are the results of each run.
@@ -69,29 +78,29 @@ def compare(
         Interrupted: Ctrl-C was pressed, and a checkpoint was written. `resume=True` resumes from it.
 
     >>> import tempfile
+    >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "seeds": 1, "tokenizer": "bytes"}
-    ...     comparison = compare(folder, arms="tied,untied", text="synthetic:words=4000", jobs=1, quiet=True, **small)
+    ...     words = "synthetic:words=4000"
+    ...     comparison = compare(words, arms="tied,untied", seeds=1, out=folder, jobs=1, quiet=True, **small)
     >>> [(run.arm, run.seed, run.steps) for run in comparison.runs]
     [('tied', 1, 2), ('untied', 1, 2)]
     """
-    folder = run_folder("compare", out)
-    record: dict[str, Any] = {**settings}
-    command = call_text("compare", str(folder), record)
-    if "boundary" in record:  # the same setting as the command's --boundary
-        if "arms" in record:
-            raise RunError("both arms and boundary are given", "they are one setting: leave one of them out")
-        record["arms"] = record.pop("boundary")
-    checked = _read_settings(record, folder, resume)
+    folder = read_folder_argument("compare", out)
+    texts = read_text_argument("compare", text)
+    command = call_text("compare", text, {**settings, "out": str(folder)})
+    refuse_unknown_settings("compare", settings, ComparisonSettings)
+    checked = read_settings(_with_text(texts, settings), folder, resume)
     display = Display.on_stderr(quiet=quiet)
     return carry_out(finish, checked, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
 
 
+@shows_settings("arms", "seeds", "minutes", "match", "tune", "backend")
 def train(
-    out: str | os.PathLike[str] = "runs/train",
+    text: Text | None = None,
     *,
     boundary: str = "tied",
     seed: int = 1,
+    out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -100,9 +109,10 @@ def train(
     """Train one model with a boundary, by the same code as `compare`.
 
     Args:
-        out: folder for the run.
+        text: as in `compare`.
         boundary: the boundary to train, for example "factored:64+bias".
         seed: seed of data order, body and tables.
+        out: folder for the run.
         resume: finish the run in `out`, with the boundary and the seed stored there. Those of the call are ignored.
         overwrite, quiet, settings: as in `compare`.
 
@@ -114,27 +124,30 @@ def train(
         Interrupted: as in `compare`.
 
     >>> import tempfile
+    >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
-    ...     run = train(folder, boundary="factored:4", text="synthetic:words=4000", quiet=True, **small)
+    ...     run = train("synthetic:words=4000", boundary="factored:4", out=folder, quiet=True, **small)
     >>> run.result.arm, run.model.name
     ('factored:4', 'final')
     """
-    folder = run_folder("train", out)
-    record: dict[str, Any] = {**settings}
+    folder = read_folder_argument("train", out)
+    refuse_unknown_settings("train", settings, TrainingSettings)
+    record = _with_text(read_text_argument("train", text), settings)
     if not resume:
         record |= {"arms": [boundary], "seed": seed}
-    command = call_text("train", str(folder), {**settings, "boundary": boundary, "seed": seed})
+    command = call_text("train", text, {**settings, "boundary": boundary, "seed": seed, "out": str(folder)})
     display = Display.on_stderr(quiet=quiet)
-    return carry_out(finish_one, _read_settings(record, folder, resume), folder, command, display, overwrite=overwrite)
+    return carry_out(finish_one, read_settings(record, folder, resume), folder, command, display, overwrite=overwrite)
 
 
+@shows_settings("arms", "seeds", "minutes", "match", "tune", "backend", "kind", "tokenizer", "recipe")
 def heal(
     model: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str] = "runs/heal",
+    text: Text | None = None,
     *,
     teacher: str | os.PathLike[str] | None = None,
     seed: int = 1,
+    out: str | os.PathLike[str] = "runs/heal",
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -144,11 +157,12 @@ def heal(
 
     Args:
         model: folder of the rewritten model: tied, factored, trimmed, or with another vocabulary.
-        out: folder for the run.
+        text: as in `compare`.
         teacher: folder of the model that it was rewritten from.
         seed: seed of data order.
+        out: folder for the run.
         resume, overwrite, quiet: as in `compare`.
-        settings: `text`, `what="tables"` or `"all"` for the parameters that learn, `steps`, and others of `train`.
+        settings: `what="tables"` or `"all"` for the parameters that learn, `steps`, and others of `train`.
 
     Returns:
         The losses before and after on held-out text, and those of the teacher (bits per byte).
@@ -161,19 +175,29 @@ def heal(
     >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes", "quiet": True}
     >>> text = "synthetic:words=20000"
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     original = train(f"{folder}/original", boundary="untied", text=text, **small).model
+    ...     original = train(text, boundary="untied", out=f"{folder}/original", **small).model
     ...     receipt = tiewise.tie(original, f"{folder}/tied", keep="mean")
-    ...     healed = heal(receipt.to, f"{folder}/healed", teacher=original, text=text, steps=2, length=8, quiet=True)
+    ...     run = {"out": f"{folder}/healed", "steps": 2, "length": 8, "quiet": True}
+    ...     healed = heal(receipt.to, text, teacher=original, **run)
     >>> healed.lost.before > 0  # loss of the original, in bits per byte
     True
     """
-    folder = run_folder("heal", out)
-    record: dict[str, Any] = {**settings}
+    folder = read_folder_argument("heal", out)
+    refuse_unknown_settings("heal", settings, SharedSettings)
+    record = _with_text(read_text_argument("heal", text), settings)
     if not resume:
-        record = {**healing_settings(model, teacher), "seed": seed, **settings}
-    command, display = call_text("heal", str(folder), record), Display.on_stderr(quiet=quiet)
-    checked = _read_settings(record, folder, resume)
+        record = {**healing_settings(model, teacher), "seed": seed, **record}
+    typed = {"text": text, "teacher": teacher, "seed": seed, **settings, "out": str(folder)}
+    command = call_text("heal", model, {name: value for name, value in typed.items() if value is not None})
+    display, checked = Display.on_stderr(quiet=quiet), read_settings(record, folder, resume)
     return carry_out(finish_healing, checked, folder, command, display, overwrite=overwrite)
+
+
+def _with_text(texts: list[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a call, with its texts if it names any."""
+    if texts is None:
+        return {**settings}
+    return {"text": texts, **settings}
 
 
 def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
@@ -229,34 +253,3 @@ def workers_for(launcher: str, jobs: int | str, out: Path, display: Display) -> 
     if launcher != LOCAL and ranks.size() > 1:
         raise RunError(f"launcher {launcher} where {ranks.size()} processes train a run", "start one process")
     return OnRay(jobs, out, display.say) if launcher == RAY else Workers(jobs)
-
-
-def run_folder(name: str, out: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run.
-
-    RunError: it is a file, which was most likely meant as `text`.
-    """
-    folder = Path(out)
-    if folder.is_file():
-        problem = f"{folder} is a file, and `out` is the folder that tiewise.{name} writes"
-        raise RunError(problem, f"name the text: tiewise.{name}(text={str(folder)!r})")
-    return folder
-
-
-def _read_settings(record: dict[str, Any], out: Path, resume: bool) -> Settings | None:
-    """Return the settings of a call on top of its recipe's; None if it resumes."""
-    if resume:
-        if record:
-            raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(record)} out")
-        return None
-    if isinstance(record.get("arms"), str):
-        record = {**record, "arms": split_specs(record["arms"])}
-    if record.get("recipe"):
-        record = {**recipe(record["recipe"]), **record}
-    return Settings.of(record)
-
-
-def call_text(name: str, first: object, settings: dict[str, Any]) -> str:
-    """Return the call as typed, for the report."""
-    keywords = [f"{key}={value!r}" for key, value in settings.items()]
-    return f"tiewise.{name}({', '.join([repr(first), *keywords])})"

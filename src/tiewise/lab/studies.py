@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import RunError, TiewiseError
-from tiewise.lab.runs import REPORT, call_text, carry_out, run_folder, workers_for
+from tiewise.lab.call_settings import call_text, read_folder_argument
+from tiewise.lab.runs import REPORT, carry_out, workers_for
 from tiewise.report.sweep_page import write_sweep
 from tiewise.training.compare import Display, finish
 from tiewise.training.folder import LOCK, RESULTS, locked, read_json, remove, replace_path
@@ -62,7 +63,7 @@ def sweep(
     >>> [result.cell for result in study.results]
     ['layers=0', 'layers=1']
     """
-    folder = run_folder("sweep", out)
+    folder = read_folder_argument("sweep", out)
     if not isinstance(grid, str | os.PathLike | Mapping) and not (grid is None and resume):
         raise RunError(f"a {type(grid).__name__} is no grid", 'name one: tiewise.sweep("quick")')
     command = call_text("sweep", grid, {"out": str(folder), "quick": quick})

@@ -121,7 +121,7 @@ class SingleRun:
 
     >>> import tiewise
     >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "tokenizer": "bytes"}
-    >>> run = tiewise.train("one-run", text="synthetic:words=4000", quiet=True, **small)
+    >>> run = tiewise.train("synthetic:words=4000", out="one-run", quiet=True, **small)
     >>> run.result.arm, run.folder.name
     ('tied', 'seed-1')
     """
@@ -203,7 +203,7 @@ class Comparison:
 
     >>> import tiewise
     >>> small = {"width": 16, "heads": 2, "length": 8, "batch": 2, "steps": 2, "seeds": 1, "tokenizer": "bytes"}
-    >>> comparison = tiewise.compare("run", arms="tied,untied", text="synthetic:words=4000", quiet=True, **small)
+    >>> comparison = tiewise.compare("synthetic:words=4000", arms="tied,untied", out="run", quiet=True, **small)
     >>> comparison.arms, len(comparison.runs)
     (['tied', 'untied'], 2)
     """

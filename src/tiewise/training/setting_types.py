@@ -11,11 +11,10 @@ from typing import TypedDict
 
 
 class SharedSettings(TypedDict, total=False):
-    """Settings of every kind of run (PEP 692); `heal` names its `model` and `seed` itself."""
+    """Settings of every kind of run (PEP 692); functions name `text` and `seed` themselves."""
 
     # of every kind
     seeds: int
-    text: str | Sequence[str]
     split: str
     tokenizer: str
     train_tokens: int | None

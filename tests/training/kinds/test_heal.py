@@ -23,7 +23,7 @@ TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "tokeniz
 @pytest.fixture(scope="module")
 def teacher(source, tmp_path_factory):
     run = tmp_path_factory.mktemp("teacher") / "run"
-    return tiewise.train(run, text=str(source), steps=60, quiet=True, **TINY).model
+    return tiewise.train(source, out=run, steps=60, quiet=True, **TINY).model
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def factored_model(teacher, tmp_path_factory):
 
 
 def heal(model, out, teacher, source, **settings):
-    given = {"text": str(source), "steps": 12, "batch": 4, "quiet": True, **settings}
-    return tiewise.heal(model, out, teacher=teacher, **given)
+    given = {"steps": 12, "batch": 4, "quiet": True, **settings}
+    return tiewise.heal(model, source, teacher=teacher, out=out, **given)
 
 
 def weights(folder):
@@ -149,7 +149,7 @@ def test_resumed_healing_matches_uninterrupted_healing(
 
 def test_heal_uses_cross_entropy_when_teacher_has_another_vocabulary(teacher, source, tmp_path, capfd):
     run = tmp_path / "other"
-    donor = tiewise.train(run, text=str(source), steps=5, quiet=True, **{**TINY, "tokenizer": "bpe:290"}).model
+    donor = tiewise.train(source, out=run, steps=5, quiet=True, **{**TINY, "tokenizer": "bpe:290"}).model
     transplant(teacher, tmp_path / "model", tokenizer=donor)
     found = heal(tmp_path / "model", tmp_path / "run", teacher, source, steps=40, quiet=False)
     said = capfd.readouterr().err
@@ -193,7 +193,7 @@ def test_heal_refuses_text_too_short_to_measure_before_training(teacher, tmp_pat
 
 
 def test_heal_refuses_to_resume_training_run(source, tmp_path):
-    tiewise.train(tmp_path / "run", text=str(source), steps=2, quiet=True, **TINY)
+    tiewise.train(source, out=tmp_path / "run", steps=2, quiet=True, **TINY)
     with pytest.raises(TiewiseError, match="holds no healing; use tiewise train"):
         tiewise.heal(out=tmp_path / "run", resume=True, quiet=True)
 
@@ -206,13 +206,13 @@ def trained_model(tmp_path_factory):
     """Train a tied model on the built-in text, long enough that damage raises its loss."""
     run = tmp_path_factory.mktemp("learnt") / "run"
     shape = {"width": 96, "layers": 1, "heads": 3, "length": 64, "batch": 16, "steps": 300, "tokenizer": "bpe:800"}
-    return tiewise.train(run, quiet=True, **shape).model
+    return tiewise.train(out=run, quiet=True, **shape).model
 
 
 @pytest.mark.slow
 def test_heal_recovers_over_half_of_loss_from_factoring(trained_model, tmp_path):
     factor(trained_model, tmp_path / "narrow", rank=32)
-    found = tiewise.heal(tmp_path / "narrow", tmp_path / "run", teacher=trained_model, steps=150, quiet=True)
+    found = tiewise.heal(tmp_path / "narrow", out=tmp_path / "run", teacher=trained_model, steps=150, quiet=True)
     assert found.lost.more.low > 0.1  # bits per byte
     assert found.share.low > 0.5
     assert found.share.high < 1
@@ -222,7 +222,7 @@ def test_heal_recovers_over_half_of_loss_from_factoring(trained_model, tmp_path)
 def donor(tmp_path_factory):
     """Train a narrower model with another vocabulary on the same text."""
     shape = {"width": 64, "layers": 1, "heads": 2, "length": 64, "batch": 16, "steps": 200, "tokenizer": "bpe:1400"}
-    return tiewise.train(tmp_path_factory.mktemp("donor") / "run", quiet=True, **shape).model
+    return tiewise.train(out=tmp_path_factory.mktemp("donor") / "run", quiet=True, **shape).model
 
 
 @pytest.mark.slow
