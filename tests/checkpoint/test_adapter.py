@@ -114,8 +114,8 @@ SAME = {f"{E}.weight": table(), f"{H}.weight": table()}
 APART = {f"{E}.weight": table(), f"{H}.weight": table(seed=3)}
 TIES = {"ensure_weight_tying": True}
 END = "model.embed_tokens"
-MERGED = "low-rank update of lm_head on a base whose two ends are one table: a merge adds it to the other end"
-LONGER = f"--vocab {V + 8} --to NEW_DIR"
+MERGED = "a merge by PEFT changes the other end too"
+LONGER = f"base --vocab {V + 8} --to "
 OTHER_ROWS = {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [1, 3]}}
 # adapter's tensors, further settings, base, finding, words of its evidence or repair
 CASES = [
@@ -130,22 +130,34 @@ CASES = [
     (trained_rows(E) | trained_rows(H), OTHER_ROWS, UNTIED, ""),
     (low_rank_on_head(), {}, TIED, "B060 error a", MERGED),
     (low_rank_on_head(), {}, {"head": table()}, "B060 error a"),  # a head that equals the table is a tied base too
-    (low_rank_on_table(), {}, TIED, "B060 error a", "low-rank update of model.embed_tokens on"),
-    (low_rank_on_table() | low_rank_on_head(), {}, TIED, "B060 error a", "a merge adds both updates to that table"),
-    (low_rank_on_table() | low_rank_on_head(), TIES, TIED, "B060 error a", "a merge adds the update twice"),
-    ({f"{H}.weight": table(seed=3)}, {}, TIED, "B060 error a", "full copy of lm_head alone"),
-    ({f"{E}.weight": table(seed=3)}, {}, TIED, "B060 error a", "full copy of model.embed_tokens alone"),
+    (low_rank_on_table(), {}, TIED, "B060 error a", "low-rank update of model.embed_tokens, and the base is tied"),
+    (
+        low_rank_on_table() | low_rank_on_head(),
+        {},
+        TIED,
+        "B060 error a",
+        "a merge by PEFT adds both updates to the one table",
+    ),
+    (
+        low_rank_on_table() | low_rank_on_head(),
+        TIES,
+        TIED,
+        "B060 error a",
+        "a merge by PEFT adds the shared update twice",
+    ),
+    ({f"{H}.weight": table(seed=3)}, {}, TIED, "B060 error a", "a full copy of only lm_head"),
+    ({f"{E}.weight": table(seed=3)}, {}, TIED, "B060 error a", "a full copy of only model.embed_tokens"),
     (APART, {}, TIED, "B060 error a", "which differ (ensure_weight_tying is off)"),
     (APART, TIES, TIED, "B060 error a", "which differ (ensure_weight_tying is on)"),
-    (APART, {}, NESTED, "B060 error a", "a merge leaves text_config.tie_word_embeddings true"),
-    (trained_rows(E) | trained_rows(H), OTHER_ROWS, TIED, "B060 error a", "differ between embed_tokens, lm_head"),
+    (APART, {}, NESTED, "B060 error a", "a merge by PEFT leaves text_config.tie_word_embeddings true"),
+    (trained_rows(E) | trained_rows(H), OTHER_ROWS, TIED, "B060 error a", "differs between embed_tokens, lm_head"),
     (low_rank_on_head(), {}, NO_BASE, "B060 info a", "no base was given", "\ntiewise check PATH --base BASE\n"),
     (low_rank_on_head(V + 8), {}, UNTIED, "B061 error lm_head", f"table [{V + 8}, {D}], and", LONGER),
     (low_rank_on_table(V + 8), {}, UNTIED, "B061 error model.embed_tokens", f"table [{V + 8}, {D}], and", LONGER),
     ({f"{E}.weight": table(V - 4)}, {}, UNTIED, f"B061 error {END}", f"table [{V - 4}, {D}], and", "(org/base)"),
     ({f"{E}.weight": table(V + 4, 16)}, {}, UNTIED, f"B061 error {END}", f"table [{V + 4}, 16], and", "(org/base)"),
     (trained_rows(E, 2, D + 1), {}, UNTIED, "B061 error model.embed_tokens", f"table [?, {D + 1}], and", "(org/base)"),
-    ({}, {"trainable_token_indices": [1, V]}, TIED, "B061 error adapter_config.json", f"name row {V}"),
+    ({}, {"trainable_token_indices": [1, V]}, TIED, "B061 error adapter_config.json", f"names row {V}"),
 ]
 
 
@@ -160,10 +172,10 @@ def test_b060_and_b061_report_effect_of_adapter_on_base(tmp_path, case):
 
 NOTHING = np.zeros(0, np.float32)
 EMPTY = [  # tensors, and words of the evidence on empty ones
-    ({f"{E}.weight": NOTHING, f"{H}.weight": NOTHING}, "2 of its 4 tensors hold no numbers"),
-    ({f"{E}.weight": NOTHING.reshape(0, D)}, f"({E}.weight F32 [0, {D}]): they were saved under ZeRO-3 without"),
-    ({f"{E}.lora_A.weight": NOTHING} | low_rank_on("base_model.model.model.layers.1.q_proj"), "1 of its 5 tensors"),
-    ({f"{E}.lora_embedding_A": np.ones((R, 0), np.float32)}, "1 of its 3 tensors"),
+    ({f"{E}.weight": NOTHING, f"{H}.weight": NOTHING}, "2 of 4 tensors are empty"),
+    ({f"{E}.weight": NOTHING.reshape(0, D)}, f"({E}.weight F32 [0, {D}]): ZeRO-3 saved them without gathering"),
+    ({f"{E}.lora_A.weight": NOTHING} | low_rank_on("base_model.model.model.layers.1.q_proj"), "1 of 5 tensors"),
+    ({f"{E}.lora_embedding_A": np.ones((R, 0), np.float32)}, "1 of 3 tensors"),
 ]
 
 
@@ -213,11 +225,26 @@ NAMES = [  # base, modules of an adapter, finding, words of the repair
     (NEW, [f"model.language_model.{LAYER}", "model.vision_tower.layers.0.mlp.fc1"], ""),
     (OLD, [f"model.language_model.{LAYER}", "model.vision_tower.layers.0.mlp.fc1", "lm_head"], ""),
     (TEXT_ONLY, [f"model.{LAYER}", "model.embed_tokens", "lm_head"], ""),
-    (NEW, [f"model.{LAYER}"], "1 of its 1", "model.model.language_model. in the place of base_model.model.model.:"),
-    (OLD, [f"language_model.model.{LAYER}"], "1 of its 1", "put base_model.model.model.language_model. in"),
-    (TEXT_ONLY, [f"model.language_model.{LAYER}"], "1 of its 1", "put base_model.model.model. in"),
-    (PLAIN, [LAYER, f"model.{LAYER}"], "1 of its 2", "put base_model.model.model. in the place of base_model.model.:"),
-    (PLAIN, ["model.layers.9.mlp.up_proj"], "1 of its 1", "give the base that it was trained on (org/base)"),
+    (
+        NEW,
+        [f"model.{LAYER}"],
+        "1 of the adapter's 1",
+        "replace base_model.model.model. by base_model.model.model.language_model., which",
+    ),
+    (
+        OLD,
+        [f"language_model.model.{LAYER}"],
+        "1 of the adapter's 1",
+        "by base_model.model.model.language_model., which",
+    ),
+    (TEXT_ONLY, [f"model.language_model.{LAYER}"], "1 of the adapter's 1", "by base_model.model.model., which"),
+    (
+        PLAIN,
+        [LAYER, f"model.{LAYER}"],
+        "1 of the adapter's 2",
+        "replace base_model.model. by base_model.model.model., which",
+    ),
+    (PLAIN, ["model.layers.9.mlp.up_proj"], "1 of the adapter's 1", "give the base that it was trained on (org/base)"),
 ]
 
 
@@ -245,9 +272,13 @@ def test_b062_accepts_new_heads_and_warns_for_unknown_classes(tmp_path):
 
 
 COPIED = [
-    ({f"{E}.weight": with_rows(3)}, {}, ["not the base's: 1 of 24, 32 bytes of 768 bytes"]),
-    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["base's: 1 of", "base's: 2 of"]),
-    (low_rank_on_table() | {f"{E}.base_layer.weight": table()}, {}, ["base's: 0 of"]),
+    (
+        {f"{E}.weight": with_rows(3)},
+        {},
+        ["changes 1 of 24 rows, and stores all of them (768 bytes instead of 32 bytes)"],
+    ),
+    ({f"{E}.weight": with_rows(3), f"{H}.weight": with_rows(3, 4)}, {}, ["changes 1 of", "changes 2 of"]),
+    (low_rank_on_table() | {f"{E}.base_layer.weight": table()}, {}, ["changes 0 of"]),
     ({f"{E}.weight": table(seed=8)}, {}, []),
     ({f"{E}.weight": table(V + 1)}, {}, []),
     ({f"{H}.weight": with_rows(3)}, {"tied": False}, []),  # the head has other rows than the input table
@@ -262,7 +293,7 @@ def test_b063_counts_copied_rows_that_differ_from_base(tmp_path, tensors, base, 
     assert len(found) == len(said)
     for one, words in zip(found, said, strict=True):
         assert words in one.evidence
-        assert one.repair == f"tiewise adapter slim {path} --base {base} --to NEW_DIR"
+        assert one.repair == f"tiewise adapter slim {path} --base {base} --to {path}-fixed"
 
 
 DORA = {f"{H}.lora_magnitude_vector": np.ones(V, np.float32)}
@@ -272,9 +303,9 @@ SERVED = [
     (low_rank_on_head(), {}, {}, None),
     (low_rank_on_head(), {}, {"config": {"model_type": "gemma2"}}, "llama.cpp's converter stops at lm_head"),
     (trained_rows(E), {}, {},
-     f"vLLM stops at {ROWS}; SGLang passes by {ROWS} without a word; llama.cpp's converter stops at {ROWS}"),
+     f"vLLM stops at {ROWS}; SGLang ignores {ROWS} silently; llama.cpp's converter stops at {ROWS}"),
     ({f"{E}.weight": table()}, SAVED, {},
-     "vLLM stops at modules_to_save (embed_tokens); SGLang passes by model.embed_tokens.weight without a word; "
+     "vLLM stops at modules_to_save (embed_tokens); SGLang ignores model.embed_tokens.weight silently; "
      "llama.cpp's converter stops at model.embed_tokens.weight"),
     ({f"{E}.weight": table()}, SAVED | {"target_modules": "all-linear"}, {},
      "vLLM stops at modules_to_save (embed_tokens); llama.cpp's converter stops at model.embed_tokens.weight"),
@@ -291,7 +322,7 @@ def test_b064_names_engines_that_do_not_serve_adapter(tmp_path, tensors, config,
     path, base = adapter(tmp_path / "a", tensors, **config), llama(tmp_path / "base", **base)
     found = findings(path, base, ["B064"])
     assert [one.evidence for one in found] == ([] if said is None else [said])
-    assert all(one.repair == f"tiewise adapter merge {path} --base {base} --to NEW_DIR" for one in found)
+    assert all(one.repair == f"tiewise adapter merge {path} --base {base} --to {path}-fixed" for one in found)
 
 
 BODY_ONLY = {"target_modules": "all-linear"}

@@ -136,7 +136,7 @@ def test_check_counts_findings_of_one_kind_after_the_tenth(tmp_path, shards):
     ]
     assert sum(count for _, count in found) == shards
     assert len(found) == min(shards, 11)
-    assert found[0][0] == "the index maps 1 tensor to it (t0), and it is not there"
+    assert found[0][0] == "the file model-000000.safetensors is missing; the index maps 1 tensor to it (t0)"
     if shards > 11:
         more = f"{shards - 10:,} more of {shards:,} findings of this kind"
         assert found[-1] == (f"{more}, the last at model-{shards - 1:06d}.safetensors", shards - 10)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import ends_with, ends_with_any, strip_wrappers, usual_names
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import Facts, result_path
 from tiewise.checkpoint.family_record import module_of
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, recording_faults
 from tiewise.checkpoint.stored import Stored, read_header
@@ -149,7 +149,7 @@ class AdapterFacts:
         base = "BASE"
         if self.base is not None:
             base = shlex.quote(str(self.base.path))
-        return f"tiewise {verb} {shlex.quote(str(self.path))} --base {base} --to NEW_DIR"
+        return f"tiewise {verb} {shlex.quote(str(self.path))} --base {base} --to {result_path(self.path)}"
 
     @cached_property
     def tied(self) -> bool | None:

@@ -32,6 +32,7 @@ SCHEMA = 1
 MOST_OF_A_GROUP = 10  # findings that are reported one by one
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 view = Late("tiewise.checkpoint.audit_view")  # imported late: a check from Python never needs it
+words = Late("tiewise.checkpoint.audit_verdict")
 _FILES = (".gguf", ".onnx")
 # prefixes of rules on complete models: ends, tokenizer, loaders. A draft is half a model and has B083 to B085.
 _COMPLETE_MODEL_RULES = ("B01", "B02", "B03", "B042", "B080")
@@ -120,6 +121,17 @@ class Audit:
     as_class: str | None = None
 
     @property
+    def verdict(self) -> str:
+        """Return the verdict: one sentence, and the first fix unless the checkpoint is sound.
+
+        >>> import tiewise
+        >>> tiewise.check("untied").verdict
+        'Healthy: untied, two tables [40, 8]; all 7 loaders read it.'
+        """
+        sentence: str = words.verdict(self)
+        return sentence
+
+    @property
     def worst(self) -> str | None:
         """Return the severity of the most severe finding; None without findings."""
         if not self.findings:
@@ -159,6 +171,7 @@ class Audit:
             "ends": None if self.ends is None else asdict(self.ends),
             "loaders": [asdict(outcome) for outcome in self.outcomes],
             "worst": self.worst,
+            "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
             "rules": {"ran": self.ran, "skipped": self.skipped},
         }

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from tiewise.checkpoint.audit import Audit, Part
+from tiewise.checkpoint.audit_verdict import as_sentence, verdict
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.families import family
-from tiewise.checkpoint.loader_columns import LoaderOutcome
-from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, difference, flag_text
+from tiewise.checkpoint.loader_columns import PHRASES, LoaderOutcome, named_loaders
+from tiewise.checkpoint.rules.rule import SEVERITIES, Finding, Rule, counted, difference, flag_text
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core import Late
@@ -30,6 +31,8 @@ rich_table, rich_text = Late("rich.table"), Late("rich.text")
 Row: TypeAlias = tuple[str, str]  # label, value
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
+# {whether the loaded model uses the stored tensors: (word, style)}
+RIGHT = {True: ("right", "green"), False: ("WRONG", "red"), None: ("unknown", "yellow")}
 _PLURALS = {"error": "errors", "warning": "warnings"}  # of severities
 ROLES = {  # {role with one line per tensor: its label}; all tensors of another role share one line
     "input": "input table",
@@ -49,33 +52,60 @@ def html(audit: Audit) -> str:
     return str(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
-def audit_view(audit: Audit) -> Group:
-    """Return an audit as a renderable block for the terminal."""
-    blocks: list[RenderableType] = [_title(audit), _summary(audit)]
-    if audit.outcomes:
-        blocks.append(_loaders(audit.outcomes))
+def audit_view(audit: Audit, full: bool = False, named: bool = False) -> Group:
+    """Return an audit for the terminal: verdict, findings, loaders, and the tables that were read.
+
+    Args:
+        audit: the audit.
+        full: list each loader with its versions, its outcome and the source, instead of groups of loaders.
+        named: start with the path, to distinguish several audits.
+    """
+    blocks: list[RenderableType] = [_verdict(audit, named)]
     blocks += [_finding(finding) for finding in audit.findings]
-    closing, style = f"  {counted_findings(audit)}", "green"
-    if audit.findings:
-        closing, style = f"{closing}; tiewise check --explain {audit.findings[0].rule} says more", "dim"
-    blocks.append(rich_text.Text(closing, style))
+    if audit.outcomes:
+        loaders = _loaders if full else _groups
+        blocks.append(loaders(audit.outcomes))
+    blocks += [_title(audit), _summary(audit), _closing(audit, full)]
     group: Group = rich_console.Group(*blocks)
     return group
 
 
+def _verdict(audit: Audit, named: bool) -> RenderableType:
+    """Return the first line: the verdict, after the path if there are several."""
+    word, colon, rest = verdict(audit).partition(":")
+    path = f"{audit.path}: " * named
+    style = f"bold {STYLE.get(audit.worst or '', 'green')}"
+    line: RenderableType = rich_text.Text.assemble((path, "bold"), (word, style), colon, rest, overflow="fold")
+    return line
+
+
+def _closing(audit: Audit, full: bool) -> RenderableType:
+    """Return the last line: the number of findings, and the commands that say more."""
+    more = []
+    if audit.findings:
+        more.append(f"--explain {audit.findings[0].rule}")
+    if audit.outcomes and not full:
+        more.append("--full lists each loader with its source")
+    text = f"  {counted_findings(audit)}."
+    if more:
+        text += f" More: {'; '.join(more)}."
+    line: RenderableType = rich_text.Text(text, "dim")
+    return line
+
+
 def _title(audit: Audit) -> RenderableType:
-    """Return the first line: path, type of checkpoint, and the number and bytes of the tensors."""
+    """Return the path, the type of checkpoint, and the number and bytes of the tensors."""
     checkpoint_type = audit.kind
     if audit.as_class is not None:
         checkpoint_type += f" as {audit.as_class}"
-    about = f"  {checkpoint_type}, {audit.tensors:,} tensors, {format_bytes(audit.nbytes)}"
-    title: RenderableType = rich_text.Text.assemble((str(audit.path), "bold"), about, overflow="fold")
+    about = f": {checkpoint_type}, {counted(audit.tensors, 'tensor')}, {format_bytes(audit.nbytes)}"
+    title: RenderableType = rich_text.Text.assemble("  ", (str(audit.path), "bold"), about, overflow="fold")
     return title
 
 
 def _summary(audit: Audit) -> Table:
     """Return the rows of the summary as a table."""
-    table: Table = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table: Table = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 4))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in summary_rows(audit):
@@ -83,10 +113,34 @@ def _summary(audit: Audit) -> Table:
     return table
 
 
-def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
-    """Return the outcomes of loaders as a table."""
+def _groups(outcomes: Sequence[LoaderOutcome]) -> Table:
+    """Return one line for each outcome, with the loaders that have it; wrong outcomes first."""
+    table: Table = rich_table.Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for right in (False, None, True):
+        word, style = RIGHT[right]
+        for outcome, loaders in _by_outcome(outcomes, right).items():
+            table.add_row(
+                rich_text.Text(word, style), PHRASES[outcome], rich_text.Text(named_loaders(loaders, outcomes))
+            )
+    return table
+
+
+def _by_outcome(outcomes: Iterable[LoaderOutcome], right: bool | None) -> dict[str, list[LoaderOutcome]]:
+    """Return {outcome: loaders that have it} of the loaders that are right, wrong or undecided."""
+    groups: dict[str, list[LoaderOutcome]] = {}
+    for outcome in outcomes:
+        if outcome.right is right:
+            groups.setdefault(outcome.outcome, []).append(outcome)
+    return groups
+
+
+def _loaders(outcomes: Sequence[LoaderOutcome]) -> Padding:
+    """Return the outcome of each loader, with its source, as a table."""
     table: Table = rich_table.Table(box=rich_box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("loader", "makes of it", "that is"):
+    for name in ("loader", "outcome", "which means"):
         table.add_column(name, overflow="fold")
     for outcome in outcomes:
         basis = outcome.source
@@ -98,13 +152,21 @@ def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
     return _indented(table)
 
 
-def _finding(finding: Finding) -> Padding:
-    """Return a finding as two lines: evidence and repair."""
+def _finding(finding: Finding) -> Group:
+    """Return a finding: its evidence, and one line for each fix.
+
+    A line with a command is never cut into two, so that it can be copied.
+    """
     severity = (finding.severity, STYLE[finding.severity])
-    evidence = rich_text.Text.assemble((finding.rule, "bold"), " ", severity, "  ", finding.evidence)
-    safe = "  (safe: tiewise repair does it)" if finding.safe else ""
-    repair = rich_text.Text.assemble(("  → ", "green"), finding.repair, (safe, "dim"))
-    return _indented(rich_console.Group(evidence, repair))
+    evidence = as_sentence(finding.evidence)
+    lines = [_indented(rich_text.Text.assemble((finding.rule, "bold"), " ", severity, "  ", evidence))]
+    for fix in finding.fixes:
+        if "tiewise " in fix:
+            lines.append(rich_text.Text.assemble(("    → ", "green"), fix, no_wrap=True, overflow="ignore"))
+        else:
+            lines.append(_indented(rich_text.Text.assemble(("  → ", "green"), fix)))
+    group: Group = rich_console.Group(*lines)
+    return group
 
 
 def _indented(block: RenderableType) -> Padding:
@@ -116,7 +178,7 @@ def _indented(block: RenderableType) -> Padding:
 def counted_findings(audit: Audit) -> str:
     """Return the findings by severity in words, e.g. "1 error, 2 warnings"."""
     if not audit.findings:
-        return f"nothing found by {len(audit.ran)} rules"
+        return f"{len(audit.ran)} rules found no fault"
     counts = Counter[str]()
     for finding in audit.findings:
         counts[finding.severity] += finding.count
@@ -240,9 +302,9 @@ def _likeness(audit: Audit) -> Iterator[Row]:
         value = difference(audit.ends)
         if audit.spare:
             value += f"; {format_bytes(audit.spare)} stored twice"
-        yield "the two are", value
+        yield "both tables", value
         return
     if roles is None or audit.kind == "draft":
         return
     if len(roles.one_table_per_end) == 2:
-        yield "the two are", "not compared" if audit.scan else "not compared (headers only)"
+        yield "both tables", "not compared" if audit.scan else "not compared (headers only)"

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import architecture, first_count, in_layer
@@ -202,7 +203,15 @@ class Facts(ClassFacts):
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line that rewrites this checkpoint with a verb such as `tie`."""
-        return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to NEW_DIR"])
+        return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to", result_path(self.path)])
+
+
+def result_path(source: Path) -> str:
+    """Return a path next to the source for its rewrite, quoted for a shell."""
+    if source.name in ("", ".."):
+        return "NEW_DIR"
+    stem = str(source).removesuffix(".safetensors")
+    return shlex.quote(f"{stem}-fixed")
 
 
 def _is_plain_matrix(tensor: Stored) -> bool:

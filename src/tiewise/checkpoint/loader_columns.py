@@ -6,6 +6,8 @@ docs/loaders.md prints the columns, the source of each entry, and how the tests 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tiewise.checkpoint.family_record import family_data
@@ -35,6 +37,21 @@ SENTENCES = {  # {outcome: the usual sentence about it}
     NO_SCALE: "The numbers of the packed head are taken for its weights, and their scales are dropped.",
     NO_HEAD: "The class has no token head.",
     NOT_SERVED: "No class of it is known for this kind of model.",
+}
+PHRASES = {  # {outcome: the predicate of a sentence whose subject is several loaders}
+    TIED: "use one table for both ends",
+    UNTIED: "load both tables as stored",
+    UNTIED_WITH_WARNING: "load both tables as stored, and warn",
+    DROPPED: "drop the stored head",
+    RANDOM_HEAD: "draw the head at random",
+    RANDOM_TABLE: "draw the input table at random",
+    RANDOM_LAYERS: "draw layers at random",
+    NEW_BIAS: "start the head's bias anew",
+    NO_SCALE: "drop the scales of the head",
+    ERROR: "refuse to load",
+    NO_HEAD: "load a model without a token head",
+    NOT_SERVED: "lack a class for this model",
+    DEPENDS: "depend on the class's code",
 }
 
 
@@ -148,3 +165,24 @@ def outcome_of(loader: Loader, word: str, sentence: str = "") -> LoaderOutcome:
     if word not in (DEPENDS, NOT_SERVED):
         is_right = word in CORRECT
     return LoaderOutcome(loader.name, loader.versions, word, sentence or SENTENCES[word], is_right, loader.source)
+
+
+def named_loaders(group: Iterable[LoaderOutcome], outcomes: Iterable[LoaderOutcome]) -> str:
+    """Return the names of the loaders of a group.
+
+    A loader has its versions only if other versions of it are outside the group.
+
+    Args:
+        group: some of the outcomes.
+        outcomes: all outcomes.
+    """
+    versions: dict[str, list[str]] = {}
+    for outcome in group:
+        versions.setdefault(outcome.loader, []).append(outcome.versions)
+    every = Counter(outcome.loader for outcome in outcomes)
+    listed = []
+    for loader, its_versions in versions.items():
+        if len(its_versions) < every[loader]:
+            loader = f"{loader} {' and '.join(its_versions)}"
+        listed.append(loader)
+    return ", ".join(listed)

@@ -72,6 +72,7 @@ def refuse_pointer(path: str | os.PathLike[str], beginning: bytes) -> None:
 
 
 _PUT_THERE = "nothing outside a checkpoint is read: put the file itself there"
+LEADS_OUTSIDE = "a link to a file outside the folder"  # end of the problem that `following_links` allows
 _FOLLOWED: ContextVar[bool] = ContextVar("links out of a folder are followed", default=False)
 
 
@@ -108,8 +109,8 @@ def path_inside(folder: Path, name: str) -> Path:
     except (OSError, RuntimeError):  # a loop of links
         raise CheckpointError(f"{path}: a link that leads nowhere", _PUT_THERE) from None
     if not _FOLLOWED.get() and not _may_lead_to(home, target):
-        remedy = "if you trust it: --follow-links (from Python: follow_links=True); else put the file itself there"
-        raise CheckpointError(f"{path}: a link that leads outside the folder", remedy)
+        remedy = "if you trust it, add --follow-links (in Python: follow_links=True); else copy the file there"
+        raise CheckpointError(f"{path}: {LEADS_OUTSIDE}", remedy)
     return path
 
 

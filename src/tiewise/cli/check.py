@@ -33,6 +33,7 @@ def check(
     select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
     ignore: str = typer.Option(None, metavar="IDS", help="Not these rules."),
     fail_on: str = typer.Option("error", metavar="|".join(FAIL_ON), help="Exit 1 from this severity on."),
+    full: bool = typer.Option(False, "--full", help="List each loader with its versions, its outcome and the source."),
     explain: str = typer.Option(None, metavar="ID", help="Say what a rule is about, and stop. `all` lists them."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
@@ -52,7 +53,10 @@ def check(
     options: dict[str, Any] = {"base": base, "beside": original, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}
-    audits = _audits(paths, options, prints=not json_, quiet=quiet)
+    view: dict[str, bool] | None = {"full": full, "named": len(paths) > 1}
+    if json_:
+        view = None
+    audits = _audits(paths, options, view, quiet=quiet)
     if json_:
         _print_records(audits, is_list=len(paths) > 1)
     if len(audits) < len(paths):
@@ -61,10 +65,14 @@ def check(
         raise typer.Exit(1)
 
 
-def _audits(paths: list[Path], options: dict[str, Any], *, prints: bool, quiet: bool) -> list[Audit]:
+def _audits(paths: list[Path], options: dict[str, Any], view: dict[str, bool] | None, *, quiet: bool) -> list[Audit]:
     """Check every path and return the audits of those that can be read.
 
-    Each audit is printed as soon as it is done.
+    Args:
+        paths: the checkpoints.
+        options: arguments of `check`.
+        view: arguments of `audit_view`, which prints each audit as soon as it is done; None prints nothing.
+        quiet: show no progress.
 
     Raises:
         CheckpointError: the only path cannot be read. One of several is reported on stderr and left out.
@@ -83,8 +91,8 @@ def _audits(paths: list[Path], options: dict[str, Any], *, prints: bool, quiet: 
             o.print_to_stderr(f"tiewise: {error}")
             continue
         audits.append(audit)
-        if prints:
-            o.print_view(audit_view(audit))
+        if view is not None:
+            o.print_view(audit_view(audit, **view))
     return audits
 
 

@@ -120,7 +120,7 @@ def print_view(view: RenderableType | Callable[[int], RenderableType]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(view(console.width) if callable(view) else view)
+    console.print(view(console.width) if callable(view) else view, crop=False)
 
 
 def hush_libraries() -> None:

@@ -173,12 +173,12 @@ SAME = {"head": TABLE}
         (build(HEAD, *POSITIONS, held=SPLIT + FAR, inputs=("position_ids", "input_ids")), None, [], ""),
         (model(FOUR_BITS, NIBBLES), None, [], ""),
         (build(*TWO, held=MIXED), None, [], ""),
-        (build(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "768 bytes stored"),
-        (model([NESTED], OUTER), None, ["B100 warning head"], "head repeats embed"),
-        (build(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old repeats embed"),
-        (model(TWICE, BOTH), None, ["B100 warning q"], "q repeats flat U8 [24, 4]: 96 bytes"),
+        (build(HEAD, held=[*HELD, initialiser("head", TABLE.T)]), None, ["B100 warning head"], "costs 768 bytes"),
+        (model([NESTED], OUTER), None, ["B100 warning head"], "head equals embed"),
+        (build(*TURNED, held=[*HELD, initialiser("old", TABLE)]), None, ["B100 warning old"], "old equals embed"),
+        (model(TWICE, BOTH), None, ["B100 warning q"], "which costs 96 bytes. q equals flat U8 [24, 4]"),
         (build(*TWO, held=MIXED), {}, ["B100 warning q"], "its source has one table, and the file has embed F32"),
-        (build(*TURNED), {"head": OTHER}, ["B100 error embed"], "serves both ends, and its source has two tables"),
+        (build(*TURNED), {"head": OTHER}, ["B100 error embed"], "one table for both ends, and its source has two"),
     ],
 )
 def test_b100_reports_repeated_and_wrongly_shared_tables(tmp_path, data, source, said, words):
@@ -186,7 +186,7 @@ def test_b100_reports_repeated_and_wrongly_shared_tables(tmp_path, data, source,
     audit = check(path, beside=None if source is None else llama(tmp_path / "s", **source))
     assert summaries(audit.findings) == said
     assert not said or words in audit.findings[0].evidence
-    assert (audit.spare > 0) == any("repeats" in one.evidence for one in audit.findings)
+    assert (audit.spare > 0) == any("more than once" in one.evidence for one in audit.findings)
     assert all(one.rule != "B100" or one.severity == "error" for one in check(path, scan=False).findings)
 
 
@@ -196,11 +196,12 @@ NO_DATA = initialiser("head", dims=(D, V), kind=1)
 @pytest.mark.parametrize(
     ("data", "said", "words"),
     [
-        (build(HEAD, held=[*HELD, NO_DATA]), ["B101 error head"], "MatMul takes head, of which the file has no data"),
-        (build(HEAD), ["B101 error head"], "MatMul takes head, of which the file has no data"),
+        (build(HEAD, held=[*HELD, NO_DATA]), ["B101 error head"], "the file has no data for head, which MatMul reads"),
+        (build(HEAD), ["B101 error head"], "the file has no data for head, which MatMul reads"),
         (build(node("MatMul", ["x", "lm_head.weight"], ["logits"]), inputs=("input_ids", "lm_head.weight")),
-         ["B101 error lm_head.weight"], "takes lm_head.weight, of which the file has no data"),
-        (build(outputs=("x",)), ["B101 info graph"], "no product has 24 columns: it ends at x"),
+         ["B101 error lm_head.weight"], "the file has no data for lm_head.weight"),
+        (build(outputs=("x",)), ["B101 info graph"],
+         "it ends at x. Its table is embed F32 [24, 8], and no product has 24 columns"),
         (build(outputs=("logits",)), ["B101 error graph"], "it ends at logits"),
         (build(HEAD, node("Add", ["x", "few"], ["y"]), held=SPLIT, sparse=["few"]), [], ""),
         (model([INNER], HELD, inputs=("h",), outputs=("x",)), [], ""),  # the graph starts after the lookup

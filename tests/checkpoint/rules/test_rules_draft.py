@@ -67,27 +67,27 @@ def test_draft_rules_are_silent_on_sound_drafts(tmp_path, how):
 
 NO_MAPS = {"d2t": None, "t2d": None}
 AGAIN = [  # changes of the draft, findings, words of the first finding
-    (NO_MAPS, ["B083 error d2t"], "drafts over 10 of 24 tokens, and no d2t says which"),
+    (NO_MAPS, ["B083 error d2t"], "proposes 10 of 24 tokens, and their list d2t is missing"),
     ({"t2d": None}, ["B083 info t2d"], "cannot be trained on"),
     ({"d2t": STEPS * 0}, ["B083 error d2t", "B083 error t2d"], "stand for the first 10 tokens"),
-    ({"d2t": IDS}, ["B083 error d2t", "B083 error t2d"], "the tokens' ids, and engines add"),
-    ({"d2t": changed(STEPS, i9=900)}, ["B083 error d2t", "B083 error t2d"], "row 9 to 909"),
-    ({"d2t": changed(STEPS, i0=-1)}, ["B083 error d2t", "B083 error t2d"], "row 0 to -1"),
+    ({"d2t": IDS}, ["B083 error d2t", "B083 error t2d"], "stores ids, and engines expect the difference"),
+    ({"d2t": changed(STEPS, i9=900)}, ["B083 error d2t", "B083 error t2d"], "row 9 to token 909"),
+    ({"d2t": changed(STEPS, i0=-1)}, ["B083 error d2t", "B083 error t2d"], "row 0 to token -1"),
     ({"d2t": changed(STEPS, i4=-1)}, ["B083 error d2t", "B083 error t2d"], "lead to 9 tokens"),
     ({"d2t": changed(STEPS, i4=4, i5=0)}, ["B083 warning d2t"], "row 5: token 5 after 8"),
-    ({"d2t": STEPS.astype(np.float32)}, ["B083 error d2t"], "d2t F32 [10] is no list of whole numbers"),
-    ({"t2d": MARKS * 0.5}, ["B083 error t2d"], "is no list of whole numbers"),
-    ({"t2d": MARKS & False}, ["B083 error t2d"], "10 are in one of the two alone (0, 1, 2, 3, …)"),
-    ({"t2d": changed(MARKS, i4=True, i23=False)}, ["B083 error t2d"], "2 are in one of the two alone (4, 23)"),
-    ({"d2t": STEPS[:8]}, ["B083 error t2d", "B084 error d2t"], "2 are in one of the two alone (17, 23)"),
+    ({"d2t": STEPS.astype(np.float32)}, ["B083 error d2t"], "d2t F32 [10] must be a list of whole numbers"),
+    ({"t2d": MARKS * 0.5}, ["B083 error t2d"], "must be a list of whole numbers"),
+    ({"t2d": MARKS & False}, ["B083 error t2d"], "10 are in only one of the two (0, 1, 2, 3, …)"),
+    ({"t2d": changed(MARKS, i4=True, i23=False)}, ["B083 error t2d"], "2 are in only one of the two (4, 23)"),
+    ({"d2t": STEPS[:8]}, ["B083 error t2d", "B084 error d2t"], "2 are in only one of the two (17, 23)"),
     ({"lm_head__weight": table(12)}, ["B084 error lm_head.weight"], "12 rows, and draft_vocab_size is 10"),
     ({"lm_head__weight": None}, ["B084 error lm_head"], "no head of 10 rows"),
     (NO_MAPS | {"lm_head__weight": None, "config": {"draft_vocab_size": V}}, ["B084 error lm_head"],
-     f"no head of {V} rows is stored: vLLM since #28549"),
+     f"no head of {V} rows is stored. vLLM since #28549"),
     ({"embed_tokens__weight": table(20)}, ["B084 error embed_tokens.weight"], "20 rows, and vocab_size is 24"),
-    ({"t2d": MARKS[:-1]}, ["B083 error t2d", "B084 error t2d"], "1 are in one of the two alone (23)"),
+    ({"t2d": MARKS[:-1]}, ["B083 error t2d", "B084 error t2d"], "1 are in only one of the two (23)"),
     ({"config": {"draft_vocab_size": 40}}, ["B084 error config.json", "B084 error d2t", "B084 error lm_head.weight"],
-     "draft_vocab_size is 40, and vocab_size 24"),
+     "draft_vocab_size is 40, more than vocab_size, 24"),
 ]  # fmt: skip
 
 
@@ -123,16 +123,18 @@ PIECES = {"embed_tokens__weight": None}
     ("own", "tensors", "of", "found", "words"),
     [
         (bpe_tokenizer(), {}, {}, [], ""),
-        (OTHER, {}, {}, ["B085 error tokenizer"], "18 of its 24 ids are other tokens in the target, or none: 1 is"),
+        (OTHER, {}, {}, ["B085 error tokenizer"],
+         "18 of the draft's 24 ids are different tokens in the target, or none. Id 1 is"),
         (MORE, {}, {}, ["B085 error tokenizer"], "24 is '<new>' here and no token there"),
-        (bpe_tokenizer(20), {}, {}, ["B085 info tokenizer"], "4 tokens of the target have no id"),
+        (bpe_tokenizer(20), {}, {}, ["B085 info tokenizer"], "lacks 4 tokens of the target"),
         (None, {}, {"tokenizer": OTHER}, [], ""),  # the table equals the target's
-        (None, {"embed_tokens__weight": NEW}, {}, ["B085 warning embed_tokens.weight"], "two tables of their own"),
+        (None, {"embed_tokens__weight": NEW}, {}, ["B085 warning embed_tokens.weight"], "separate tables"),
         (None, {"embed_tokens__weight": table() * np.float32(1.01)}, {}, [], ""),  # the target's table, trained further
         (None, {}, {"rows": 32}, ["B084 info vocab_size"], "padding is safe"),
         (None, {}, {"rows": 32, "width": 16}, ["B084 info vocab_size", "B085 info tokenizer"], "padding"),
-        (None, PIECES, {}, ["B085 info tokenizer"], "nothing here says whose ids it has"),
-        (None, PIECES, {"width": 16}, ["B084 error embed_tokens", "B085 info tokenizer"], "is 8 wide"),
+        (None, PIECES, {}, ["B085 info tokenizer"], "were not compared"),
+        (None, PIECES, {"width": 16}, ["B084 error embed_tokens", "B085 info tokenizer"],
+         "the draft is 8 wide, and the target 16"),
     ],
 )  # fmt: skip
 def test_b084_and_b085_compare_ids_and_sizes_with_target(tmp_path, own, tensors, of, found, words):
@@ -144,10 +146,10 @@ def test_b084_and_b085_compare_ids_and_sizes_with_target(tmp_path, own, tensors,
 @pytest.mark.parametrize(
     ("rows", "tokenizer", "severity", "words"),
     [
-        (32, bpe_tokenizer(), "info", "rows 24 to 31 hold no token (the last is 23), so padding is safe"),
-        (32, bpe_tokenizer(28), "error", "tokens up to 27 lie in the rows that only one has"),
-        (32, None, "warning", "no tokenizer says"),
-        (20, bpe_tokenizer(20), "info", "rows 20 to 23 hold no token"),
+        (32, bpe_tokenizer(), "info", "Rows 24 to 31 have no token (the last is 23), so padding is safe"),
+        (32, bpe_tokenizer(28), "error", "tokens up to 27 use rows that only one of the two has"),
+        (32, None, "warning", "without a tokenizer"),
+        (20, bpe_tokenizer(20), "info", "Rows 20 to 23 have no token"),
     ],
 )
 def test_b084_judges_padding_rows_by_tokens_in_use(tmp_path, rows, tokenizer, severity, words):
@@ -186,8 +188,8 @@ XLM_R = "sentencepiece.bpe.model"
     ("own", "theirs", "found", "words"),
     [
         (pieces(WORDS), pieces(WORDS), [], ""),
-        (pieces(WORDS), pieces(TURNED), ["B085 error tokenizer"], "in the target, or none: 5 is"),
-        (pieces(WORDS[:20]), pieces(WORDS), ["B085 info tokenizer"], "4 tokens of the target have no id"),
+        (pieces(WORDS), pieces(TURNED), ["B085 error tokenizer"], "in the target, or none. Id 5 is"),
+        (pieces(WORDS[:20]), pieces(WORDS), ["B085 info tokenizer"], "lacks 4 tokens of the target"),
         (pieces(BYTE), pieces(TAB), ["B085 error tokenizer"], "3 is '<0x09>' here and '\\t'"),
         # Gemma's tokenizer.json stores a tab, and its SentencePiece model stores the byte's name
         (pieces(BYTE), {"tokenizer.json": json.dumps(CONVERTED).encode()}, [], ""),
@@ -229,15 +231,19 @@ BOTH = ["B084 error lm_heads.0.weight", "B084 error lm_heads.1.weight"]
         (CUT, [], ""),  # vLLM truncates heads of all tokens
         (CUT | {"rows": N}, [], ""),
         (CUT | {"rows": 12}, BOTH, "12 rows, and truncated_vocab_size is 10"),
-        (CUT | {"token_map": IDS + 20}, ["B083 error token_map"], "lead outside 24 tokens (row 4 to 25)"),
-        (CUT | {"token_map": IDS // 2}, ["B083 error token_map"], "lead to 7 tokens: some have several rows"),
-        (CUT | {"token_map": table(2)}, ["B083 error token_map", "B084 error token_map"], "no list of"),
+        (CUT | {"token_map": IDS + 20}, ["B083 error token_map"], "lead outside the 24 tokens (row 4 to token 25)"),
+        (CUT | {"token_map": IDS // 2}, ["B083 error token_map"], "lead to 7 tokens"),
+        (CUT | {"token_map": table(2)}, ["B083 error token_map", "B084 error token_map"], "must be a list of"),
         (VLLM | {"rows": 20}, BOTH, "20 rows, and vocab_size is 24"),
         ({"rows": 20}, ["B084 error vocab_size"], "has 20 rows, the target's 24, and tokens up to 23"),
-        ({"width": 16}, ["B084 error medusa_head"], "it is 16 wide and reads the target's hidden states"),
+        ({"width": 16}, ["B084 error medusa_head"], "It reads the target's hidden states"),
         ({"heads": 1}, ["B084 error config.json"], "says 2 heads, and 1 are stored"),
         ({"heads": 3}, ["B084 info config.json"], "says 2 heads, and 3 are stored"),
-        ({"1__1__weight": table()}, ["B085 info 1.1.weight", "B085 info tokenizer"], "is model.embed_tokens.weight of"),
+        (
+            {"1__1__weight": table()},
+            ["B085 info 1.1.weight", "B085 info tokenizer"],
+            "equals the target's model.embed_tokens.weight",
+        ),
     ],
 )
 def test_draft_rules_check_heads_and_token_map_of_medusa(tmp_path, how, found, words):
@@ -252,8 +258,9 @@ def test_draft_rules_check_heads_and_token_map_of_medusa(tmp_path, how, found, w
     ("change", "found", "words"),
     [
         ({}, [], ""),
-        ({"shared_head.head": table() * np.float32(1.01)}, ["B085 warning shared_head.head"], "is not model.embed"),
-        ({"embed_tokens": NEW}, ["B085 info embed_tokens"], "two tables of their own"),
+        ({"shared_head.head": table() * np.float32(1.01)}, ["B085 warning shared_head.head"],
+         "differs from model.embed"),
+        ({"embed_tokens": NEW}, ["B085 info embed_tokens"], "separate tables"),
         ({"embed_tokens": table(20)}, ["B084 error embed_tokens"], "20 rows, and vocab_size is 24"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from tiewise.core.errors import CheckpointError
 SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
 INDEX = "model.safetensors.index.json"
 NORM, HEAD = "model.norm.weight", "lm_head.weight"
-REPAIR = "\ntiewise repair PATH --to NEW_DIR\n"
+REPAIR = "\ntiewise repair PATH --to PATH-fixed\n"
 
 
 def changed(change, **made):
@@ -94,7 +94,8 @@ FIRES = [
     ("B001", "fatal", "config.json", False, holding("config.json", '{"vocab_size": ')),
     ("B001", "warning", "generation_config.json", False, holding("generation_config.json", "{")),
     ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", "[]")),
-    ("B001", "fatal", "model.safetensors", False, changed(linked), "leads outside the folder"),
+    ("B001", "error", "model.safetensors", False, changed(linked), "is a link to a file outside the folder",
+     "\nif you trust the link: tiewise check PATH --follow-links; else: "),
     ("B001", "fatal", "model.safetensors", False, holding("model.safetensors", POINTER), LFS),
     ("B001", "fatal", "config.json", False, holding("config.json", POINTER), LFS),
     ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", POINTER), LFS),
@@ -106,18 +107,19 @@ FIRES = [
     ("B001", "fatal", "pytorch_model.bin", False, renamed("pytorch_model.bin"), "pytorch_model.bin"),
     ("B002", "fatal", SHARDS[0], False, gone(SHARDS[0]), "2 tensors", "model.embed_tokens.weight"),
     ("B002", "fatal", INDEX, False, holding(INDEX, '{"weight_map": 3}', shards=2)),
-    ("B002", "error", INDEX, False, mapped("model.wte", SHARDS[0]), "no shard holds (model.wte)"),
+    ("B002", "error", INDEX, False, mapped("model.wte", SHARDS[0]), "1 tensor that no shard stores (model.wte)"),
     # a tied model does not need the head
-    ("B002", "error", INDEX, True, mapped(HEAD, SHARDS[0]), f"no shard holds ({HEAD})", REPAIR),
-    ("B002 B011", "error", INDEX, False, mapped(HEAD, SHARDS[0], tied=False), f"no shard holds ({HEAD})"),
-    ("B002", "error", SHARDS[0], True, mapped(NORM, SHARDS[0]), f"shard than the index says ({NORM})", REPAIR),
-    ("B002", "error", SHARDS[1], True, mapped(NORM, None), f"missing from the index ({NORM})", REPAIR),
+    ("B002", "error", INDEX, True, mapped(HEAD, SHARDS[0]), f"1 tensor that no shard stores ({HEAD})", REPAIR),
+    ("B002 B011", "error", INDEX, False, mapped(HEAD, SHARDS[0], tied=False),
+     f"1 tensor that no shard stores ({HEAD})"),
+    ("B002", "error", SHARDS[0], True, mapped(NORM, SHARDS[0]), f"the wrong shard for 1 tensor ({NORM})", REPAIR),
+    ("B002", "error", SHARDS[1], True, mapped(NORM, None), f"the index lacks 1 stored tensor ({NORM})", REPAIR),
     ("B002", "fatal", INDEX, False, gone(INDEX), SHARDS[0]),
     ("B002", "error", "weights.safetensors", False, renamed("weights.safetensors"), "weights.safetensors"),
     *(("B003", "warning", INDEX, True, sharded("metadata", total_size=wrong), BYTES)
       for wrong in (1, 5, 1.5, "many", True, [1])),
-    ("B004", "error", f"{SHARDS[0]}: {NORM}", True, twice(1), "equal\n"),
-    ("B004", "error", f"{SHARDS[0]}: {NORM}", False, twice(0), "different\n"),
+    ("B004", "error", f"{SHARDS[0]}: {NORM}", True, twice(1), "The two are equal; "),
+    ("B004", "error", f"{SHARDS[0]}: {NORM}", False, twice(0), "The two differ; "),
 ]  # fmt: skip
 
 
@@ -152,7 +154,7 @@ def test_b003_warns_of_old_shards_and_notes_other_layouts(tmp_path):
 
 @pytest.mark.parametrize("norm", [0, 1])
 def test_b004_reports_without_scan_that_copies_were_not_compared(tmp_path, norm):
-    assert run_rule("B004", twice(norm)(tmp_path), scan=False)[0].evidence.endswith("not compared")
+    assert run_rule("B004", twice(norm)(tmp_path), scan=False)[0].evidence.count("were not compared") == 1
 
 
 def test_b002_shows_tensor_names_without_control_characters(tmp_path):

@@ -22,19 +22,23 @@ SCALED = {"model.layers.0.mlp.up_proj.weight_scale": np.ones(1, np.float32)}
 OF_A_LAYER = {"model.layers.0.layer_scale": np.ones(D, np.float32)}  # not a quantisation scale
 FIRES = [
     ("B052", "error", HEAD, False, quantised({HEAD: FP8}, tied=False, quant_method="fp8"),
-     f"lm_head.weight F8_E4M3 [{V}, {D}] has no scale beside it", "\ntake the scale from the checkpoint's source\n"),
-    ("B052", "error", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | SCALED}, "as they stand\n"),
-    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8}}, "none if it was cast without one"),
+     "lm_head.weight has no scale", f"It is lm_head.weight F8_E4M3 [{V}, {D}]\n",
+      "\ntake the scale from the checkpoint's source\n"),
+    ("B052", "error", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | SCALED},
+     "loaders use its numbers unscaled"),
+    ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8}}, "none needed if it was cast without one"),
     ("B052", "warning", HEAD, False, {"tied": False, "tensors": {HEAD: FP8} | OF_A_LAYER}, "cast without one"),
     ("B052", "error", HEAD, False, {"tied": False, "tensors": by("integers", H)}, "lm_head.weight I8"),
-    ("B052", "error", TABLE, False, quantised({TABLE: FP8}, quant_method="fp8"), "has no scale beside it"),
-    ("B052", "warning", HEAD, False, quantised(by("fp8", H), tied=False), "counts times weight_scale_inv: an engine",
-     "\nserve it by an engine that reads packed heads"),
-    ("B052", "warning", f"{H}.weight_packed", False, quantised(by(COMPRESSED, H), tied=False), "drops these"),
+    ("B052", "error", TABLE, False, quantised({TABLE: FP8}, quant_method="fp8"), "has no scale"),
+    ("B052", "warning", HEAD, False, quantised(by("fp8", H), tied=False),
+     "some engines drop the scales of the head (weight_scale_inv)",
+     "\nuse an engine that reads quantised heads"),
+    ("B052", "warning", f"{H}.weight_packed", False, quantised(by(COMPRESSED, H), tied=False),
+     "some engines drop the scales"),
     ("B053", "warning", "config.json", False,
      quantised(quant_method=COMPRESSED, config_groups={"group_0": {"targets": ["Linear"]}}),
-     f"the quantisation packs {H} and leaves {E} plain, and the model is tied",
-     "or first tiewise untie PATH --to NEW_DIR\n"),
+     f"the quantisation converts {H} and not {E}, but the two are one table",
+     "or untie them first: tiewise untie PATH --to PATH-fixed\n"),
 ]  # fmt: skip
 
 NVFP4 = {"weight": np.ones((V, D // 2), np.uint8), "weight_scale": np.ones((V, 1), ml_dtypes.float8_e4m3fn)}
@@ -64,25 +68,27 @@ LISTED = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 PATTERNS = ["lm_head*", "lm_head", "*lm_head", "re:.*lm_head", "re:^lm_head$", "*head*"]
 FIRES += [
     *(("B054", "error", "quantization_config.exclude_modules", False, packed(**LISTED, exclude_modules=["x", pattern]),
-       f'"{pattern}" leaves lm_head alone, and it is stored packed (input_scale, weight, weight_scale, weight_scale_2)')
+       f'"{pattern}" excludes lm_head from quantisation',
+       "it is stored quantised (input_scale, weight, weight_scale, weight_scale_2)")
       for pattern in PATTERNS),
     *(("B054", "error", f"{MODELOPT}.quantization.exclude_modules", False, packed(sidecar={"exclude_modules": [entry]}),
-       f'"{entry}" leaves lm_head alone', f'take "{entry}" out of the list') for entry in ("lm_head", "lm_head*")),
+       f'"{entry}" excludes lm_head', f'remove "{entry}" from the list') for entry in ("lm_head", "lm_head*")),
     ("B054 B052", "error", "quantization_config.ignore", False,
      quantised(by(COMPRESSED, H), tied=False, quant_method=COMPRESSED, ignore=["re:.*lm_head"])),
     ("B054", "error", "quantization_config.llm_int8_skip_modules", False,
      quantised(by("bitsandbytes", H), tied=False, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
     ("B054 B013", "error", f"{MODELOPT}.quantization.exclude_modules", False,
      packed((E, H), {"exclude_modules": ["lm_head"]}, tied=True)),
-    *(("B054", "error", HEAD, False, packed(width=width), f"{width} bytes wide, and a row of 8 numbers takes 8, or 4")
+    *(("B054", "error", HEAD, False, packed(width=width), f"{width} bytes wide; 8 numbers take 8 bytes, or 4 with")
       for width in (3, 5, 16)),
     *(("B054", "error", TABLE, False, mlx(*how, **said), words, '"model.embed_tokens": {"group_size": 64, "bits": 8}')
       for how, said, words in (
           ((16,), {}, "is packed at 8 bits in groups of 64, and quantization says 4 bits in groups of 64"),
-          ((16,), {E: {"group_size": 32, "bits": 8}}, "says 8 bits in groups of 32 for model.embed_tokens"))),
-    ("B054", "error", "quantization.model.embed_tokens", False, mlx(8, **{E: False}), "the module is left plain"),
+          ((16,), {E: {"group_size": 32, "bits": 8}}, "says 8 bits in groups of 32"))),
+    ("B054", "error", "quantization.model.embed_tokens", False, mlx(8, **{E: False}), "which means unquantised"),
     ("B013", "warning", f"{H}.biases", True, mlx(8, head=True),
-     "lm_head and model.embed_tokens are packed alike, byte for byte (biases, scales, weight), 864 bytes stored twice"),
+     "stored twice, which costs 864 bytes",
+     "lm_head and model.embed_tokens are equal byte for byte (biases, scales, weight)"),
     ("B013", "warning", f"{H}.g_idx", False,
      quantised(by("gptq", E), by("gptq", H), quant_method="gptq", lm_head=True), "set quantization_config.lm_head to"),
 ]  # fmt: skip

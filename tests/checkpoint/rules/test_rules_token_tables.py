@@ -65,27 +65,28 @@ MERGED = {NEXT: with_rows(*range(8), of=table(64)), NEXT_HEAD: table(64, seed=1)
 BROKEN = [
     # as transformers before #45335 resized Gemma 4
     ("B017", "error", PLE, False, folder_of(GEMMA4 | WIDE | {VOCABULARY: 60}, {PLE: table(60, 12)}),
-     "has 60 rows", "64: ids from 60 on read outside it", "tiewise vocab resize PATH --vocab 64"),
+     "has 60 rows", "has 64; ids from 60 on read outside it", "tiewise vocab resize PATH --vocab 64"),
     ("B017", "error", PLE, False, folder_of(GEMMA3N | WIDE | {VOCABULARY: 62}, {PLE: table(60, 12)}),
-     "config makes it 62 rows, and", "has 60"),
+     "has 60 rows, and the config asks for 62"),
     ("B017", "error", "hidden_size_per_layer_input", False, folder_of(GEMMA4 | WIDE, {}),
      "no per-layer table is stored"),
     ("B017", "error", NEXT, False, folder_of(V3, {NEXT: table(60), NEXT_HEAD: table(64, seed=1)}, tied=False),
      "60 rows", "ids from 60 on read outside it", "resize"),
     ("B017", "error", NEXT_HEAD, False, folder_of(V3, {NEXT: table(64), NEXT_HEAD: table(70)}, tied=False),
-     f"has 70 rows, and {E} 64", "from the checkpoint's source"),
+     f"has 70 rows, and {E} has 64", "from the checkpoint's source"),
     ("B017", "error", NGRAM.format(1), False, folder_of(LONGCAT, ngrams(353, 353, 357), tied=False),
-     "makes it 355 rows", "has 353: every n-gram"),
-    ("B017", "error", HASH, False, folder_of(BLT, {HASH: table(48)}, tied=False), "makes it 40 rows", "has 48"),
-    ("B017", "error", AUDIO, False, gemma3n_with_audio(58), "from 58 on", "those from 62 to 63 read outside it"),
-    ("B017", "error", AUDIO, False, gemma3n_with_audio(60, 6), "makes it 6 rows"),
+     "has 353 rows, and the config asks for 355, so every n-gram"),
+    ("B017", "error", HASH, False, folder_of(BLT, {HASH: table(48)}, tied=False),
+     "has 48 rows, and the config asks for 40"),
+    ("B017", "error", AUDIO, False, gemma3n_with_audio(58), "ids from 62 to 63 read outside", "Ids from 58 on"),
+    ("B017", "error", AUDIO, False, gemma3n_with_audio(60, 6), "the config asks for 6"),
     # a merge that changed eight rows of the main table only, and one that scaled all rows
     ("B018", "warning", NEXT, False, folder_of(V3, MERGED, tied=False),
-     f"is not {E}: 8 of 64 rows differ", "once one table", f"store {E} under that name too"),
+     f"differs from {E}. ", "8 of 64 rows differ", "were one table once", f"store {E} under that name too"),
     ("B018", "warning", NEXT_HEAD, False, folder_of(V3, {NEXT_HEAD: table(64, seed=1) * 1.01}, tied=False),
      "64 of 64 rows"),
     ("B018", "info", NEXT, False, folder_of(V3, {NEXT: table(64, seed=9)}, tied=False),
-     "two tables of their own; transformers drafts with the main one", "none if it was trained so"),
+     "separate tables. transformers drafts with the main table", "none needed if it was trained so"),
 ]  # fmt: skip
 
 

@@ -61,29 +61,31 @@ def gone(*names, **more):
 
 ZEROED = np.where(np.arange(V)[:, None] == 7, 0, table())
 BF16 = ml_dtypes.bfloat16
-TIE = "tiewise tie PATH --keep input --to NEW_DIR"
-REPAIR = "tiewise repair PATH --to NEW_DIR"
+TIE = "tiewise tie PATH --keep input --to PATH-fixed"
+REPAIR = "tiewise repair PATH --to PATH-fixed"
 # rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
     ("B010", "fatal", "input table", False, {"tensors": gone(TABLE, words__w=table(), layers__0__mlp__big=table())},
-     f"vocab_size is {V}", "one of these may be: model.words.w\n"),
+     f"no input table with {V} rows is stored", "It may be one of these: model.words.w\n"),
     ("B010", "fatal", TABLE, False, UNTIED | {"tensors": gone(TABLE, words__w=table()) | {HEAD: OTHER}},
-     "one of these may be: model.words.w\n"),
-    ("B011", "fatal", HEAD, False, UNTIED | {"tensors": gone(HEAD)}, "tie_word_embeddings is false", TIE),
+     "It may be one of these: model.words.w\n"),
+    ("B011", "fatal", HEAD, False, UNTIED | {"tensors": gone(HEAD)}, "the config says untied, and no head is stored",
+     TIE),
     ("B011 B020", "fatal", HEAD, False, UNSAID, "absent"),
     ("B011 B021", "fatal", f"language_model.{HEAD}", True, nested(False, False, generator={FLAG: True}),
      "generator.tie_word_embeddings is true"),
     ("B012", "error", HEAD, True, {"head": OTHER}, "24 of 24 rows differ (first: 0, 1, 2, 3, 4, 5, 6, 7, …)", REPAIR),
     ("B012", "error", HEAD, True, {"head": drifted([3, 20])}, "2 of 24 rows differ (first: 3, 20)"),
-    ("B012", "error", HEAD, True, {"head": drifted(noise=1e-3)}, "by 0.099 % of their length; once one table"),
+    ("B012", "error", HEAD, True, {"head": drifted(noise=1e-3)},
+     "by 0.099 % of their length, so they were one table once"),
     ("B012 B041", "error", HEAD, True, {"tensors": {TABLE: ZEROED}, "head": table()},
-     "1 of 24 rows differ (first: 7), from zeros; once one table"),
-    ("B012", "error", HEAD, False, {"head": 0.02 * OTHER}, "times shorter, as those of a head that was never trained",
-     "if it was never trained: tiewise tie PATH --keep input --to NEW_DIR; to use it all the same: tiewise untie PATH"),
+     "1 of 24 rows differ (first: 7), from zeros, so they were one table once"),
+    ("B012", "error", HEAD, False, {"head": 0.02 * OTHER}, "times shorter, so the head was probably never trained",
+     "if it was never trained: tiewise tie PATH --keep input --to PATH-fixed; to use it all the same: "),
     ("B012", "info", HEAD, False, {"head": OTHER, "config": CLASSIFIER}, "has no token head"),
     ("B013", "info", HEAD, False, {"head": table(), "config": CLASSIFIER}, "has no token head"),
     ("B013", "warning", HEAD, True, {"head": table()},
-     f"{V * D * 4} bytes stored twice", "\ntiewise repair PATH --to NEW_DIR\n"),
+     f"stored twice, which costs {V * D * 4} bytes", "\ntiewise repair PATH --to PATH-fixed\n"),
     ("B013", "warning", HEAD, True, {"head": table(), "shards": 2}),
     ("B014", "info", HEAD, False, UNTIED | {"head": table()}, TIE),
     ("B015 B040", "warning", HEAD, False, UNTIED | {"head": drifted(dtype=BF16)},
@@ -93,26 +95,27 @@ FIRES = [
     ("B015 B040", "warning", HEAD, False, {"head": drifted(dtype=BF16)}, "narrower type"),  # a tied pair, cast
     ("B016", "error", HEAD, True, {"tensors": gone(TABLE) | {HEAD: table()}}, f"loaders look for {TABLE}", REPAIR),
     ("B016", "error", HEAD, False, UNTIED | {"tensors": gone(TABLE)}, "if it was trained tied: tiewise tie "),
-    ("B020", "warning", FLAG, True, UNTIED | UNSAID, "llama, whose class takes false, and a head is stored"),
-    ("B020", "info", FLAG, True, {"config": GEMMA | {FLAG: None}}, "whose class takes true"),  # all loaders agree
-    *(("B020 B011", "warning", FLAG, True, {"config": {FLAG: no_flag}}, "neither true nor false")
+    ("B020", "warning", FLAG, True, UNTIED | UNSAID, "llama: its class then does not tie; two tables are stored"),
+    ("B020", "info", FLAG, True, {"config": GEMMA | {FLAG: None}}, "its class then ties"),  # all loaders agree
+    *(("B020 B011", "warning", FLAG, True, {"config": {FLAG: no_flag}}, "must be true or false")
       for no_flag in ("true", 1, 0, [], {}, 1.5)),
     # either level ties in LLaVA's class; transformers 4 reads the text part alone
-    ("B021", "warning", f"text_config.{FLAG}", True, nested(True, False), "the tensors say tied\n"),
-    ("B021", "info", FLAG, True, nested(False, True), "the tensors say tied\n"),
-    ("B021 B012", "error", f"text_config.{FLAG}", True, nested(False, True, OTHER), "the tensors say untied\n"),
-    ("B021 B012", "error", FLAG, True, nested(True, False, OTHER), "the tensors say untied\n"),
+    ("B021", "warning", f"text_config.{FLAG}", True, nested(True, False), "The tensors are tied\n"),
+    ("B021", "info", FLAG, True, nested(False, True), "The tensors are tied\n"),
+    ("B021 B012", "error", f"text_config.{FLAG}", True, nested(False, True, OTHER), "The tensors are untied\n"),
+    ("B021 B012", "error", FLAG, True, nested(True, False, OTHER), "The tensors are untied\n"),
     ("B022", "error", FLAG, False, of(T5 | {FLAG: False}, shared=table()), "no head is stored"),
     ("B022 B020", "error", "encoder.embed_tokens.weight", False,
      of(T5, shared=table(), encoder__embed_tokens=OTHER, decoder__embed_tokens=table()), "24 of 24 rows differ"),
     ("B012", "error", HEAD, False, of(T5 | {FLAG: True}, shared=table(), lm_head=OTHER)),  # the flag also scales
-    ("B080 B012", "warning", "a", False, {"head": OTHER}, "4 of 7 loaders", "transformers 4: head dropped",
-     "vLLM before August 2026: head dropped", "mlx-lm 0.32.2: head dropped"),
-    ("B080", "warning", "a", False, UNTIED | {"config": GEMMA}, "3 of 7 loaders",
-     "llama.cpp convert_hf_to_gguf: head dropped"),
+    ("B080 B012", "warning", "a", False, {"head": OTHER}, "4 of 7 loaders would fail or load something else: ",
+     "vLLM before August 2026, mlx-lm, SGLang\n", "load it only with transformers 5.23.0, vLLM since August"),
+    ("B080", "warning", "a", False, UNTIED | {"config": GEMMA}, "3 of 7 loaders would fail or load something else: ",
+     "llama.cpp"),
     # no stock loader opens a factored table
-    ("B080", "error", "a", False, factored, "7 of 8 loaders", "transformers 5.23.0: load error",
-     "tiewise factor PATH --undo --to NEW_DIR"),
+    ("B080", "error", "a", False, factored,
+     "only transformers loads the type `tiewise`, and only after `import tiewise.hf`",
+     "tiewise factor PATH --undo --to PATH-fixed"),
     ("B090", "info", "logits_scaling", False, {"config": GRANITE}, "logits_scaling = 8"),
 ]  # fmt: skip
 
@@ -158,7 +161,7 @@ def test_tying_rules_are_silent_on_healthy_folders(tmp_path, case):
 def test_rules_that_compare_tables_are_silent_without_scan(tmp_path):
     path = llama(tmp_path / "a", head=OTHER)
     assert [run_rule(rule, path, scan=False) for rule in ("B012", "B013", "B014", "B015")] == [[]] * 4
-    assert "do not tell" in run_rule("B021", nested(True, False, OTHER)(tmp_path / "b"), scan=False)[0].evidence
+    assert "do not decide" in run_rule("B021", nested(True, False, OTHER)(tmp_path / "b"), scan=False)[0].evidence
 
 
 @pytest.mark.parametrize(("spec", "fires"), [("projected:8,untied", False), ("projected:8", True), ("nonsense", True)])
@@ -181,19 +184,19 @@ def vector(count=V, value=0.0):
 @pytest.mark.parametrize(
     ("config", "tensors", "rule", "words"),
     [
-        ({}, with_prefix("_orig_mod."), "B010", "looks for model.embed_tokens.weight"),
-        ({}, with_prefix("module.", False), "B010", "looks for model.embed_tokens.weight"),
-        (GEMMA, with_prefix("language_model."), "B010", "not a name that its class is loaded from"),
-        ({"architectures": ["LlamaModel"]}, with_prefix("_orig_mod."), "B010", "drawn at random"),
-        (BART, SHARED, "B011", "no output head is stored"),
+        ({}, with_prefix("_orig_mod."), "B010", "its class looks for model.embed_tokens.weight"),
+        ({}, with_prefix("module.", False), "B010", "its class looks for model.embed_tokens.weight"),
+        (GEMMA, with_prefix("language_model."), "B010", "its class looks for"),
+        ({"architectures": ["LlamaModel"]}, with_prefix("_orig_mod."), "B010", "draws the table at random"),
+        (BART, SHARED, "B011", "no head is stored"),
         (BART, SHARED | {HEAD: OTHER}, "B010", "an untied model"),
-        ({FLAG: False}, with_prefix("") | {"model.extra.weight": table()}, "B011", "may be it: model.extra"),
+        ({FLAG: False}, with_prefix("") | {"model.extra.weight": table()}, "B011", "may be one of these: model.extra"),
         ({FLAG: False, "quantization_config": {"bits": 4}}, with_prefix(""), "B011", "at random"),
-        ({FLAG: False}, with_prefix("") | {"model.lm_heads.weight": table()}, "B011", "no output head"),
+        ({FLAG: False}, with_prefix("") | {"model.lm_heads.weight": table()}, "B011", "no head is stored"),
         ({FLAG: False}, with_prefix("") | {"output.weight": table()}, "B011", "looks for lm_head.weight"),
         (BERT | {FLAG: False},
          {BERT_TABLE: table(), "cls.predictions.decoder.weight": OTHER, BIAS: vector()}, "B035", "starts"),
-        (BERT, {BERT_TABLE: table(), BIAS: vector(), DECODER: vector(value=1)}, "B035", "the two are one"),
+        (BERT, {BERT_TABLE: table(), BIAS: vector(), DECODER: vector(value=1)}, "B035", "this class has one bias"),
         (BERT, {BERT_TABLE: table(), BIAS: vector(V - 3)}, "B035", "refuses"),
         (BART | {FLAG: True}, SHARED | {"final_logits_bias": vector()[None, :-3]}, "B035", "refuses"),
         (BART | {FLAG: True}, SHARED | {"final_logits_bias": vector()}, "B035", "refuses"),
@@ -210,7 +213,7 @@ def test_b010_reports_two_models_in_one_file(tmp_path):
     path = write_checkpoint(tmp_path, llama_config(), with_prefix("policy.") | with_prefix("value_model."))
     (found,) = [finding for finding in check(path).findings if finding.rule == "B010"]
     assert found.severity == "fatal"
-    assert "policy.model.embed_tokens.weight is not a name" in found.evidence
+    assert "stored as policy.model.embed_tokens.weight" in found.evidence
     assert "value_model.model.embed_tokens.weight is such a table too" in found.evidence
 
 

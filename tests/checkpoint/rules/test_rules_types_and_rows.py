@@ -142,33 +142,33 @@ def quantised(*parts, without=None, tied=True, head=None, **section):
 BIASES = ("lm_head.bias", "final_logits_bias", "cls.predictions.bias")
 BAD_HEAD = np.where(np.arange(64 * D).reshape(64, D) == 64 * D - 1, np.nan, table(64, seed=3)).astype(np.float32)
 SKIPPED = "quantization_config.llm_int8_skip_modules"
-REACHES = f"tiewise vocab resize PATH --vocab {V + 2} --to NEW_DIR\n"
+REACHES = f"tiewise vocab resize PATH --vocab {V + 2} --to PATH-fixed\n"
 LLAVA_CLASS = ("llava", "LlavaForConditionalGeneration")
 NEW = (V, "<a>", True), (V + 1, "<b>", True)
 # rules, severity, place, whether the repair is safe, how to write the folder, words
 FIRES = [
     *(("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
-       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise vocab resize PATH --vocab {V + 3} --to NEW_DIR\n")
+       f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise vocab resize PATH --vocab {V + 3} --to PATH-fixed\n")
       for tied in (True, False)),
-    ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, the model 10"),
+    ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, and the model 10"),
     ("B030 B020", "fatal", "albert.embeddings.word_embeddings.weight", False, albert()),
     ("B030", "fatal", TABLE, False, lambda path: factored(path, maps=False)),
-    ("B031", "fatal", "tokenizer.json", False, tokens(V + 2), f"its vocabulary reaches id {V + 1}", REACHES),
+    ("B031", "fatal", "tokenizer.json", False, tokens(V + 2), f"Its vocabulary reaches id {V + 1}", REACHES),
     ("B031", "warning", "tokenizer.json", False, tokens(V, (V, "<image_soft_token>", True), (V + 1, "<audio>", True)),
-     "2 added tokens", REACHES),
+     "These are added tokens", REACHES),
     ("B031", "error", "tokenizer.json", False, tokens(V, (V, "<new>", True), (V + 1, "<more>", False)),
-     f"2 added tokens: {V} '<new>', {V + 1} '<more>'", REACHES),
+     f"These are added tokens: {V} '<new>', {V + 1} '<more>'", REACHES),
     *(("B031", "error", "tokenizer.json", False, tokens(V, *NEW, config={"additional_vocab_size": size}))
       for size in (1, -5, "2", None)),
     ("B032", "info", TABLE, False, tokens(V - 4, (V - 4, "<a>", True)),
-     f"{V} rows, ids up to {V - 4}: 3 rows of padding"),
+     f"3 of {V} rows have no token; ids reach {V - 4}\n"),
     ("B032", "info", TABLE, False, {"tokenizer": tokenizer_with_gap(), "tensors": {TABLE: table(32)}, "rows": 32},
-     "32 rows, ids up to 30: 11 rows of padding, 10 of them between the tokens"),
+     "11 of 32 rows have no token; ids reach 30, and 10 of these rows are below it"),
     # only the head affects sampling
-    *((f"B043 {rule}", "error", TABLE, False, how, "every number is zero", loss) for rule, how, loss in (
-        ("B041", {"tensors": {TABLE: np.zeros((V, D), np.float32)}}, "the first loss is ln 24 = 3.178"),
+    *((f"B043 {rule}", "error", TABLE, False, how, "every number of the ", loss) for rule, how, loss in (
+        ("B041", {"tensors": {TABLE: np.zeros((V, D), np.float32)}}, "training starts at ln 24 = 3.178 nats"),
         ("B041 B014", {"tied": False, "tensors": {TABLE: np.zeros((V, D), np.float32)},
-                       "head": np.zeros((V, D), np.float32)}, "the first loss is ln 24 = 3.178"),
+                       "head": np.zeros((V, D), np.float32)}, "training starts at ln 24 = 3.178 nats"),
         ("B041", UNTIED | {"tensors": {TABLE: np.zeros((V, D), BF16)}, "head": table().astype(BF16),
                            "config": {"dtype": "bfloat16"}}, "all tokens look alike"))),
     ("B043 B041", "info", HEAD, False, UNTIED | {"head": np.zeros((V, D), np.float32)}, "has the same logit"),
@@ -181,62 +181,69 @@ FIRES = [
     ("B033", "error", "text_config.vocab_size", False, composite(V + 8, V, V + 8), f"is {V}, and"),
     ("B033", "warning", "vocab_size", False, composite(V + 8), f"vocab_size is {V + 8}, and text_config.vocab_size is"),
     # image tokens, which most classes look up
-    *(("B034", "error", key, False, picture(*LLAVA_CLASS, **{key: value}), f"{key} is {worst};",
-       f"\ntiewise vocab resize PATH --vocab {worst + 1} --to NEW_DIR, or edit config.json by hand: {key}\n")
+    *(("B034", "error", key, False, picture(*LLAVA_CLASS, **{key: value}), f"{key} is {worst}, and ids",
+       f"\ntiewise vocab resize PATH --vocab {worst + 1} --to PATH-fixed; or edit config.json by hand: {key}\n")
       for key, value, worst in (("image_token_index", V, V), ("image_token_id", V + 3, V + 3),
                                 ("visual_indicator_token_ids", [3, V + 1], V + 1))),
     ("B034", "error", "text_config.image_token_id", False, llava(image_token_id=V)),
     *(("B034", "warning", f"generation_config.json.{key}", False, generation(**{key: value}),
-       f"generation_config.json.{key} is {V + 1}; ids are", "\nedit generation_config.json by hand: gen")
+       f"generation_config.json.{key} is {V + 1}, and ids of", "\nedit generation_config.json by hand: gen")
       for key, value in {
           "suppress_tokens": [-1, 3, V + 1], "begin_suppress_tokens": [V + 1], "bad_words_ids": [[3], [2, V + 1]],
           "forced_decoder_ids": [[1, None], [V + 9, V + 1]], "force_words_ids": [[[V + 1]], [2]],
           "forced_bos_token_id": V + 1, "forced_eos_token_id": [2, V + 1], "no_timestamps_token_id": V + 1}.items()),
-    *(("B034", "warning", key, False, {"config": {key: V}}, f"{key} is {V}; ids are")
+    *(("B034", "warning", key, False, {"config": {key: V}}, f"{key} is {V}, and ids of")
       for key in ("forced_bos_token_id", "sep_token_id", "mask_token_id")),
     *(("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": value}},
-       f"eos_token_id is {shown}; ids are whole numbers from 0 to {V - 1}")
+       f"eos_token_id is {shown}, and ids of this vocabulary are whole numbers from 0 to {V - 1}")
       for value, shown in {V: V, -1: -1, "</s>": "'</s>'", True: True}.items()),
-    ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": [1, 999, 77]}}, "is 999, 77; ids"),
-    ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": {"id": 1}}}, "eos_token_id is a dict; ids"),
+    ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": [1, 999, 77]}}, "is 999, 77, and ids"),
+    ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": {"id": 1}}},
+     "eos_token_id is a dict, and ids"),
     ("B034", "warning", "generation_config.json.eos_token_id", False,
      {"files": {"generation_config.json": {"eos_token_id": 500}}}, "generation_config.json.eos_token_id is 500"),
-    *(("B035", "warning", name, False, bias(name, V - 1, tied=False), f"has {V - 1} entries, the tables {V} rows")
+    *(("B035", "warning", name, False, bias(name, V - 1, tied=False),
+     f"has {V - 1} entries, and the tables have {V} rows")
       for name in BIASES),
     ("B035", "info", "lm_head.bias", False, bias("lm_head.bias"), "lm_head.bias"),
     ("B040", "warning", HEAD, False, UNTIED | {"head": table(seed=2).astype(np.float16)}, "F32", "F16"),
-    ("B040", "warning", "dtype", False, {"config": {"dtype": "bfloat16"}}, "F32 is the type of 100% of the bytes"),
-    ("B040", "warning", "torch_dtype", False, {"config": {"dtype": None, "torch_dtype": "float16"}}, "F32 is the type"),
-    ("B040", "info", "dtype", False, {"config": {"dtype": "float64"}}, "F32 is the type of 100% of the bytes"),
-    *(("B041", "error", TABLE, False, rows({5: value, 9: value}), "2 rows (5, 9) hold NaN or infinity")
+    ("B040", "warning", "dtype", False, {"config": {"dtype": "bfloat16"}}, "100% of the bytes are F32"),
+    ("B040", "warning", "torch_dtype", False, {"config": {"dtype": None, "torch_dtype": "float16"}},
+     "of the bytes are F32"),
+    ("B040", "info", "dtype", False, {"config": {"dtype": "float64"}}, "100% of the bytes are F32"),
+    *(("B041", "error", TABLE, False, rows({5: value, 9: value}), "NaN or infinity in 2 rows (5, 9)")
       for value in (np.nan, np.inf, -np.inf)),
-    ("B041", "error", HEAD, False, {"tied": False, "rows": 64, "head": BAD_HEAD}, "1 rows (63)"),
+    ("B041", "error", HEAD, False, {"tied": False, "rows": 64, "head": BAD_HEAD}, "1 row (63)"),
     ("B041", "warning", TABLE, False, rows({11: table(64)[3], 12: table(64)[3], 50: table(64)[49]}),
-     "5 rows of tokens in use are equal to another (3, 11, 12; 49, 50)"),
-    ("B041", "info", TABLE, False, rows({8: 1e30}), "1 rows (8) are at least ten times as long as the median"),
-    ("B042", "info", TABLE, False, {"rows": 100}, "100 rows leave 36 over",
-     "tiewise vocab resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
-    ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
-     "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
+     "5 equal rows of tokens in use (3, 11, 12; 49, 50)"),
+    ("B041", "info", TABLE, False, rows({8: 1e30}), "1 row (8) are at least ten times as long as the median"),
+    ("B042", "info", TABLE, False, {"rows": 100}, "the number of rows, 100, does not divide by 64",
+     "if you want 128 rows: ",
+     "tiewise vocab resize PATH --multiple-of 64 --to PATH-fixed"),
+    ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "which costs 2.1 MB",
+     "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight)"),
     *((f"B050{UNREAD.get((method, end), '')}", "error", end, False, quantised(by(method, end), head=head),
-       f"stored quantised ({', '.join(sorted(METHODS[method]))}) beside a plain {other}")
+       f"but {end} is quantised and {other} is not", f"{end} has {', '.join(sorted(METHODS[method]))}\n")
       for end, other, head in ((H, E, None), (E, H, table())) for method in METHODS),
-    ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False), "no scales"),
-    ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False), "no weight_s"),
-    ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores none"),
-    ("B050", "error", "config.json", False, quantised(tied=False, quant_method="gptq", lm_head=True), "it plain"),
+    ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False),
+     "its scales is missing"),
+    ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False),
+     "its weight_scale is missing"),
+    ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores no head"),
+    ("B050", "error", "config.json", False, quantised(tied=False, quant_method="gptq", lm_head=True),
+     "is not quantised"),
     ("B050", "error", "config.json", False, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=False),
-     "quantization_config.lm_head is false, and lm_head stores g_idx, qweight, qzeros, scales"),
+     "quantization_config.lm_head is false, and lm_head is quantised (g_idx, qweight, qzeros, scales)"),
     ("B051", "warning", SKIPPED, False, quantised(**SKIP),
-     "so the head is converted, and it is the input table\n", '\nadd "lm_head" to it\n'),
-    ("B051", "warning", SKIPPED, False, quantised(tied=False, **SKIP), "it is stored plain\n"),
+     "quantises the head on loading", "it is the input table\n", '\nadd "lm_head" to it\n'),
+    ("B051", "warning", SKIPPED, False, quantised(tied=False, **SKIP), "it is stored unquantised\n"),
     ("B051", "warning", "quantization_config.ignore", False,
-     quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["lm_head"]), "leaves lm_head alone"),
+     quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["lm_head"]), "excludes lm_head from quantisation"),
     ("B051", "warning", "quantization_config.exclude_modules", False,  # the section of a config part
      quantised(by(COMPRESSED, E)) | {"config": {"text_config": {"quantization_config": {"exclude_modules": [H]}}}}),
     ("B051", "warning", "quantization_config.modules_to_not_convert", False,
      quantised(quant_method="awq", modules_to_not_convert=["model.lm_head"]),
-     'names "model.lm_head", and the module is lm_head'),
+     'names "model.lm_head", and the module is called lm_head'),
 ]  # fmt: skip
 
 
@@ -362,11 +369,11 @@ def longer(times, row=V - 1, of=None):
 
 # how to write a folder with a tokenizer of 20 tokens, place of the warning or None, words of the warning
 STRONG = [
-    ({"tensors": {TABLE: longer(6)}}, TABLE, "padding rows of model.embed_tokens.weight are longer than the median"),
-    (UNTIED | {"head": longer(6)}, HEAD, "and row 23 ("),
-    (UNTIED | {"head": longer(6).astype(BF16)}, HEAD, "far longer than any"),
+    ({"tensors": {TABLE: longer(6)}}, TABLE, "of model.embed_tokens.weight is longer than any token's row"),
+    (UNTIED | {"head": longer(6)}, HEAD, "row 23 of"),
+    (UNTIED | {"head": longer(6).astype(BF16)}, HEAD, "the model may sample padding"),
     (bias("lm_head.bias") | {"tensors": {"lm_head.bias": np.eye(1, V, 21, dtype=np.float32)[0] * 5}}, "lm_head.bias",
-     "larger at 1 padding rows (21) than at any token: 5 and 0"),
+     "is larger there than at any token (5 and 0). 1 padding row: 21"),
     (UNTIED | {"tensors": {TABLE: longer(6)}}, None),  # the lookup of an untied model
     ({"tensors": {TABLE: longer(6, 3)}}, None),  # a token's row
     ({"tensors": {TABLE: longer(0)}}, None),
@@ -424,8 +431,8 @@ def test_b041_warns_of_untrained_tokens_in_chat_template(tmp_path, file):
     if file is not None:
         (path / file).write_text(TEMPLATES[file])
     found = [(one.severity, one.evidence.split(" near zero")[0]) for one in run_rule("B041", path)]
-    chat = ("warning", f"{TABLE}: 2 rows (5, 7) of tokens that the chat template names are")
-    other = f"{TABLE}: 1 rows (6) of tokens in use are" if file else f"{TABLE}: 2 rows (5, 6) of tokens in use are"
+    chat = ("warning", f"{TABLE}: 2 rows (5, 7) of tokens in the chat template are")
+    other = f"{TABLE}: 1 row (6) of tokens in use are" if file else f"{TABLE}: 2 rows (5, 6) of tokens in use are"
     assert found == [chat] * bool(file) + [("info", other)]
 
 
@@ -471,4 +478,4 @@ def test_deep_scans_read_every_chunk(tmp_path):
     made = table(count)
     made[[2**17 + 3, count - 1]] = np.nan
     (found,) = run_rule("B041", llama(tmp_path, rows=count, tensors={TABLE: made}))
-    assert f"2 rows ({2**17 + 3}, {count - 1}) hold NaN" in found.evidence
+    assert f"NaN or infinity in 2 rows ({2**17 + 3}, {count - 1})" in found.evidence

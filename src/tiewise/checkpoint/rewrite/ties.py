@@ -357,4 +357,4 @@ def how_they_differ(a: Stored, b: Stored) -> str:
     alike = likeness(a, b)
     if alike is None:
         return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
-    return re.sub(r" \(first: [^)]*\)|; .*", "", difference(alike))
+    return re.sub(r" \(first: [^)]*\)|, so they .*", "", difference(alike))

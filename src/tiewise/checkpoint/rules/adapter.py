@@ -12,7 +12,7 @@ from tiewise.checkpoint.claims import ends_with, family_type
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import family
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
-from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, describe, dotted, names, rule
+from tiewise.checkpoint.rules.rule import Observation, Observations, Severity, counted, describe, dotted, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import changed_rows
 from tiewise.checkpoint.untrusted import short
@@ -54,10 +54,10 @@ def _unknown_effect(facts: AdapterFacts) -> Observations:
     updates = _updates_of_form(facts, LORA, COPY, TOKENS)
     if not updates:
         return
-    why = "whether the base ties its ends is not known"
+    why = "the base does not tell if it is tied"
     if facts.base is None:
         why = "no base was given"
-    problem = f"it changes {_modules(updates)}; {why}, so what a merge makes of that is not known"
+    problem = f"the adapter changes {_modules(updates)}, and {why}; the effect of a merge is unknown"
     remedy = f"tiewise check {shlex.quote(str(facts.path))} --base BASE"
     yield Observation(short(facts.path.name), problem, remedy, severity="info")
 
@@ -66,7 +66,7 @@ def _rows_on_tied(facts: AdapterFacts, base: Facts) -> Observations:
     """Report that the two ends of a tied base train different rows."""
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
-        problem = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
+        problem = f"trainable_token_indices differs between {names(rows)}, and the base has one table for both"
         yield short(facts.path.name), problem, _training_advice(base, "new_tokens=[…]")
 
 
@@ -74,13 +74,13 @@ def _low_rank_on_tied(facts: AdapterFacts, low_rank: list[EndUpdate]) -> Observa
     """Report low-rank updates of one or both ends of a tied base."""
     if not low_rank:
         return
-    adds = "a merge adds it to the other end too, which was trained without"
+    adds = "a merge by PEFT changes the other end too, which was trained without the update"
     if len(low_rank) == 2:
-        adds = "a merge adds both updates to that table"
+        adds = "a merge by PEFT adds both updates to the one table"
         if facts.ensures_tying:
-            adds = "the two share their factors, and a merge adds the update twice to that table"
-    problem = f"low-rank update of {_modules(low_rank)} on a base whose two ends are one table: {adds}"
-    yield short(facts.path.name), problem, _merge_advice(facts)
+            adds = "a merge by PEFT adds the shared update twice to the one table"
+    problem = f"{adds}. The adapter has a low-rank update of {_modules(low_rank)}, and the base is tied"
+    yield short(facts.path.name), problem, facts.command("adapter merge")
 
 
 def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -> Observations:
@@ -91,7 +91,7 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
     if len(copies) == 1:
         # with ensure_weight_tying, PEFT loads the same table into the other end
         stays_tied = facts.ensures_tying
-        described = f"full copy of {_modules(copies)} alone"
+        described = f"a full copy of only {_modules(copies)}"
     else:
         stays_tied = facts.copies_are_equal is True
         described = _described_pair(facts, copies)
@@ -99,9 +99,9 @@ def _copies_on_tied(facts: AdapterFacts, base: Facts, copies: list[EndUpdate]) -
             severity = "warning"
     if stays_tied:
         return
-    problem = f"{described}, on a base whose two ends are one table: {_effect_of_merge(base)}"
-    remedy = f"{_merge_advice(facts)}; or {_training_advice(base, 'tables=True')}"
-    yield Observation(short(facts.path.name), problem, remedy, severity=severity)
+    problem = f"{_effect_of_merge(base)}. The adapter has {described}, and the base is tied"
+    fixes = (facts.command("adapter merge"), f"to keep the tie: {_training_advice(base, 'tables=True')}")
+    yield Observation(short(facts.path.name), problem, fixes, severity=severity)
 
 
 def _described_pair(facts: AdapterFacts, copies: list[EndUpdate]) -> str:
@@ -118,18 +118,13 @@ def _effect_of_merge(base: Facts) -> str:
     """Return the effect on tables and flags of merging two tables into a tied base."""
     nested = [dotted(claim.level) for claim in base.claims.levels[1:] if claim.written]  # the first is the root
     if nested:
-        return f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
-    return "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
-
-
-def _merge_advice(facts: AdapterFacts) -> str:
-    """Return the command that merges an adapter and keeps differently trained ends apart."""
-    return f"{facts.command('adapter merge')}, not PEFT's"
+        return f"a merge by PEFT leaves {names(nested)} true, and loaders then drop the trained head"
+    return "a merge makes two tables, and only PEFT from 0.21 on then writes tie_word_embeddings = false"
 
 
 def _training_advice(base: Facts, argument: str) -> str:
     """Return the call that returns PEFT settings under which a tied base stays tied."""
-    return f"tiewise.checkpoint.lora_config({str(base.path)!r}, {argument}) keeps the tie: train with that"
+    return f"train again with tiewise.checkpoint.lora_config({str(base.path)!r}, {argument})"
 
 
 def _modules(updates: list[EndUpdate]) -> str:
@@ -153,9 +148,9 @@ def empty_tensors(facts: AdapterFacts) -> EmptyTensors | None:
     empty = [tensor for tensor in facts.tensors.values() if 0 in tensor.shape]
     if not empty:
         return None
-    problem = f"{len(empty):,} of its {len(facts.tensors):,} tensors hold no numbers ({describe(empty[0])})"
-    problem += ": they were saved under ZeRO-3 without gathering"
-    remedy = "consolidate the shards of that training run (zero_to_fp32.py), or train it again"
+    problem = f"{len(empty):,} of {counted(len(facts.tensors), 'tensor')} are empty ({describe(empty[0])})"
+    problem += ": ZeRO-3 saved them without gathering"
+    remedy = "consolidate the shards of the training run (zero_to_fp32.py), or train it again"
     return EmptyTensors(empty[0], problem, remedy)
 
 
@@ -213,7 +208,7 @@ def _rows_beyond(facts: AdapterFacts, base: Facts) -> Observations:
         return
     last = max(chain.from_iterable(facts.token_rows.values()), default=-1)
     if last >= stored.rows:
-        problem = f"trainable_token_indices name row {last:,}, and the base stores {describe(stored)}"
+        problem = f"trainable_token_indices names row {last:,}, and the base's table has {stored.rows:,} rows"
         yield ADAPTER_CONFIG, problem, base.command("vocab resize", f"--vocab {last + 1}")
 
 
@@ -231,7 +226,7 @@ def _other_shape(facts: AdapterFacts, base: Facts, update: EndUpdate, table: Sto
     if has_right_width and rows in (_UNKNOWN, table.rows):
         return
     shape = f"[{rows}, {width}]".replace("-1", "?")
-    problem = f"its {update.form} is of a table {shape}, and the base stores {describe(table)}"
+    problem = f"its {update.form} belongs to a table {shape}, and the base's is {describe(table)}"
     remedy = f"give the base that it was trained on ({_base_name(facts)})"
     if has_right_width and rows > table.rows:
         remedy = base.command("vocab resize", f"--vocab {rows}")
@@ -260,7 +255,8 @@ def adapter_modules(facts: AdapterFacts) -> Observations:
     if base.roles.class_ends is not None:
         severity = "error"
     problem = (
-        f"{len(lost):,} of its {len(modules):,} modules are not in the base, and do nothing there: {names(lost, 2)}"
+        f"the base lacks {len(lost):,} of the adapter's {len(modules):,} modules, which then do nothing"
+        f": {names(lost, 2)}"
     )
     yield Observation(short(facts.path.name), problem, _advice_on_names(facts, lost), severity=severity)
 
@@ -288,8 +284,8 @@ def _advice_on_names(facts: AdapterFacts, lost: list[str]) -> str:
     for module in lost:
         if module.startswith(old) and new + module.removeprefix(old) in facts.base_modules:
             right += 1
-    remedy = f"in the names of its tensors put {short(PREFIX + new)} in the place of {short(PREFIX + old)}"
-    return f"{remedy}: right for {right:,} of them"
+    remedy = f"in the names of its tensors, replace {short(PREFIX + old)} by {short(PREFIX + new)}"
+    return f"{remedy}, which is right for {right:,} of {len(lost):,}"
 
 
 def matching_prefixes(module: str, base_modules: Iterable[str]) -> tuple[str, str] | None:
@@ -332,8 +328,9 @@ def _mostly_equal_copy(facts: AdapterFacts, copy: Stored, table: Stored) -> Obse
     rows = copy.rows
     if rows and changed <= rows // 2:
         where, row_bytes = short(copy.name), copy.nbytes // rows
-        problem = f"{where} is a copy of {describe(table)}; rows that are not the base's: {changed:,} of {rows:,}"
-        problem += f", {format_bytes(changed * row_bytes)} of {format_bytes(copy.nbytes)}"
+        problem = f"the adapter changes {changed:,} of {rows:,} rows, and stores all of them"
+        problem += f" ({format_bytes(copy.nbytes)} instead of {format_bytes(changed * row_bytes)})"
+        problem += f". {where} is a copy of {describe(table)}"
         yield where, problem, facts.command("adapter slim")
 
 
@@ -397,7 +394,7 @@ def _sglang(facts: AdapterFacts) -> str:
         return "SGLang stops at target_modules, a pattern"
     ignored = _tables_without_target(facts)
     if ignored:
-        return f"SGLang passes by {names(ignored)} without a word"
+        return f"SGLang ignores {names(ignored)} silently"
     return ""
 
 

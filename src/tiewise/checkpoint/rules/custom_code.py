@@ -107,7 +107,7 @@ def _model_findings(facts: Facts, code: CodeClass, inherits: bool) -> Observatio
     if lacks_keys and not code.tied:
         yield from _no_keys(facts, code)
     if code.tie_weights is not None:
-        problem = f"{code.name}.tie_weights does not take {' and '.join(ARGUMENTS)}, which transformers 5 passes"
+        problem = f"{code.name}.tie_weights does not accept {' and '.join(ARGUMENTS)}, which transformers 5 passes"
         yield _finding("error", code, code.tie_weights, problem, f"write: {_SIGNATURE}")
 
 
@@ -151,7 +151,7 @@ def _missing_default(facts: Facts, config: CodeClass) -> Observations:
     is_base_alone = bool(config.bases) and _BASE_CONFIGS.issuperset(config.bases)
     if config.names_flag or not is_base_alone:
         return
-    problem = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
+    problem = f"{FLAG} has no value in {config.name} or config.json: transformers 4 ties, and 5 does not"
     value = f"{FLAG}={bool(facts.tables_are_tied)}"
     remedy = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
     yield _finding("warning", config, config.line, problem, remedy)

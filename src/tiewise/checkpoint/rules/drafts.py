@@ -58,8 +58,8 @@ def draft_maps(facts: Facts) -> Observations:
         name = "d2t"
         if draft.heads:
             name = "token_map"
-        problem = f"it drafts over {draft.size:,} of {facts.vocabulary:,} tokens, and no {name} says which"
-        yield name, f"{problem}: engines take row i for token i, and accept nearly nothing", AGAIN
+        problem = f"the draft proposes {draft.size:,} of {facts.vocabulary:,} tokens, and their list {name} is missing"
+        yield name, f"{problem}. Engines then take row i for token i, and reject nearly every proposal", AGAIN
 
 
 def _map_findings(facts: Facts, draft: Draft, stored: Stored) -> Observations:
@@ -100,7 +100,7 @@ def _are_integers(tensor: Stored) -> bool:
 def _no_integers(tensor: Stored) -> Observations:
     """Report a stored map that is no list of integers."""
     if not _are_integers(tensor):
-        yield short(tensor.name), f"{describe(tensor)} is no list of whole numbers", AGAIN
+        yield short(tensor.name), f"{describe(tensor)} must be a list of whole numbers", AGAIN
 
 
 def _integers(tensor: Stored) -> NDArray[np.int64]:
@@ -141,7 +141,7 @@ def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Obse
     rows = f"{len(tokens):,}"
     has_steps = draft_map.holds_ids or bool(draft_map.steps.any())
     if is_reduced and not has_steps:
-        yield where, f"{where} is all zeros: its {rows} rows stand for the first {rows} tokens", AGAIN
+        yield where, f"{where} is all zeros, so its {rows} rows stand for the first {rows} tokens", AGAIN
         return
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary))
     if len(outside):
@@ -149,7 +149,7 @@ def _map_faults(draft_map: _DraftMap, is_reduced: bool, vocabulary: int) -> Obse
         return
     distinct = len(np.unique(tokens))
     if distinct < len(tokens):
-        yield where, f"the {rows} rows of {where} lead to {distinct:,} tokens: some have several rows", AGAIN
+        yield where, f"several rows of {where} are one token: {rows} rows lead to {distinct:,} tokens", AGAIN
     elif not draft_map.holds_ids:
         yield from _falling_tokens(where, tokens)
 
@@ -161,12 +161,12 @@ def _leads_outside(draft_map: _DraftMap, outside: NDArray[np.int64], vocabulary:
     """
     where = draft_map.name
     if draft_map.marks_steps:
-        problem = f"{where} holds the tokens' ids, and engines add them to the row's number"
+        problem = f"{where} stores ids, and engines expect the difference between id and row"
         return Observation(where, problem, f"store {where}[i] − i for row i")
     tokens = draft_map.tokens()
     row = outside[0]
-    problem = f"{len(outside):,} of {len(tokens):,} rows of {where} lead outside {vocabulary:,} tokens"
-    problem += f" (row {row:,} to {tokens[row]:,})"
+    problem = f"{len(outside):,} of {len(tokens):,} rows of {where} lead outside the {vocabulary:,} tokens"
+    problem += f" (row {row:,} to token {tokens[row]:,})"
     return Observation(where, problem, AGAIN)
 
 
@@ -176,7 +176,7 @@ def _falling_tokens(where: str, tokens: NDArray[np.int64]) -> Observations:
     if len(falls):
         row = falls[0] + 1
         pair = f"row {row:,}: token {tokens[row]:,} after {tokens[row - 1]:,}"
-        problem = f"the tokens of {where} do not rise with the rows ({pair})"
+        problem = f"the tokens of {where} are not in ascending order ({pair})"
         yield Observation(where, problem, AGAIN, severity="warning")
 
 
@@ -184,7 +184,7 @@ def _other_marks(where: str, tokens: NDArray[np.int64], marked: NDArray[np.int64
     """Report that t2d marks other tokens than the map leads to."""
     apart = np.setxor1d(tokens, marked)
     if len(apart):
-        problem = f"t2d marks other tokens than d2t leads to: {len(apart):,} are in one of the two alone"
+        problem = f"t2d and d2t name different tokens: {len(apart):,} are in only one of the two"
         yield where, f"{problem} ({numbers(apart[:4].tolist(), len(apart))})", AGAIN
 
 
@@ -237,7 +237,7 @@ def _wrong_rows(facts: Facts, draft: Draft, size: _Size) -> Observations:
     if size.rows is None:
         return  # the size of the vocabulary is unknown too
     if vocabulary.rows is not None and size.rows > vocabulary.rows:
-        problem = f"{size.key} is {size.rows:,}, and vocab_size {vocabulary.rows:,}"
+        problem = f"{size.key} is {size.rows:,}, more than vocab_size, {vocabulary.rows:,}"
         yield "config.json", problem, CONFIG_FIX
     for tensor in _tensors_of_draft(facts, draft, vocabulary):
         yield from _other_rows(facts, tensor, size)
@@ -255,7 +255,7 @@ def _other_rows(facts: Facts, tensor: Stored, expected: _Size) -> Observations:
     roles = facts.roles
     if tensor in roles.one_table_per_end and roles.is_packed(tensor):
         return
-    problem = f"{describe(tensor)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
+    problem = f"{short(tensor.name)} has {tensor.rows:,} rows, and {expected.key} is {expected.rows:,}"
     yield short(tensor.name), problem, AGAIN
 
 
@@ -293,7 +293,7 @@ def _promised_head(facts: Facts, draft: Draft, size: _Size) -> Observations:
         return
     problem = f"{size.key} is {draft.size:,}, and no head of {draft.size:,} rows is stored"
     if not draft.reduced:
-        problem += ": vLLM since #28549 (November 2025) takes the target's head, and SGLang draws one at random"
+        problem += ". vLLM since #28549 (November 2025) uses the target's head, and SGLang draws one at random"
     yield "lm_head", problem, AGAIN
 
 
@@ -306,7 +306,8 @@ def _other_width(facts: Facts, draft: Draft, target: Facts) -> Observations:
     if draft.heads:
         where, reads, width = "medusa_head", "hidden states", draft.heads[0].shape[1]
     if width is not None and width != table.shape[-1]:
-        problem = f"it is {width:,} wide and reads the target's {reads}, and the target's table is {describe(table)}"
+        problem = f"the draft is {width:,} wide, and the target {table.shape[-1]:,}"
+        problem += f". It reads the target's {reads}; the target's table is {describe(table)}"
         yield where, problem, OTHER
 
 
@@ -337,12 +338,12 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Observations:
     problem = f"the draft's vocabulary has {ours:,} rows, the target's {theirs:,}"
     last = _last_token(target, facts)
     if last is None:
-        problem += "; no tokenizer says whether tokens lie between"
-        yield Observation(where, problem, "put the target's tokenizer.json beside it", severity="warning")
+        problem += "; without a tokenizer, the rows in use are unknown"
+        yield Observation(where, problem, "copy the target's tokenizer.json into its folder", severity="warning")
         return
     less, more = sorted((ours, theirs))
     if last >= less:
-        yield where, f"{problem}, and tokens up to {last:,} lie in the rows that only one has", OTHER
+        yield where, f"{problem}, and tokens up to {last:,} use rows that only one of the two has", OTHER
         return
     smaller = facts
     if theirs < ours:
@@ -350,8 +351,8 @@ def _other_vocabulary(facts: Facts, target: Facts) -> Observations:
     remedy = "pad its input table and t2d with zeros, and set vocab_size"
     if smaller.draft is None:
         remedy = smaller.command("vocab resize", f"--vocab {more}", "--rows zero")
-    problem += f": rows {less:,} to {more - 1:,} hold no token (the last is {last:,}), so padding is safe"
-    yield Observation(where, problem, f"where an engine wants one size: {remedy}", severity="info")
+    problem += f". Rows {less:,} to {more - 1:,} have no token (the last is {last:,}), so padding is safe"
+    yield Observation(where, problem, f"if an engine needs one size: {remedy}", severity="info")
 
 
 def _last_token(*models: Facts) -> int | None:
@@ -397,8 +398,8 @@ def _heads_of_target(facts: Facts, target: Facts) -> Observations:
             continue
         alike = facts.compare(draft_head, head)
         if alike is not None and not alike.differing:
-            problem = f"{describe(draft_head)} is {short(head.name)} of the target, row by row"
-            remedy = "none if its blocks alone were to be trained"
+            problem = f"{short(draft_head.name)} equals the target's {short(head.name)} in every row"
+            remedy = "none needed if only its blocks were trained"
             yield Observation(short(draft_head.name), problem, remedy, severity="info")
 
 
@@ -424,13 +425,13 @@ def _other_tokens(ours: Tokenizer, theirs: Tokenizer) -> Observations:
         here, there = short(repr(texts[first]), 30), "no token"
         if first in target_texts:
             there = short(repr(target_texts[first]), 30)
-        problem = f"{len(wrong):,} of its {len(texts):,} ids are other tokens in the target, or none"
-        problem += f": {first:,} is {here} here and {there} there"
+        problem = f"{len(wrong):,} of the draft's {len(texts):,} ids are different tokens in the target, or none"
+        problem += f". Id {first:,} is {here} here and {there} there"
         problem += f" (vocabularies {ours.fingerprint} and {theirs.fingerprint})"
         yield "tokenizer", problem, OTHER
     elif lacking:
-        problem = f"{lacking:,} tokens of the target have no id in the draft's tokenizer; all others agree"
-        yield Observation("tokenizer", problem, "none needed: it never proposes them", severity="info")
+        problem = f"the draft's tokenizer lacks {lacking:,} tokens of the target; all others agree"
+        yield Observation("tokenizer", problem, "none needed: the draft never proposes them", severity="info")
 
 
 def _with_plain_tab(texts: Mapping[int, str]) -> dict[int, str]:
@@ -447,10 +448,10 @@ def _other_input_table(facts: Facts, target: Facts) -> Observations:
         table = copies_of_table[0]
     alike = _compare_rows(facts, table, target.roles.plain_input_table)
     if table is None or alike is None:
-        problem = "nothing here says whose ids it has: no two tokenizers with texts, no two input tables to compare"
-        yield Observation("tokenizer", problem, "put each model's own tokenizer.json beside it", severity="info")
+        problem = "the ids of draft and target were not compared, as one of the two has no tokenizer.json"
+        yield Observation("tokenizer", problem, "copy each model's tokenizer.json into its folder", severity="info")
     elif alike.kind == UNRELATED and not copies_of_table:
-        problem = f"its input table is not the target's: {difference(alike)}"
+        problem = f"the draft's input table is not the target's. {short(table.name)}: {difference(alike)}"
         yield Observation(short(table.name), problem, OTHER, severity="warning")
 
 

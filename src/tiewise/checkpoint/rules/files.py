@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
-from tiewise.checkpoint.rules.rule import AnyFacts, Observation, Observations, Severity, names, rule, value_text
+from tiewise.checkpoint.rules.rule import (
+    AnyFacts,
+    Observation,
+    Observations,
+    Severity,
+    counted,
+    names,
+    rule,
+    value_text,
+)
 from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import LEADS_OUTSIDE, short
 
 _SHARD_FILE = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
@@ -36,10 +46,20 @@ def _unreadable_files(facts: Facts) -> Observations:
     folder = facts.folder
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):  # B002 reports the index and missing shard files
-            yield short(fault.file), _without_path(fault, folder), fault.remedy
+            yield _unreadable_file(fault, facts)
     for fault in _further_faults(facts):
         yield Observation(fault.file, _without_path(fault, folder), fault.remedy, severity="warning")
     yield from _only_pickles(folder)
+
+
+def _unreadable_file(fault: Fault, facts: Facts) -> Observation:
+    """Return the finding about one file; links that the user may allow are errors."""
+    where, problem = short(fault.file), _without_path(fault, facts.folder)
+    if not fault.problem.endswith(LEADS_OUTSIDE):
+        return Observation(where, problem, fault.remedy)
+    follow = f"if you trust the link: tiewise check {shlex.quote(str(facts.path))} --follow-links"
+    problem = f"{where} is a link to a file outside the folder, and was not read"
+    return Observation(where, problem, (follow, "else: copy the file into the folder"), severity="error")
 
 
 def _only_pickles(folder: Folder) -> Observations:
@@ -47,10 +67,8 @@ def _only_pickles(folder: Folder) -> Observations:
     if folder.headers or folder.faults:
         return
     if folder.pickles:
-        problem = (
-            f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
-        )
-        remedy = "load it in a sandbox that you trust and save it as safetensors; then check that"
+        problem = f"its weights are pickles ({names(folder.pickles)}), and are not opened: a pickle can run any code"
+        remedy = "load it in a sandbox, save it as safetensors, and check that"
         yield folder.pickles[0], problem, remedy
 
 
@@ -99,10 +117,8 @@ def _missing_files(folder: Folder) -> Observations:
             yield INDEX, _without_path(fault, folder), fault.remedy
         elif fault.file in by_file and not folder.has(fault.file):
             lacking = by_file[fault.file]
-            tensors = f"{len(lacking):,} tensors"
-            if len(lacking) == 1:
-                tensors = "1 tensor"
-            problem = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
+            problem = f"the file {short(fault.file)} is missing; the index maps {counted(len(lacking), 'tensor')} to it"
+            problem += f" ({names(lacking)})"
             yield short(fault.file), problem, "download the missing file"
 
 
@@ -122,8 +138,8 @@ def _missing_index(folder: Folder) -> Observations:
         return
     shard_files = list(filter(_SHARD_FILE.fullmatch, folder.headers))
     if shard_files:
-        shards = f"{len(shard_files)} shards ({names(shard_files)})"
-        problem = f"{shards} without an index: loaders of transformers find no weights"
+        problem = f"the index of {counted(len(shard_files), 'shard')} is missing, so transformers finds no weights"
+        problem += f" ({names(shard_files)})"
         yield INDEX, problem, "download the index, or write the checkpoint again"
     elif isinstance(folder.config.get("model_type"), str):
         yield _other_file_names(list(folder.headers))
@@ -159,14 +175,14 @@ def _in_other_files(facts: Facts, elsewhere: list[str], file: str) -> Observatio
     Args:
         file: shard file to which the index maps the first of them.
     """
-    problem = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
+    problem = f"the index names the wrong shard for {counted(len(elsewhere), 'tensor')} ({names(elsewhere)})"
     return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
 
 def _without_entry(facts: Facts, unknown: list[str]) -> Observation:
     """Return the finding about stored tensors that the index lacks."""
     file = facts.folder.tensors[unknown[0]].path.name
-    problem = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
+    problem = f"the index lacks {counted(len(unknown), 'stored tensor')} ({names(unknown)}), and some loaders skip them"
     return Observation(short(file), problem, facts.command("repair"), True, severity="error")
 
 
@@ -175,10 +191,10 @@ def _in_no_file(facts: Facts, lost: list[str]) -> Observation:
 
     It can be repaired if the only such tensor is the head of a tied model.
     """
-    problem = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
+    problem = f"the index names {counted(len(lost), 'tensor')} that no shard stores ({names(lost)})"
     if facts.claims.tied is True and lost == [facts.roles.output_name]:
         return Observation(INDEX, problem, facts.command("repair"), True, severity="error")
-    remedy = "download the shards again, or the index that belongs to them"
+    remedy = "download the shards again, or their index"
     return Observation(INDEX, problem, remedy, severity="error")
 
 
@@ -222,7 +238,7 @@ def _wrong_total(facts: Facts) -> Observations:
         return
     total = sum(tensor.nbytes for tensor in facts.folder.tensors.values())
     if isinstance(claimed, bool) or claimed != total:  # True equals 1
-        problem = f"total_size is {value_text(claimed)}, and the tensors have {total:,} bytes"
+        problem = f"the index states total_size = {value_text(claimed)}, and the tensors have {total:,} bytes"
         yield INDEX, problem, facts.command("repair"), True
 
 
@@ -230,11 +246,12 @@ def _older_weights(folder: Folder, old: list[str]) -> Observations:
     """Report files of weights that the index does not name; an error if loaders open one."""
     if not old:
         return
-    problem = f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
-    remedy = "move them out of the folder if they are old"
+    problem = f"{counted(len(old), 'file')} of weights that the index does not name ({names(old)})"
+    problem += ". mlx-lm reads every model*.safetensors"
+    remedy = "if they are old: move them out of the folder"
     severity: Severity = "warning"
     if SINGLE in old and folder.opened == SINGLE:
-        problem += f"; transformers opens {SINGLE}, and not what the index names"
+        problem += f". transformers opens {SINGLE}, and ignores the index"
         severity = "error"
     yield Observation(short(old[0]), problem, remedy, severity=severity)
 
@@ -249,8 +266,8 @@ def _other_formats(folder: Folder, old: list[str]) -> Observations:
     if folder.headers:
         others += filter(_MODEL_PICKLE.fullmatch, folder.pickles)
     if others:
-        problem = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
-        remedy = "remove them if they are older than the safetensors"
+        problem = f"the folder also has weights in other formats, which are not compared ({names(others)})"
+        remedy = "if they are older than the safetensors: remove them"
         yield Observation(short(others[0]), problem, remedy, severity="info")
 
 
@@ -274,14 +291,15 @@ def _copy_in_file(facts: Facts, copy: Stored) -> Observation:
     An equal copy can be dropped.
     """
     first = facts.folder.tensors[copy.name]  # the tensor that loaders should take
-    how, is_safe = "not compared", False
-    remedy = "find out which one is meant, and write the shards again"
+    how, is_safe = "The two were not compared", False
+    remedy = "find out which one was trained, and write the shards again"
     if facts.scan:
         is_safe = facts.are_equal(copy, first)
-        how = "different"
+        how = "The two differ"
     if is_safe:
-        how = "equal"
+        how = "The two are equal"
         remedy = facts.command("repair")
     name = short(copy.name)
-    problem = f"{name} also lies in {short(first.path.name)}, which is the one loaders should take; {how}"
+    problem = f"two shards store {name}, {short(copy.path.name)} and {short(first.path.name)}"
+    problem += f". {how}; the index names the second"
     return Observation(f"{short(copy.path.name)}: {name}", problem, remedy, is_safe)

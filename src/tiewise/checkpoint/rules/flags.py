@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tiewise.checkpoint.claims import FLAG, TEXT_PARTS, Claim
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.loader_columns import BROKEN, ERROR, LoaderOutcome
+from tiewise.checkpoint.loader_columns import BROKEN, ERROR, LoaderOutcome, named_loaders
 from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.rules.rule import (
     CONFIG_FIX,
@@ -19,7 +19,6 @@ from tiewise.checkpoint.rules.rule import (
     difference,
     dotted,
     flag_text,
-    names,
     rule,
 )
 from tiewise.checkpoint.untrusted import short
@@ -83,15 +82,15 @@ def _malformed_flags(facts: Facts) -> Observations:
     for claim in facts.claims.levels:
         if claim.malformed is not None:
             where = dotted(claim.level)
-            problem = f"{where} is {claim.malformed}, which is neither true nor false"
+            problem = f"{where} is {claim.malformed}; it must be true or false"
             repair = _flag_repair(facts)
             yield where, problem, repair.remedy, repair.is_safe
 
 
 _ABSENT_MEANS = {  # default of the class → clause of the evidence
-    True: "whose class takes true",
-    False: "whose class takes false",
-    None: "whose default is not known here",
+    True: "its class then ties",
+    False: "its class then does not tie",
+    None: "the default of its class is not known",
 }
 
 
@@ -101,11 +100,13 @@ def _absent_flag(facts: Facts) -> Observation:
     family = "an unknown family"
     if isinstance(model_type, str):
         family = short(model_type)
-    stored = "a head is stored"
+    stored = "two tables are stored"
     if facts.roles.output is None:
-        stored = "no head of its own is stored"
-    problem = f"{FLAG} is absent in a config of {family}, {_ABSENT_MEANS[default]}, and {stored}"
-    problem += "; loaders' defaults differ"
+        stored = "one table is stored"
+    elif facts.roles.input is None:
+        stored = "only a head is stored"
+    problem = f"{FLAG} is absent, and each loader assumes its own default"
+    problem += f". The family is {family}: {_ABSENT_MEANS[default]}; {stored}"
     severity: Severity = "warning"
     if _all_loaders_agree(facts):
         severity = "info"
@@ -137,7 +138,7 @@ def levels_disagree(facts: Facts) -> Observations:
         return
     listed = ", ".join(f"{dotted(level)} = {flag_text(flag)}" for level, flag in flags.items())
     wrong = [level for level, flag in flags.items() if flag is not facts.tables_are_tied]
-    problem = f"{listed}; the tensors {_TRUTH[facts.tables_are_tied]}"
+    problem = f"the levels of the config disagree: {listed}. The tensors {_TRUTH[facts.tables_are_tied]}"
     repair = _flag_repair(facts)
     severity = _severity_of_levels(facts)
     yield Observation(dotted(wrong[0]), problem, repair.remedy, repair.is_safe, severity)
@@ -152,7 +153,7 @@ def _written_flags(facts: Facts) -> dict[str, bool]:
     return flags
 
 
-_TRUTH = {True: "say tied", False: "say untied", None: "were not compared or do not tell"}
+_TRUTH = {True: "are tied", False: "are untied", None: "were not compared, or do not decide it"}
 
 
 def _severity_of_levels(facts: Facts) -> Severity:
@@ -203,9 +204,9 @@ def _t5_without_head(facts: Facts) -> Observations:
         return
     if roles.headless:
         return
-    problem = f"{FLAG} is false and no head is stored"
-    problem += "; this family reads false also as 'do not scale before the head'"
-    remedy = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
+    problem = f"the config says untied ({FLAG} = false), and no head is stored"
+    problem += ". For this family, false also means that nothing is scaled before the head"
+    remedy = f"if it was trained tied: {CONFIG_FIX}: {FLAG} = true, and scale_decoder_outputs as in training"
     yield FLAG, problem, remedy
 
 
@@ -216,9 +217,9 @@ def _t5_input_tables(facts: Facts) -> Observations:
         alike = compare_if_unequal(facts, first, other)
         if alike is not None:
             where = short(other.name)
-            problem = f"{short(first.name)} and {where} are one table in this family: {difference(alike)}"
-            remedy = "find out which one was trained, and store that one alone"
-            yield where, problem, remedy
+            problem = "two different input tables are stored, and this family has one"
+            problem += f". {short(first.name)} and {where}: {difference(alike)}"
+            yield where, problem, "find out which one was trained, and store only that one"
 
 
 @rule("B080", "warning", "every loader makes the same model of it")
@@ -240,15 +241,22 @@ def loaders_disagree(facts: Facts) -> Observations:
     if severity is None:
         return
     wrong = [outcome for outcome in outcomes if outcome.right is False]
-    listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
-    problem = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
-    remedy = "repair the other findings, or load it with the rest"
+    share = f"{len(wrong)} of {len(outcomes)} loaders"
+    problem = f"{share} would fail or load something else: {named_loaders(wrong, outcomes)}"
+    fixes: tuple[str, ...]
     if facts.is_tiewise_type:
-        remedy = f"export it dense: {facts.command('factor', '--undo')}"
+        problem = "only transformers loads the type `tiewise`, and only after `import tiewise.hf`"
+        fixes = (f"to make a plain model: {facts.command('factor', '--undo')}",)
     elif len(wrong) == len(outcomes):
         first = wrong[0]
-        remedy = f"repair the other findings; {first.loader} {first.versions}: {first.sentence}"
-    yield Observation(facts.path.name, problem, remedy, severity=severity)
+        fixes = ("fix the other findings; until then no loader loads it right",)
+        problem += f". {first.loader} {first.versions}: {first.sentence}"
+    else:
+        right = named_loaders([outcome for outcome in outcomes if outcome.right], outcomes)
+        fixes = (f"load it only with {right}, until the other findings are fixed",)
+        if not right:
+            fixes = ("fix the other findings; until then no loader is known to load it right",)
+    yield Observation(facts.path.name, problem, fixes, severity=severity)
 
 
 def _severity_of(outcomes: Collection[LoaderOutcome]) -> Severity | None:

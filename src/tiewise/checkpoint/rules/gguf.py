@@ -43,7 +43,7 @@ def gguf_ends(facts: GgufFacts) -> Observations:
 def _lost_table(facts: GgufFacts) -> Observations:
     """Report a file that has tokens and no table for them."""
     if facts.tokens is not None:
-        problem = f"it carries {facts.tokens:,} tokens and no {TABLE}"
+        problem = f"the file has {facts.tokens:,} tokens and no {TABLE}"
         yield Observation(short(facts.path.name), problem, CONVERT, severity="fatal")
 
 
@@ -54,8 +54,8 @@ def _other_rows_than_tokens(facts: GgufFacts, table: Stored) -> Observations:
         return
     for end in (table, *facts.heads):
         if end.rows != tokens:
-            problem = f"{describe(end)} has {end.rows:,} rows, and {TOKENS} has {tokens:,} entries"
-            remedy = f"give the tokenizer as many entries as rows, and {CONVERT}"
+            problem = f"{end.name} has {end.rows:,} rows, and {TOKENS} has {tokens:,} entries"
+            remedy = f"give the tokenizer {end.rows:,} entries, and {CONVERT}"
             yield end.name, problem, remedy
 
 
@@ -63,12 +63,12 @@ def _other_shape(table: Stored, stored: Stored) -> Observations:
     """Report a table of a GGUF file that has another shape than the source's table `stored`."""
     if len(stored.shape) != 2 or table.shape == stored.shape:
         return
-    problem = f"it stores {describe(table)}, and its source {describe(stored)}"
+    problem = f"the file's table is {describe(table)}, and its source's {describe(stored)}"
     remedy = CONVERT
     severity: Severity = "error"
     has_fewer_rows = table.rows < stored.rows
     if has_fewer_rows and table.shape[1:] == stored.shape[1:]:  # a converter may cut the padding off
-        remedy = "nothing, where the rows beyond the tokens are padding"
+        remedy = "none needed if the rows after the last token are padding"
         severity = "warning"
     yield Observation(TABLE, problem, remedy, severity=severity)
 
@@ -86,13 +86,12 @@ def _dropped_head(source: Facts, stored: Stored) -> Observations:
     elif stored.shape != head.shape:
         how = f"of another shape than {describe(stored)}"
     else:
-        problem = f"it stores no {HEAD}; its source stores {describe(head)}, which was not compared with the table"
-        yield Observation(HEAD, problem, "check with the tables read", severity="warning")
+        problem = f"the file stores no {HEAD}, and its source stores {describe(head)}, which was not compared"
+        yield Observation(HEAD, problem, "check again without --headers", severity="warning")
         return
-    problem = f"it stores no {HEAD}, so that {TABLE} answers for it; its source stores {describe(head)}: {how}"
+    problem = f"the file lost its source's head, and uses {TABLE} instead. The source has {describe(head)}: {how}"
     remedy = f"set tie_word_embeddings to false in the source's config.json, and {CONVERT} of today"
-    remedy += ": older ones skip the head by name"
-    yield HEAD, problem, remedy
+    yield HEAD, problem, (remedy, "older converters skip the head by name")
 
 
 @rule("B071", "warning", "a GGUF file stores a shared table once, and finely enough", kind="gguf")
@@ -110,9 +109,10 @@ def gguf_types(facts: GgufFacts) -> Observations:
         yield from _coarse_table(facts, facts.table)
     elif facts.equal:
         problem = (
-            f"{HEAD} repeats {TABLE} byte for byte: {format_bytes(facts.head.nbytes)} of {format_bytes(facts.size)}"
+            f"the file stores its table twice, which costs {format_bytes(facts.head.nbytes)} of"
+            f" {format_bytes(facts.size)}. {HEAD} equals {TABLE} byte for byte"
         )
-        remedy = f"convert again from a source without a head (tiewise repair); loaders then take {TABLE}"
+        remedy = "remove the head from the source with tiewise repair, and convert it again"
         yield Observation(HEAD, problem, remedy, severity="info")
 
 
@@ -121,6 +121,6 @@ def _coarse_table(facts: GgufFacts, table: Stored) -> Observations:
     ggml_type, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
     if facts.tokens is not None and ggml_type.bits < least.bits:
         stored_as = f"{ggml_type.name}, {ggml_type.bits:.2f} bits a value"
-        problem = f"{TABLE} serves both ends as {stored_as}; a head asks for {least.name}"
+        problem = f"{TABLE} is too coarse for a head: {stored_as}; use {least.name}"
         remedy = f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"
         yield TABLE, problem, remedy

@@ -42,7 +42,7 @@ def onnx_shared(facts: OnnxFacts) -> Observations:
 def _shared_by_mistake(table: Stored, source: Facts) -> Observations:
     """Report a table that serves both ends if the source has two tables."""
     if source.tables_are_tied is False:
-        problem = f"{describe(table)} serves both ends, and its source has two tables"
+        problem = f"the file has one table for both ends, and its source has two. It is {describe(table)}"
         yield Observation(short(table.name), problem, "export it again without sharing", severity="error")
 
 
@@ -51,7 +51,8 @@ def _repeated_table(facts: OnnxFacts, table: Stored) -> Observations:
     copies = facts.copies
     if copies:
         spare = format_bytes(sum(copy.nbytes for copy in copies))
-        problem = f"{tensor_names(copies)} repeats {describe(table)}: {spare} stored more than once"
+        problem = f"the file stores its table more than once, which costs {spare}"
+        problem += f". {tensor_names(copies)} equals {describe(table)}"
         yield short(copies[0].name), problem, EXPORT
 
 
@@ -75,10 +76,10 @@ def onnx_head(facts: OnnxFacts) -> Observations:
     What to do: export again with a version that ties.
     Sources: mobius#295; mobius#671
     """
-    export = "export it again, by an exporter that ties or from a checkpoint that stores its head (tiewise untie)"
+    export = "export it again with an exporter that ties, or from a source that `tiewise untie` wrote"
     lacking = _without_data(facts)
     for name, operator in lacking.items():
-        problem = f"{short(operator)} takes {short(name)}, of which the file has no data"
+        problem = f"the file has no data for {short(name)}, which {short(operator)} reads"
         yield short(name), problem, export
     if facts.heads or lacking:
         return
@@ -88,12 +89,13 @@ def onnx_head(facts: OnnxFacts) -> Observations:
 
 def _no_product(facts: OnnxFacts, table: Stored, export: str) -> Observation:
     """Return the finding about a graph without a product for the logits."""
-    problem = f"{describe(table)} is looked up in, and no product has {table.rows:,} columns"
-    problem += f": it ends at {names(facts.outputs)}"
+    problem = f"the graph has no output head: it ends at {names(facts.outputs)}"
+    problem += f". Its table is {describe(table)}, and no product has {table.rows:,} columns"
     promised = [name for name in facts.outputs if "logits" in name]
     if promised:
         return Observation("graph", problem, export)
-    return Observation("graph", problem, f"none for an embedding model; else {export}", severity="info")
+    fixes = ("none needed for an embedding model", f"else: {export}")
+    return Observation("graph", problem, fixes, severity="info")
 
 
 def _without_data(facts: OnnxFacts) -> dict[str, str]:

@@ -72,12 +72,10 @@ def _packed_next_to_plain(table: End, head: End) -> Observations:
     if head.quantised:
         packed, plain = head, table
     where = short(packed.module)
-    problem = f"tie_word_embeddings is true, and {where} is stored quantised ({names(packed.parts)})"
-    problem += f" beside a plain {short(plain.module)}"
-    problem += ": a loader that ties drops one of the two, or finds no module for it"
-    remedy = "set tie_word_embeddings to false at every level of config.json"
-    remedy += ", or quantise again with the head left alone"
-    yield where, problem, remedy
+    problem = f"the config says tied, but {where} is quantised and {short(plain.module)} is not"
+    problem += f". A loader that ties drops one of the two, or fails. {where} has {names(packed.parts)}"
+    fixes = ("set tie_word_embeddings to false at every level of config.json", "or quantise again without the head")
+    yield where, problem, fixes
 
 
 def _incomplete(end: End) -> Observations:
@@ -86,7 +84,7 @@ def _incomplete(end: End) -> Observations:
         return
     needed = _needed_part(end)
     if needed not in end.parts:
-        problem = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
+        problem = f"{short(end.module)} is quantised, and its {needed} is missing. It has {names(end.parts)}"
         yield short(end.module), problem, "take the checkpoint from its source again"
 
 
@@ -104,11 +102,11 @@ def _wrong_lm_head(flag: Any, head: End) -> Observations:
     """Report that GPTQ's `lm_head`, which says if the head is quantised, is wrong."""
     if not isinstance(flag, bool) or flag is head.quantised:
         return
-    stored = "the checkpoint stores none: the head is the plain input table"
+    stored = "the checkpoint stores no head"
     if head.quantised:
-        stored = f"{short(head.module)} stores {names(head.parts)}"
+        stored = f"{short(head.module)} is quantised ({names(head.parts)})"
     elif head.parts:
-        stored = "the checkpoint stores it plain"
+        stored = "the stored head is not quantised"
     problem = f"quantization_config.lm_head is {flag_text(flag)}, and {stored}"
     yield "config.json", problem, f"set quantization_config.lm_head to {flag_text(not flag)} by hand"
 
@@ -160,8 +158,8 @@ def _packed_all_the_same(where: str, entries: list[str], end: End, other: End) -
         return
     if is_listed(_module(end), entries):
         module = short(end.module)
-        problem = f"it leaves {module} alone, and on a tied model that table is stored quantised"
-        yield where, problem, f'take "{module}" out of it, or quantise again'
+        problem = f"the list excludes {module} from quantisation, and the shared table is quantised"
+        yield where, problem, f'remove "{module}" from it, or quantise again'
 
 
 def _wrong_prefix(where: str, entries: list[str], module: str) -> Observations:
@@ -171,7 +169,7 @@ def _wrong_prefix(where: str, entries: list[str], module: str) -> Observations:
         if not entry.endswith(ending) or ends_with(module, entry):
             continue
         if _NAME.fullmatch(entry):
-            problem = f'it names "{short(entry)}", and the module is {short(module)}'
+            problem = f'the list names "{short(entry)}", and the module is called {short(module)}'
             yield where, problem, f'write "{short(module)}"'
 
 
@@ -183,9 +181,9 @@ def _replaced_default(where: str, entries: list[str], method: str, head: End) ->
         return
     stored = "it is the input table"
     if head.parts:
-        stored = "it is stored plain"
-    problem = f"{method} leaves alone {names(entries)}"
-    problem += f"; a list replaces the default, so the head is converted, and {stored}"
+        stored = "it is stored unquantised"
+    problem = f"{method} quantises the head on loading, because this list replaces the default list"
+    problem += f". It excludes {names(entries)}. The head must stay as it is: {stored}"
     yield where, problem, f'add "{short(head.module)}" to it'
 
 
@@ -215,9 +213,9 @@ def scale_lost(facts: Facts) -> Observations:
 def _scaled_head(head: End, weight: Stored, scales: list[str]) -> Observations:
     """Report a packed head whose scales an engine may drop."""
     if weight.dtype.startswith("F8") or "weight_packed" in head.parts:
-        problem = f"{describe(weight)} counts times {names(scales)}"
-        problem += ": an engine that packs linear layers alone drops these"
-        remedy = "serve it by an engine that reads packed heads, or keep the head in 16 bits"
+        problem = f"some engines drop the scales of the head ({names(scales)}), as they quantise only linear layers"
+        problem += f". {describe(weight)}"
+        remedy = "use an engine that reads quantised heads, or keep the head in 16 bits"
         yield short(weight.name), problem, remedy
 
 
@@ -226,13 +224,14 @@ def _missing_scale(facts: Facts, weight: Stored) -> Observations:
     if BITS[weight.dtype] != 8:
         return
     where = short(weight.name)
-    problem = f"{describe(weight)} has no scale beside it, and loaders take its numbers as they stand"
+    problem = f"{where} has no scale, and loaders use its numbers unscaled. It is {describe(weight)}"
     remedy = "take the scale from the checkpoint's source"
     speaks_of_scales = quantisation(facts.config) or _matching(facts.folder.tensors, _SCALE)
     if speaks_of_scales or not weight.dtype.startswith("F8"):
         yield Observation(where, problem, remedy, severity="error")
     else:
-        yield Observation(where, problem, f"{remedy}; none if it was cast without one", severity="warning")
+        fixes = (remedy, "none needed if it was cast without one")
+        yield Observation(where, problem, fixes, severity="warning")
 
 
 @rule("B054", "error", "both ends are packed as the quantisation says")
@@ -267,8 +266,9 @@ def _listed_as_plain(facts: Facts, end: End, other: End) -> Observations:
         may_be_reported = facts.claims.tied and not where.startswith(MODELOPT)
         if may_be_reported and not is_listed(_module(other), entries):
             continue
-        problem = f'"{short(entry)}" leaves {short(module)} alone, and it is stored packed ({names(end.parts)})'
-        yield where, problem, f'take "{short(entry)}" out of the list by hand, or quantise again'
+        problem = f'"{short(entry)}" excludes {short(module)} from quantisation, and it is stored quantised'
+        problem += f" ({names(end.parts)})"
+        yield where, problem, f'remove "{short(entry)}" from the list by hand, or quantise again'
 
 
 MODELOPT = "hf_quant_config.json"
@@ -328,8 +328,8 @@ def _wrong_width(facts: Facts, end: End) -> Observations:
         unpacked = replace(weight, shape=(rows, numbers_per_byte * width))
         if facts.explains_width_of(unpacked):
             return
-    problem = f"{describe(weight)} is {width:,} bytes wide, and a row of {hidden:,} numbers takes {hidden:,}"
-    problem += f", or {hidden / 2:,g} of four bits"
+    problem = f"{short(weight.name)} is {width:,} bytes wide; {hidden:,} numbers take {hidden:,} bytes"
+    problem += f", or {hidden / 2:,g} with four bits each"
     yield short(weight.name), problem, "take the checkpoint from its source again"
 
 
@@ -344,7 +344,7 @@ def _wrong_bits(facts: Facts, end: End) -> Observations:
     module, by_module = short(end.module), section.get(_module(end))
     if by_module is False:
         where = f"quantization.{module}"
-        problem = f"{where} is false, so that the module is left plain, and it is stored packed ({names(end.parts)})"
+        problem = f"{where} is false, which means unquantised, and the module is quantised ({names(end.parts)})"
         yield where, problem, f"write its bits and group_size there: {CONFIG_FIX}"
         return
     settings = section
@@ -366,8 +366,8 @@ def _other_packing(
     width = facts.text.hidden_size or group * groups
     stored_bits, stored_group = 32 * columns / width, width / groups
     packing = f"{stored_bits:g} bits in groups of {stored_group:g}"
-    problem = f"{describe(weight)} with scales {list(scales.shape)} is packed at {packing}"
-    problem += f", and quantization says {bits} bits in groups of {group} for {module}"
+    problem = f"{module} is packed at {packing}, and quantization says {bits} bits in groups of {group}"
+    problem += f". It is {describe(weight)} with scales {list(scales.shape)}"
     entry = f'"{module}": {{"group_size": {stored_group:g}, "bits": {stored_bits:g}}}'
     yield short(weight.name), problem, f"write {entry} into quantization of config.json"
 
@@ -406,7 +406,7 @@ def half_to_be_quantised(facts: Facts) -> Observations:
     packed, plain = table, head
     if packs_head:
         packed, plain = head, table
-    problem = f"the quantisation packs {short(packed.module)} and leaves {short(plain.module)} plain"
-    problem += ", and the model is tied: one table would become two"
-    remedy = f"leave both alone or pack both; or first {facts.command('untie')}"
+    problem = f"the quantisation converts {short(packed.module)} and not {short(plain.module)}"
+    problem += ", but the two are one table"
+    remedy = ("quantise both or neither", f"or untie them first: {facts.command('untie')}")
     yield where, problem, remedy

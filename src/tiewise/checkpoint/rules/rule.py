@@ -6,7 +6,7 @@
         What to do: what helps.
         Sources: where it was seen; and where else
         '''
-        yield "where", "evidence", "repair"        # an optional fourth value: True if `tiewise repair` does it
+        yield "where", "evidence", "fix"           # an optional fourth value: True if `tiewise repair` does it
 
 A new rule is one function in a file of this folder. `--explain` prints its docstring, and no other file has to name it.
 The comments in the folder's `__init__.py` list all rules by subject.
@@ -52,10 +52,12 @@ class Finding:
     rule: str  # id of the rule, such as "B012"
     severity: Severity  # fatal: every loader is wrong; error: some fail or are silently wrong; warning; info
     where: str  # file, tensor or config key
-    evidence: str  # what the rule read, with numbers, in one or two sentences
-    repair: str  # command that repairs it, or instruction for a repair by hand
+    evidence: str  # what the rule read, with numbers; the first sentence can stand alone
+    repair: str  # all fixes in one line
     safe: bool = False  # True if `tiewise repair` applies it; it changes no logit of a loader that is right
     count: int = 1  # number of findings that it represents: after the tenth of a group, one represents the rest
+    # ways to repair it, the usual one first: a command, "condition: command", or an instruction for a repair by hand
+    fixes: tuple[str, ...] = ()
 
 
 class Observation(NamedTuple):
@@ -66,13 +68,13 @@ class Observation(NamedTuple):
 
     where: str
     evidence: str
-    repair: str
+    repair: str | tuple[str, ...]  # one fix, or several of which the user chooses one
     safe: bool = False
     severity: Severity | None = None  # None for the rule's severity
 
 
 Observations: TypeAlias = Iterator[
-    Observation | tuple[str, str, str] | tuple[str, str, str, bool]
+    Observation | tuple[str, str, str | tuple[str, ...]] | tuple[str, str, str | tuple[str, ...], bool]
 ]  # `Rule.check` makes each one an `Observation`
 
 
@@ -101,7 +103,9 @@ class Rule:
         for fields in self.look(facts):
             result = Observation(*fields)
             severity = result.severity or self.severity
-            yield Finding(self.id, severity, result.where, result.evidence, result.repair, result.safe)
+            fixes = (result.repair,) if isinstance(result.repair, str) else result.repair
+            repair = "; ".join(fixes)
+            yield Finding(self.id, severity, result.where, result.evidence, repair, result.safe, fixes=fixes)
 
 
 _REGISTERED: dict[str, Rule] = {}
@@ -182,15 +186,22 @@ CONFIG_FIX = "edit config.json by hand"
 
 
 class Repair(NamedTuple):
-    """Remedy of a finding, and a flag that `tiewise repair` may apply it."""
+    """Fixes of a finding, and a flag that `tiewise repair` may apply the first one."""
 
-    remedy: str
+    remedy: str | tuple[str, ...]
     is_safe: bool = False
 
 
 def describe(tensor: Stored) -> str:
     """Return name, type and shape: `lm_head.weight BF16 [128256, 4096]`."""
     return f"{short(tensor.name, 100)} {tensor.dtype} {list(tensor.shape)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 tensor", "2,400 tensors"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
 
 
 def names(items: Collection[str], most: int = 4) -> str:
@@ -228,19 +239,19 @@ def difference(alike: TableLikeness) -> str:
     """Return a clause on how alike two tables are, with numbers."""
     nan = ""
     if alike.nan:
-        nan = ", and some values are NaN, which no loader finds equal"
+        nan = ", and some values are NaN, which no loader counts as equal"
     if alike.kind == IDENTICAL:
         return f"identical, byte by byte{nan}"
     if alike.kind == SIGNS:
-        return f"equal in all {alike.rows:,} rows but for the signs of zeros{nan}"
+        return f"equal in all {alike.rows:,} rows except for the signs of zeros{nan}"
     if alike.kind == SAME_VALUES:
         return f"equal in all {alike.rows:,} rows once both have the narrower type{nan}"
     first = numbers(alike.first, alike.differing)
     share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {first})"
-    origin = "once one table"
+    origin = "so they were one table once"
     if alike.kind == UNRELATED:
-        origin = "two tables of their own"
-    return f"{share}, {_distance(alike)}; {origin}"
+        origin = "so they are separate tables"
+    return f"{share}, {_distance(alike)}, {origin}"
 
 
 def _distance(alike: TableLikeness) -> str:
@@ -275,14 +286,14 @@ def differing_copies(facts: Facts, of: Roles) -> Observations:
         alike = compare_if_unequal(facts, end, copy)
         if alike is None:
             continue
-        problem = f"{describe(copy)} is not {short(end.name)}: {difference(alike)}"
-        remedy = "none if it was trained so"
+        problem = f"{short(copy.name)} differs from {short(end.name)}. {describe(copy)}: {difference(alike)}"
+        remedy = "none needed if it was trained so"
         severity: Severity = "info"
         if alike.kind in (SOME_ROWS, CLOSE):
             remedy = f"store {short(end.name)} under that name too"
             severity = "warning"
         elif of is facts.roles:
-            problem += "; transformers drafts with the main one in its place"
+            problem += ". transformers drafts with the main table instead"
         yield Observation(short(copy.name), problem, remedy, severity=severity)
 
 

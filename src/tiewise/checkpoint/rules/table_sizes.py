@@ -63,10 +63,10 @@ def _rows_of_config(facts: Facts, other: IndexedTensor, grow: str) -> Observatio
     table, rows = other.tensor, rows_in_config(other, facts.config)
     if rows in (None, table.rows):
         return
-    problem = f"the config makes it {rows:,} rows, and {describe(table)} has {table.rows:,}"
+    problem = f"{short(table.name)} has {table.rows:,} rows, and the config asks for {rows:,}"
     if other.role == NGRAM:
-        problem += ": every n-gram reads another row, or one outside"
-        remedy = "bring vocab_size back to what the model was trained with"
+        problem += ", so every n-gram reads a wrong row"
+        remedy = "set vocab_size to its value in training"
     elif other.has_row_per_token:
         remedy = grow
     else:
@@ -85,9 +85,9 @@ def _rows_of_main(facts: Facts, other: IndexedTensor, main: Stored, grow: str) -
     if table.rows == main.rows or (is_per_layer and _allows_other_rows(facts, table, main)):
         return
     where, remedy = short(table.name), _SOURCE
-    problem = f"{describe(table)} has {table.rows:,} rows, and {short(main.name)} {main.rows:,}"
+    problem = f"{short(table.name)} has {table.rows:,} rows, and {short(main.name)} has {main.rows:,}"
     if table.rows < main.rows:
-        problem += f": ids from {table.rows:,} on read outside it"
+        problem += f"; ids from {table.rows:,} on read outside it"
         remedy = grow
     yield where, problem, remedy
 
@@ -111,8 +111,8 @@ def _missing_per_layer_table(facts: Facts) -> Observations:
     if width is None or rows is None:
         return
     if facts.is_complete and not further_tables(facts, PER_LAYER):
-        problem = f"it is {width:,}, and no per-layer table is stored: one is drawn at random"
-        yield dotted(level, "hidden_size_per_layer_input"), problem, _SOURCE
+        key = dotted(level, "hidden_size_per_layer_input")
+        yield key, f"{key} is {width:,}, and no per-layer table is stored; one is drawn at random", _SOURCE
 
 
 def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) -> Observations:
@@ -128,9 +128,9 @@ def _beyond_modalities(facts: Facts, others: list[IndexedTensor], main: Stored) 
     last = tables[start]
     end = start + last.rows
     if main.rows > end:
-        problem = f"ids from {start:,} on are looked up in {describe(last)}"
-        problem += f": those from {end:,} to {main.rows - 1:,} read outside it"
-        yield short(last.name), problem, "bring the vocabulary back to its size, and use unused ids"
+        problem = f"ids from {end:,} to {main.rows - 1:,} read outside {short(last.name)}"
+        problem += f". Ids from {start:,} on belong to {describe(last)}"
+        yield short(last.name), problem, "restore the old size of the vocabulary, and give new tokens unused ids"
 
 
 @rule("B030", "fatal", "both tables have the shapes that the model needs")
@@ -150,9 +150,9 @@ def table_shapes(facts: Facts) -> Observations:
         return
     for table in tables:
         if not facts.explains_width_of(table):
-            problem = f"{describe(table)} is {table.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
-            problem += ", and neither a projection nor a width in the config explains it"
-            yield short(table.name), problem, f"{CONFIG_FIX}, or take the table from its source"
+            problem = f"{short(table.name)} is {table.shape[1]:,} wide, and the model {facts.text.hidden_size:,}"
+            problem += f". No projection and no key of the config explains it. {describe(table)}"
+            yield short(table.name), problem, (CONFIG_FIX, "or take the table from its source")
 
 
 def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
@@ -161,7 +161,8 @@ def _unequal_rows(facts: Facts, table: Stored, head: Stored) -> Observations:
         return
     if facts.tied is True or not _may_differ(facts, table, head):
         rows = max(table.rows, head.rows)
-        problem = f"{describe(table)} and {describe(head)} count different tokens"
+        problem = f"the two tables have different numbers of rows, {table.rows:,} and {head.rows:,}"
+        problem += f". {describe(table)} and {describe(head)}"
         yield short(head.name), problem, facts.command("vocab resize", f"--vocab {rows}")
 
 
@@ -180,8 +181,8 @@ def _lost_extra_rows(facts: Facts) -> Observations:
     rows = vocabulary + extra
     if table.rows == rows:
         return
-    problem = f"{describe(table)} has {table.rows:,} rows, and {rows:,} rows are asked for: vocab_size "
-    problem += f"{vocabulary:,} and {extra} of the class's own, which a resize in transformers drops"
+    problem = f"{short(table.name)} has {table.rows:,} rows, and its class needs {rows:,}"
+    problem += f". These are vocab_size = {vocabulary:,} and {extra} extra rows, which a resize in transformers drops"
     yield short(table.name), problem, "take the table from before the resize"
 
 
@@ -202,14 +203,14 @@ def vocab_size(facts: Facts) -> Observations:
     key = dotted(facts.text.level, "vocab_size")
     declared = {rows, _padded_rows(facts, rows), *facts.text_vocabularies}
     if table.rows not in declared:
-        problem = f"{key} is {rows:,}, and {describe(table)} has {table.rows:,} rows"
+        problem = f"{key} is {rows:,}, and {short(table.name)} has {table.rows:,} rows"
         yield key, problem, f"{CONFIG_FIX}: {key} = {table.rows}"
         return
     for claim in _levels_above(facts):
         if claim.vocab_size is not None and claim.vocab_size > max(declared):
             outer = dotted(claim.level, "vocab_size")
-            problem = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, which {describe(table)} has"
-            problem += ": releases and tools that read the first number stop at the shape, or at the loss"
+            problem = f"{outer} is {claim.vocab_size:,}, and {key} is {rows:,}, as {short(table.name)} has"
+            problem += ". Tools that read the first number fail"
             yield Observation(outer, problem, f"{CONFIG_FIX}: {outer} = {table.rows}", severity="warning")
 
 
@@ -267,8 +268,8 @@ def _unequal_bias(facts: Facts, bias: Stored, other: Stored) -> Observations:
     if facts.are_equal(bias, other):
         return
     where = short(bias.name)
-    problem = f"{where} is not {short(other.name)}, and the two are one in this class: loaders differ in which"
-    remedy = "find out which one was trained, and store that one alone"
+    problem = f"{where} and {short(other.name)} differ, and this class has one bias; loaders choose differently"
+    remedy = "find out which one was trained, and store only that one"
     yield Observation(where, problem, remedy, severity="error")
 
 
@@ -277,16 +278,16 @@ def _fresh_biases(facts: Facts, biases: Collection[str]) -> Observations:
     for target, source in facts.unfilled_ties:
         if target not in biases and target.endswith("bias"):
             where = short(target)
-            problem = f"{short(source)} is stored alone, and an untied model of this class starts {where} anew"
-            yield Observation(where, problem, f"store it as {where} too", severity="error")
+            problem = f"{where} is not stored, and an untied model of this class starts it anew"
+            yield Observation(where, problem, f"store {short(source)} as {where} too", severity="error")
 
 
 def _missing_biases(facts: Facts) -> Observations:
     """Report biases of the head that the file lacks, so that transformers initialises them."""
     missing = [facts.saved_name(name) for name in facts.missing_biases]
     if missing:  # several names may be those of one bias
-        problem = f"{' or '.join(missing)} is not stored: transformers starts the head's bias anew"
-        remedy = "take the bias from the source, or store zeros if the model was trained without one"
+        problem = f"the head's bias is not stored, and transformers starts it anew ({' or '.join(missing)})"
+        remedy = ("take the bias from the source", "if the model was trained without one: store zeros")
         yield Observation(missing[0], problem, remedy, severity="error")
 
 
@@ -319,22 +320,23 @@ def _wrong_bias(facts: Facts, bias: Stored, rows: set[int]) -> Observations:
     if rows and bias.shape[-1] not in rows:
         yield _wrong_length(bias, rows, is_refused=expected is not None)
     elif expected is not None:
-        problem = f"{describe(bias)} has the shape {list(expected)} in its class: transformers refuses it"
+        problem = f"transformers refuses {describe(bias)}, because its class has the shape {list(expected)}"
         yield Observation(where, problem, "store it in that shape", severity="error")
     elif bias.name.endswith("lm_head.bias") and _is_tied_causal(facts):
-        problem = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
-        remedy = "none needed; vLLM before its fix of #46835 drops it"
+        problem = "a tied head has a bias, which some loaders skip together with the head"
+        problem += f". {describe(bias)}"
+        remedy = "none needed; vLLM dropped it before #46835 was fixed"
         yield Observation(where, problem, remedy, severity="info")
 
 
 def _wrong_length(bias: Stored, rows: set[int], *, is_refused: bool) -> Observation:
     """Return the finding about a bias whose length is none of `rows`."""
     listed = names(sorted(map(str, rows)))
-    problem = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {listed} rows"
-    remedy = "take the bias from the source; `tiewise vocab resize` changes tables and bias together"
+    problem = f"{short(bias.name)} has {bias.shape[-1]:,} entries, and the tables have {listed} rows"
+    remedy = "take the bias from the source"
     severity: Severity = "warning"
     if is_refused:
-        problem += ": transformers refuses to load it"
+        problem += "; transformers refuses to load it"
         severity = "error"
     return Observation(short(bias.name), problem, remedy, severity=severity)
 

@@ -19,6 +19,7 @@ from tiewise.checkpoint.rules.rule import (
     Observation,
     Observations,
     Severity,
+    counted,
     dotted,
     names,
     numbers,
@@ -64,14 +65,14 @@ def ids_without_row(facts: Facts) -> Observations:
         return
     if tokenizer.base_max >= room:
         severity: Severity = "fatal"
-        how = f"its vocabulary reaches id {tokenizer.base_max:,}"
+        how = f"Its vocabulary reaches id {tokenizer.base_max:,}"
     else:
         beyond = {number: text for number, text in sorted(tokenizer.added.items()) if number >= room}
         severity = _severity_of_added(beyond)
         listed = names([f"{number} {text!r}" for number, text in beyond.items()])
-        how = f"{len(beyond):,} added tokens: {listed}"
-    problem = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {last:,}"
-    problem += f" and the input table has {room:,} rows; {how}"
+        how = f"These are added tokens: {listed}"
+    problem = f"the tokenizer gives ids up to {last:,}, and the input table has {room:,} rows"
+    problem += f". {how} ({', '.join(tokenizer.files)})"
     remedy = facts.command("vocab resize", f"--vocab {last + 1}")
     yield Observation(tokenizer.files[0], problem, remedy, severity=severity)
 
@@ -129,11 +130,11 @@ class _PaddedRows(NamedTuple):
 
 def _padding_rows(table: Stored, rows: _PaddedRows, last_id: int) -> Observation:
     """Return the finding about rows of a table that have no token."""
-    problem = f"{table.rows:,} rows, ids up to {last_id:,}: {len(rows.spare):,} rows of padding"
+    problem = f"{len(rows.spare):,} of {table.rows:,} rows have no token; ids reach {last_id:,}"
     between = int((rows.spare < last_id).sum())
     if between:
-        problem += f", {between:,} of them between the tokens"
-    remedy = "none; new tokens may use them, and resize_token_embeddings(len(tokenizer)) would cut them off"
+        problem += f", and {between:,} of these rows are below it"
+    remedy = "none needed; new tokens may use them. resize_token_embeddings(len(tokenizer)) cuts them off"
     return Observation(short(table.name), problem, remedy)
 
 
@@ -167,9 +168,9 @@ def _strong_padding(facts: Facts, rows: _PaddedRows, last_id: int) -> Observatio
     """Report padding rows of the head that exceed every used row in length or bias."""
     if facts.roles.headless or not len(rows.used):
         return
-    remedy = f"list their ids under suppress_tokens in {_GENERATION}"
+    remedy: tuple[str, ...] = (f"list their ids under suppress_tokens in {_GENERATION}",)
     if rows.spare[-1] > last_id:
-        remedy += f", or cut them off: {facts.command('vocab resize', f'--vocab {last_id + 1}')}"
+        remedy = (*remedy, f"or cut them off: {facts.command('vocab resize', f'--vocab {last_id + 1}', '--shrink')}")
     head = _head_with_rows(facts, rows.last)
     if head is not None:
         yield from _long_padding(head, rows, remedy)
@@ -199,7 +200,7 @@ def _biases_with_rows(facts: Facts, last_row: int) -> Iterator[Stored]:
             yield bias
 
 
-def _long_padding(head: Stored, rows: _PaddedRows, remedy: str) -> Observations:
+def _long_padding(head: Stored, rows: _PaddedRows, remedy: tuple[str, ...]) -> Observations:
     """Report a padding row of the head that is far longer than every used row."""
     if len(rows.used) < FEWEST_USED:
         return
@@ -213,21 +214,22 @@ def _long_padding(head: Stored, rows: _PaddedRows, remedy: str) -> Observations:
         return
     median = float(np.median(sample))
     longer = int((lengths > median).sum())
-    problem = f"{longer:,} of {len(rows.spare):,} padding rows of {where}"
-    problem += f" are longer than the median used row ({median:.3g}), and row {rows.spare[longest]:,}"
-    problem += f" ({lengths[longest]:.3g}) is far longer than any: nothing keeps it from being sampled"
+    problem = f"the model may sample padding: row {rows.spare[longest]:,} of {where} is longer than any token's row"
+    problem += f". Its length is {lengths[longest]:.3g}, and the median of used rows {median:.3g}"
+    problem += f". {longer:,} of {len(rows.spare):,} padding rows are longer than that median"
     yield Observation(where, problem, remedy, severity="warning")
 
 
-def _large_bias(bias: Stored, rows: _PaddedRows, remedy: str) -> Observations:
+def _large_bias(bias: Stored, rows: _PaddedRows, remedy: tuple[str, ...]) -> Observations:
     """Report a bias that is larger at padding rows than at any token."""
     values = widened(bias.read()).reshape(-1)
     largest = values[rows.used].max()
     above = rows.spare[values[rows.spare] > largest]
     if len(above):
         where = short(bias.name)
-        problem = f"{where} is larger at {len(above):,} padding rows ({numbers(above[:8], len(above))})"
-        problem += f" than at any token: {values[above].max():.3g} and {largest:.3g}; they are sampled first"
+        problem = f"the model samples padding first: {where} is larger there than at any token"
+        problem += f" ({values[above].max():.3g} and {largest:.3g}). {counted(len(above), 'padding row')}: "
+        problem += numbers(above[:8], len(above))
         yield Observation(where, problem, remedy, severity="warning")
 
 
@@ -300,14 +302,14 @@ def _outside_findings(facts: Facts, level: str, name: str, outside: list[Any], r
     listed = ", ".join(_id_text(number) for number in outside[:4])
     if len(outside) > 4:
         listed += f" and {len(outside) - 4:,} more"
-    problem = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
+    problem = f"{key} is {listed}, and ids of this vocabulary are whole numbers from 0 to {room - 1:,}"
     if level == _GENERATION:
         yield key, problem, f"edit {_GENERATION} by hand: {key}"
     elif name in _SPECIAL or not _ID_KEY.search(name):
         yield key, problem, f"edit {CONFIG} by hand: {key}"
     elif not _replaces_placeholders(facts, level):
-        problem += ": the first use of this token reads outside the table"
-        remedy = f"{facts.command('vocab resize', f'--vocab {max(outside) + 1}')}, or {CONFIG_FIX}: {key}"
+        problem += "; the first use of this token reads outside the table"
+        remedy = (facts.command("vocab resize", f"--vocab {max(outside) + 1}"), f"or {CONFIG_FIX}: {key}")
         yield Observation(key, problem, remedy, severity="error")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiewise.checkpoint.claims import Claims, architecture
+from tiewise.checkpoint.claims import FLAG, Claims, architecture
 from tiewise.checkpoint.config_parts import quantisation
 from tiewise.checkpoint.facts import ComparedEnds, Facts
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
@@ -15,7 +15,6 @@ from tiewise.checkpoint.rules.rule import (
     difference,
     differing_copies,
     dotted,
-    flag_text,
     names,
     rule,
     tensor_names,
@@ -57,9 +56,9 @@ def _fresh_tables(facts: Facts) -> Observations:
     """Report tables that an untied model draws at random because only one of two is stored."""
     for target, source in facts.unfilled_ties:
         if not target.endswith("bias"):
-            problem = f"{source} is stored alone, and an untied model of this class draws {target} at random"
-            remedy = f"store it as {target} too, or write the flag as true if it was trained so"
-            yield Observation(target, problem, remedy, severity="error")
+            problem = f"{target} is not stored, and an untied model of this class draws it at random"
+            fixes = (f"if it was trained tied: write {FLAG} = true", f"else: store {source} as {target} too")
+            yield Observation(target, problem, fixes, severity="error")
 
 
 def _missing_further_inputs(facts: Facts) -> Observations:
@@ -67,31 +66,31 @@ def _missing_further_inputs(facts: Facts) -> Observations:
     for table_name in facts.missing_tables:
         name = facts.saved_name(table_name)
         stored = facts.roles.input_tables[0]
-        problem = f"{name} is not stored, and nothing ties it to {short(stored.name)}"
-        problem += ": this second input table is drawn at random"
+        problem = f"the second input table {name} is not stored, and is drawn at random"
+        problem += f". Nothing ties it to {short(stored.name)}"
         yield name, problem, f"take {name} from the source of the checkpoint"
 
 
 def _misnamed(table: Stored, name: str) -> str:
     """Return the evidence that a table has a name that its class does not load."""
-    return f"{short(table.name)} is not a name that its class is loaded from, which looks for {name}"
+    return f"the input table is stored as {short(table.name)}, and its class looks for {name}"
 
 
 def _misnamed_input(facts: Facts, table: Stored) -> Observation:
     """Return the finding about a single input table that the class does not load."""
     roles = facts.roles
     name = roles.unloaded_names[table.name]
-    effect = "the head takes its place"
+    effect = "the head is used instead"
     severity: Severity = "error"
     if facts.tied is not True or roles.loaded_output is None:
-        effect = "the table is drawn at random"
+        effect = "transformers draws the table at random"
         severity = "fatal"
     problem = f"{_misnamed(table, name)}: {effect}"
-    remedy = f"store it as {name}, and every tensor that is named like it likewise"
+    remedy = f"rename it to {name}, and change the prefix of the other tensors in the same way"
     twins = _tables_of_others(facts, table.name, name)
     if twins:
-        problem += f"; {names(twins)} is such a table too, so that the file holds several models"
-        remedy = f"write each model to a folder of its own; {remedy}"
+        problem += f". {names(twins)} is such a table too: the file stores several models"
+        remedy = f"write each model to a separate folder, then {remedy}"
     return Observation(name, problem, remedy, severity=severity)
 
 
@@ -115,10 +114,10 @@ def _missing_input(facts: Facts) -> Observations:
     is_reported = roles.saves_shared_table_as_head or not facts.matrices_without_role
     if roles.output is not None and is_reported:
         return
-    problem = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
+    problem = f"no input table with {text.vocab_size:,} rows is stored among {len(facts.folder.tensors):,} tensors"
     if facts.matrices_without_role:
-        problem += f"; one of these may be: {tensor_names(facts.matrices_without_role)}"
-    where, remedy = "input table", "store it under the name that its class gives it"
+        problem += f". It may be one of these: {tensor_names(facts.matrices_without_role)}"
+    where, remedy = "input table", "store it under the name in its class"
     if roles.input_name:
         where, remedy = roles.input_name, f"store it as {roles.input_name}"
     yield where, problem, remedy
@@ -153,25 +152,35 @@ def no_output(facts: Facts) -> Observations:
     why = _why_untied(facts)
     if roles.output is not None:
         name = roles.unloaded_names[roles.output.name]
-        problem = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {name}"
-        yield name, problem, f"store it as {name}"
+        problem = f"{why}, and the head is stored as {short(roles.output.name)}, where transformers looks for {name}"
+        yield name, problem, f"rename it to {name}"
         return
-    problem = f"{why}, and no output head is stored: transformers draws it at random"
-    if facts.matrices_without_role:
-        problem += f"; one of these may be it: {tensor_names(facts.matrices_without_role)}"
-    remedy = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
+    problem = _lost_head(facts, why)
+    fixes: list[str] = []
     if facts.scaled_up is not None:
-        problem += f"; the table's values are {facts.scaled_up:.0f} times as large as those of its layers, so that the"
-        problem += (
-            " model may have been trained with scales that this class lacks (MiniCPM), and a tie gives wrong logits"
-        )
-        remedy = f"look up how it was trained, and load it with its own class; {remedy}"
+        fixes.append("first: look up how it was trained, and load it with its own class")
+    fixes.append(f"if it was trained tied: {facts.command('tie', '--keep input')}")
+    fixes.append("else: take the head from its source")
     where, true_level = roles.output_name or "output head", _level_that_ties(claims)
     if true_level is None:
-        yield where, problem, remedy
+        yield where, problem, tuple(fixes)
     else:
-        problem += f"; {dotted(true_level)} is true"
+        problem += f". {dotted(true_level)} is true"
         yield where, problem, facts.command("repair"), True
+
+
+def _lost_head(facts: Facts, why: str) -> str:
+    """Return the evidence that an untied model stores no head; `why` says why it is untied."""
+    claims = facts.claims
+    problem = f"{why}, and no head is stored; transformers draws it at random"
+    if claims.deciding.written is False and claims.fixed is None:
+        problem += f". {dotted(claims.deciding.level)} is false"
+    if facts.matrices_without_role:
+        problem += f". The head may be one of these: {tensor_names(facts.matrices_without_role)}"
+    if facts.scaled_up is not None:
+        problem += f". The table's values are {facts.scaled_up:.0f} times as large as those of the layers. The model"
+        problem += " may need scales that this class lacks, as MiniCPM does; tying it then gives wrong logits"
+    return problem
 
 
 def _level_that_ties(claims: Claims) -> str | None:
@@ -204,8 +213,8 @@ def _why_untied(facts: Facts) -> str:
         return "this class never ties"
     key = dotted(claims.deciding.level)
     if claims.deciding.written is False:
-        return f"{key} is false"
-    return f"{key} is absent, which this class reads as false"
+        return "the config says untied"
+    return f"{key} is absent, which this class reads as untied"
 
 
 @rule("B012", "error", "a tied model stores no head that differs from its table", scans=True)
@@ -229,10 +238,11 @@ def tied_but_different(facts: Facts) -> Observations:
     if facts.roles.headless:
         yield _not_read(facts, where)
         return
-    problem = f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.likeness)}"
+    problem = "the config says tied, and two different tables are stored"
+    problem += f". {where} and {short(pair.table.name)}: {difference(pair.likeness)}"
     if facts.has_untrained_head:
         times = 1 / max(pair.likeness.length_ratio, 1e-9)
-        problem += f"; the head's rows are {times:,.0f} times shorter, as those of a head that was never trained"
+        problem += f". The head's rows are {times:,.0f} times shorter, so the head was probably never trained"
     yield where, problem, *_choice_of_table(facts)
 
 
@@ -248,13 +258,13 @@ def _choice_of_table(facts: Facts) -> Repair:
     """Return the repair of two different tables under a flag that ties them."""
     tie = facts.command("tie", "--keep input")
     if facts.has_untrained_head:
-        return Repair(f"if it was never trained: {tie}; to use it all the same: {facts.command('untie')}")
+        return Repair((f"if it was never trained: {tie}", f"to use it all the same: {facts.command('untie')}"))
     if facts.layer_ties:
         modules = ", ".join(facts.layer_ties)
-        return Repair(f"choose one: {tie}; the flag also ties {modules}, so that it must stay true")
+        return Repair((f"to keep one: {tie}", f"leave the flag true: it also ties {modules}"))
     if facts.claims.fixed is not None or facts.claims.t5_like:
-        return Repair(f"choose one: {tie}")
-    return Repair(f"keep both tables: {facts.command('repair')}; or choose one: {tie}", is_safe=True)
+        return Repair(f"to keep one: {tie}")
+    return Repair((f"to keep both tables: {facts.command('repair')}", f"to keep one: {tie}"), is_safe=True)
 
 
 @rule("B013", "warning", "a tied model stores its table once", scans=True)
@@ -292,9 +302,9 @@ def _stored_twice(facts: Facts, pair: ComparedEnds) -> Observation:
     where = short(pair.head.name)
     if facts.roles.headless:
         return _not_read(facts, where)
-    problem = f"{_equal_tables(pair)}, {format_bytes(pair.head.nbytes)} stored twice"
+    problem = f"the one table is stored twice, which costs {format_bytes(pair.head.nbytes)}. {_equal_tables(pair)}"
     if pair.likeness.nan:
-        problem += "; some values are NaN, so that transformers 5 keeps both"
+        problem += ". Some values are NaN, and transformers 5 then keeps both"
     return Observation(where, problem, facts.command("repair"), safe=True)
 
 
@@ -303,11 +313,12 @@ def _packed_alike(facts: Facts) -> Observation:
     table, head = facts.roles.input_end, facts.roles.output_end
     parts = list(head.parts.values())
     spare = format_bytes(sum(part.nbytes for part in parts))
-    problem = f"{short(head.module)} and {short(table.module)} are packed alike, byte for byte ({names(head.parts)})"
-    problem += f", {spare} stored twice"
+    problem = f"the one packed table is stored twice, which costs {spare}"
+    problem += f". {short(head.module)} and {short(table.module)} are equal byte for byte ({names(head.parts)})"
     where = short(parts[0].name)
     if quantisation(facts.config).get("lm_head") is True:
-        return Observation(where, problem, "set quantization_config.lm_head to false by hand, then run tiewise repair")
+        remedy = f"set quantization_config.lm_head to false by hand, then: {facts.command('repair')}"
+        return Observation(where, problem, remedy)
     return Observation(where, problem, facts.command("repair"), safe=True)
 
 
@@ -317,8 +328,8 @@ def _not_read(facts: Facts, name: str) -> Observation:
     LlamaForSequenceClassification that was saved with an old `lm_head` is an example.
     """
     owner = short(architecture(facts.config) or "its class")
-    problem = f"{name} is stored, and {owner} has no token head: transformers does not read it"
-    return Observation(name, problem, "none needed: the tensor can be left out", severity="info")
+    problem = f"transformers does not read {name}, because {owner} has no token head"
+    return Observation(name, problem, "none needed; the tensor may be removed", severity="info")
 
 
 def _equal_tables(pair: ComparedEnds) -> str:
@@ -326,7 +337,7 @@ def _equal_tables(pair: ComparedEnds) -> str:
     pair_text = f"{describe(pair.head)} is {short(pair.table.name)}"
     if pair.likeness.kind == IDENTICAL:
         return f"{pair_text} byte for byte"
-    return f"{pair_text} but for the signs of zeros"
+    return f"{pair_text} except for the signs of zeros"
 
 
 @rule("B014", "info", "an untied model's two tables are not the same", scans=True)
@@ -343,12 +354,12 @@ def equal_but_not_tied(facts: Facts) -> Observations:
         return
     if facts.roles.headless:
         return  # the class does not read the head
-    how = "no config says whether they tie"
+    how = "no config says if they are tied"
     if facts.claims.levels:
-        how = f"the config says {flag_text(facts.tied)}"
-    problem = f"{_equal_tables(pair)}, and {how}: {format_bytes(pair.head.nbytes)} twice"
-    remedy = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
-    yield short(pair.head.name), problem, remedy
+        how = "the config says untied"
+    problem = f"two equal tables are stored, and {how}. {_equal_tables(pair)}, {format_bytes(pair.head.nbytes)}"
+    fixes = ("none needed if you will train them apart", f"to tie them: {facts.command('tie', '--keep input')}")
+    yield short(pair.head.name), problem, fixes
 
 
 @rule("B015", "warning", "two stored tables are the same, or two tables of their own", scans=True)
@@ -372,11 +383,13 @@ def drifted(facts: Facts) -> Observations:
     types = ""
     if table.dtype != head.dtype:
         types = f" ({table.dtype} and {head.dtype})"
-    keep = "--keep input (or output, or mean)"
-    if alike.kind == SAME_VALUES:
-        keep = "--keep input"
-    problem = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
-    yield short(head.name), problem, f"nothing if meant; else {facts.command('tie', keep)}"
+    problem = "the two tables are nearly equal, so they were one table once"
+    problem += f". {short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
+    tie = facts.command("tie", "--keep input")
+    fixes = [f"if the difference is not intended: {tie}", "none needed if it is"]
+    if alike.kind != SAME_VALUES:
+        fixes.insert(1, "instead of input, --keep takes output or mean")
+    yield short(head.name), problem, tuple(fixes)
 
 
 @rule("B016", "error", "a single shared table is stored under the input table's name")
@@ -393,12 +406,13 @@ def only_head_stored(facts: Facts) -> Observations:
     if head is None or not _lacks_input(facts):
         return
     looked_for = short(input_name or "the input table's own name")
-    problem = f"only {describe(head)} is stored, and no input table: loaders look for {looked_for}"
+    problem = f"the only table is stored as {short(head.name)}, and loaders look for {looked_for}"
+    problem += f". It is {describe(head)}"
     if _can_be_renamed(facts):
         yield short(head.name), problem, facts.command("repair"), True
     else:
-        remedy = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
-        yield short(head.name), problem, remedy
+        fixes = (f"if it was trained tied: {facts.command('tie')}", "else: take the input table from its source")
+        yield short(head.name), problem, fixes
 
 
 def _can_be_renamed(facts: Facts) -> bool:
@@ -431,8 +445,8 @@ def head_layers(facts: Facts) -> Observations:
     """
     lost = [facts.saved_name(name) for name in facts.missing_head]
     if lost:
-        problem = f"tensors of the head's layers are not stored, and so drawn at random: {names(lost)}"
-        remedy = "store them under the names that the class gives them, or load the folder with a class without a head"
+        problem = f"layers of the head are not stored, and are drawn at random: {names(lost)}"
+        remedy = "store them under these names, or load the folder with a class that has no head"
         yield short(lost[0]), problem, remedy
 
 
@@ -454,11 +468,11 @@ def boundary_numbers(facts: Facts) -> Observations:
         first = next(iter(scalars))
         listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
         problem = f"the model scales or caps at the boundary: {listed}"
-        remedy = "none needed; tie, untie and factor keep them, and other tools should"
+        remedy = "none needed: tie, untie and factor keep them, as every other tool should"
         yield short(first), problem, remedy
     for where, how in normalised_heads(facts):
-        problem = f"{how}, so that a token's logit does not depend on the length of its stored row"
-        remedy = "none for this class; a tool that takes the rows as they are stored changes every logit"
+        problem = f"{how}. The length of a stored row has no effect on its logit"
+        remedy = "none for this class; another tool that uses the rows as stored changes every logit"
         yield where, problem, remedy
 
 

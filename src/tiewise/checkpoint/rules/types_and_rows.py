@@ -15,6 +15,7 @@ from tiewise.checkpoint.rules.rule import (
     Observation,
     Observations,
     Severity,
+    counted,
     describe,
     names,
     numbers,
@@ -56,8 +57,9 @@ def _plain_tables(facts: Facts) -> list[Stored]:
 def _unequal_types(table: Stored, head: Stored) -> Observations:
     """Report two tables of different types."""
     if table.dtype != head.dtype:
-        problem = f"{describe(table)} and {describe(head)} have different types"
-        remedy = "none if the head is meant to be more precise; else save the model again in one type"
+        problem = f"the two tables have different types, {table.dtype} and {head.dtype}"
+        problem += f". {describe(table)} and {describe(head)}"
+        remedy = ("save the model again in one type", "none needed if the head is more precise on purpose")
         yield short(head.name), problem, remedy
 
 
@@ -71,14 +73,14 @@ def _other_type_than_config(facts: Facts) -> Observations:
     stored, nbytes = bytes_of_type.most_common(1)[0]
     if stored == claimed:
         return
-    problem = f"{key} says {claimed}, and {stored} is the type of {nbytes / bytes_of_type.total():.0%} of the bytes"
+    problem = f"{key} is {claimed}, and {nbytes / bytes_of_type.total():.0%} of the bytes are {stored}"
     remedy = f"{CONFIG_FIX}: {key}"
     if BITS[stored] > BITS[claimed]:
         yield Observation(
-            key, f"{problem}: loaders that follow the config round the weights", remedy, severity="warning"
+            key, f"{problem}; loaders that follow the config round the weights", remedy, severity="warning"
         )
     else:
-        yield Observation(key, f"{problem}: loaders only widen the weights", remedy, severity="info")
+        yield Observation(key, f"{problem}; loaders only widen the weights", remedy, severity="info")
 
 
 def _dtype_key(config: Mapping[str, Any]) -> str:
@@ -155,10 +157,10 @@ def _bad_rows(table: Stored, scan: RowScan, used: Set[int], *, knows_tokens: boo
     """Report rows that are not finite, and rows in use that are zero or equal."""
     where, again = short(table.name), "initialise these rows again, or take them from the source"
     if scan.not_finite:
-        yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
+        yield where, f"{where} has NaN or infinity in {_rows(scan.not_finite)}", again
     zero = [row for row in scan.zero if row in used]
     if zero:
-        problem = f"{where}: {_rows(zero)} of tokens in use are zero"
+        problem = f"{where} is zero for tokens in use, in {_rows(zero)}"
         severity: Severity = "info"
         if knows_tokens:
             severity = "warning"
@@ -176,9 +178,8 @@ def _equal_rows(where: str, scan: RowScan, used: Set[int]) -> Observations:
             repeated_rows += len(in_use)
     if groups:
         listed = "; ".join(groups[:4])
-        problem = f"{where}: {repeated_rows:,} rows of tokens in use are equal to another ({listed})"
-        problem += ": one logit for each group"
-        yield Observation(where, problem, "train these tokens, or initialise them apart", severity="warning")
+        problem = f"{where} has {repeated_rows:,} equal rows of tokens in use ({listed}), so their logits are equal"
+        yield Observation(where, problem, "train these tokens, or give them different rows", severity="warning")
 
 
 def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: frozenset[int]) -> Observations:
@@ -191,19 +192,20 @@ def _rows_of_other_length(table: Stored, scan: RowScan, used: Set[int], named: f
     far, median = outlying(lengths, used)
     least = median * FP32_ROUNDING
     near = [row for row in used if row < table.rows and 0 < lengths[row] < least]
-    untrained = f"are near zero beside the median {median:.3g}: they were never trained"
+    untrained = f"are near zero (median length {median:.3g}), so they were never trained"
     train = "train these tokens before they are used, or initialise them again"
     in_chat = sorted(named.intersection(near))
     if in_chat:
-        problem = f"{where}: {_rows(in_chat)} of tokens that the chat template names {untrained}"
+        problem = f"{where}: {_rows(in_chat)} of tokens in the chat template {untrained}"
         yield Observation(where, problem, train, severity="warning")
     others = sorted(set(near) - named)
     if others:
         yield Observation(where, f"{where}: {_rows(others)} of tokens in use {untrained}", train, severity="info")
     if far:
-        problem = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
-        remedy = "look at these tokens: were they added and not trained?"
-        yield Observation(where, f"{problem}, up to {lengths[far].max():.3g}", remedy, severity="info")
+        problem = f"{where}: {_rows(far)} are at least ten times as long as the median row"
+        problem += f" ({lengths[far].max():.3g} and {median:.3g})"
+        remedy = "none needed; tokens that were added and not trained look like this"
+        yield Observation(where, problem, remedy, severity="info")
 
 
 def _named_by_template(folder: Folder, tokenizer: Tokenizer) -> frozenset[int]:
@@ -234,7 +236,7 @@ def _texts_of_template(template: Any) -> tuple[str, ...]:
 def _rows(numbers_of_rows: Sequence[int]) -> str:
     """Return the number of rows and the first of them, as text."""
     count = len(numbers_of_rows)
-    return f"{count:,} rows ({numbers(numbers_of_rows[:8], count)})"
+    return f"{counted(count, 'row')} ({numbers(numbers_of_rows[:8], count)})"
 
 
 @rule(
@@ -260,17 +262,19 @@ def zero_tables(facts: Facts) -> Observations:
     first = zero[0]
     where, remedy = (
         short(first.name),
-        "take the checkpoint from its source again, or save it once its weights are loaded",
+        "take the checkpoint from its source again, or save it again after its weights are loaded",
     )
     if len(zero) == len(tables):
         listed = " and ".join(map(describe, zero))
-        problem = f"{listed}: every number is zero; the first loss is ln {first.rows:,} = {math.log(first.rows):.4g}"
-        yield where, f"{problem}, and no gradient moves it", remedy
+        problem = f"every number of the table is zero, so training starts at ln {first.rows:,}"
+        problem += f" = {math.log(first.rows):.4g} nats and never moves. {listed}"
+        yield where, problem, remedy
     elif first is facts.roles.input:
-        yield where, f"{describe(first)}: every number is zero, and all tokens look alike", remedy
+        yield where, f"every number of the input table is zero, so all tokens look alike. {describe(first)}", remedy
     else:
-        problem = f"{describe(first)}: every number is zero, and every token has the same logit"
-        yield Observation(where, problem, f"nothing if training is to start so; else {remedy}", severity="info")
+        problem = f"every number of the head is zero, so every token has the same logit. {describe(first)}"
+        fixes = ("none needed if training starts from here", f"else: {remedy}")
+        yield Observation(where, problem, fixes, severity="info")
 
 
 @rule("B042", "info", "the number of rows divides by 64")
@@ -293,11 +297,11 @@ def not_divisible(facts: Facts) -> Observations:
     left_over = table.rows % step
     if left_over == 0:
         return
-    problem = f"{table.rows:,} rows leave {left_over} over when divided by {step}"
+    problem = f"the number of rows, {table.rows:,}, does not divide by {step}"
     if ranks > 1:
         problem += f". {_division_over_ranks(table.rows, ranks)}"
-    remedy = f"none needed; {facts.command('vocab resize', f'--multiple-of {step}')}"
-    yield short(table.name), problem, f"{remedy} makes {_rounded_up(table.rows, step):,} at both ends"
+    resize = facts.command("vocab resize", f"--multiple-of {step}")
+    yield short(table.name), problem, f"if you want {_rounded_up(table.rows, step):,} rows: {resize}"
 
 
 def _rounded_up(rows: int, step: int) -> int:
@@ -335,6 +339,6 @@ def stored_twice(facts: Facts) -> Observations:
             continue  # B013 and B014 report it
         first = group[0]
         spare = first.nbytes * (len(group) - 1)
-        problem = f"{names(alike)} hold the same bytes: {format_bytes(spare)} stored more than once"
-        remedy = "none needed; layers that share parameters need one copy where their loader knows of it"
+        problem = f"equal tensors are stored more than once, which costs {format_bytes(spare)} ({names(alike)})"
+        remedy = "none needed; a loader that knows the sharing of layers needs one copy"
         yield short(first.name), problem, remedy
