@@ -139,9 +139,8 @@ def find(name: str) -> Verb:
 
 def verbs() -> dict[str, Verb]:
     """Load every verb, and return {name: verb} in the order of the help."""
-    load_tokenizer = [find(name) for name in verb_names()]
-    load_tokenizer.sort(key=lambda verb: (verb.order, verb.name))
-    return {verb.name: verb for verb in load_tokenizer}
+    in_help_order = sorted(map(find, verb_names()), key=lambda verb: (verb.order, verb.name))
+    return {verb.name: verb for verb in in_help_order}
 
 
 @overload
