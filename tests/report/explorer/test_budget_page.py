@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tiewise.planning import plan_rows
+from tiewise.planning.catalogue import find
 from tiewise.planning.costs import Setting
 from tiewise.planning.plan import plan
 from tiewise.planning.read_config import Sizes
@@ -94,10 +95,10 @@ def test_number_box_keeps_a_typed_value_and_slider_moves_in_steps(visit):
     box.focus()
     page.keyboard.press("ArrowUp")
     assert box.input_value() == "50258"
-    assert "38,598,144" in page.locator("table").first.inner_text()
+    assert "38,598,144" in page.get_by_role("region", name="Costs by choice").inner_text()
     box.fill("1.5")
     assert box.get_attribute("aria-invalid") == "true"
-    assert "38,598,144" in page.locator("table").first.inner_text()
+    assert "38,598,144" in page.get_by_role("region", name="Costs by choice").inner_text()
     slide.focus()
     page.keyboard.press("ArrowRight")
     assert int(box.input_value()) % 256 == 0
@@ -124,3 +125,34 @@ def test_address_restores_the_chosen_model_and_options(visit):
     assert "8,030,261,248" in wanted
     again = visit(page.url.partition("#")[2]).page
     assert again.locator("#budget").inner_text() == wanted
+
+
+READ_SCALE = """() => [...document.querySelectorAll('[aria-label="Tables in models of three sizes"] tbody tr')]
+  .map(row => [...row.children].map(cell => cell.textContent))"""
+
+
+def test_shares_of_the_tables_equal_those_of_published_parameter_counts(visit):
+    """`table_share` of the catalogue divides V · D by the published number of parameters."""
+    page = visit("at=budget&like=llama-3-8b").page
+    rows = page.evaluate(READ_SCALE)
+    names = ["llama-3.2-1b", "llama-2-7b", "llama-3-70b", "llama-3-8b"]
+    assert [row[0].removeprefix("yours: ") for row in rows] == names
+    bars = page.get_by_role("group", name="Share of the tables").locator(":scope > div > :last-child").all_inner_texts()
+    for name, row, bar in zip(names, rows, bars, strict=True):
+        model = find(name)
+        assert row[1:4] == [f"{model.vocab:,}", f"{model.width:,}", str(model.layers)]
+        table, body = model.vocab * model.width, model.parameters - model.vocab * model.width * (1 if model.tied else 2)
+        assert row[5] == f"{100 * table / (body + table):.1f} %"
+        assert row[6] == f"{100 * 2 * table / (body + 2 * table):.1f} %"
+        assert bar == f"{100 * model.table_share:.1f} %"
+        assert model.config_source in page.locator(".scale figcaption").inner_text()
+
+
+def test_share_of_sizes_alone_is_marked_as_an_estimate_and_follows_the_sliders(visit):
+    page = visit("at=budget&like=sizes%20alone").page
+    before = page.evaluate(READ_SCALE)[-1]
+    assert all(text.startswith("≈ ") for text in before[4:])
+    page.get_by_role("spinbutton", name="Layers").fill("48")
+    after = page.evaluate(READ_SCALE)[-1]
+    assert after[3] == "48"
+    assert float(after[5].strip("≈ %")) < float(before[5].strip("≈ %"))

@@ -19,6 +19,7 @@ from tiewise.core.measurement import COLOURS, Curve, places
 from tiewise.inspection.inspection import labels
 from tiewise.inspection.workspace import comparison_of
 from tiewise.report import comparison_measurement
+from tiewise.report.explorer.story_numbers import story_numbers
 from tiewise.report.training_curves import (
     AHEAD,
     COSINE,
@@ -41,6 +42,7 @@ MEASURES = {
     "cosine": COSINE,
 }
 RANGES = {"share": [0, 1], "cosine": [-1, 1]}
+REPORT = "report.html"  # page of a comparison in its folder
 MOST_POINTS = 400  # maximum number of points of a curve, evenly spaced
 FIELDS = ("train_nll", "heldout_nll", "path_a", "path_b", "cosine")  # fields of a line of metrics and of a `CurvePoint`
 
@@ -50,6 +52,11 @@ def is_comparison(path: Path) -> bool:
     return (path / FILE).is_file()
 
 
+def report_mark(index: int) -> str:
+    """Return the text that `Explorer.write` replaces with the address of a comparison's report."""
+    return f"report-of-comparison:{index}"
+
+
 def compared(paths: Sequence[Path]) -> dict[str, Any]:
     """Return the page's record of these comparisons. Equal arms have the same colour in all.
 
@@ -57,9 +64,12 @@ def compared(paths: Sequence[Path]) -> dict[str, Any]:
         RunError: the files of a folder cannot be read.
     """
     names = labels([path.resolve() for path in paths])
-    records, arms = [], []
+    records: list[dict[str, Any]] = []
+    arms: list[str] = []
     for name, path in zip(names, paths, strict=True):
-        record = {"name": name} | _comparison_record(path)
+        record = {"name": name, "report": ""} | _comparison_record(path)
+        if (path / REPORT).is_file():
+            record["report"] = report_mark(len(records))
         records.append(record)
         arms += record["arms"]
     colours = {arm: COLOURS[place % len(COLOURS)] for arm, place in places(arms).items()}
@@ -90,6 +100,7 @@ def _finished(path: Path) -> dict[str, Any]:
         "reference": comparison.reference,
         "differences": _difference_records(differences),
         "measures": _measures(moments_of(comparison), comparison.reference),
+        "story": story_numbers(comparison),
     }
 
 
@@ -164,6 +175,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
         "results": None,
         "differences": [],
         "measures": _measures(logged, reference),
+        "story": [],
     }
 
 

@@ -22,19 +22,20 @@ from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tiewise.checkpoint.claims import usual_names
 from tiewise.core.errors import RunError
 from tiewise.core.files import format_bytes, write_result
 from tiewise.core.measurement import COLOURS, DIVERGING, PATHS, PLACES, count, plain
 from tiewise.planning.architecture import COMPONENTS
-from tiewise.planning.catalogue import models
+from tiewise.planning.catalogue import find, models
 from tiewise.planning.costs import DTYPES, training_bytes
 from tiewise.planning.ledger import ALBERT_AVERAGE, results
 from tiewise.planning.plan_rows import DTYPE_ROWS, NEIGHBOUR_HEADER, OPTIMIZERS, component
 from tiewise.planning.read_config import Sizes
 from tiewise.planning.resized import BOUNDARIES, LETTERS, growth
-from tiewise.report.explorer.compared import compared, is_comparison
+from tiewise.report.explorer.compared import REPORT, compared, is_comparison, report_mark
 from tiewise.report.explorer.embedded import embedded, live
 
 _FRAME = (  # frame in a notebook: scripts run in it, but cannot access the notebook
@@ -42,6 +43,7 @@ _FRAME = (  # frame in a notebook: scripts run in it, but cannot access the note
     'style="border: 1px solid #8884; border-radius: 8px; background: #fff"'
 )
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+SCALE = ("llama-3.2-1b", "llama-2-7b", "llama-3-70b")  # public models of about 1, 7 and 70 billion parameters
 # Generic decoders, as `tiewise plan --vocab … [--gated]` counts them: name → gated.
 PLAIN = {"sizes alone": False, "sizes alone, gated": True}
 WIDTH, LINE, WRAP = 680, 22, 84  # pixels of the picture, and of a line of text; letters in a line
@@ -56,15 +58,17 @@ class Explorer:
     Args:
         html: Text of the page.
         picture: SVG of the first sentences and one figure, for viewers that run no script.
+        reports: report of each comparison of the page. `write` links to them.
 
     >>> from tiewise import explore
     >>> explore().html.startswith("<!doctype html>")
     True
     """
 
-    def __init__(self, html: str, picture: str) -> None:
+    def __init__(self, html: str, picture: str, reports: Sequence[Path] = ()) -> None:
         self.html = html
         self.picture = picture  # SVG, for viewers that run no script
+        self.reports = reports
 
     def __repr__(self) -> str:
         return f"Explorer: a page of {format_bytes(len(self.html))}; .write(path) keeps it"
@@ -86,7 +90,10 @@ class Explorer:
         target = Path(path)
         if target.exists() and not overwrite:
             raise RunError(f"{target} exists", "choose another place, or replace it with --overwrite")
-        return write_result(self.html, target, "--out")
+        linked = self.html
+        for index, report in enumerate(self.reports):
+            linked = linked.replace(f'"{report_mark(index)}"', json.dumps(_address_from(target, report)))
+        return write_result(linked, target, "--out")
 
 
 def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (), tokenizer: Any = None) -> Explorer:
@@ -125,10 +132,11 @@ def explore(*sources: Any, words: Sequence[str] = (), texts: Sequence[str] = (),
         "at": _opened_at(part, comparisons),
         "counts": facts(),  # equal in every page
         "checkpoint": {"names": table_names(), "embedded": part},
+        "trained": json.loads(_text("report/explorer/data/trained_tables.json")),
     }
     if comparisons:
         page_facts["runs"] = compared(comparisons)
-    return _fill_page(page_facts)
+    return _fill_page(page_facts, [comparison / REPORT for comparison in comparisons])
 
 
 def _comparisons_and_models(sources: Iterable[Any]) -> tuple[list[Path], list[Any]]:
@@ -163,7 +171,16 @@ def _opened_at(part: Mapping[str, Any] | None, comparisons: Sequence[Path]) -> s
     return "symmetry"
 
 
-def _fill_page(page_facts: Mapping[str, Any]) -> Explorer:
+def _address_from(page: Path, report: Path) -> str:
+    """Return the address of a report as a link of a page: relative if both are on one drive."""
+    try:
+        relative = os.path.relpath(report.resolve(), page.resolve().parent)
+    except ValueError:
+        return report.resolve().as_uri()
+    return quote(Path(relative).as_posix())
+
+
+def _fill_page(page_facts: Mapping[str, Any], reports: Sequence[Path] = ()) -> Explorer:
     """Return the page: the template with style, picture, facts and code filled in."""
     # texts of users are in the JSON, which cannot close a script element, and in the picture
     record = json.dumps(page_facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -175,7 +192,7 @@ def _fill_page(page_facts: Mapping[str, Any]) -> Explorer:
     }
     template = _text("report/explorer/web/page.html")
     filled = re.sub(r"/\*(style|picture|facts|code)\*/", lambda mark: parts[mark[1]], template)
-    return Explorer(filled, parts["picture"])
+    return Explorer(filled, parts["picture"], reports)
 
 
 def join_modules(last: str = "main") -> str:
@@ -225,6 +242,7 @@ def facts() -> dict[str, Any]:
         "forms": forms,
         "presets": presets,
         "plain": PLAIN,
+        "scale": [{"name": name, "source": find(name).config_source or find(name).source} for name in SCALE],
         "boundaries": BOUNDARIES,
         "options": {letter: f"--{name.replace('_', '-')}" for name, letter in LETTERS.items()},
         "components": {name: component(name) for name in COMPONENTS},

@@ -4,7 +4,7 @@ import { bars, el, heat, listing, panel, panels, paragraph } from "./kit.js";
 import { count, minus, plain, softmax } from "./numbers.js";
 import { STORY_NEXT, STORY_WORDS, live, predict, prose, storyMatrix, tiedLogits, workbench } from "./story.js";
 
-/** Step six. */
+/** Draw the last step of the story. */
 export function aim() {
   return predict("softmax", [
     `Logits are not the answer yet. *Softmax* turns a row of them into chances: it raises e to the power of each logit
@@ -15,7 +15,7 @@ export function aim() {
   symmetric logits can call York likely after New, and New unlikely after York. What they cannot say comes next.`,
   () => [panels(
     panel("Logits", live(() => heat("Logits", tiedLogits(), STORY_NEXT)),
-      prose("W_E W_Eᵀ of the table in step 4: symmetric.")),
+      prose("W_E W_Eᵀ of the table in step 3: symmetric.")),
     panel("Chances of the next word", live(() => heat("Chances", tiedLogits().map(softmax), { ...STORY_NEXT, top: 1 })),
       live(() => `Each row was divided by its own normaliser: ${tiedLogits().map((row, i) =>
         `${STORY_WORDS[i]} ${normaliser(row)}`).join(", ")}.`))),

@@ -3,6 +3,7 @@ import { choice, command, el, guess, listing, panel, paragraph, pick, slider } f
 import { bodyCount, called, choices, counted, neighbourRows, neighbours, planCommand, planRows } from "./counting.js";
 import { partCount, preset, refused, savedShareText, tableParameters, totalOf } from "./counting.js";
 import { count, plain } from "./numbers.js";
+import { sharesByScale } from "./scale.js";
 import { facts, follow, keep, kept, keptNumbers } from "./state.js";
 
 export const budget = { id: "budget", title: "Budget", draw: drawBudget };
@@ -76,6 +77,7 @@ function drawBudget(place) {
       `Of the ${near.length} models of the catalogue nearest in size, ${near.filter((row) => row[4]).length} tie.`));
     figure.replaceChildren(stackedBars(found, at, kinds));
     rest.replaceChildren(
+      el("div", { class: "scale" }, sharesByScale(name, at)),
       el("h2", {}, "Every figure"),
       listing("Costs by choice", ["", ...found.map((each) => called(each, at, kinds))], planRows(found, dtype)),
       el("p", { class: "note" },

@@ -62,14 +62,19 @@ export function mirror(label, logits) {
     }))];
 }
 
-/** Tell, let predict, then reveal: what `shown()` gives appears once the reader has answered. */
-export function predict(asked, sentences, question, options, right, because, shown) {
+/**
+ * Draw a step: text, question, and the figures of `shown()` after an answer. `sentences` are texts or elements;
+ * `picture` is open from the start, beside the text.
+ */
+export function predict(asked, sentences, question, options, right, because, shown, picture = null) {
   const name = `guess-${asked}`, place = el("div", { class: "revealed" }), all = { ...options, show: "Just show me" };
   const reveal = () => { if (kept(name) in all && !place.firstChild) place.append(...[shown()].flat(Infinity)); };
   follow(place, reveal);
   reveal();
-  const told = el("div", {}, sentences.map((each) => paragraph(prose(each))));
-  return [el("div", { class: "scene" }, told, guess(name, question, all, right, prose(because))), place];
+  const told = sentences.map((each) => (typeof each === "string" ? paragraph(prose(each)) : each));
+  const asking = guess(name, question, all, right, prose(because));
+  const columns = picture ? [picture, el("div", {}, told, asking)] : [el("div", {}, told), asking];
+  return [el("div", { class: picture ? "scene opens" : "scene" }, columns), place];
 }
 
 /** A sentence with its marks: *a word that it explains*, |code|, and W_E, W_U, MLP_0 with their letters lowered. */

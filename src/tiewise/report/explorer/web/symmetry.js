@@ -1,16 +1,18 @@
-// Symmetry, a story in six steps: what one table at both ends cannot say, and what it costs to say it anyway.
+// Symmetry, a story in five steps: the limit of one table at both ends, and the price of a way out.
 import { aim } from "./aim.js";
-import { announce, bars, button, choice, el, heat, listing, panel, panels, slider } from "./kit.js";
+import { announce, bars, button, choice, el, heat, listing, panel, panels, paragraph, slider } from "./kit.js";
 import { count, dot, plain, product, transposed } from "./numbers.js";
 import { arrows } from "./arrows.js";
+import { journey } from "./journey.js";
 import { keep, kept, keptNumbers } from "./state.js";
 import { STORY_AXES, STORY_NEXT, STORY_WORDS, live, mirror, predict, prose } from "./story.js";
 import { storyMatrix, tiedLogits, workbench } from "./story.js";
+import { ownNumbers } from "./own_numbers.js";
 import { straightPath } from "./straight_path.js";
+import { trainedNeighbours, trainedOrders } from "./trained.js";
 
 const STORY_STEPS = [
-  ["A word picks a row", pickRow],
-  ["Rows rank the words", rankWords],
+  ["New York, York New", wordToScores],
   ["The straight path", goStraight],
   ["A mirror", seeMirror],
   ["Two ways out", breakMirror],
@@ -29,7 +31,7 @@ function drawStory(place) {
     const turn = (to, label) => to in STORY_STEPS && button(`${label}: ${STORY_STEPS[to][0]}`, () => go(to));
     steps.querySelector("[aria-current]")?.removeAttribute("aria-current");
     steps.children[now].firstChild.setAttribute("aria-current", "step");
-    body.replaceChildren(el("h2", { tabindex: -1 }, `${now + 1}. ${title}`), ...draw(),
+    body.replaceChildren(el("h2", { tabindex: -1 }, `${now + 1}. ${title}`), ...draw(), ...ownNumbers(now + 1),
       el("p", { class: "turn" }, turn(now - 1, "Back"), turn(now + 1, "Next")));
   };
   const go = (i) => {
@@ -43,49 +45,53 @@ function drawStory(place) {
   show();
 }
 
-/** The word that steps 1 and 3 send through the model. */
-const sent = () => Math.max(0, STORY_WORDS.indexOf(kept("word", "York")));
-const sendWord = () => choice("The word that goes in", Object.fromEntries(STORY_WORDS.map((word) => [word, word])),
-  STORY_WORDS[sent()], (word) => keep({ word }));
+/** Return the place of the word that goes through the model in steps 1 and 2. */
+const sentWord = () => Math.max(0, STORY_WORDS.indexOf(kept("word", "York")));
+const chooseWord = () => choice("The word that goes in", Object.fromEntries(STORY_WORDS.map((word) => [word, word])),
+  STORY_WORDS[sentWord()], (word) => keep({ word }));
 
-function pickRow() {
-  return predict("row", [
-    `Six steps, ten minutes: guess, then see. At the end you know what a language model gives up when one table serves
-    both of its ends, and what that costs.`,
-    `A model works with numbers, so every word has one. This story has three words: New is 0, York is 1, City is 2.
-    (Real models have some 100,000 *tokens*, words and pieces of words.) A word enters as its *one-hot*: a list of
-    zeros with a single 1, at the word's place. There it meets the *embedding table* W_E, which has one row per word.
-    Here a row holds two numbers, its *width*; in a real model thousands.`],
-  "York is [0, 1, 0]. What is the product of [0, 1, 0] and the table?",
-  { row: "The table's second row", column: "Its second column", sum: "All rows added up" }, "row",
-  "Every row is multiplied by 0 but one. So no program multiplies here: |nn.Embedding| looks the row up.",
-  () => [sendWord(), live(() => {
-    const at = sent(), table = storyMatrix("W_E"), hot = table.map((_, i) => Number(i === at));
+function wordToScores() {
+  const picture = panel("One word goes through the model", el("div", {}, chooseWord(), journey(sentWord)));
+  return [
+    el("div", { class: "opening" }, paragraph(`English says “New York” all the time, and “York New” hardly ever. The
+      model in the picture gives both the same score. Is that an accident? Five steps, ten minutes: guess, then see.`),
+    live(() => bothOrdersOfNewYork(tiedLogits()))),
+    ...predict("rank", [
+      `This model knows three words; a real one some 100,000 *tokens*, words and pieces of words. Its *embedding table*
+      W_E has one row for each word: two numbers here, the *width*, and thousands in a real model. The *lookup* copies
+      the row of the word that goes in.`,
+      `The layers hand on the *residual*, two numbers again. The *head* gives every word a score, its *logit*: the
+      residual times that word's row, number by number, added up (a *dot product*). If the head uses the rows of W_E,
+      the model is *tied*: |residual @ embedding.weight.T|.`],
+    "The rows are New (1, 0.5), York (0.8, 0.9), City (0.3, 1.2). New goes in. Which word gets the highest logit?",
+    { New: "New", level: "New and York, equal", City: "City" }, "level",
+    `New: 1·1 + 0.5·0.5 = 1.25. York: 1·0.8 + 0.5·0.9 = 1.25. A word's own row is not always its best match: a longer
+    row in nearly the same direction scores as high.`,
+    () => [arrows(), panels(oneHotProduct(), trainedNeighbours())], picture)];
+}
+
+/** Show the two scores of the opening example as bars. */
+function bothOrdersOfNewYork(logits) {
+  const [there, back] = [logits[0][1], logits[1][0]];
+  return bars("Scores of both orders", [
+    { name: "New, then York", value: there, colour: "var(--tied)" },
+    { name: "York, then New", value: back, colour: "var(--tied)" }], { most: Math.max(1.6, there, back) });
+}
+
+function oneHotProduct() {
+  return panel("The lookup as a product", live(() => {
+    const at = sentWord(), table = storyMatrix("W_E"), hot = table.map((_, i) => Number(i === at));
     const same = { columns: STORY_AXES, top: Math.max(1, ...table.flat().map(Math.abs)) };
     const sum = (k) => `${hot.map((x, i) => `${x}·${plain(table[i][k])}`).join(" + ")} = ${plain(table[at][k])}`;
-    return panel("One-hot times table", el("div", { class: "equation" },
+    return [el("div", { class: "equation" },
       heat("One-hot", [hot], { rows: [STORY_WORDS[at]], columns: STORY_WORDS, digits: 0, top: 2 }),
       el("span", {}, "×"),
       heat("Table", table, { rows: STORY_WORDS, marked: (i) => (i === at ? "picked" : null), ...same }),
       el("span", {}, "="),
       heat("Its row", [table[at]], { rows: [STORY_WORDS[at]], ...same })),
-    `First number: ${sum(0)}. Second: ${sum(1)}.`);
-  })]);
-}
-
-function rankWords() {
-  return predict("rank", [
-    `At the model's other end there are two numbers again, the *residual*: what has become of the word on its
-    way. From it the model must say which word comes next. It gives every word a score, its *logit*: the
-    residual times that word's row, number by number, added up (a *dot product*). The word with the highest
-    logit is the likeliest.`,
-    `Whose rows? If the model's two ends are *tied*, those of W_E once more. All logits together are the residual times
-    W_Eᵀ, which is the table *transposed*: its rows stood up as columns. In code, the last layer of a tied model is
-    |residual @ embedding.weight.T|.`],
-  "The rows are New (1, 0.5), York (0.8, 0.9), City (0.3, 1.2). The residual is New's own row. Which logit is highest?",
-  { New: "New's", level: "New's and York's, level", City: "City's" }, "level",
-  `New: 1·1 + 0.5·0.5 = 1.25. York: 1·0.8 + 0.5·0.9 = 1.25. A row is not always its own best match: a longer row in
-  nearly the same direction scores as high.`, arrows);
+    el("p", { class: "note" }, `First number: ${sum(0)}. Second: ${sum(1)}.`)];
+  }), prose(`The word's *one-hot* (a single 1, at its place) times W_E. Programs do not multiply: |nn.Embedding| reads
+    the row.`));
 }
 
 function goStraight() {
@@ -104,15 +110,15 @@ function goStraight() {
   }, "dot",
   "York's row comes in, arrives unchanged and meets City's row: with the story's first table 0.8·0.3 + 0.9·1.2 = "
     + "1.32.",
-  () => [sendWord(), panels(
-    panel("One word, straight through", live(() => straightPath(sent(), storyMatrix("W_E"))),
+  () => [chooseWord(), panels(
+    panel("One word, straight through", live(() => straightPath(sentWord(), storyMatrix("W_E"))),
       prose(`Dashed: the blocks, and ways not taken. Real models also rescale the numbers before the last table (a
         *norm*); this story leaves that out.`)),
     panel("All three words at once", live(() => {
-      const table = storyMatrix("W_E"), row = table[sent()];
+      const table = storyMatrix("W_E"), row = table[sentWord()];
       const sum = (other) => row.map((x, k) => `${plain(x)}·${plain(other[k])}`).join(" + ");
       return [heat("Logits of the direct path", tiedLogits(),
-        { ...STORY_NEXT, marked: (i) => (i === sent() ? "picked" : null) }),
+        { ...STORY_NEXT, marked: (i) => (i === sentWord() ? "picked" : null) }),
       listing("Where the framed logits come from", ["Next", "both rows, multiplied", "Logit"],
         table.map((other, j) => [STORY_WORDS[j], sum(other), plain(dot(row, other))]))];
     }), prose(`Row: the word that went in. Column: the word that may come next. Each row is one trip down the picture;
@@ -133,7 +139,8 @@ function seeMirror() {
     workbench("The table", "W_E", "Type any numbers. This is W_E in every step of the story."),
     panel("Its direct path", live(() => mirror("Logits, one table", tiedLogits())),
       prose(`W_E W_Eᵀ. The two places of a pair wear the same frame. Under →: the second word after the first;
-        under ←: the first after the second.`))));
+        under ←: the first after the second.`)),
+    trainedOrders()));
 }
 
 function breakMirror() {
