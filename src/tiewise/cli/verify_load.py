@@ -67,7 +67,7 @@ def verify_load(receipt: Receipt) -> LoadCheck:
 
 
 def _reason_against(verb: Verb | None, folders: list[Folder]) -> str | None:
-    """Return why the two are not loaded; None if they can be."""
+    """Return why source and result cannot be loaded for a comparison; None if they can."""
     lacking = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if lacking:
         return f"not installed: {', '.join(lacking)}"

@@ -165,7 +165,7 @@ class Growth:
     divided: Divided  # (dividend, divisor): sizes that must divide others
 
     def record(self) -> dict[str, Any]:
-        """Return the terms as a mapping that JSON can store. They do not depend on `sizes`."""
+        """Return the terms of the parameter counts as JSON can store them. They do not depend on `sizes`."""
         return {
             "table_width": self.table_width,
             "ends": self.ends,

@@ -1,4 +1,4 @@
-"""Optimizers that PyTorch lacks: LAMB, and SGD with averaged weights."""
+"""Optimizers that PyTorch lacks: LAMB, and SGD that can start to average its weights late."""
 
 from __future__ import annotations
 

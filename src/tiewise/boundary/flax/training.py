@@ -141,7 +141,7 @@ class Fitting:
         return {"step": self.step, "seconds": self.seconds, "timed": self.timed}
 
     def resume(self, arrays: Mapping[str, Any], record: Mapping[str, Any], where: str) -> None:
-        """Resume from the results of `arrays` and `record` that are stored at `where`.
+        """Restore a state that `arrays()` and `record()` returned.
 
         Raises:
             CheckpointError: they are of another model.

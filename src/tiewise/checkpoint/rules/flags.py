@@ -115,7 +115,7 @@ def _absent_flag(facts: Facts) -> Observation:
 
 
 def _all_loaders_agree(facts: Facts) -> bool:
-    """Return whether all loaders make the same model without the flag."""
+    """Return whether all loaders make the same model without `tie_word_embeddings`."""
     if facts.claims.fixed is not None:
         return True
     return facts.claims.tied is True and facts.roles.output is None

@@ -279,9 +279,9 @@ def _next_tokens(texts: Ids, step: int) -> list[Question]:
 
 
 def _hidden_tokens(opened: Opened, ids: Ids, length: int, count: int, seed: int) -> list[Question]:
-    """Return questions for hidden tokens of up to `count` rows, as in pretraining.
+    """Return questions for the masked tokens of up to `count` sequences, as in pretraining.
 
-    The rows have full sentences.
+    The sequences have full sentences.
     """
     rows = _masked_rows(opened, ids, length, seed)
     has_segments = getattr(opened.model.config, "type_vocab_size", 0) >= 2  # RoBERTa has none

@@ -221,7 +221,7 @@ class _Scales:
     input: float
     output: float
     softcap: float | None
-    notes: tuple[str, ...]  # scales that are applied, and those of the config that are not
+    notes: tuple[str, ...]  # one text for each scale that is applied, and for each of the config that is not
 
 
 def _scales(facts: Facts, ending: FinalNorm | None, tables: _PathTables) -> _Scales:

@@ -28,7 +28,7 @@ from tiewise.core.files import write_result
 from tiewise.core.records import to_record
 from tiewise.training.data.corpus import PreparedText, prepare
 
-FEWEST_TOKENS = 512  # fewest held-out tokens
+FEWEST_TOKENS = 512  # held-out tokens that the coverage needs at least
 LAYOUTS = {
     ".safetensors": "d2t and t2d, as an EAGLE-3 draft stores them",
     # SGLang's load_token_map opens it by torch.load(weights_only=True), which takes nothing else
