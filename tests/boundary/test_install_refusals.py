@@ -282,3 +282,10 @@ def test_installed_refuses_a_model_without_a_boundary():
     model.lm_head = nn.Linear(16, len(model.lm_head.weight), bias=False)
     with pytest.raises(InstallError, match=r"its head is not the installed one"):
         installed(model)
+
+
+def test_path_norms_before_track_names_track():
+    model = build("llama")
+    handle = install(model, "tied")
+    with pytest.raises(UnsupportedError, match=r"call installed\.track\(\) before the forward"):
+        handle.path_norms()

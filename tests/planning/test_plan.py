@@ -57,7 +57,7 @@ def test_record_serialises_to_json_and_its_parameters_sum_to_the_total():
 
 @pytest.mark.parametrize("row", [row for row in catalogue.models() if row.parameters], ids=lambda row: row.name)
 def test_plan_counts_catalogue_models_of_supported_families_exactly(row):
-    architecture = plan(row, boundaries=()).architecture
+    architecture = plan(row, arms=()).architecture
     if row.family in READERS:
         assert architecture.total == row.parameters
     else:
@@ -66,7 +66,7 @@ def test_plan_counts_catalogue_models_of_supported_families_exactly(row):
 
 def test_plan_of_sizes_alone_is_an_estimate():
     for row in (row for row in catalogue.models() if not row.config and row.vocab):
-        estimate = plan(row, boundaries=()).architecture
+        estimate = plan(row, arms=()).architecture
         assert estimate.estimated
         assert estimate.notes
     estimate = plan(Sizes(32_000, 1024, 12, heads=16))

@@ -23,7 +23,7 @@ from tiewise.boundary.installation import build_into
 from tiewise.boundary.plain_classes import plain_copy as plain_copy
 from tiewise.boundary.saved import AUTO, ENTRY, PREFIX, family_model, is_family_config, plain_class_of, register
 from tiewise.boundary.saved import TiewiseConfig as TiewiseConfig
-from tiewise.core.errors import InstallError, TiewiseWarning
+from tiewise.core.errors import InstallError, TiewiseWarning, one_line_message
 
 register()
 
@@ -42,7 +42,8 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
         The model, whose handle `tiewise.installed(model)` returns.
 
     Raises:
-        InstallError: config.json does not say which model class to build, or the model cannot have a boundary.
+        InstallError: no folder has this name, config.json does not say which model class to build, or the model
+            cannot have a boundary.
 
     >>> from tempfile import mkdtemp
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -51,13 +52,31 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
     >>> type(load(folder)).__name__
     'GPT2LMHeadModel'
     """
-    config = AutoConfig.from_pretrained(os.fspath(path))
+    config = _read_config(path)
     with warnings.catch_warnings():
         # the warning of a first failure is not needed: `build_into` runs the model again, with the user's batch
         warnings.filterwarnings("ignore", ".*how its loss counts labels could not be asked", TiewiseWarning)
         model = model_class(config, path).from_pretrained(path, config=config, **options)
     build_into(model, getattr(config, ENTRY, None), batch, loaded=True)
     return model
+
+
+def _read_config(path: str | os.PathLike[str]) -> Any:
+    """Return the config of a folder or of a name on the hub.
+
+    InstallError: there is none that transformers reads.
+    """
+    if not isinstance(path, str | os.PathLike):
+        remedy = 'write tiewise.load("path/to/model"), or tiewise.install(model) for a live one'
+        raise InstallError(f"tiewise.load reads a folder, not a value of type {type(path).__name__}", remedy)
+    try:
+        return AutoConfig.from_pretrained(os.fspath(path))
+    except (OSError, ValueError) as error:
+        if not os.path.exists(path):
+            remedy = "check the path; a name of the Hugging Face hub needs a connection or its copy in the cache"
+            raise InstallError(f"{path}: no such folder", remedy) from error
+        reason = one_line_message(error)
+        raise InstallError(f"{path} is no model of transformers: {reason}", "name its folder") from error
 
 
 def model_class(config: Any, path: str | os.PathLike[str]) -> Any:

@@ -158,6 +158,9 @@ class Installed:
         table_in, table_out = self.tables()
         if table_in is not table_out:
             return norms_of_two_tables(table_in, table_out)
+        if self.record is None:
+            remedy = "call installed.track() before the forward, which records it"
+            raise UnsupportedError("path_norms of a tied table whose lookup path was not recorded", remedy)
         return norms_of_one_table(table_in, self._link.head, self.record)
 
     def tables(self) -> tuple[Tensor, Tensor]:

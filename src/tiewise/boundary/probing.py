@@ -22,7 +22,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import require_head, require_readable_tables
 from tiewise.checkpoint.stored import Reader, Stored, widened
-from tiewise.core.errors import InstallError, UnsupportedError
+from tiewise.core.errors import InstallError, UnsupportedError, require_path
 
 SAME, ZERO, UNRELATED = "the file's", "all zero", "unrelated to the file's, as if drawn at random"
 FROM_TABLE = "the file's input table, not the head that is stored"
@@ -88,6 +88,7 @@ def probe(model: nn.Module, folder: str | os.PathLike[str]) -> Probe:
     Sound: the lookup is the file's, the head the file's; one table here, and the config ties them.
     """
     require_module(model, UnsupportedError, "give the torch module that was loaded")
+    require_path("probe(model, FOLDER)", folder)
     facts = Facts(open_folder(folder))
     require_readable_tables(facts, "probe")
     tables, head = facts.roles.input_tables, facts.roles.output

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.adapter import end_modules
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, require_path
 
 
 class _BaseEnds(NamedTuple):
@@ -78,7 +78,8 @@ def _live_ends(model: Any) -> _BaseEnds:
 
 def _stored_ends(path: str | os.PathLike[str]) -> _BaseEnds:
     """Return the ends of a checkpoint folder, after a comparison of its tables."""
-    facts = Facts(open_folder(os.fspath(path)))
+    require_path("checkpoint.lora_config(FOLDER)", path)
+    facts = Facts(open_folder(path))
     modules = [name for name in end_modules(facts) if name is not None]
     input_table = facts.roles.plain_input_table
     rows = 0 if input_table is None else input_table.rows

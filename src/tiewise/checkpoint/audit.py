@@ -25,7 +25,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.checkpoint.untrusted import following_links, path_inside
 from tiewise.core import Late, __version__
-from tiewise.core.errors import CheckpointError, refuse_live_model
+from tiewise.core.errors import CheckpointError, require_path
 from tiewise.core.records import to_strict_json
 
 SCHEMA = 1
@@ -254,7 +254,7 @@ def check(
     >>> audit.kind, audit.tensors, audit.nbytes, audit.ran
     ('folder', 1, 128, ('B021',))
     """
-    refuse_live_model("check", path)
+    require_path("check(FOLDER)", path)
     options = _CheckOptions(Path(path), deep, scan, base, beside, target, world, as_class, quantise)
     selected = select if isinstance(select, str) else tuple(select)
     with following_links(follow_links):

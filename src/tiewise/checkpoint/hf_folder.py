@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tiewise.checkpoint.hub_names import FOLDER_REMEDY, remedy_for_missing
 from tiewise.checkpoint.stored import Header, Stored, read_header
 from tiewise.checkpoint.untrusted import MOST_BYTES, is_text_map, object_of, path_inside, read_bytes, read_json, short
 from tiewise.core.errors import CheckpointError
@@ -132,8 +133,9 @@ def _open_file(path: Path) -> Folder:
     A config is ignored if the folder has several such files.
     """
     if path.suffix != ".safetensors" and not os.path.isfile(path):
-        problem = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
-        raise CheckpointError(f"{path}: {problem}", "give a checkpoint folder, or one .safetensors file")
+        if os.path.exists(path):
+            raise CheckpointError(f"{path}: a pipe, device or socket", FOLDER_REMEDY)
+        raise CheckpointError(f"{path}: no such file or folder", remedy_for_missing(path))
     header = read_header(path)
     faults = list[Fault]()
     files: tuple[str, ...] = (path.name,)

@@ -6,6 +6,7 @@ remedy. The command line prints exactly that line and exits with 2; the code bel
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 
@@ -134,14 +135,19 @@ class CheckpointError(TiewiseError, ValueError):
         super().__init__(to_printable(problem), to_printable(remedy))
 
 
-def refuse_live_model(name: str, source: object) -> None:
-    """Raise CheckpointError if `source`, an argument of the function `name`, is a model in memory.
+def require_path(call: str, source: object) -> None:
+    """Raise CheckpointError if an argument is no path of a folder or file.
 
-    The function reads a folder.
+    `call` is the right call, such as `check(FOLDER)`; the message shows it.
     """
+    if isinstance(source, str | os.PathLike):
+        return
+    function = call.partition("(")[0]
     if hasattr(source, "named_parameters"):
-        problem = f"tiewise.{name} reads a folder, and this is a live {type(source).__name__}"
-        raise CheckpointError(problem, f"save it first: model.save_pretrained(FOLDER), then tiewise.{name}(FOLDER)")
+        problem = f"tiewise.{function} reads a folder, and this is a live {type(source).__name__}"
+        raise CheckpointError(problem, f"save it first: model.save_pretrained(FOLDER), then tiewise.{call}")
+    problem = f"tiewise.{function} reads a folder, not a value of type {type(source).__name__}"
+    raise CheckpointError(problem, f"write tiewise.{call}")
 
 
 class PlanError(TiewiseError, ValueError):

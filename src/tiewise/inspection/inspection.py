@@ -27,7 +27,7 @@ from tiewise.core.errors import (
     DataError,
     RunError,
     TiewiseError,
-    refuse_live_model,
+    require_path,
     suggest_choices,
     to_printable,
 )
@@ -144,8 +144,9 @@ def inspect(
     >>> print(inspect(path, only=["alignment"]).found("alignment")["tiny"].answer)
     they are one table
     """
-    for each in (model, other):
-        refuse_live_model("inspect", each)
+    require_path("inspect(FOLDER)", model)
+    if other is not None:
+        require_path("inspect(FOLDER, FOLDER)", other)
     effort = Effort(windows, length, tokens, samples, lens_steps, held_out)
     texts = (text,) if isinstance(text, str | os.PathLike) else text
     sources = tuple(os.fspath(source) for source in texts)

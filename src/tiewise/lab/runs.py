@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiewise.core import ranks
-from tiewise.core.errors import RunError, suggest_choices
+from tiewise.core.errors import RunError, require_path, suggest_choices
 from tiewise.inspection.running.passages import Healed, healed, passages
 from tiewise.lab.call_settings import (
     Text,
@@ -185,6 +185,9 @@ def heal(
     folder = read_folder_argument("heal", out)
     refuse_unknown_settings("heal", settings, SharedSettings)
     record = _with_text(read_text_argument("heal", text), settings)
+    for path in (model, teacher):
+        if path is not None:
+            require_path("heal(FOLDER, text, teacher=FOLDER)", path)
     if not resume:
         record = {**healing_settings(model, teacher), "seed": seed, **record}
     typed = {"text": text, "teacher": teacher, "seed": seed, **settings, "out": str(folder)}

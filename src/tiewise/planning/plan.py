@@ -1,6 +1,6 @@
 """`plan`: costs of every choice of boundary and sharing for one model, side by side.
 
-plan("qwen3-0.6b", boundaries=("tied", "untied", "factored:128"), share=("none", "all")).record()
+plan("qwen3-0.6b", arms="tied,untied,factored:128", share="none,all").record()
 plan("path/to/config.json")
 plan(Sizes(vocab=50_000, width=1024, layers=12, heads=16))
 """
@@ -18,7 +18,7 @@ from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
 from tiewise.core.measurement import rounded
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec, split_specs
 from tiewise.core.spec_options import PLAN
 from tiewise.planning import catalogue
 from tiewise.planning.architecture import Architecture, budget, thresholds
@@ -123,8 +123,8 @@ class Plan:
 
 def plan(
     model: ModelSource,
-    boundaries: Iterable[str | BoundarySpec] = ("tied", "untied"),
-    share: Iterable[str | SharingSpec] | None = None,
+    arms: str | BoundarySpec | Iterable[str | BoundarySpec] = ("tied", "untied"),
+    share: str | SharingSpec | Iterable[str | SharingSpec] | None = None,
     setting: Setting | None = None,
 ) -> Plan:
     """Count every boundary with every sharing.
@@ -132,8 +132,8 @@ def plan(
     Args:
         model: A name of the catalogue, the path of a config.json or of its folder, a config (a mapping), sizes, a model
             of the catalogue, or an architecture. A string is looked up as a name first, then as a path.
-        boundaries: Written forms of boundaries, in the order of the columns.
-        share: Written forms of sharing. None: as the model itself shares its layers.
+        arms: Boundaries in the order of the columns: a list, or text such as "tied,untied,factored:128".
+        share: Sharings of layers, as a list or as text. None: as the model itself shares its layers.
         setting: Tokens per step, dtype, ranks and initialisation.
 
     Returns:
@@ -152,12 +152,12 @@ def plan(
     """
     name, architecture = resolve_model(model)
     setting = setting or Setting()
-    specs = dict.fromkeys(BoundarySpec.parse(text) for text in boundaries)
+    specs = dict.fromkeys(BoundarySpec.parse(arm) for arm in _one_by_one(arms))
     for spec in specs:
         spec.require(PLAN)
     sharing = [architecture.sharing]
     if share is not None:
-        sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in share))
+        sharing = list(dict.fromkeys(SharingSpec.parse(each) for each in _one_by_one(share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: tiewise does not know its layers one by one", "leave --share out")
     untied_total = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
@@ -177,6 +177,17 @@ def plan(
     return Plan(name, architecture, setting, tuple(choices))
 
 
+def _one_by_one(specs: Any) -> Iterable[Any]:
+    """Return specs as they are, but each of them if they are one text or one object."""
+    if isinstance(specs, str):
+        return split_specs(specs)
+    if isinstance(specs, BoundarySpec | SharingSpec):
+        return [specs]
+    if not isinstance(specs, Iterable):
+        raise PlanError(f"a {type(specs).__name__} names no arms", 'write arms="tied,untied" or a list of them')
+    return specs
+
+
 def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
     """Return the name and the architecture of anything that `plan` accepts. Raises as `plan` does."""
     if isinstance(model, Architecture):
@@ -189,15 +200,35 @@ def resolve_model(model: ModelSource) -> tuple[str, Architecture]:
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
     if isinstance(model, catalogue.Model):
         return model.name, _architecture_of_listed(model)
-    if not isinstance(model, str):
-        raise PlanError(f"a {type(model).__name__} cannot be planned", "give a name, a config or its path, or sizes")
+    if isinstance(model, str):
+        return _resolve_name(model)
+    return resolve_model(_config_of(model))
+
+
+def _resolve_name(name: str) -> tuple[str, Architecture]:
+    """Return the name and the architecture of a model of the catalogue, else of a path."""
     try:
-        listed = catalogue.find(model)
+        listed = catalogue.find(name)
     except PlanError:
-        if not os.path.exists(model):
+        if not os.path.exists(name):
             raise
-        return resolve_model(Path(model))
+        return resolve_model(Path(name))
     return listed.name, _architecture_of_listed(listed)
+
+
+def _config_of(model: Any) -> Mapping[str, Any]:
+    """Return a config object of transformers as a mapping. Raises PlanError for anything else."""
+    if hasattr(model, "to_diff_dict"):
+        config: Mapping[str, Any] = model.to_dict()
+        return config
+    raise PlanError(f"a {type(model).__name__} cannot be planned", _right_call(model))
+
+
+def _right_call(model: object) -> str:
+    """Return the call that plans what a caller gave, for the error of `plan`."""
+    if hasattr(model, "named_parameters"):
+        return "give its config: tiewise.plan(model.config)"
+    return 'give a name of the catalogue, a config or its path, or sizes: tiewise.plan("gpt2")'
 
 
 def _architecture_of_listed(listed: catalogue.Model) -> Architecture:

@@ -257,7 +257,7 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None, shard: Vocabu
 def _require_gradient_and_record(gradient: Any, record: Any) -> tuple[Tensor, PathRecord]:
     """Return the arguments of `path_norms`; raise as it does."""
     if not isinstance(gradient, Tensor):
-        raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after backward()")
+        raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after loss.backward()")
     if not isinstance(record, PathRecord):
         fix = "turn recording on before the forward: record = installed.track()"
         raise UnsupportedError(f"path_norms with a {type(record).__name__} for the lookup path's record", fix)

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from tiewise.checkpoint.rewrite.change import Change
 from tiewise.checkpoint.rewrite.engine import AnyPath, MakeChange, Receipt, rewrite
 from tiewise.checkpoint.rewrite.listing import LAST, VERBS_PACKAGE, paragraph, verb_names
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, require_path
 
 RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
 LOGITS_DIFFER = "they are meant to change"
@@ -229,15 +229,17 @@ def make_runner(make: MakeChange, *, live: str = "", of_adapter: bool = False) -
     def run(
         source: AnyPath, to: AnyPath | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
     ) -> Receipt:
-        """Refuse a live model, and rewrite a folder."""
+        """Refuse a live model and what is no path, and rewrite a folder."""
         if hasattr(source, "named_parameters"):
             problem = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
             remedy = "save it first, with save_pretrained"
             if live:
                 remedy = f"use {live}, or {remedy}"
             raise CheckpointError(problem, remedy)
+        require_path(f"{make.__name__}(FOLDER, NEW_FOLDER)", source)
         if to is None:  # optional in the signature, so that a live model gets the error above first
             raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
+        require_path(f"{make.__name__}(FOLDER, NEW_FOLDER)", to)
         return rewrite(source, to, make, of_adapter=of_adapter, dry_run=dry_run, force=force, **options)
 
     run.__dict__["__signature__"] = _signature(make)

@@ -25,7 +25,7 @@ from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.rules.normalised_heads import normalised_heads
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, refuse_live_model
+from tiewise.core.errors import CheckpointError, require_path
 from tiewise.core.measurement import Listing, Measurement, Quantity, count, plain, visible
 from tiewise.core.progress import report_progress
 from tiewise.inspection.tables.model_tables import Array, Ids, StoredTable
@@ -65,7 +65,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str], *, top: int =
     3 of 4 rows of the shared table moved
     """
     for each in (old, new):
-        refuse_live_model("diff", each)
+        require_path("diff(FOLDER, FOLDER)", each)
     first, second = _EndTables.of(old), _EndTables.of(new)
     is_shared = first.is_shared and second.is_shared
     report = _ChangeReport(second.folder, top)

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tiewise.checkpoint.claims import usual_names
-from tiewise.core.errors import RunError
+from tiewise.core.errors import RunError, require_path
 from tiewise.core.files import format_bytes, write_result
 from tiewise.core.measurement import COLOURS, DIVERGING, PATHS, PLACES, count, plain
 from tiewise.planning.architecture import COMPONENTS
@@ -147,7 +147,8 @@ def _comparisons_and_models(sources: Iterable[Any]) -> tuple[list[Path], list[An
         if hasattr(one, "state_dict"):
             models.append(one)
             continue
-        path = Path(os.fspath(one))
+        require_path("explore(FOLDER)", one)
+        path = Path(one)
         if is_comparison(path):
             comparisons.append(path)
         else:
