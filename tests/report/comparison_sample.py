@@ -4,7 +4,8 @@ import math
 import random
 from dataclasses import replace
 
-from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult, Share, complete
+from tiewise.training.finding import complete
+from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult, Share
 
 ARMS = ("tied", "untied", "factored:64")
 FINAL = {"tied": 5.285, "untied": 5.292, "factored:64": 5.418}

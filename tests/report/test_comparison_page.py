@@ -17,7 +17,8 @@ from tiewise.report.comparison_page import asymmetry, render, write_report
 from tiewise.report.comparison_panels import training_panels
 from tiewise.report.drawing import style
 from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
-from tiewise.training.results import ArmDirectPath, CurvePoint, complete
+from tiewise.training.finding import complete
+from tiewise.training.results import ArmDirectPath, CurvePoint
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,7 @@ def test_page_is_under_6_mb_and_loads_nothing_external(sample, page):
 
 
 def test_page_shows_the_finding_then_results_then_figures(page):
-    headings = ("What was found", "no difference detected", "Results", "Paired diff", "Loss", "How it was made")
+    headings = ("Which choice is better", "No difference detected", "Results", "Paired diff", "Loss", "How it was made")
     places = [page.words.index(word) for word in headings]
     assert places == sorted(places)
 
@@ -200,8 +201,8 @@ def test_page_shows_every_result_and_setting_of_the_comparison(sample, page):
     for fact in (sample.command, sample.data["sha256"], "521,416", "2.13.0", "All tuning trials", "␣of → ␣the"):
         assert fact in page.words
     assert "Masked tokens" not in page.words
-    assert DEMO.capitalize() in page.words
-    assert DEMO.capitalize() not in Page(render(sample_comparison(demo=False))).words
+    assert DEMO in page.words
+    assert DEMO not in Page(render(sample_comparison(demo=False))).words
 
 
 def test_albert_page_shows_shares_memory_and_table_4(alberts):
@@ -265,7 +266,7 @@ def test_page_of_less_data_has_fewer_figures(comparison):
 def test_page_reports_a_diverged_run(sample):
     bad = replace(sample.runs[3], heldout_nll=math.nan, train_nll=math.inf, perplexity=math.inf)
     words = Page(render(complete(replace(sample, runs=[*sample.runs[:3], bad, *sample.runs[4:]])))).words
-    assert "untied against tied: one of them diverged" in words
+    assert "untied diverged, so untied cannot be compared with tied" in words
     assert "diverged" in words[words.index("Results") :]
 
 

@@ -14,13 +14,13 @@ from tests.training.conftest import refusal
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import detectable_difference
 from tiewise.training import results
+from tiewise.training.finding import complete, explanations
 from tiewise.training.results import (
     SCHEMA,
     BinNll,
     Comparison,
     Difference,
     RunResult,
-    complete,
     correct_by_holm,
     gaps,
     paired,
@@ -169,17 +169,23 @@ def test_paired_refuses_missing_and_unequal_pairs(values):
 
 def test_finding_states_difference_with_interval_and_parameters():
     found = comparison(runs_of("tied", (5.0, 5.1, 5.2)) + runs_of("untied", (5.1, 5.201, 5.302), parameters=150))
-    said = "(95 % interval +0.0985 to +0.1035, 3 seeds), with 50 more parameters (+50.0 %)."
-    assert found.finding == f"untied against tied: validation loss is higher (worse) by 0.1010 nats/token {said}"
+    assert found.finding == (
+        "tied wins on this text: validation loss 0.101 nats/token lower than untied (95 % CI 0.099–0.103, 3 seeds), "
+        "with 33 % fewer parameters."
+    )
+    turned = comparison(found.runs, ("untied", "tied"))
+    assert turned.finding == found.finding
 
 
 def test_finding_reports_missing_detection_and_detectable_difference():
     done = comparison(runs_of("tied", (5.0, 5.0, 5.0)) + runs_of("untied", (5.02, 4.98, 5.0), parameters=60))
-    assert "no difference detected at this budget" in done.finding
+    assert done.finding == (
+        "No difference detected: validation loss untied − tied is 0.000 nats/token (95 % CI −0.050 to +0.050, "
+        "3 seeds), with 40 % fewer parameters."
+    )
     least = done.difference("untied", "heldout_nll").detectable
-    assert f"3 seeds detect {least:.4f} in 80 of 100 repetitions, more seeds less" in done.finding
-    assert "40 fewer parameters (−40.0 %)" in done.finding
-    assert "better" not in done.finding
+    said = f"untied: 3 seeds detect a true difference of {least:.3f} nats/token in 80 of 100 repetitions"
+    assert any(line.startswith(said) for line in explanations(done))
 
 
 def test_finding_reports_token_frequencies_that_gain_and_lose():
@@ -188,31 +194,37 @@ def test_finding_reports_token_frequencies_that_gain_and_lose():
     for seed, e in enumerate((-0.02, 0.0, 0.02)):
         own = [(label, untied + e) for label, (_, untied) in bins.items()]
         runs.append(make_run("untied", seed, 5.0 + e, frequency=own))
-    assert comparison(runs).finding.endswith(
-        " It predicts better the tokens that the training text has 0 or 1–9 times, and worse the tokens that the "
-        "training text has ≥10000 times (p < 0.05 over all bins, Holm)."
+    assert explanations(comparison(runs))[-1] == (
+        "untied predicts better tokens seen 0 or 1–9 times and worse tokens seen ≥10000 times in the training text "
+        "(p < 0.05, corrected for all bins)."
     )
 
 
 @pytest.mark.parametrize(("match", "advised"), [("width", True), ("parameters", False), (None, False)])
 def test_finding_suggests_match_parameters_only_after_matching_width(match, advised):
     found = comparison(runs_of("tied", [5.0] * 3) + runs_of("untied", [5.1] * 3, parameters=150), match=match)
-    assert ("(+50.0 %; --match parameters compares equal sizes)" in found.finding) is advised
+    assert any("--match parameters compares equal sizes" in line for line in explanations(found)) is advised
 
 
 @pytest.mark.parametrize(
     ("tied", "untied", "arms", "says"),
     [
-        ([5.0], [4.0], ("tied", "untied"), "one seed, which cannot tell a difference from chance"),
-        ([5.0], [math.nan], ("tied", "untied"), "diverged"),
-        ([5.0], [], ("tied", "untied"), "nothing is known"),
+        (
+            [5.0],
+            [4.0],
+            ("tied", "untied"),
+            "One seed cannot show which is better: untied has a validation loss 1.000 nats/token lower than tied",
+        ),
+        ([5.0], [math.nan], ("tied", "untied"), "untied diverged, so untied cannot be compared with tied"),
+        ([5.0], [], ("tied", "untied"), "no finished seed in common"),
         ([5.0], [], ("tied",), "nothing to compare"),
     ],
 )
 def test_finding_claims_no_improvement_without_valid_pairs(tied, untied, arms, says):
     found = comparison(runs_of("tied", tied) + runs_of("untied", untied), arms).finding
     assert says in found
-    assert "better" not in found
+    assert "wins" not in found
+    assert "beats" not in found
 
 
 def test_difference_pairs_only_seeds_that_both_arms_finished():
@@ -260,6 +272,26 @@ def test_difference_among_several_arms_uses_holm_correction():
     assert (of_three.p, of_three.detected) == (pytest.approx(3 * own), False)
     assert (of_three.low, of_three.high) == (one.low, one.high)
     assert of_three.high < 0
-    assert "untied against tied: validation loss is lower (better)" in alone.finding
-    assert "untied against tied: no difference detected at this budget" in many.finding
-    assert "with 3 arms (Holm)" in many.finding
+    assert alone.finding.startswith("untied wins on this text: validation loss ")
+    assert many.finding.startswith("No difference detected: validation loss untied − tied is ")
+    assert f"; p = {of_three.p:.3f} corrected for 3 arms)" in many.finding
+
+
+def test_answer_names_every_arm_that_beats_the_reference_best_first():
+    losses = {
+        "tied": [5.0, 5.1, 5.2],
+        "untied": [4.8, 4.901, 5.002],
+        "spd": [4.7, 4.801, 4.902],
+        "factored:4": [6.0] * 3,
+    }
+    done = comparison([run for arm, of_arm in losses.items() for run in runs_of(arm, of_arm)], tuple(losses))
+    beginnings = [line.partition(" validation")[0] for line in done.finding.splitlines()]
+    assert beginnings == ["spd beats tied on this text:", "untied beats tied on this text:", "factored:4:"]
+
+
+def test_answer_names_the_reference_if_all_other_arms_are_worse():
+    losses = {"tied": [5.0, 5.1, 5.2], "untied": [5.2, 5.301, 5.402], "spd": [5.3, 5.401, 5.502]}
+    done = comparison([run for arm, of_arm in losses.items() for run in runs_of(arm, of_arm)], tuple(losses))
+    answer, *others = done.finding.splitlines()
+    assert answer == "tied wins on this text: untied and spd have a higher validation loss."
+    assert [line.partition(":")[0] for line in others] == ["untied", "spd"]

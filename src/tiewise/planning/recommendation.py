@@ -104,7 +104,9 @@ def measured_choice(atlas: Record | None) -> str | None:
         return None
     if len(signs) == 2:
         return MIXED
-    return TIE if signs == {-1} else UNTIE
+    if signs == {-1}:
+        return TIE
+    return UNTIE
 
 
 def _combined(public: str, measured: str | None) -> str:

@@ -15,74 +15,52 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.measurement import NATS, Listing, Measurement, Quantity, plain, signed
+from tiewise.core.measurement import NATS, Listing, Measurement, Quantity, signed
+from tiewise.planning.evidence import EXPECTED
 from tiewise.report.papers import PaperComparison, paper_figures
 from tiewise.report.sharing_order import compare_with_table_4, sharing_orders
 from tiewise.report.views import ABREAST, rich_table, summary
+from tiewise.training.finding import explanations, sentences
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, over_seeds
 
-DEMO = "demo corpus, not evidence for your model"
+DEMO = "This is the demo corpus; your own text may give another answer."
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # share of right answers by guessing: half of the measured pairs are in the text's order
-# outcomes of an arm against the reference; {} stands for the arms
-LOWER = f"validation loss is lower (better) for {{}} {NATS}"
-HIGHER = f"validation loss is higher (worse) for {{}} {NATS}"
-EQUAL, UNKNOWN = "no difference detected for {}", "nothing can be said of {}"
 LARGEST_EXPONENT = 700  # exp of more exceeds a float
 # names of an ALBERT's shares of right answers
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
-SHARES_NOTE = (
-    "Shares: 95 % intervals over seeds (Student’s t), or one seed’s rows (Wilson’s). All seeds are asked the same."
-)
+SHARES_NOTE = "Shares: 95 % intervals over seeds (Student’s t), or of one seed’s rows (Wilson’s)."
 
 
 def demo_banner(is_demo: bool) -> str:
     """Return the line above a page about the demo corpus; "" for any other text."""
-    return DEMO.capitalize() if is_demo else ""
+    return DEMO if is_demo else ""
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence about arms that are better or worse than the reference, and the others.
-
-    `Comparison.finding` has the same arm by arm, with every number.
-    """
-    arms_by_outcome: dict[str, list[str]] = {LOWER: [], HIGHER: [], EQUAL: [], UNKNOWN: []}
-    for arm in comparison.arms:
-        if arm != comparison.reference:
-            outcome, arm_with_size = _outcome(arm, comparison.difference(arm, "heldout_nll"))
-            arms_by_outcome[outcome].append(arm_with_size)
-    parts = [outcome.format(", ".join(arms)) for outcome, arms in arms_by_outcome.items() if arms]
-    if not parts:
-        return comparison.finding
-    return f"Against {comparison.reference}: {'; '.join(parts)}."
+    """Return the answer in one sentence; `finding.sentences` has the others."""
+    return sentences(comparison)[0]
 
 
-def _outcome(arm: str, d: Difference | None) -> tuple[str, str]:
-    """Return the outcome of an arm, and its name with the size of a significant difference."""
-    if d is None or d.low is None:  # no pair of seeds, a diverged run, or pairs without an interval
-        return UNKNOWN, arm
-    if not d.detected:
-        return EQUAL, arm
-    arm_with_size = f"{arm} by {plain(abs(d.mean))}"
-    if d.mean < 0:
-        return LOWER, arm_with_size
-    return HIGHER, arm_with_size
+def remarks(comparison: Comparison) -> list[str]:
+    """Return the notes under the results: explanations, then how typical the difference is."""
+    return [line for line in (*explanations(comparison), atlas_sentence(comparison)) if line]
 
 
 def atlas_sentence(comparison: Comparison) -> str:
-    """Return a sentence that compares the difference tied − untied with the atlas's prediction.
+    """Return a sentence that compares the difference tied − untied with earlier runs.
 
-    "" for a comparison without a prediction.
+    "" for a comparison without both arms.
     """
     expectation = comparison.expectation
     if expectation is None:
         return ""
     if expectation.why:
-        return f"The atlas of earlier trainings has {expectation.verdict}: {expectation.why}."
-    span = f"tied − untied between {signed(expectation.low)} and {signed(expectation.high)} {NATS}"
-    outcome = f"the atlas expected {span}, this run found {signed(expectation.found)}"
-    scored = f"{expectation.held} lie within the interval that the others predict"
-    return f"{expectation.verdict.capitalize()}: {outcome}. Of its {expectation.settings} settings, {scored}."
+        return "No earlier run is close enough to say whether this is typical."
+    typical = "typical" if expectation.verdict == EXPECTED else "unusual"
+    predicted = f"earlier runs predict tied − untied between {signed(expectation.low)} and {signed(expectation.high)}"
+    scored = f"Such predictions were right for {expectation.held} of {expectation.settings} earlier settings."
+    return f"This difference is {typical}: {predicted} {NATS}, and it is {signed(expectation.found)}. {scored}"
 
 
 def finished_runs(comparison: Comparison) -> dict[str, list[RunResult]]:
@@ -235,7 +213,7 @@ def published_results(comparison: Comparison) -> dict[str, PaperComparison]:
 
 
 def comparison_view(comparison: Comparison) -> Group:
-    """Return verdict, results with one column per arm, finding, and published results, for a terminal.
+    """Return the finding, results with one column per arm, published results, and notes, for a terminal.
 
     Arms and the finding are `Text`, never markup: an arm's name may contain a square bracket.
     """
@@ -244,12 +222,13 @@ def comparison_view(comparison: Comparison) -> Group:
     for start in range(0, max(len(table.rows), 1), ABREAST):
         arms_across = zip(table.header, *table.rows[start : start + ABREAST], strict=True)
         tables.append(rich_table(list(arms_across), justified=True))
-    finding = comparison.finding
-    if comparison.demo:
-        finding = f"{finding}\n({DEMO})"
-    paragraphs = [Text(text) for text in (finding, atlas_sentence(comparison)) if text]
+    answer, *others = sentences(comparison)
     published = [paper_view(*paper) for paper in published_results(comparison).values()]
-    return Group(Text(verdict(comparison), "bold"), *tables, *paragraphs, *published)
+    notes = remarks(comparison)
+    if comparison.demo:
+        notes.append(DEMO)
+    lines = [Text(line) for line in others]
+    return Group(Text(answer, "bold"), *lines, *tables, *published, *(Text(f"· {note}", "dim") for note in notes))
 
 
 def paper_view(lines: Sequence[str], listing: Listing) -> Group:

@@ -23,6 +23,7 @@ from tiewise.report.comparison_panels import (
 )
 from tiewise.report.report_page import PageSection, Panel, ReportPage
 from tiewise.report.training_curves import AHEAD, COSINE, OUTPUT_SHARE, TRAINING, VALIDATION
+from tiewise.training.finding import sentences
 from tiewise.training.results import ArmDirectPath, Comparison
 
 NOTE = (
@@ -47,18 +48,19 @@ def render(comparison: Comparison) -> str:
     seeds = len(comparison.seeds)
     plural = "" if seeds == 1 else "s"
     arms = ", ".join(comparison.arms)
-    summary = (comparison_measurement.verdict(comparison), comparison_measurement.atlas_sentence(comparison))
+    answer, *others = sentences(comparison)
     return ReportPage(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
         subject=f"{arms} · {seeds} seed{plural}",
-        heading="What was found",
-        answer=[sentence for sentence in summary if sentence],
+        heading="Which choice is better on this text?",
+        answer=[answer],
         results=PageSection(
             "Results",
             paired_differences(comparison),
+            findings=others,
             tables=[comparison_measurement.results(comparison)],
-            notes=[*comparison.finding.splitlines(), NOTE],
+            notes=[NOTE, *comparison_measurement.remarks(comparison)],
         ),
         sections=[
             *_paper_sections(comparison),

@@ -39,6 +39,7 @@ from tiewise.core.records import from_record
 from tiewise.core.text import Bigram, asymmetric_bigrams
 from tiewise.planning.evidence import SIZE_SETTINGS, SYNTHETIC, Expectation, assess_difference
 from tiewise.training.data.corpus import PreparedText, load_prepared
+from tiewise.training.finding import complete
 from tiewise.training.folder import (
     DATA,
     ENVIRONMENT,
@@ -50,7 +51,7 @@ from tiewise.training.folder import (
     stage_run,
     write_json,
 )
-from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete, gaps
+from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, gaps
 from tiewise.training.run import Kind, Outcome, kind_of, read_outcome, train
 from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Elapsed, Show, settle_count, short_steps, steps_within, trials_per_arm, tune

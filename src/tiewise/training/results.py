@@ -26,7 +26,7 @@ from typing import Any
 
 from tiewise.core import estimates
 from tiewise.core.errors import RunError
-from tiewise.core.measurement import NONE, Quantity, count, plain, signed
+from tiewise.core.measurement import NONE, Quantity, signed
 from tiewise.core.records import from_record, to_record
 from tiewise.planning.evidence import Expectation
 
@@ -34,7 +34,6 @@ SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # folder of a run's model; of its plain copy for tools that lack its boundary
 MASKED = "masked"  # key of a result's share of masked or hidden tokens; the other keys are objectives on pairs
 ALPHA = estimates.ALPHA
-UNEQUAL = 0.05  # share of the reference's parameters from which a finding advises `--match parameters`
 RUN_AGAIN = "run the comparison again"  # remedy for results that cannot be read
 
 
@@ -178,7 +177,7 @@ class Comparison:
     """Results of all runs of a comparison.
 
     `.finding` states the result in a sentence, and `.differences` has each arm's differences to the reference.
-    `complete` fills both. Losses are nats per token.
+    `finding.complete` fills both. Losses are nats per token.
 
     Attributes:
         version: version of tiewise.
@@ -196,7 +195,7 @@ class Comparison:
         bigrams: keys: left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-
             then-right.
         differences: each arm's differences to the reference.
-        finding: the verdict in one sentence.
+        finding: the result for each arm in one sentence, the answer first.
         expectation: tied − untied expected from the atlas; None without both arms.
         schema: version of the JSON format.
         folder: run folder of the comparison.
@@ -356,34 +355,6 @@ def _at_level(d: Difference, p: float, level: float) -> Difference:
     return replace(d, p=p, detected=p < ALPHA, detectable=estimates.detectable_difference(d.n - 1, level) * error)
 
 
-def complete(comparison: Comparison) -> Comparison:
-    """Fill in the differences and the finding of a comparison.
-
-    Differences are those of every arm but the reference, in every metric and every frequency bin.
-    """
-    others = [arm for arm in comparison.arms if arm != comparison.reference]
-    measured: list[Difference] = []
-    for arm in others:
-        measured += differences(comparison, comparison.reference, arm).values()
-    for family in ("heldout_nll", "frequency:"):  # the finding compares arms, and their tokens by frequency
-        measured = _corrected_family(measured, family)
-    comparison = replace(comparison, differences=measured)
-    if not others:
-        finding = f"{comparison.reference} is the only arm, so there is nothing to compare it with."
-    else:
-        finding = "\n".join(_finding_sentence(comparison, arm) for arm in others)
-    return replace(comparison, finding=finding)
-
-
-def _corrected_family(measured: Sequence[Difference], family: str) -> list[Difference]:
-    """Return differences with Holm's correction over the metrics that begin with `family`.
-
-    The order stays.
-    """
-    corrected = iter(correct_by_holm([d for d in measured if d.metric.startswith(family)]))
-    return [next(corrected) if d.metric.startswith(family) else d for d in measured]
-
-
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
     """Return arm − reference by metric, over the seeds that both finished."""
     measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → value
@@ -428,79 +399,3 @@ def interval(difference: Difference) -> str:
     if difference.low is None:
         return NONE
     return f"{signed(difference.low)} to {signed(difference.high)}"
-
-
-def _finding_sentence(comparison: Comparison, arm: str) -> str:
-    """Return the sentence about an arm's validation losses."""
-    d = comparison.difference(arm, "heldout_nll")
-    arms_text = f"{arm} against {comparison.reference}:"
-    if d is None:
-        return f"{arms_text} no seed finished with both, so nothing is known yet."
-    cost = _size_clause(comparison, arm)
-    if not math.isfinite(d.mean):
-        return f"{arms_text} one of them diverged, so no difference can be stated; {cost}."
-    if d.low is None:
-        loss = f"validation loss {signed(d.mean)} nats/token"
-        return f"{arms_text} {loss} from one seed, which cannot tell a difference from chance; {cost}."
-    verdict = _verdict(d, len(comparison.arms) - 1)
-    return f"{arms_text} {verdict}, with {cost}.{_token_clause(comparison, arm)}"
-
-
-def _size_clause(comparison: Comparison, arm: str) -> str:
-    """Return how many parameters an arm has more or fewer than the reference, as text."""
-    run, base = comparison.of(arm)[0], comparison.of(comparison.reference)[0]
-    more = run.total_parameters - base.total_parameters
-    if not more:
-        return "equally many parameters"
-    part = more / base.total_parameters
-    can_be_matched = comparison.setting.get("match") == "width" and not run.shares  # ALBERTs cannot
-    advice = ""
-    if can_be_matched and abs(part) >= UNEQUAL:
-        advice = "; --match parameters compares equal sizes"
-    word = "more" if more > 0 else "fewer"
-    return f"{count(abs(more))} {word} parameters ({signed(100 * part, 1)} %{advice})"
-
-
-def _verdict(d: Difference, arms: int) -> str:
-    """Return text that says whether a validation loss differs.
-
-    `arms` is the number of arms compared with the reference.
-    """
-    assert d.low is not None, "one seed has no interval and no verdict"
-    assert d.high is not None, "an interval has both ends"
-    evidence = f"95 % interval {interval(d)}, {d.n} seeds"
-    if d.detected:
-        side = "lower (better)" if d.mean < 0 else "higher (worse)"
-        return f"validation loss is {side} by {plain(abs(d.mean))} nats/token ({evidence})"
-    if d.low > 0 or d.high < 0:  # the interval excludes zero, but p after correction for several arms is above 0.05
-        evidence += f", p = {plain(d.p, 3)} with {arms} arms (Holm)"
-    smallest = f"{d.n} seeds detect {plain(d.detectable)} in 80 of 100 repetitions, more seeds less"
-    loss = f"validation loss {signed(d.mean)} nats/token"
-    return f"no difference detected at this budget ({loss}, {evidence}; {smallest})"
-
-
-def _token_clause(comparison: Comparison, arm: str) -> str:
-    """Return which tokens, by frequency, an arm predicts better and worse, as text.
-
-    Empty if no bin's difference is detected.
-    """
-    better: list[str] = []
-    worse: list[str] = []
-    for d in comparison.differences:
-        if d.arm == arm and d.detected and d.metric.startswith("frequency:"):
-            side = better if d.mean < 0 else worse
-            side.append(d.metric.removeprefix("frequency:"))
-    clauses = []
-    for word, bins in (("better", better), ("worse", worse)):
-        if bins:
-            clauses.append(f"{word} the tokens that the training text has {_join_by_or(bins)} times")
-    if not clauses:
-        return ""
-    return f" It predicts {', and '.join(clauses)} (p < 0.05 over all bins, Holm)."
-
-
-def _join_by_or(words: Sequence[str]) -> str:
-    """Return "a", "a or b", or "a, b or c"."""
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} or {words[-1]}"

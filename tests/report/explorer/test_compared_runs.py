@@ -13,8 +13,9 @@ from tiewise.core.measurement import plain
 from tiewise.report.comparison_measurement import difference, results, verdict
 from tiewise.report.explorer.compared import compared
 from tiewise.report.explorer.page import explore
+from tiewise.training.finding import complete
 from tiewise.training.folder import METRICS, RESULT, RESULTS, folder_name
-from tiewise.training.results import CurvePoint, complete
+from tiewise.training.results import CurvePoint
 
 SMALL, LARGE = sample_comparison(demo=False), sample_comparison(arms=("tied", "untied"), seeds=(0, 1, 2, 3), steps=1600)
 
@@ -50,7 +51,7 @@ def test_page_shows_verdicts_first_and_the_tables_of_the_report(visit, page_of_t
     page = visit(path=page_of_three).page  # the page opens on the tab of the runs
     texts = page.locator("#runs > .finding").all_inner_texts()
     assert texts[:2] == [f"small: {verdict(SMALL)}", f"large: {verdict(LARGE)}"]
-    assert texts[2] == "begun: Not finished: 1 of 4 runs have ended, so no difference is told yet."
+    assert texts[2] == "begun: Not finished: 1 of 4 runs have ended, so there is no result yet."
     for name, comparison in (("small", SMALL), ("large", LARGE)):
         rows = page.get_by_role("region", name=f"Results of {name}").locator("tr").all()
         shown = [row.locator("th, td").all_inner_texts() for row in rows]

@@ -30,6 +30,7 @@ from tiewise.report.training_curves import (
     moments_of,
     over_training,
 )
+from tiewise.training.finding import sentences
 from tiewise.training.folder import METRICS, RESULT, RESULTS, read_lines, seed_folder
 from tiewise.training.results import CurvePoint, Difference
 from tiewise.training.settings import FILE, read_yaml
@@ -88,9 +89,10 @@ def _finished(path: Path) -> dict[str, Any]:
     comparison = comparison_of(path)
     table = comparison_measurement.results(comparison)
     differences = [comparison.difference(arm, "heldout_nll") for arm in comparison.arms]
-    notes = comparison.finding.splitlines()
+    _, *others = sentences(comparison)
+    notes = [*others, *comparison_measurement.remarks(comparison)]
     if comparison.demo:
-        notes.append(f"{comparison_measurement.DEMO.capitalize()}.")
+        notes.append(comparison_measurement.DEMO)
     return {
         "arms": comparison.arms,
         "verdict": comparison_measurement.verdict(comparison),
@@ -161,7 +163,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
         ended += (folder / RESULT).is_file()
     if named.single is None:
         runs = len(named.arms) * named.seeds
-        verdict = f"Not finished: {ended} of {runs} runs have ended, so no difference is told yet."
+        verdict = f"Not finished: {ended} of {runs} runs have ended, so there is no result yet."
         command = f"tiewise compare --out {path} --resume"
     else:
         verdict = f"One run of {reference} by itself: there is nothing to compare it with."
