@@ -86,7 +86,7 @@ def test_find_accepts_names_as_people_write_them():
 
 
 def test_find_refuses_an_unknown_name_in_one_line():
-    with pytest.raises(PlanError, match="`tiewise plan --list` lists them"):
+    with pytest.raises(PlanError, match="`tiewise plan --list` lists all"):
         find("zzzzzz")
     with pytest.raises(PlanError) as caught:
         find("a\nb" * 500)

@@ -49,7 +49,7 @@ def check(
     if not paths:
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors, a .gguf or a .onnx file")
     if fail_on not in FAIL_ON:
-        raise typer.BadParameter(f"--fail-on {fail_on}: {suggest_choices(fail_on, FAIL_ON)}")
+        raise typer.BadParameter(f"--fail-on {fail_on}; {suggest_choices(fail_on, FAIL_ON)}")
     options: dict[str, Any] = {"base": base, "beside": original, "target": target, "world": world, "as_class": as_class}
     options |= {"quantise": quantise, "deep": deep, "scan": not headers, "follow_links": follow_links}
     options |= {"select": o.split_list(select), "ignore": o.split_list(ignore)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tiewise.inspection.workspace import Request
 
 PAGE, RESULT = "report.html", "inspection.json"
+EFFORT = "Effort"  # panel of the help
 
 
 def inspect(
@@ -31,15 +32,20 @@ def inspect(
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
     out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
-    windows: int = typer.Option(64, help="Pieces of text that models are run on."),
-    length: int = typer.Option(128, help="Tokens of each piece."),
-    samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
-    lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
+    windows: int = typer.Option(64, help="Pieces of text that models run on.", rich_help_panel=EFFORT),
+    length: int = typer.Option(128, help="Tokens of each piece.", rich_help_panel=EFFORT),
+    samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair.", rich_help_panel=EFFORT),
+    lens_steps: int = typer.Option(250, help="Training steps of each tuned lens.", rich_help_panel=EFFORT),
     heldout: float = typer.Option(
-        0.2, "--held-out", help="Share of rows that maps are scored on, not fitted to; 0: all for both."
+        0.2,
+        "--held-out",
+        help="Share of rows that maps are scored on, not fitted to; 0: all for both.",
+        rich_help_panel=EFFORT,
     ),
-    seed: int = typer.Option(0, help="Of every draw."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),
+    seed: int = typer.Option(0, help="Seed of every draw.", rich_help_panel=EFFORT),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace the inspection in --out.", rich_help_panel=o.RESULTS
+    ),
     full: bool = typer.Option(False, "--full", help="Print every table; so does --only."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,

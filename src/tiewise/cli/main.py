@@ -20,13 +20,27 @@ from typing import Any
 import typer
 
 from tiewise.cli.commands import GROUPS, HIDDEN, Command, commands, find_command, unknown_command
-from tiewise.core.errors import TiewiseError, nearest_name
+from tiewise.core.errors import TiewiseError, did_you_mean, nearest_name
 from tiewise.core.interrupts import is_caused_by_ctrl_c
 from tiewise.core.written_options import for_terminal
 
 gc.set_threshold(50_000)  # starting creates many objects and no garbage; collecting took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # typer exports it under no public name
 HELP = "Tie wisely: plan, compare, check and repair the two places where a language model touches its vocabulary."
+
+# messages of the parser of arguments → tiewise's
+CLICK_MESSAGES = {
+    r"^Got unexpected extra argument\(s\) \((.*)\)$": r"unexpected argument: \1",
+    r"^Option '(.*)' requires an argument$": r"\1 needs a value",
+    r"^Option '(.*)' does not take a value$": r"\1 takes no value",
+}
+
+# reasons why a value does not fit its option → tiewise's
+VALUE_MESSAGES = {
+    r"is not a valid int(eger)?$": "is not a whole number",
+    r"is not a valid float$": "is not a number",
+    r"is not in the range x>=(.*)$": r"is too small; it must be \1 or more",
+}
 
 # ASCII text for letters that a terminal's encoding lacks; other letters lose their accent
 STAND_INS = {
@@ -93,6 +107,7 @@ def _do_nothing() -> None:
 def _add(app: typer.Typer, command: Command, function: Callable[..., None], help: str | None) -> None:
     """Add one command to its panel of the help, or to its group."""
     is_hidden = command.panel == HIDDEN
+    help = "\n\n".join(" ".join(part.split()) for part in (help or "").split("\n\n"))  # the help wraps lines itself
     *group, name = command.words
     if not group:
         app.command(name, help=help, rich_help_panel=command.panel, hidden=is_hidden)(function)
@@ -175,8 +190,17 @@ def _usage_line(error: Any) -> str:
         return ""
     usage = _usage(error)
     separator = " " if usage.endswith("?") else "; "
-    command = error.ctx.command_path if error.ctx else "tiewise"
+    command = error.ctx.command_path if error.ctx else " ".join(["tiewise", *_named_words()])
     return f"{usage}{separator}see {command} --help"
+
+
+def _named_words() -> list[str]:
+    """Return the words of the command line that name a command; none if they do not."""
+    words = [argument for argument in sys.argv[1:] if not argument.startswith("-")][:2]
+    for length in (2, 1):
+        if find_command(" ".join(words[:length])):
+            return words[:length]
+    return []
 
 
 def _exit(code: int) -> None:
@@ -241,23 +265,52 @@ def _stdout_error() -> OSError | None:
 
 
 def _usage(error: Any) -> str:
-    """Return a usage error's message, with the nearest option to an unknown one."""
-    option, message = getattr(error, "option_name", None), str(error.format_message())
-    if option is None or not hasattr(error, "possibilities") or error.ctx is None:
-        return message
-    spellings: list[str] = []
+    """Return the message of a usage error, with the nearest option to an unknown one."""
+    kind, parameter = type(error).__name__, getattr(error, "param", None)
+    if kind == "NoSuchOption":
+        return _unknown_option(error)
+    if kind == "MissingParameter" and parameter is not None:
+        return f"{_written_parameter(parameter)} is missing"
+    if parameter is not None:
+        return f"{_written_parameter(parameter)}: {_plain_reason(error.message)}"
+    if kind == "BadParameter":
+        return str(error.message)
+    message = str(error.format_message()).rstrip(".")
+    for pattern, plain in CLICK_MESSAGES.items():
+        message = re.sub(pattern, plain, message)
+    return message
+
+
+def _plain_reason(reason: str) -> str:
+    """Return why a value does not fit its option, in plain words."""
+    reason = reason.rstrip(".")
+    for pattern, plain in VALUE_MESSAGES.items():
+        reason = re.sub(pattern, plain, reason)
+    return reason
+
+
+def _written_parameter(parameter: Any) -> str:
+    """Return an option or argument as the help writes it."""
+    if parameter.param_type_name == "option":
+        return str(max(parameter.opts, key=len))
+    return str(parameter.metavar or parameter.name).strip("[]{}")
+
+
+def _unknown_option(error: Any) -> str:
+    """Return the message of an unknown option, with the nearest option or setting."""
+    option, spellings = error.option_name, list[str]()
     for parameter in error.ctx.command.params:
-        spellings += parameter.opts
-    near = nearest_name(option, [name for name in spellings if name.startswith("--")])
-    if near is not None:
-        return f"no option {option}; did you mean {near}?"
+        spellings += [*parameter.opts, *parameter.secondary_opts]
+    hint = did_you_mean(option, [name for name in spellings if name.startswith("--")])
+    if hint:
+        return f"no option {option}; {hint.rstrip()}"
     if "--set" in spellings:
         from tiewise.training.settings import Settings
 
         setting = nearest_name(option.lstrip("-").replace("-", "_"), [field.name for field in fields(Settings)])
         if setting is not None:
             return f"no option {option}; did you mean --set {setting}=VALUE?"
-    return message
+    return f"no option {option}"
 
 
 def _arguments() -> list[str]:

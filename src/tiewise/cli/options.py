@@ -34,19 +34,28 @@ TEXT = typer.Option(
     "builtin (prose that every Python carries), or synthetic:NAME=VALUE,… (a made language). May be repeated.",
     show_default="builtin",
 )
-JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")
+# panels of the help below the main options, in this order
+TRAINING = "Training"
+FAMILIES = "Other families"
+MACHINES = "Many machines"
+RESULTS = "Output"
+JSON = typer.Option(
+    False, "--json", help="Print one JSON object on stdout; all else goes to stderr.", rich_help_panel=RESULTS
+)
 RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
-OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.", rich_help_panel=RESULTS)
 JOBS = typer.Option(
     "auto",
     metavar="N|auto",
-    help="Runs trained at a time, in processes of their own with a share of the threads each. auto: one, or as "
-    "many as there are threads and memory for, whichever a trial of a few steps finds faster; one on a GPU.",
+    help="Runs to train at a time. auto: a trial of a few steps chooses one, or as many as threads and memory allow; "
+    "one on a GPU.",
+    rich_help_panel=TRAINING,
 )
 LAUNCHER = typer.Option(
     "local",
     metavar="local|ray",
-    help="Where runs are trained. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores.",
+    help="Where to train runs. ray: as tasks on the cluster of RAY_ADDRESS, or on this machine's cores.",
+    rich_help_panel=MACHINES,
 )
 REPORT_TO = typer.Option(
     None,
@@ -55,9 +64,10 @@ REPORT_TO = typer.Option(
     help="Experiment trackers that show each run while it trains: tensorboard, trackio, wandb, mlflow and others of "
     "transformers.",
     show_default="none",
+    rich_help_panel=RESULTS,
 )
 FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
-QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
+QUIET = typer.Option(False, "--quiet", "-q", help="Print no progress.", rich_help_panel=RESULTS)
 SOON = 1.0  # seconds before a progress bar appears; shorter work needs none
 
 

@@ -17,62 +17,64 @@ from tiewise.core.errors import PlanError
 if TYPE_CHECKING:
     from tiewise.planning.plan import ModelSource, Plan
 
-SIZES = "Sizes alone, or of --like: "
+SIZES = "Sizes: of a model without a config, or other sizes of --like"
 SIZE_OPTIONS = ("vocab", "width", "layers", "heads", "kv_heads", "ffn", "gated")
 SETTING_OPTIONS = ("batch", "length", "dtype", "world", "tp", "fsdp")
-LISTED = "Models of --list"  # panel of the help
+LISTED = "List of public models"
 LIST_FILTERS = ("tied", "family", "min_vocab", "min_size", "max_size", "sort")
 
 
-def _listed(kind: type, *names: str, **described: Any) -> o.Option:
-    """Return an option of `--list`."""
-    return kind, typer.Option(None, *names, rich_help_panel=LISTED, **described)
+def _in(panel: str, kind: type, *names: str, default: Any = None, **described: Any) -> o.Option:
+    """Return an option in a panel of the help."""
+    return kind, typer.Option(default, *names, rich_help_panel=panel, **described)
 
 
 @o.taking(
-    config=(Path, typer.Argument(None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder with one.")),
+    config=(Path, typer.Argument(None, metavar="[CONFIG_OR_FOLDER]", help="A config.json, or the folder with one.")),
     like=(str, typer.Option(None, metavar="NAME", help="A public model (`tiewise plan --list` has all), or its like.")),
-    vocab=(int, typer.Option(None, help=f"{SIZES}tokens V.")),
-    width=(int, typer.Option(None, help=f"{SIZES}width D.")),
-    layers=(int, typer.Option(None, help=f"{SIZES}layers L.")),
-    heads=(int, typer.Option(None, help=f"{SIZES}attention heads.", show_default="1")),
-    kv_heads=(int, typer.Option(None, help=f"{SIZES}key-value heads.", show_default="as many as heads")),
-    ffn=(int, typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D")),
-    gated=(bool, typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices).")),
     arms=(
         str,
         typer.Option(
-            "tied,untied", "--arms", "--boundary", "-b", help="Boundaries side by side: tied,untied,factored:128."
+            "tied,untied",
+            *("--arms", "--boundary", "-b"),
+            metavar="LIST",
+            help="Boundaries side by side, such as tied,untied,factored:128.",
         ),
     ),
-    share=(str, typer.Option(None, help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is")),
-    batch=(int, typer.Option(8, help="Sequences of one rank in one step.")),
-    length=(int, typer.Option(1024, help="Tokens of a sequence.")),
-    dtype=(str, typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16.")),
-    world=(int, typer.Option(1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded.")),
-    tp=(int, typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel and its stock form.")),
-    fsdp=(
-        int,
-        typer.Option(None, help="Ranks that shard it all; with --tp, both at once.", show_default="the world"),
+    share=(
+        str,
+        typer.Option(
+            None, metavar="LIST", help="Layers share none,attention,ffn,all,all:groups=2.", show_default="as it is"
+        ),
     ),
-    init=(
-        float,
-        typer.Option(None, help="Standard deviation of weights at the start.", show_default="the config's"),
-    ),
-    build=(bool, typer.Option(False, "--build", help="Count by building the model without memory (needs torch).")),
-    plot=(Path, typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline.")),
-    overwrite=(bool, typer.Option(False, "--overwrite", help="Replace the page that --plot names.")),
     full=(
         bool,
         typer.Option(False, "--full", help="Print every figure, thresholds, nearest models and assumptions."),
     ),
-    list_=(bool, typer.Option(False, "--list", help="List public models and stop.", rich_help_panel=LISTED)),
-    tied=_listed(bool, "--tied/--untied", help="Only models that tie, or only those that do not."),
-    family=_listed(str, help="Only names or model types that begin so: qwen, gpt_neox."),
-    min_vocab=_listed(int, help="Only vocabularies of at least this many tokens."),
-    min_size=_listed(float, help="Only models of at least this many billion parameters."),
-    max_size=_listed(float, help="Only models of fewer than this many billion parameters."),
-    sort=_listed(str, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
+    build=(bool, typer.Option(False, "--build", help="Count by building the model without memory (needs torch).")),
+    vocab=_in(SIZES, int, help="Tokens V."),
+    width=_in(SIZES, int, help="Width D."),
+    layers=_in(SIZES, int, help="Layers L."),
+    heads=_in(SIZES, int, help="Attention heads.", show_default="1"),
+    kv_heads=_in(SIZES, int, help="Key-value heads.", show_default="as many as heads"),
+    ffn=_in(SIZES, int, help="Width of the feed-forward part.", show_default="4·D"),
+    gated=_in(SIZES, bool, "--gated", help="The feed-forward part has a gate (three matrices)."),
+    batch=_in(o.TRAINING, int, default=8, help="Sequences of one rank in one step."),
+    length=_in(o.TRAINING, int, default=1024, help="Tokens of a sequence."),
+    dtype=_in(o.TRAINING, str, default="float32", help="Of weights and gradients: float32, bfloat16, float16."),
+    init=_in(o.TRAINING, float, help="Standard deviation of weights at the start.", show_default="the config's"),
+    world=_in(o.MACHINES, int, default=1, help="Ranks: adds data parallel and FSDP, tables gathered or kept sharded."),
+    tp=_in(o.MACHINES, int, default=1, help="Ranks that split the vocabulary, by tiewise and by the usual form."),
+    fsdp=_in(o.MACHINES, int, help="Ranks that shard it all; with --tp, both at once.", show_default="the world"),
+    list_=_in(LISTED, bool, "--list", default=False, help="List public models and stop."),
+    tied=_in(LISTED, bool, "--tied/--untied", help="Only models that tie, or only those that do not."),
+    family=_in(LISTED, str, help="Only names or model types that begin so: qwen, gpt_neox."),
+    min_vocab=_in(LISTED, int, help="Only vocabularies of at least this many tokens."),
+    min_size=_in(LISTED, float, help="Only models of at least this many billion parameters."),
+    max_size=_in(LISTED, float, help="Only models of fewer than this many billion parameters."),
+    sort=_in(LISTED, str, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
+    plot=_in(o.RESULTS, Path, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
+    overwrite=_in(o.RESULTS, bool, "--overwrite", default=False, help="Replace the page that --plot names."),
     json_=(bool, o.JSON),
     quiet=(bool, o.QUIET),
 )
@@ -100,8 +102,7 @@ def _print_plan(parameters: dict[str, Any]) -> None:
     from tiewise.planning.plan import plan as make_plan
 
     plot: Path | None = parameters["plot"]
-    if plot is not None and plot.is_file() and not parameters["overwrite"]:
-        raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
+    _require_new_page(plot, parameters["overwrite"])
     sizes = {name: parameters[name] for name in SIZE_OPTIONS if parameters[name] is not None}
     model = _model(parameters["config"], parameters["like"], sizes)
     if parameters["build"]:
@@ -116,6 +117,12 @@ def _print_plan(parameters: dict[str, Any]) -> None:
     from tiewise.planning.plan_view import plan_view
 
     o.print_view(lambda width: plan_view(result.record(), width, parameters["full"]))
+
+
+def _require_new_page(plot: Path | None, overwrite: bool) -> None:
+    """Refuse to replace a page without `--overwrite`. Raises PlanError."""
+    if plot is not None and plot.is_file() and not overwrite:
+        raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
 
 
 def _write_page(result: Plan, plot: Path, quiet: bool) -> None:

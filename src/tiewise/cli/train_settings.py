@@ -70,6 +70,10 @@ def _option_record(parameters: _Record, single: bool) -> _Record:
     arms = parameters["boundary"] if single else parameters["arms"]
     if arms is not None:
         record["arms"] = [arms] if single else o.split_specs(arms)
+    if parameters["recipe"] is not None:
+        from tiewise.training.settings import recipe
+
+        recipe(parameters["recipe"])  # raises for an unknown name, before its corpus is missed
     texts = chosen_texts(parameters["text"], parameters["recipe"], parameters["corpus"])
     if texts:
         record["text"] = texts

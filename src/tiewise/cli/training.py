@@ -13,92 +13,140 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tiewise.cli import options as o
+from tiewise.core.errors import suggest_choices
 
 if TYPE_CHECKING:
     from tiewise.inspection.running.passages import Healed
     from tiewise.training.results import Comparison, SingleRun
 
-CORPUS = typer.Argument(
-    None, help="With --recipe: a folder with train.txt, valid.txt and test.txt, spaces part words.", show_default=False
-)
+CORPUS = typer.Argument(None, metavar="[CORPUS]", help="See --recipe.", show_default=False, hidden=True)
 RECIPE = typer.Option(
     None,
     metavar="NAME",
-    help="A published recurrent model, trained on CORPUS: press-wolf-small, press-wolf-large, inan-200, inan-650, "
-    "pytorch-200, pytorch-650 or awd. Or an ALBERT, trained on --text: albert-small or albert-base.",
+    help="A published recurrent model: press-wolf-small, press-wolf-large, inan-200, inan-650, pytorch-200, "
+    "pytorch-650 or awd. It is trained on CORPUS, a folder with train.txt, valid.txt and test.txt in which spaces "
+    "separate words. Or an ALBERT, trained on --text: albert-small or albert-base.",
+    rich_help_panel=o.FAMILIES,
 )
 SHARE = typer.Option(
     None,
     metavar="SHARING",
-    help="What an ALBERT's layers share: none, attention, ffn, all, all:groups=2, … Of several, separated by commas, "
-    "compare trains each with every boundary.",
+    help="Parameters that the layers of an ALBERT share: none, attention, ffn, all, all:groups=2, … Of several, "
+    "separated by commas, compare trains each with every boundary.",
     show_default="as the recipe",
+    rich_help_panel=o.FAMILIES,
+)
+BACKEND = typer.Option(
+    None,
+    metavar="torch|flax",
+    help="flax: JAX takes the training steps.",
+    show_default="torch",
+    rich_help_panel=o.FAMILIES,
 )
 SPLIT = typer.Option(
     None,
     metavar="random|contiguous",
-    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
+    help="Held-out text. random: documents, and parts of long files. contiguous: the last parts of the text.",
     show_default="random",
+    rich_help_panel=o.TRAINING,
+)
+MATCH = typer.Option(
+    None,
+    metavar="width|parameters|flops",
+    help="width: equal bodies. parameters, flops: an arm spends on its body what it saves at the ends.",
+    show_default="width",
+    rich_help_panel=o.TRAINING,
+)
+TUNE = typer.Option(
+    None,
+    "--tune/--no-tune",
+    help="Choose init and learning rate of each arm by nine short runs.",
+    rich_help_panel=o.TRAINING,
+)
+CONFIG = typer.Option(
+    None,
+    "--config",
+    metavar="FILE",
+    help="YAML file of settings (any of run.yaml); options override it.",
+    rich_help_panel=o.TRAINING,
 )
 TOKENIZER = typer.Option(
-    None, help="bpe:SIZE (of the training split), bytes, tokenizer.json or a Hugging Face id.", show_default="bpe:4096"
+    None,
+    metavar="NAME",
+    help="bpe:SIZE (of the training split), bytes, tokenizer.json or a Hugging Face id.",
+    show_default="bpe:4096",
 )
-MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
-STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
-SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
-CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
-OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
-TABLES = typer.Option(
-    "auto",
-    metavar="auto|keep|gather",
-    help="With --fsdp: keep the tables in rows, to which hidden states travel, or gather them. auto: what sends less.",
+MODEL = typer.Option(None, metavar="NAME", help="llama, gpt2, or the path of a config.json.", show_default="llama")
+STEPS = typer.Option(None, metavar="N", help="Optimizer steps of each run.", show_default="600")
+MINUTES = typer.Option(None, metavar="N", help="Time for everything, start and tuning included; instead of --steps.")
+SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any other setting, such as width=256. May be repeated.")
+OUT = typer.Option(
+    None, "--out", "-o", metavar="DIR", help="Folder for all that the run writes.", show_default="runs/<command>"
 )
 ARMS = typer.Option(
     None,
     *("--arms", "--boundary", "-b"),
-    help="Boundaries to compare, separated by commas; the first is the reference. "
-    "E.g. tied,untied,factored:64+bias,residual:16.",
+    metavar="LIST",
+    help="Boundaries to compare, such as tied,untied,factored:64+bias. The first is the reference.",
     show_default="tied,untied,factored:64",
 )
-MATCH = typer.Option(
-    None,
-    help="width: same body. parameters, flops: what an arm saves of these at the boundary is spent on its body.",
-    show_default="width",
+BOUNDARY = typer.Option(
+    None, "--boundary", "-b", metavar="SPEC", help="Boundary to train, such as factored:64+bias.", show_default="tied"
 )
-BACKEND = typer.Option(None, metavar="torch|flax", help="flax: steps are taken in JAX.", show_default="torch")
+SEEDS = typer.Option(None, metavar="N", help="Runs of each arm, paired across arms.", show_default="3")
+SEED = typer.Option(None, metavar="N", help="Seed of data order, body and tables.", show_default="1")
 ELEMENT = typer.Option(
     None,
     metavar="N",
-    help="With --resume: train only the N-th run of --out, as one job of a cluster. Without --resume, 0: prepare --out "
-    "and train nothing.",
+    help="With --resume: train only run N of --out, as one job of an array. 0, without --resume: prepare --out and "
+    "train nothing.",
+    rich_help_panel=o.MACHINES,
 )
-BOUNDARY = typer.Option(None, "--boundary", "-b", help="To train, e.g. factored:64+bias.", show_default="tied")
-TEACHER = typer.Option(None, metavar="ORIGINAL", help="The model that it was made of.", show_default=False)
-FSDP = typer.Option(1, metavar="N", help="Under torchrun: that many processes hold each model between them.")
-TP = typer.Option(1, metavar="N", help="Under torchrun: that many hold each matrix, and see the same tokens.")
+FSDP = typer.Option(
+    1, metavar="N", help="Under torchrun: processes that shard each model's parameters.", rich_help_panel=o.MACHINES
+)
+TP = typer.Option(
+    1,
+    metavar="N",
+    help="Under torchrun: processes that split each matrix and read the same tokens.",
+    rich_help_panel=o.MACHINES,
+)
+TABLES = typer.Option(
+    "auto",
+    metavar="auto|keep|gather",
+    help="With --fsdp. keep: tables stay sharded, and hidden states travel. gather: tables travel. auto: the choice "
+    "that sends less.",
+    rich_help_panel=o.MACHINES,
+)
+TEACHER = typer.Option(None, metavar="ORIGINAL", help="The model that it was rewritten from.", show_default=False)
 # parameters of several commands, in the order of their help
-TRAINED: o.Options = {"recipe": (str, RECIPE), "text": (list[str], o.TEXT), "split": (str, SPLIT)}
-TRAINED |= {"tokenizer": (str, TOKENIZER), "model": (str, MODEL), "steps": (int, STEPS)}
-PLACE: o.Options = {"out": (Path, OUT), "resume": (bool, o.RESUME), "overwrite": (bool, o.OVERWRITE)}
-RUN: o.Options = {"set_": (list[str], SET), "config": (Path, CONFIG), **PLACE}
-RUN |= {"fsdp": (int, FSDP), "tp": (int, TP), "tables": (str, TABLES)}
-OUTPUT: o.Options = {"report_to": (str, o.REPORT_TO), "json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
+PLACE: o.Options = {"out": (Path, OUT), "resume": (bool, o.RESUME), "set_": (list[str], SET)}
+MACHINES: o.Options = {"fsdp": (int, FSDP), "tp": (int, TP), "tables": (str, TABLES)}
+OUTPUT: o.Options = {"overwrite": (bool, o.OVERWRITE), "report_to": (str, o.REPORT_TO)}
+OUTPUT |= {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
 
 
 @o.taking(
     corpus=(str, CORPUS),
+    text=(list[str], o.TEXT),
     arms=(str, ARMS),
-    share=(str, SHARE),
-    seeds=(int, typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3")),
-    **TRAINED,
-    minutes=(float, typer.Option(None, help="Instead of --steps: the time for all, start and tuning included.")),
+    seeds=(int, SEEDS),
+    steps=(int, STEPS),
+    minutes=(float, MINUTES),
+    model=(str, MODEL),
+    tokenizer=(str, TOKENIZER),
+    **PLACE,
+    split=(str, SPLIT),
     match=(str, MATCH),
-    tune=(bool, typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate.")),
-    backend=(str, BACKEND),
-    **RUN,
+    tune=(bool, TUNE),
+    config=(Path, CONFIG),
     jobs=(str, o.JOBS),
+    recipe=(str, RECIPE),
+    share=(str, SHARE),
+    backend=(str, BACKEND),
     launcher=(str, o.LAUNCHER),
     element=(int, ELEMENT),
+    **MACHINES,
     **OUTPUT,
 )
 def compare(**parameters: Any) -> None:
@@ -143,11 +191,18 @@ def _print_comparison(comparison: Comparison) -> None:
 
 @o.taking(
     corpus=(str, CORPUS),
+    text=(list[str], o.TEXT),
     boundary=(str, BOUNDARY),
+    seed=(int, SEED),
+    steps=(int, STEPS),
+    model=(str, MODEL),
+    tokenizer=(str, TOKENIZER),
+    **PLACE,
+    split=(str, SPLIT),
+    config=(Path, CONFIG),
+    recipe=(str, RECIPE),
     share=(str, SHARE),
-    seed=(int, typer.Option(None, help="Of data order, body and tables.", show_default="1")),
-    **TRAINED,
-    **RUN,
+    **MACHINES,
     **OUTPUT,
 )
 def train(**parameters: Any) -> None:
@@ -198,15 +253,14 @@ def _print_paper_figures(trained: SingleRun) -> None:
 
 
 @o.taking(
-    model=(Path, typer.Argument(None, help="Folder of the rewritten model.", show_default=False)),
+    model=(Path, typer.Argument(None, metavar="[MODEL]", help="Folder of the rewritten model.", show_default=False)),
     teacher=(Path, TEACHER),
-    what=(str, typer.Option(None, metavar="tables|all", help="What learns.", show_default="tables")),
-    seed=(int, typer.Option(None, help="Of data order.", show_default="1")),
     text=(list[str], o.TEXT),
-    split=(str, SPLIT),
-    steps=(int, typer.Option(None, help="Optimizer steps.", show_default="300")),
-    set_=(list[str], SET),
+    what=(str, typer.Option(None, metavar="tables|all", help="Parameters that learn.", show_default="tables")),
+    steps=(int, typer.Option(None, metavar="N", help="Optimizer steps.", show_default="300")),
+    seed=(int, typer.Option(None, metavar="N", help="Seed of data order.", show_default="1")),
     **PLACE,
+    split=(str, SPLIT),
     **OUTPUT,
 )
 def heal(**parameters: Any) -> None:
@@ -235,7 +289,7 @@ def kernels(
     TIEWISE_KERNELS=off disables them.
     """
     if action not in (None, "build"):
-        raise typer.BadParameter(f"{action}: `tiewise kernels` says what is there, `tiewise kernels build` compiles it")
+        raise typer.BadParameter(f"no action {action!r}; {suggest_choices(action, ['build'])}")
     o.need("torch")
     from tiewise.boundary.ops import compiled_kernels as compiled
 

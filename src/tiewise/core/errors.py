@@ -44,6 +44,18 @@ def nearest_name(name: object, supported: Iterable[str]) -> str | None:
     return next(iter(similar_names(name, supported, count=1)), None)
 
 
+def did_you_mean(name: object, supported: Iterable[str]) -> str:
+    """Return the beginning of a remedy: the nearest name; "" if all differ too much.
+
+    >>> did_you_mean("teid", ["untied", "tied"])
+    'did you mean tied? '
+    """
+    near = nearest_name(name, supported)
+    if near is None:
+        return ""
+    return f"did you mean {near}? "
+
+
 def suggest_choices(name: object, supported: Iterable[str], lead: str = "") -> str:
     """Return a remedy for an unsupported name: the nearest supported one, then all.
 
@@ -53,10 +65,9 @@ def suggest_choices(name: object, supported: Iterable[str], lead: str = "") -> s
     'did you mean tied? choose one of untied, tied, factored'
     """
     names = list(supported)
-    near = nearest_name(name, names)
-    hint = "" if near is None else f"did you mean {near}? "
-    if not lead and len(names) == 2:
-        return f"{hint}choose {names[0]} or {names[1]}"
+    hint = did_you_mean(name, names)
+    if not lead and len(names) <= 2:
+        return f"{hint}choose {' or '.join(names)}"
     return f"{hint}{lead or 'choose one of'} {', '.join(names)}"
 
 

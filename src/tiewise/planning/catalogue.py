@@ -18,7 +18,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from tiewise.core.errors import PlanError, nearest_name, similar_names, suggest_choices
+from tiewise.core.errors import PlanError, did_you_mean, similar_names, suggest_choices
 from tiewise.core.files import read_packaged_json
 
 BETTER = "The catalogue copies published figures; `tiewise check PATH` reads the files themselves."
@@ -146,10 +146,8 @@ def _models_of_family(family: str) -> list[Model]:
             matching.append(model)
     if matching:
         return matching
-    hint, near = "`tiewise plan --list` lists all", nearest_name(family, sorted(names))
-    if near is not None:
-        hint = f"did you mean {near}? {hint}"
-    raise PlanError(f"no model's name or type begins with {family!r}", hint)
+    remedy = f"{did_you_mean(family, sorted(names))}`tiewise plan --list` lists all"
+    raise PlanError(f"no model's name or type begins with {family!r}", remedy)
 
 
 def _has_size(model: Model, least: float | None, most: float | None) -> bool:
@@ -177,9 +175,9 @@ def find(name: str) -> Model:
             return by_name[spelling]
     close = similar_names(spelled, by_name, count=4)
     short_name = name if len(name) <= 60 else name[:57] + "..."
-    hint = "`tiewise plan --list` lists them"
+    hint = "`tiewise plan --list` lists all"
     if close:
-        hint = f"similar names: {', '.join(by_name[each].name for each in close)}"
+        hint = f"did you mean {' or '.join(by_name[each].name for each in close)}? {hint}"
     raise PlanError(f"the catalogue has no model {short_name!r}", hint)
 
 

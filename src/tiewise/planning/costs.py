@@ -19,6 +19,7 @@ from tiewise.core.files import read_packaged_json
 from tiewise.core.records import require, require_choice
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
+from tiewise.core.written_options import written_option
 from tiewise.planning.architecture import Architecture, Budget
 from tiewise.planning.first_loss import POSITIONS, FirstStep, LossAndCosine, first_step
 
@@ -51,7 +52,8 @@ class Setting:
     def __post_init__(self) -> None:
         require(self, "batch length world tp fsdp", lambda count: count >= 1, "it must be 1 or more", PlanError)
         require_choice(self, "dtype", DTYPES, PlanError)
-        require(self, "std", lambda std: 0 < std < float("inf"), "give a positive number", PlanError)
+        if self.std is not None and not 0 < self.std < float("inf"):
+            raise PlanError(written_option("std", self.std, "--init"), "give a positive number")
         if self.world % (self.tp * (self.fsdp or 1)):
             cut = f"tp {self.tp}" if self.fsdp is None else f"fsdp {self.fsdp} × tp {self.tp}"
             fix = "choose them so that world = fsdp × tp × replicas"

@@ -92,7 +92,7 @@ SIZE = {"size": 3}
 FALLBACK = {byte: number for number, byte in enumerate([*BYTES, "a", "<0x41>a"])}
 NO_TRIM = [
     (SIZE, lambda path: llama(path, **model()) / "model.safetensors", "no folder with config"),
-    ({}, model(), "nothing says which tokens stay"),
+    ({}, model(), "the tokens to keep are missing; give text, keep or size"),
     ({"size": 4}, model(), "size is 4, of 4 rows; choose 3, which must stay, up to 3"),
     ({"size": 2}, model(), "choose 3, which must stay"),
     ({"size": 0}, model(), "size is 0"),
@@ -149,7 +149,7 @@ REFUSED = [
         "no rank to factor to; give rank, the width of the narrow tables, or undo=True",
     ),
     (partial(factor, rank=3, undo=True), {}, "undo=True with rank; leave rank out"),
-    (partial(tie, keep="both"), UNTIED, "keep is both; choose one of input, output, mean"),
+    (partial(tie, keep="both"), UNTIED, "no choice keep='both'; choose one of input, output, mean"),
     (untie, t5, "this family always ties, and reads the flag false as 'do not scale before the head'"),
     (partial(tie, keep="input"), t5_v11, "'scale before the head', which is now off; keep it as it is; --force"),
     # all rows are parallel and longer than the largest fp16 number
@@ -174,12 +174,12 @@ REFUSED = [
             ({"tokenizer": "words"}, "no tokenizer was found"),
             ({"tokenizer": "missing"}, "no such file or folder"),
             ({"tokenizer": "words/broken"}, "not readable as JSON"),
-            ({"vocab": 30, "tokenizer": "words/shorter"}, "both say"),
-            ({}, "nothing says how many"),
-            ({"vocab": 0}, "vocab is 0"),
-            ({"multiple_of": -8}, "multiple_of is -8"),
-            ({"vocab": 30, "seed": -1}, "seed is -1"),
-            ({"vocab": 30, "rows": "none"}, "rows are 'none'; choose drawn or zero"),
+            ({"vocab": 30, "tokenizer": "words/shorter"}, "both set"),
+            ({}, "the new number of rows is missing; give vocab, multiple_of or tokenizer"),
+            ({"vocab": 0}, "vocab=0 is too small"),
+            ({"multiple_of": -8}, "multiple_of=-8 is too small"),
+            ({"vocab": 30, "seed": -1}, "seed=-1 is too small"),
+            ({"vocab": 30, "rows": "none"}, "no choice rows='none'; choose drawn or zero"),
         )
     ),
     *(

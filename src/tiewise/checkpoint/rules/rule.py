@@ -29,7 +29,7 @@ from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SIGNS, SOME_ROWS, UNRELATED, TableLikeness
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, suggest_choices
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.adapter import AdapterFacts
@@ -176,7 +176,7 @@ def matching(prefixes: Iterable[str]) -> frozenset[str]:
     for prefix in prefixes:
         ids = {id for id in catalogue if prefix and id.startswith(prefix.upper())}
         if not ids:
-            remedy = f"rules are {', '.join(catalogue)}; B01 stands for B010 to B016"
+            remedy = f"{suggest_choices(prefix, catalogue, 'rules are')}; B01 stands for B010 to B016"
             raise CheckpointError(f"there is no rule {prefix!r}", remedy)
         selected |= ids
     return frozenset(selected)

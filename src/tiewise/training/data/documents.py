@@ -28,7 +28,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from tiewise.core.errors import DataError
+from tiewise.core.errors import DataError, did_you_mean
 
 SPLITS = ("train", "tune", "heldout")
 RANDOM, CONTIGUOUS = "random", "contiguous"
@@ -75,7 +75,8 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
 def unreadable(path: Path | str, error: OSError) -> DataError:
     """Return the error that says why `path` cannot be read."""
     if isinstance(error, FileNotFoundError):
-        return DataError(f"no file or folder {str(path)!r}", "check the path")
+        hint = did_you_mean(path, ("builtin", "synthetic"))
+        return DataError(f"no file or folder {str(path)!r}", f"{hint}check the path")
     if isinstance(error, PermissionError):
         return DataError(f"no permission to read {str(path)!r}", "change its mode, or name a text that you may read")
     return DataError(f"cannot read {str(path)!r}: {error.strerror or error}", "name a text that can be read")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from tiewise.core.errors import DataError, TiewiseError
+from tiewise.core.errors import DataError, TiewiseError, did_you_mean
 from tiewise.core.records import read_setting, require
 
 NAME = "synthetic"
@@ -68,7 +68,8 @@ class Language:
             name, _, value = part.partition("=")
             if name not in defaults:
                 listed = ", ".join(f"{option}={default}" for option, default in defaults.items())
-                raise DataError(f"{text!r} has no {name!r}", f"known, with their defaults: {listed}")
+                remedy = f"{did_you_mean(name, defaults)}known, with their defaults: {listed}"
+                raise DataError(f"{text!r} has no {name!r}", remedy)
             number = int(value) if value.isdecimal() else value
             options[name] = read_setting(type(defaults[name]), number, f"{name} in {text!r}")
         return options

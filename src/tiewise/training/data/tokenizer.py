@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiewise.core.errors import DataError, one_line_message
+from tiewise.core.errors import DataError, did_you_mean, one_line_message
 from tiewise.core.files import sync_to_disk
 from tiewise.core.progress import advance_progress
 from tiewise.core.text import batch_pieces, byte_letters, cut_pieces, prepends_space
@@ -123,6 +123,7 @@ def _read_with_transformers(tokenizer_name: str, folder: Path) -> PreTrainedToke
             remedy = (
                 f"check the name and the network; offline, run `hf download {tokenizer_name}` first, or give a path"
             )
+            remedy = did_you_mean(tokenizer_name, ("bytes", "bpe:4096")) + remedy
         raise DataError(f"{problem} ({one_line_message(error)})", remedy) from None
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer first")

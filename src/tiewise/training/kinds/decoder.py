@@ -24,7 +24,7 @@ from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.installation import Installed
 from tiewise.boundary.parallel_plans import body_plan
 from tiewise.core import ranks
-from tiewise.core.errors import PlanError, RunError, one_line_message
+from tiewise.core.errors import PlanError, RunError, one_line_message, suggest_choices
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.first_loss import FreshBody, first_step, small_decoder, sound_std
 from tiewise.planning.read_config import read
@@ -216,7 +216,8 @@ def _config_of_file(settings: Settings, vocab: int, feed_forward: int | None) ->
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
-        raise RunError(f"unknown model {settings.model!r}", "use llama, gpt2, or the path of a config.json")
+        remedy = suggest_choices(settings.model, ("llama", "gpt2"), "give the path of a config.json, or one of")
+        raise RunError(f"unknown model {settings.model!r}", remedy)
     config = _read_config(path)
     if not hasattr(config.get_text_config(), "hidden_size"):
         raise RunError(f"{path}: no causal language model can be built (it has no hidden_size)", "choose another")

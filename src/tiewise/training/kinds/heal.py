@@ -29,6 +29,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.numeric_ends import require_readable_tables
 from tiewise.core.errors import DataError, RunError
+from tiewise.core.written_options import written_option
 from tiewise.training.data.corpus import Blocks, PreparedText
 from tiewise.training.kinds.decoder import Decoders
 from tiewise.training.run import prepare_blocks
@@ -64,9 +65,14 @@ def healing_settings(model: str | os.PathLike[str] | None, teacher: str | os.Pat
     moves each number by about the learning rate in a step, whatever the gradient.
     """
     if model is None:
-        raise RunError("no model to heal", "give its folder, and --teacher DIR, the folder of the model it was made of")
+        raise RunError(
+            "no model to heal",
+            f"give its folder, and {written_option('teacher')}: the folder of the model that it was rewritten from",
+        )
     if teacher is None:
-        raise RunError("no teacher", f"give --teacher DIR (teacher= in Python), the model that {model} was made of")
+        raise RunError(
+            "no teacher", f"give {written_option('teacher')}: the folder of the model that {model} was rewritten from"
+        )
     path = os.path.abspath(model)  # absolute, since a resume may start in another folder
     facts = Facts(open_folder(path))
     rows = require_readable_tables(facts, HEAL)[0].read(0, SEEN).astype(np.float64)

@@ -43,7 +43,8 @@ from tiewise.checkpoint.rewrite.token_rows import (
 from tiewise.checkpoint.stored import NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.tokenizer_ids import Tokenizer, read_tokenizer
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, suggest_choices
+from tiewise.core.written_options import written_option
 
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; results depend on it, so it must not change
 RANDOM, ZERO = "drawn", "zero"  # values of the option `rows`
@@ -133,15 +134,19 @@ def _require_arguments(
     vocab: int | None, multiple_of: int | None, tokenizer: str | os.PathLike[str] | None, rows: str, seed: int
 ) -> None:
     """Raise if the options of `resize` contradict each other or are out of range."""
-    if vocab is not None and tokenizer is not None:
-        raise CheckpointError("vocab and tokenizer both say how many rows there shall be", "give one of them")
-    if (vocab, tokenizer, multiple_of) == (None, None, None):
-        raise CheckpointError("nothing says how many rows there shall be", "give vocab, multiple_of or tokenizer")
     if rows not in (RANDOM, ZERO):
-        raise CheckpointError(f"rows are {rows!r}", f"choose {RANDOM} or {ZERO}")
+        remedy = suggest_choices(rows, (RANDOM, ZERO))
+        if rows.isdecimal():
+            remedy = f"did you mean {written_option('vocab', int(rows))}? rows are {RANDOM} or {ZERO}"
+        raise CheckpointError(f"no choice {written_option('rows', rows)}", remedy)
+    options = [written_option(name) for name in ("vocab", "tokenizer", "multiple_of")]
+    if vocab is not None and tokenizer is not None:
+        raise CheckpointError(f"{options[0]} and {options[1]} both set the number of rows", "give one of them")
+    if (vocab, tokenizer, multiple_of) == (None, None, None):
+        raise CheckpointError("the new number of rows is missing", f"give {options[0]}, {options[2]} or {options[1]}")
     for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
-            raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")
+            raise CheckpointError(f"{written_option(name, value)} is too small", f"it must be {least} or more")
 
 
 def _tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:

@@ -9,7 +9,8 @@ from tiewise.checkpoint.rewrite.change import Change, NothingToDo
 from tiewise.checkpoint.rewrite.registry import Option, verb
 from tiewise.checkpoint.rewrite.ties import require_ends, tied_change
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, suggest_choices
+from tiewise.core.written_options import written_option
 
 KEEP = ("input", "output", "mean")
 
@@ -44,7 +45,7 @@ def tie(
             rounded once to the input table's type. If the tables are equal, `keep` has no effect.
     """
     if keep is not None and keep not in KEEP:
-        raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")
+        raise CheckpointError(f"no choice {written_option('keep', short(keep))}", suggest_choices(keep, KEEP))
     require_ends(facts, "tie")
     change = tied_change(facts, keep, force)
     if change.is_empty:

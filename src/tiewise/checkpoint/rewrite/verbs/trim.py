@@ -34,6 +34,7 @@ from tiewise.checkpoint.rewrite.vocabulary_files import trimmed_vocabularies
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.written_options import written_option
 
 MOST_LISTED = 8  # tokens named in one line
 CONFIGS = ("generation_config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
@@ -77,7 +78,8 @@ def trim(
         size: number of tokens to retain: first the most frequent of the text, then those with the smallest ids.
     """
     if (text, keep, size) == (None, None, None):
-        raise CheckpointError("nothing says which tokens stay", "give text, keep or size")
+        options = [written_option(name) for name in ("text", "keep", "size")]
+        raise CheckpointError("the tokens to keep are missing", f"give {options[0]}, {options[1]} or {options[2]}")
     if facts.folder.single or not facts.folder.has(CONFIG):
         problem = f"{facts.path}: no folder with config.json and tokenizer.json"
         raise CheckpointError(problem, "give the checkpoint's own folder, with both")
