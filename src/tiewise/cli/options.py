@@ -66,6 +66,15 @@ REPORT_TO = typer.Option(
     show_default="none",
     rich_help_panel=RESULTS,
 )
+PUSH_TO_HUB = typer.Option(
+    None,
+    "--push-to-hub",
+    metavar="USER/NAME",
+    help="At the end, upload the model with a model card to this repository of the Hugging Face Hub; of a comparison "
+    "the best model, with the report.",
+    show_default=False,
+    rich_help_panel=RESULTS,
+)
 FOLLOW_LINKS = typer.Option(False, "--follow-links", help="Read through links that lead outside the folder too.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Print no progress.", rich_help_panel=RESULTS)
 SOON = 1.0  # seconds before a progress bar appears; shorter work needs none

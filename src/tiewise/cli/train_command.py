@@ -44,7 +44,8 @@ class _TrainingCommand:
         from tiewise.core.disk_errors import quiet_threads
 
         if self.element is not None:
-            refuse_with_element(self.element, self.out, self.launcher, resume=self.parameters["resume"])
+            refuse_with_element(self.element, self.out, self.launcher, self.parameters)
+        check_upload(self.parameters)
         try:
             with quiet_threads():
                 result = self._work()
@@ -56,6 +57,7 @@ class _TrainingCommand:
             return None
         if self.parameters["json_"]:
             o.print_json(result.record())
+            upload(self.parameters, result)
             return None
         return result
 
@@ -152,8 +154,44 @@ class _TrainingCommand:
         return shlex.join(words)
 
 
-def refuse_with_element(element: int, out: Path, launcher: str, *, resume: bool) -> None:
+def check_upload(parameters: dict[str, Any]) -> None:
+    """Raise RunError if `--push-to-hub` names no repository, and print what an upload from here lacks.
+
+    The training goes on, because a login can follow before it ends.
+    """
+    repo_id = parameters.get("push_to_hub")
+    if repo_id is None:
+        return
+    from tiewise.report.hub import missing_for_push, require_repo_id
+
+    require_repo_id(repo_id)
+    missing = missing_for_push()
+    if missing is not None and not parameters["resume"] and ranks.is_first():
+        o.print_to_stderr(f"tiewise: --push-to-hub will fail: {missing[0]}; {missing[1]} before the training ends")
+
+
+def upload(parameters: dict[str, Any], result: Any) -> None:
+    """Upload a finished run if `--push-to-hub` is typed, and print its address.
+
+    RunError: the upload failed; the run is complete.
+    """
+    repo_id = parameters.get("push_to_hub")
+    if repo_id is None:
+        return
+    from tiewise.report.hub import push_to_hub
+
+    line = f"on the Hub: {push_to_hub(result, repo_id)}"
+    if parameters["json_"]:
+        o.print_to_stderr(line)
+    else:
+        print(line)
+
+
+def refuse_with_element(element: int, out: Path, launcher: str, parameters: dict[str, Any]) -> None:
     """Refuse options that contradict `--element`. Raises RunError."""
+    resume = parameters["resume"]
+    if parameters["push_to_hub"] is not None:
+        raise RunError(f"--push-to-hub with --element {element}", f"add it to tiewise compare --out {out} --resume")
     if element == 0:
         if launcher != "local":
             raise RunError(f"--element 0 with --launcher {launcher}", "leave --launcher out")

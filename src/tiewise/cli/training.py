@@ -147,6 +147,7 @@ OUTPUT |= {"json_": (bool, o.JSON), "quiet": (bool, o.QUIET)}
     launcher=(str, o.LAUNCHER),
     element=(int, ELEMENT),
     **MACHINES,
+    push_to_hub=(str, o.PUSH_TO_HUB),
     **OUTPUT,
 )
 def compare(**parameters: Any) -> None:
@@ -156,7 +157,7 @@ def compare(**parameters: Any) -> None:
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
-    from tiewise.cli.train_command import carry_out_command
+    from tiewise.cli.train_command import carry_out_command, upload
 
     result = carry_out_command("compare", parameters)
     element = parameters["element"]
@@ -164,6 +165,7 @@ def compare(**parameters: Any) -> None:
         return
     if element is None:
         _print_comparison(result)
+        upload(parameters, result)
     elif element == 0:
         train_one = shlex.join(["tiewise", "compare", "--out", str(result.folder), "--resume", "--element", "N"])
         print(f"{result.runs} runs are prepared in {result.folder}")
@@ -203,6 +205,7 @@ def _print_comparison(comparison: Comparison) -> None:
     recipe=(str, RECIPE),
     share=(str, SHARE),
     **MACHINES,
+    push_to_hub=(str, o.PUSH_TO_HUB),
     **OUTPUT,
 )
 def train(**parameters: Any) -> None:
@@ -211,7 +214,7 @@ def train(**parameters: Any) -> None:
     `from_pretrained` of transformers reads that folder. If only `tiewise.load` can, the folder `dense` has the same
     model with plain dense tables.
     """
-    from tiewise.cli.train_command import carry_out_command
+    from tiewise.cli.train_command import carry_out_command, upload
 
     trained: SingleRun | None = carry_out_command("train", parameters)
     if trained is None:
@@ -224,6 +227,7 @@ def train(**parameters: Any) -> None:
     line = f"model: {trained.model}"
     way = how_it_loads(trained.folder)
     print(f"{line}; it {way}" if way else line)
+    upload(parameters, trained)
 
 
 def _print_figures(trained: SingleRun) -> None:

@@ -23,6 +23,8 @@ from tiewise.lab.call_settings import (
     shows_settings,
 )
 from tiewise.report.comparison_page import write_report
+from tiewise.report.hub import push_to_hub as upload_to_hub
+from tiewise.report.hub import require_repo_id
 from tiewise.training.compare import Display, finish, finish_one, open_run, start
 from tiewise.training.folder import locked, write_json
 from tiewise.training.kinds.heal import HEAL, HealOptions, healing_settings
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 REPORT, HEALED = "report.html", "healed.json"
 MOST_HELDOUT_TOKENS = 1_000_000  # held-out tokens that passages are drawn from, at most
 Result = TypeVar("Result")
+Uploaded = TypeVar("Uploaded", Comparison, SingleRun)
 
 
 @shows_settings("seed")
@@ -50,6 +53,7 @@ def compare(
     overwrite: bool = False,
     jobs: int | str = "auto",
     launcher: str = LOCAL,
+    push_to_hub: str | None = None,
     quiet: bool = False,
     **settings: Unpack[ComparisonSettings],
 ) -> Comparison:
@@ -66,6 +70,7 @@ def compare(
         jobs: number of runs trained at a time, in separate processes that share the threads. "auto" times one run,
             and as many as threads and memory allow, and takes the faster.
         launcher: "local", or "ray". Ray spreads the runs over the cluster of RAY_ADDRESS, or over this machine's cores.
+        push_to_hub: repository of the Hugging Face Hub, "USER/NAME", for the best model, its card and the report.
         quiet: show no progress on stderr.
         settings: any setting of `run.yaml`, for example `arms=["tied", "untied"]` or `arms="tied,untied"`, and
             `steps=2000`. `boundary` is another name of `arms`. `recipe="awd"` starts from the settings of that recipe.
@@ -75,6 +80,7 @@ def compare(
 
     Raises:
         TiewiseError: a setting, text or folder cannot be used. Nothing was written.
+        RunError: the upload failed. The run in `out` is complete.
         Interrupted: Ctrl-C was pressed, and a checkpoint was written. `resume=True` resumes from it.
 
     >>> import tempfile
@@ -91,7 +97,9 @@ def compare(
     refuse_unknown_settings("compare", settings, ComparisonSettings)
     checked = read_settings(_with_text(texts, settings), folder, resume)
     display = Display.on_stderr(quiet=quiet)
-    return carry_out(finish, checked, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
+    require_repo_id(push_to_hub)
+    comparison = carry_out(finish, checked, folder, command, display, overwrite=overwrite, jobs=jobs, launcher=launcher)
+    return _uploaded(comparison, push_to_hub)
 
 
 @shows_settings("arms", "seeds", "minutes", "match", "tune", "backend")
@@ -103,6 +111,7 @@ def train(
     out: str | os.PathLike[str] = "runs/train",
     resume: bool = False,
     overwrite: bool = False,
+    push_to_hub: str | None = None,
     quiet: bool = False,
     **settings: Unpack[TrainingSettings],
 ) -> SingleRun:
@@ -114,6 +123,7 @@ def train(
         seed: seed of data order, body and tables.
         out: folder for the run.
         resume: finish the run in `out`, with the boundary and the seed stored there. Those of the call are ignored.
+        push_to_hub: repository of the Hugging Face Hub for the model, with a model card.
         overwrite, quiet, settings: as in `compare`.
 
     Returns:
@@ -137,7 +147,11 @@ def train(
         record |= {"arms": [boundary], "seed": seed}
     command = call_text("train", text, {**settings, "boundary": boundary, "seed": seed, "out": str(folder)})
     display = Display.on_stderr(quiet=quiet)
-    return carry_out(finish_one, read_settings(record, folder, resume), folder, command, display, overwrite=overwrite)
+    require_repo_id(push_to_hub)
+    trained = carry_out(
+        finish_one, read_settings(record, folder, resume), folder, command, display, overwrite=overwrite
+    )
+    return _uploaded(trained, push_to_hub)
 
 
 @shows_settings("arms", "seeds", "minutes", "match", "tune", "backend", "kind", "tokenizer", "recipe")
@@ -201,6 +215,13 @@ def _with_text(texts: list[str] | None, settings: Mapping[str, Any]) -> dict[str
     if texts is None:
         return {**settings}
     return {"text": texts, **settings}
+
+
+def _uploaded(result: Uploaded, repo_id: str | None) -> Uploaded:
+    """Return a finished run after its upload to a repository of the Hub; None uploads nothing."""
+    if repo_id is not None and ranks.is_first():
+        upload_to_hub(result, repo_id)
+    return result
 
 
 def finish_healing(out: Path, display: Display, workers: Workers | None = None) -> Healed:
